@@ -1,0 +1,229 @@
+"""The loop: steps until the plan is done, with logging, evaluation and saving where they are due.
+
+Owns the order of those four and the counters of a run. Refuses to know tasks, models, devices and files. Invariant:
+what is saved is a state some uninterrupted run has too; evaluation comes before the save of the same step.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.engine.evaluate import EvaluationStopped
+from reconv.engine.protocols import Device, Emit, Task, TrainBatches
+from reconv.engine.step import StepResult
+from reconv.engine.stop import StopRequest
+from reconv.engine.watch import Watch
+from reconv.errors import Exit, PreemptedError, ReconvError
+from reconv.recipe.plan import Plan
+from reconv.report.events import Evaluated, Progress
+
+
+class Step(Protocol):
+    def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult: ...
+
+
+class Rates(Protocol):
+    """Throughput of an interval."""
+
+    images_per_s: float | None
+    compute_images_per_s: float | None
+    data_wait_fraction: float
+
+
+class Clock(Protocol):
+    """Tells time spent waiting for data from time spent computing."""
+
+    def waiting(self) -> Any: ...
+    def paused(self) -> Any: ...
+    def stepped(self, images: int) -> None: ...
+    def interval(self) -> Rates: ...
+    def eta_s(self, images_left: int) -> float | None: ...
+
+
+class StoppedWithoutSaveError(ReconvError):
+    """A signal ended a run that saves nothing."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            "stopped without a save", why="save.every is off", then="set save.every, as in --set save.every=1ep"
+        )
+        self.code = Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a checkpoint must know besides tensors."""
+
+    step: int = 0  # steps done
+    history: list[dict[str, Any]] = field(default_factory=list)  # one entry an evaluation: step, weights, metrics
+    skipped: int = 0
+
+    def best(self, metric: str, weights: str) -> tuple[int, float] | None:
+        """The step and value of the best evaluation so far; the earliest of equals."""
+        scored = [(h["metrics"][metric], -h["step"]) for h in self.history if h["weights"] == weights]
+        return (-max(scored)[1], max(scored)[0]) if scored else None
+
+    def evaluated_at(self, step: int) -> bool:
+        return any(h["step"] == step for h in self.history)
+
+
+@dataclass(slots=True)
+class Fit:
+    """A run's parts and its counters; `run` is the loop."""
+
+    plan: Plan
+    task: Task
+    step: Step
+    rate: Callable[[int], float]
+    batches: TrainBatches
+    evaluate: Callable[[int, float, Callable[[], bool]], list[Evaluated]]
+    save: Callable[[Counters, str], None] | None  # None: nothing is ever written
+    watch: Watch
+    clock: Clock
+    device: Device
+    emit: Emit
+    stop: StopRequest
+    counters: Counters
+    metric: str
+    chosen_weights: str  # raw or ema: whose metric decides what is best
+    metrics_note: str = ""
+    keep_best: bool = True
+    loss_scale: Callable[[], Tensor | None] = lambda: None
+    _last_save_s: float = field(default_factory=time.monotonic)
+    _saved_step: int = -1
+
+    def run(self) -> None:
+        """Train from the counters' step to the plan's end."""
+        start, total = self.counters.step, self.plan.total_steps
+        self._saved_step = start
+        self._evaluate_if_due(start)  # an evaluation that a stop cut short
+        interval = _Interval()
+        for step, micro_batches in enumerate(self._fetched(start, total), start):
+            result = self.step(step, micro_batches)
+            self.device.step_boundary()
+            self.watch.started(step, result, micro_batches)
+            interval.add(result)
+            self.clock.stepped(self.plan.global_batch)
+            self.counters.step = step + 1
+            if self.plan.log.due(step + 1, total):
+                self._log(step, interval, result)
+                interval = _Interval()
+            improved = self._evaluate_if_due(step + 1)
+            self._save_if_due(step + 1, improved)
+            if self.stop.requested and step + 1 < total:
+                self._leave(step + 1)
+        self.watch.settle()
+        self.counters.skipped = self.watch.skipped
+
+    def _fetched(self, start: int, total: int) -> Any:
+        """The stream of micro-batches, with the time spent waiting for each on the clock."""
+        stream = self.batches.steps(start, total)
+        for _ in range(start, total):
+            with self.clock.waiting():
+                micro_batches = next(stream)
+            yield micro_batches
+
+    def _log(self, step: int, interval: _Interval, result: StepResult) -> None:
+        loss, metrics, weight, grad_norm = interval.read(result)
+        rates = self.clock.interval()
+        scale = self.loss_scale()
+        done, plan = step + 1, self.plan
+        self.emit(
+            Progress(
+                step=done,
+                epoch=done / plan.steps_per_epoch,
+                loss=loss / weight,
+                lr=self.rate(step),
+                metrics=self.task.train_metrics(metrics, weight),
+                metrics_note=self.metrics_note,
+                grad_norm=grad_norm,
+                images_per_s=rates.images_per_s,
+                compute_images_per_s=rates.compute_images_per_s,
+                data_wait_fraction=rates.data_wait_fraction,
+                memory_bytes=self.device.peak_memory_bytes(),
+                eta_s=self.clock.eta_s((plan.total_steps - done) * plan.global_batch),
+                loss_scale=None if scale is None else float(scale),
+            )
+        )
+
+    def _evaluate_if_due(self, done: int) -> bool:
+        """Evaluate, and say whether the chosen metric is the best so far."""
+        every = self.plan.evaluate
+        due = every is not None and done > 0 and every.due(done, self.plan.total_steps)
+        if not due or self.counters.evaluated_at(done):
+            return False
+        before = self.counters.best(self.metric, self.chosen_weights)
+        try:
+            with self.clock.paused():
+                results = self.evaluate(done, done / self.plan.steps_per_epoch, lambda: self.stop.requested)
+        except EvaluationStopped:
+            return False
+        for result in results:
+            self.counters.history.append({"step": done, "weights": result.weights, "metrics": dict(result.metrics)})
+        after = self.counters.best(self.metric, self.chosen_weights)
+        improved = after is not None and (before is None or after[1] > before[1])
+        for result in results:
+            self.emit(replace(result, best=improved and result.weights == self.chosen_weights))
+        return improved
+
+    def _save_if_due(self, done: int, improved: bool) -> None:
+        every = self.plan.save
+        if self.save is None or every is None:
+            return
+        minutes = (time.monotonic() - self._last_save_s) / 60
+        if every.due(done, self.plan.total_steps) or (every.minutes is not None and minutes >= every.minutes):
+            self._save(done, "end" if done == self.plan.total_steps else "interval")
+        elif done in self.plan.pinned_steps:
+            self._save(done, "pinned")
+        elif improved and self.keep_best:
+            self._save(done, "best")
+
+    def _save(self, done: int, reason: str) -> None:
+        assert self.save is not None
+        with self.clock.paused():
+            self.watch.settle()
+            self.counters.skipped = self.watch.skipped
+            self.save(self.counters, reason)
+        self._saved_step = done
+        self._last_save_s = time.monotonic()
+
+    def _leave(self, done: int) -> None:
+        number = self.stop.signal_number or signal.SIGTERM
+        if self.save is None:
+            raise StoppedWithoutSaveError(number)
+        if self._saved_step != done:
+            self._save(done, "stop")
+        raise PreemptedError(
+            f"stopped by {signal.Signals(number).name} after step {done} of {self.plan.total_steps}; saved",
+            then="run the same command with --resume",
+        )
+
+
+class _Interval:
+    """Sums since the last log point, kept on the device until they are read."""
+
+    def __init__(self) -> None:
+        self._loss: Tensor | None = None
+        self._metrics: dict[str, Tensor] = {}
+        self._weight: Tensor | float = 0.0
+
+    def add(self, result: StepResult) -> None:
+        self._loss = result.loss.double() if self._loss is None else self._loss + result.loss.double()
+        self._weight = self._weight + result.weight
+        for name, value in result.metrics.items():
+            self._metrics[name] = value.double() + self._metrics.get(name, 0.0)
+
+    def read(self, last: StepResult) -> tuple[float, Mapping[str, float], float, float]:
+        """Loss sum, metric sums, weight and the last step's gradient norm, in one host read."""
+        assert self._loss is not None
+        values = torch.stack([self._loss, last.grad_norm.double(), *self._metrics.values()]).tolist()
+        metrics = dict(zip(self._metrics, values[2:], strict=True))
+        return values[0], metrics, float(self._weight), values[1]

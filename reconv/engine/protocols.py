@@ -1,0 +1,135 @@
+"""What the engine asks of the other rooms. Nothing here knows a task, a model, a device or a file format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.report.events import Event
+
+Tensors = Mapping[str, Tensor]
+Json = Mapping[str, Any]
+
+
+class Stateful(Protocol):
+    """A part whose tensors are saved and restored by name."""
+
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, state: Tensors) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a task returns for a micro-batch: sums over its samples, never means."""
+
+    loss: Tensor  # the sum to be divided by the global weight and differentiated
+    metrics: Mapping[str, Tensor]  # further sums, detached (e.g. correct)
+
+
+class Task(Protocol):
+    """Turns a batch into loss sums and a validation set into metrics."""
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        """The batch's share in the global weight, known before the forward pass."""
+        ...
+
+    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
+        """The network's outputs for a prepared batch."""
+        ...
+
+    def loss(self, outputs: Any, batch: Batch) -> Sums: ...
+    def evaluator(self) -> Evaluator: ...
+    def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Means for the log from the interval's summed metrics."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Accumulates exact sums over a validation set."""
+
+    def update(self, outputs: Any, batch: Batch) -> None: ...
+    def result(self) -> dict[str, float]:
+        """Metrics as fractions; reads the device once."""
+        ...
+
+
+class TrainBatches(Protocol):
+    """The training stream, seekable to any step at no cost."""
+
+    def steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
+        """This rank's micro-batches of each step in [start, stop), on the device."""
+        ...
+
+
+class Prepare(Protocol):
+    """Device-side preparation of a batch (normalise, flip, mix): a pure function of batch and step."""
+
+    def __call__(self, batch: Batch, step: int) -> Batch: ...
+
+
+class Layers(Protocol):
+    """The network's stateful layers (batch norm, dropout), driven per micro-batch."""
+
+    def enter(self, batch: Batch, step: int) -> None:
+        """Tell the layers which groups and positions come next."""
+        ...
+
+    def commit(self, ok: Tensor) -> None:
+        """Move running statistics once, by the weighted mean over the step's groups, unless not ok."""
+        ...
+
+
+class Precision(Stateful, Protocol):
+    """One policy: cast, scale, unscale, finite."""
+
+    def autocast(self) -> AbstractContextManager[None]: ...
+    def scale(self, loss: Tensor) -> Tensor: ...
+    def unscale(self, grads: Sequence[Tensor]) -> None: ...
+    def update(self, ok: Tensor) -> None: ...
+
+
+class Optimizer(Stateful, Protocol):
+    """Updates parameters in place; a step that is not ok changes nothing, without a host read."""
+
+    def step(self, lr: float, ok: Tensor) -> None: ...
+    def zero_grad(self) -> None: ...
+    def grads(self) -> list[Tensor]: ...
+
+
+class Average(Stateful, Protocol):
+    """A moving average of the network (EMA)."""
+
+    def update(self, step: int, ok: Tensor) -> None: ...
+
+
+class Device(Protocol):
+    """The few things that differ between chips."""
+
+    kind: str  # cpu, cuda, mps, hpu
+
+    def later(self, value: Tensor) -> Callable[[], Tensor]:
+        """Start copying a small tensor to the host; call the result to wait for it."""
+        ...
+
+    def synchronize(self) -> None: ...
+    def step_boundary(self) -> None: ...
+    def peak_memory_bytes(self) -> int: ...
+
+
+class World(Protocol):
+    """The processes of the run: one, until parallel/ says otherwise."""
+
+    rank: int
+    size: int
+
+    def sum(self, value: Tensor | float) -> Tensor | float: ...
+    def reduce_gradients(self, grads: Sequence[Tensor]) -> None: ...
+
+
+Emit = Callable[[Event], None]
+EvalBatches = Iterable[Batch]

@@ -1,0 +1,87 @@
+"""One optimizer step: micro-batches in, updated parameters out.
+
+Owns the order of forward, backward, reduction, gate and update, and the one division of the loss: by the weight of
+the whole global batch. Refuses to know what a batch or a model is. Invariant: no host read; a step whose loss or
+gradient is not finite changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.engine.protocols import Average, Layers, Optimizer, Precision, Prepare, Sums, Task, World
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step leaves on the device: sums over the global batch and whether the update was applied."""
+
+    loss: Tensor  # sum over the global batch
+    weight: Tensor | float
+    metrics: dict[str, Tensor]
+    grad_norm: Tensor
+    ok: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PlainStep:
+    """The step of one model on one device, in one or several micro-batches."""
+
+    model: Callable[..., Any]
+    task: Task
+    prepare: Prepare
+    layers: Layers
+    precision: Precision
+    optimizer: Optimizer
+    average: Average | None
+    world: World
+    rate: Callable[[int], float]
+    ordered: bool  # each group its own forward and backward, so that any split adds gradients in the same order
+
+    def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+        """Train on one global batch."""
+        weight = self.world.sum(sum(self.task.weight(batch) for batch in micro_batches))
+        self.optimizer.zero_grad()
+        sums = [self._forward_backward(step, batch, weight) for batch in self._passes(micro_batches)]
+        loss = self.world.sum(_total([s.loss.detach() for s in sums]))
+        metrics = {name: self.world.sum(_total([s.metrics[name] for s in sums])) for name in sums[0].metrics}
+
+        grads = self.optimizer.grads()
+        self.world.reduce_gradients(grads)
+        self.precision.unscale(grads)
+        grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
+
+        self.optimizer.step(self.rate(step), ok)
+        self.layers.commit(ok)
+        if self.average is not None:
+            self.average.update(step, ok)
+        self.precision.update(ok)
+        return StepResult(loss, weight, metrics, grad_norm, ok)
+
+    def _passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
+        for batch in micro_batches:
+            yield from batch.by_group() if self.ordered else (batch,)
+
+    def _forward_backward(self, step: int, batch: Batch, weight: Tensor | float) -> Sums:
+        prepared = self.prepare(batch, step)
+        self.layers.enter(prepared, step)
+        with self.precision.autocast():
+            outputs = self.task.forward(self.model, prepared)
+        sums = self.task.loss(outputs, prepared)
+        self.precision.scale(sums.loss / weight).backward()
+        return sums
+
+
+def _total(values: Sequence[Tensor]) -> Tensor:
+    """The sum, in order."""
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total

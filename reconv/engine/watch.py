@@ -1,0 +1,76 @@
+"""Watching for steps that are not finite, one step late, so that the host never waits for the device on every step.
+
+Owns the policy (stop, or skip within a budget). Refuses to know what made the number. Invariant: a step's verdict is
+known before its weights can be saved, and `settle` leaves nothing pending.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.engine.protocols import Device, Emit
+from reconv.engine.step import StepResult
+from reconv.errors import DivergedError
+from reconv.report.events import NonFiniteStep
+
+NUM_SAMPLES_NAMED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    step: int
+    read: Callable[[], Tensor]
+    batches: Sequence[Batch]
+
+
+class Watch:
+    """Reads each step's verdict after the next step has been started."""
+
+    def __init__(self, device: Device, emit: Emit, *, policy: str, budget: int, scaled: bool, skipped: int = 0) -> None:
+        self._device = device
+        self._emit = emit
+        self._policy = policy
+        self._budget = budget
+        self._scaled = scaled  # a dynamic loss scale overflows now and then by design
+        self._pending: _Pending | None = None
+        self.skipped = skipped  # steps not applied so far, counted over all attempts
+
+    def started(self, step: int, result: StepResult, batches: Sequence[Batch]) -> None:
+        """A step is under way: read the one before it."""
+        verdict = torch.stack([result.ok.double(), result.loss.double(), torch.isfinite(result.loss).double()])
+        previous, self._pending = self._pending, _Pending(step, self._device.later(verdict), batches)
+        if previous is not None:
+            self._judge(previous)
+
+    def settle(self) -> None:
+        """Wait for the last step's verdict: before a save, and at the end."""
+        previous, self._pending = self._pending, None
+        if previous is not None:
+            self._judge(previous)
+
+    def _judge(self, pending: _Pending) -> None:
+        ok, loss, loss_is_finite = pending.read().tolist()
+        if ok or (self._scaled and loss_is_finite):
+            return
+        self.skipped += 1
+        stop = self._policy == "stop" or self.skipped > self._budget
+        samples = [int(i) for batch in pending.batches for i in batch["indices"].tolist()]
+        what = "gradient" if loss_is_finite else "loss"
+        number = loss if loss_is_finite else float("nan") if math.isnan(loss) else loss
+        self._emit(NonFiniteStep(pending.step + 1, number, tuple(samples), "stop" if stop else "skip"))
+        if stop:
+            named = ", ".join(map(str, samples[:NUM_SAMPLES_NAMED])) + (", ..." if len(samples) > NUM_SAMPLES_NAMED else "")
+            raise DivergedError(
+                f"step {pending.step + 1}: the {what} is not finite; its update was not applied",
+                where=f"training samples {named}",
+                why="a learning rate too high, a bad input, or half precision without loss scaling"
+                if self._policy == "stop"
+                else f"{self.skipped} steps were skipped, more than engine.non_finite.budget={self._budget}",
+                then="lower the rate (--lr), or skip a few such steps: --set engine.non_finite.policy=skip",
+            )

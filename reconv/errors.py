@@ -1,0 +1,78 @@
+"""The errors a person is meant to read, each with the exit code the contract gives it.
+
+Owns the exit codes. Refuses to know who raises or prints. Invariant: a `ReconvError` says what happened, where,
+why likely, and what to type next; everything else that escapes is a bug and ends with code 1.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of the `reconv` process."""
+
+    DONE = 0
+    UNEXPECTED = 1
+    USAGE = 2  # usage, recipe, recipe changed under --resume, a missing extra
+    DATA = 3
+    CHECKPOINT = 4  # checkpoint or weights missing, corrupt or of another model
+    DIVERGED = 5
+    RESOURCES = 6  # out of memory, disk, or an unwritable folder
+    LOST_PEER = 7
+    IN_USE = 8  # the run folder belongs to another process
+    PREEMPTED = 75  # saved; please requeue
+    INTERRUPTED = 130  # Ctrl-C without a save
+    TERMINATED = 143  # SIGTERM without a save
+
+
+class ReconvError(Exception):
+    """An error with an exit code, a cause in words and the next command to type."""
+
+    code: Exit = Exit.UNEXPECTED
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", then: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.why = why
+        self.then = then
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [f"  where: {self.where}"] if self.where else []
+        lines += [f"  why:   {self.why}"] if self.why else []
+        lines += [f"  next:  {self.then}"] if self.then else []
+        return "\n".join(lines)
+
+
+class UsageError(ReconvError):
+    code = Exit.USAGE
+
+
+class RecipeError(ReconvError):
+    code = Exit.USAGE
+
+
+class DataError(ReconvError):
+    code = Exit.DATA
+
+
+class CheckpointError(ReconvError):
+    code = Exit.CHECKPOINT
+
+
+class DivergedError(ReconvError):
+    code = Exit.DIVERGED
+
+
+class ResourceError(ReconvError):
+    code = Exit.RESOURCES
+
+
+class InUseError(ReconvError):
+    code = Exit.IN_USE
+
+
+class PreemptedError(ReconvError):
+    code = Exit.PREEMPTED

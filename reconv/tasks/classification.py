@@ -1,0 +1,113 @@
+"""Image classification: cross-entropy in training, exact top-1 and top-5 in evaluation.
+
+Owns the loss and the metrics. Refuses to know loops, devices and networks. Invariant: everything returned to the
+engine is a sum over samples; evaluation counts are integers and its loss is summed in fp64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.engine.protocols import Sums
+
+NUM_MISTAKES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A validation image the network got wrong."""
+
+    index: int
+    target: int
+    predicted: int
+    confidence: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """The task: batches with `images` and `targets` (and `soft_targets` when images are mixed)."""
+
+    num_classes: int
+    label_smoothing: float = 0.0
+    metric: str = "top1"
+
+    def weight(self, batch: Batch) -> int:
+        return len(batch)
+
+    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
+        return model(batch["images"])
+
+    def loss(self, outputs: Any, batch: Batch) -> Sums:
+        """The cross-entropy sum, in at least fp32, and the number of right answers."""
+        logits = _full(outputs)
+        targets = batch.tensors.get("soft_targets", batch["targets"])
+        if targets.is_floating_point():
+            targets = targets.to(logits.dtype)
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.label_smoothing)
+        right = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
+        return Sums(loss, {"top1": right})
+
+    def evaluator(self) -> ClassificationEvaluator:
+        return ClassificationEvaluator(self.num_classes)
+
+    def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:
+        return {name: value / weight for name, value in metrics.items()}
+
+
+class ClassificationEvaluator:
+    """Sums over a validation set, kept on the device until `result` reads them once."""
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_samples = 0
+        self._top = min(5, num_classes)
+        self._right1: Tensor | int = 0
+        self._right5: Tensor | int = 0
+        self._loss: Tensor | float = 0.0
+        self._worst: Tensor | None = None  # [k, 5] fp64: loss, index, target, predicted, confidence
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        logits = _full(outputs)
+        targets = batch["targets"]
+        losses = F.cross_entropy(logits, targets, reduction="none").double()
+        best = logits.topk(self._top, dim=1).indices
+        right = best[:, 0] == targets
+        self.num_samples += len(batch)
+        self._right1 = self._right1 + right.sum()
+        self._right5 = self._right5 + (best == targets[:, None]).any(dim=1).sum()
+        self._loss = self._loss + losses.sum()
+        confidence = logits.softmax(dim=1).amax(dim=1).double()
+        rows = torch.stack(
+            [losses.masked_fill(right, -1.0), batch["indices"].double(), targets.double(), best[:, 0].double(), confidence],
+            dim=1,
+        )
+        self._worst = _worst(rows if self._worst is None else torch.cat([self._worst, rows]))
+
+    def result(self) -> dict[str, float]:
+        if self.num_samples == 0:
+            return {"top1": 0.0, "top5": 0.0, "loss": 0.0}
+        n = self.num_samples
+        return {"top1": int(self._right1) / n, "top5": int(self._right5) / n, "loss": float(self._loss) / n}
+
+    def mistakes(self) -> list[Mistake]:
+        """The wrong answers with the highest loss, worst first."""
+        rows = [] if self._worst is None else self._worst.tolist()
+        return [Mistake(int(i), int(t), int(p), c, loss) for loss, i, t, p, c in rows if loss >= 0]
+
+
+def _full(outputs: Any) -> Tensor:
+    """The logits in at least fp32: half precision is for the network, not for the loss."""
+    logits: Tensor = outputs
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _worst(rows: Tensor) -> Tensor:
+    keep = rows[:, 0].topk(min(NUM_MISTAKES, rows.shape[0])).indices
+    return rows[keep]
