@@ -1,0 +1,55 @@
+# Two commands for a newcomer: `make train` and `make test`. Everything lives in .venv; `make clean` removes it.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CORES  := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+
+# A stamp per set of packages: installing again is needed only when pyproject.toml changes.
+BASE := $(VENV)/.installed
+FULL := $(VENV)/.installed-dev
+
+.PHONY: help train test lint format slow clean
+
+help:
+	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
+	@echo "make test    install and run the whole test suite"
+	@echo "make lint    formatting, lint, types, import direction"
+	@echo "make format  apply the formatter and the safe lint fixes"
+	@echo "make slow    the tests that take minutes"
+	@echo "make clean   remove .venv and caches; runs/ stays"
+
+train: $(BASE)
+	$(BIN)/reconv train quickstart
+
+# One torch thread per worker: xdist already uses every core.
+test: $(FULL)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m "not slow" $(ARGS)
+
+slow: $(FULL)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m slow $(ARGS)
+
+lint: $(FULL)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(FULL)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(BASE): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	@touch $@
+
+$(FULL): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[test,dev]"
+	@touch $(BASE) $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find reconv tests -name __pycache__ -type d -prune -exec rm -rf {} +
