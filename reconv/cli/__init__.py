@@ -1,0 +1,103 @@
+"""The command line: parse, print, exit code.
+
+Owns the verbs (one file per group), what errors look like and the exit code. Refuses to know how anything works; the
+rest of the package is imported only inside a verb. Invariant: `--help` imports neither torch nor numpy nor pydantic.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from reconv import __version__
+from reconv.cli.data import data
+from reconv.cli.machine import completion, doctor
+from reconv.cli.options import NearestGroup
+from reconv.cli.recipes import recipes
+from reconv.cli.report import report
+from reconv.cli.score import evaluate, predict
+from reconv.cli.train import train
+from reconv.errors import Exit, ReconvError
+
+__all__ = ["main"]
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+@click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="reconv", message="%(prog)s %(version)s")
+def reconv() -> None:
+    """Train the reference convolutional networks, fast and reproducibly, from a recipe.
+
+    \b
+    Examples:
+      reconv train quickstart                  embedded data, CPU, a minute
+      reconv recipes                           what can be trained, and what it promises
+      reconv train resnet50 --data /imagenet   a reference recipe on your data
+      reconv train resnet50 --resume           go on exactly where it was
+      reconv report runs/quickstart/1          the run as one HTML page
+    """
+
+
+for _verb in (train, evaluate, predict, recipes, report, data, doctor, completion):
+    reconv.add_command(_verb)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and end the process with the documented exit code."""
+    words = list(sys.argv[1:] if args is None else args)
+    sys.exit(_run(words))
+
+
+def _run(words: list[str]) -> int:
+    """The exit code of one command line; every error is printed here and nowhere else."""
+    debug = "--debug" in words
+    try:
+        code = reconv.main(words, prog_name="reconv", standalone_mode=False)
+        return int(code or Exit.DONE)
+    except click.Abort:
+        click.echo("Interrupted before anything was saved.", err=True)
+        return Exit.INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ReconvError as error:
+        _complain(str(error), debug)
+        return error.code
+    except MemoryError:
+        _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
+        return Exit.RESOURCES
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            _complain(f"Cannot write: {error}\n  next:  free some space, or choose another folder with --out", debug)
+            return Exit.RESOURCES
+        return _unexpected(error, debug)
+    except Exception as error:
+        return _unexpected(error, debug)
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    """Say that this is a bug, and how to see more of it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    lines = [
+        f"Unexpected {type(error).__name__}: {error}",
+        f"  where: {last.filename}:{last.lineno}",
+        "  why:   most likely a bug in Reconv",
+        "  next:  run the same command with --debug, and report what it prints",
+    ]
+    _complain("\n".join(lines), debug)
+    return Exit.UNEXPECTED
+
+
+def _complain(text: str, debug: bool) -> None:
+    """Print an error in red on stderr, after its traceback if that was asked for."""
+    if debug:
+        traceback.print_exc()
+    first, _, rest = text.partition("\n")
+    click.secho(f"error: {first}", fg="red", bold=True, err=True)
+    if rest:
+        click.secho(rest, fg="red", err=True)

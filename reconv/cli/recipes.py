@@ -1,0 +1,149 @@
+"""The verb `recipes`: what can be trained, what each recipe promises, where each value comes from.
+
+Owns the two listings. Refuses to know how a recipe is read. Invariant: every field of a recipe is shown, with its
+origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reconv.cli.options import (
+    NearestGroup,
+    Verb,
+    complete_recipes,
+    emit_json,
+    json_option,
+    parse_settings,
+    percent,
+    print_table,
+    settle_json,
+)
+
+if TYPE_CHECKING:
+    from reconv.recipe.schema import Recipe
+
+
+class RecipesGroup(NearestGroup):
+    """`recipes` alone lists; its `--json` leaves the next word alone."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, settle_json(args))
+
+
+@click.group(cls=RecipesGroup, invoke_without_command=True)
+@json_option
+@click.pass_context
+def recipes(ctx: click.Context, json_file: str | None) -> None:
+    """List the recipes: network, data, what to expect and says who.
+
+    \b
+    Examples:
+      reconv recipes
+      reconv recipes --json
+      reconv recipes show resnet50
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from reconv.recipe.load import load
+    from reconv.recipe.names import preset_names
+
+    found = [(name, load(name).recipe) for name in preset_names()]
+    if json_file is not None:
+        emit_json([_entry(name, recipe) for name, recipe in found], json_file)
+        return
+    print_table(
+        ["recipe", "network", "data", "expected", "source"],
+        [[name, recipe.model.name, recipe.data.source, *_promise(recipe)] for name, recipe in found],
+    )
+    click.echo("reconv recipes show NAME prints every value of one; reconv train NAME trains it.")
+
+
+def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
+    """One recipe of the list as plain data."""
+    return {
+        "name": name,
+        "description": recipe.description,
+        "task": recipe.task,
+        "model": recipe.model.name,
+        "data": recipe.data.source,
+        "length": str(recipe.length),
+        "expect": None if recipe.expect is None else recipe.expect.model_dump(mode="json"),
+    }
+
+
+def _promise(recipe: Recipe) -> tuple[str, str]:
+    """The expected result and who says so."""
+    expect = recipe.expect
+    if expect is None:
+        return "-", "-"
+    tolerance = f" (-{100 * expect.tolerance:g})" if expect.tolerance else ""
+    return f"{expect.metric} {percent(expect.value)}{tolerance}", expect.source or "-"
+
+
+@recipes.command("show", cls=Verb)
+@click.argument("name", shell_complete=complete_recipes)
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any field; may be repeated.")
+@json_option
+def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
+    """Print every value of recipe NAME (a preset or a file) and where it comes from.
+
+    \b
+    Examples:
+      reconv recipes show quickstart
+      reconv recipes show my.yaml --set batch.size=512
+      reconv recipes show resnet50 --json resnet50.json
+    """
+    from reconv.recipe.load import load
+
+    resolved = load(name, parse_settings(settings))
+    values = dict(flatten(resolved.recipe.model_dump(mode="json")))
+    origins = {field: resolved.origins.get(field, "default") for field in values}
+    if json_file is not None:
+        emit_json({field: {"value": values[field], "origin": origins[field]} for field in values}, json_file)
+        return
+    if resolved.header.strip():
+        click.secho(resolved.header.strip() + "\n", dim=True)
+    for line in layout(values, origins):
+        click.echo(line)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested sections under their dotted names; an empty mapping is a leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def layout(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
+    """Aligned lines of field, value and origin, a blank line between sections."""
+    texts = {field: _text(value) for field, value in values.items()}
+    name_width = max(len(field) for field in values)
+    value_width = min(max(len(text) for text in texts.values()), 40)
+    lines: list[str] = []
+    section = ""
+    for field, text in texts.items():
+        head = field.partition(".")[0] if "." in field else ""
+        if head != section and lines:
+            lines.append("")
+        section = head
+        lines.append(f"{field:<{name_width}}  {text:<{value_width}}  {origins[field]}")
+    return lines
+
+
+def _text(value: object) -> str:
+    """A value as one would type it in YAML."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return "[" + ", ".join(_text(item) for item in value) + "]"
+        case _:
+            return str(value) if str(value) else '""'

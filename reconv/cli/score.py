@@ -1,0 +1,119 @@
+"""The verbs `eval` and `predict`: a trained run answers for itself.
+
+Owns how scores and predictions are printed. Refuses to know how they are computed. Invariant: what `--json` writes
+is what the library call returned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reconv.cli.options import Verb, emit_json, json_option, percent, print_table
+
+if TYPE_CHECKING:
+    from reconv.run import EvalResult, Prediction
+
+
+@click.command("eval", cls=Verb)
+@click.argument("run", type=click.Path())
+@click.option("--data", metavar="DIR", type=click.Path(), help="The data set; else the run's own, else $DATA_DIR.")
+@click.option("--all", "every", is_flag=True, help="Score every checkpoint once, in order; those done are skipped.")
+@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images in one forward pass.")
+@click.option("--device", metavar="NAME", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps.")
+@click.option("--ema", "weights", flag_value="ema", help="Only the averaged weights.")
+@click.option("--raw", "weights", flag_value="raw", help="Only the weights as trained.")
+@json_option
+def evaluate(
+    run: str,
+    data: str | None,
+    every: bool,
+    batch_size: int | None,
+    device: str,
+    weights: str | None,
+    json_file: str | None,
+) -> None:
+    """Score RUN in one exact pass over the validation set.
+
+    RUN is a run folder, a checkpoint folder or a weights file. Each sample counts exactly once.
+
+    \b
+    Examples:
+      reconv eval runs/quickstart/1
+      reconv eval runs/resnet50/1 --all
+      reconv eval runs/resnet50/1/checkpoints/step-000450000 --data /imagenet --json scores.json
+    """
+    from reconv.run import evaluate as run_evaluate
+
+    results = run_evaluate(run, data=data, device=device, all=every, batch=batch_size)
+    chosen = [result for result in results if weights in (None, result.weights)]
+    if not chosen:
+        raise click.UsageError(f"{run} holds no {weights} weights")
+    if json_file is not None:
+        emit_json([_score(result) for result in chosen], json_file)
+        return
+    names = list(dict.fromkeys(name for result in chosen for name in result.metrics))
+    print_table(["step", "weights", *names, "images"], [_row(result, names) for result in chosen])
+
+
+def _score(result: EvalResult) -> dict[str, Any]:
+    """One evaluation as plain data."""
+    return {
+        "step": result.step,
+        "weights": result.weights,
+        "metrics": dict(result.metrics),
+        "num_samples": result.num_samples,
+        "path": str(result.path),
+    }
+
+
+def _row(result: EvalResult, names: list[str]) -> list[str]:
+    step = "-" if result.step is None else str(result.step)
+    return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), str(result.num_samples)]
+
+
+def _metric(name: str, value: float | None) -> str:
+    """A fraction in percent; a loss as it is."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if name.endswith("loss") else percent(value)
+
+
+@click.command(cls=Verb)
+@click.argument("run", type=click.Path())
+@click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
+@click.option("--top", metavar="N", type=click.IntRange(min=1), default=5, show_default=True, help="Names per image.")
+@click.option("--device", metavar="NAME", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps.")
+@json_option
+def predict(run: str, images: tuple[str, ...], top: int, device: str, json_file: str | None) -> None:
+    """Name what RUN sees in images, or in every image of a folder.
+
+    Images pass through the very preprocessing that evaluation used; it is saved with the model.
+
+    \b
+    Examples:
+      reconv predict runs/quickstart/1 digit.png
+      reconv predict runs/resnet50/1 photos/ cat.jpg --top 3
+      reconv predict runs/resnet50/1 photos/ --json predictions.json
+    """
+    from reconv.run import predict as run_predict
+
+    predictions = run_predict(run, list(images), top=top, device=device)
+    if json_file is not None:
+        emit_json([_answer(prediction) for prediction in predictions], json_file)
+        return
+    rows = [
+        [str(prediction.path) if rank == 0 else "", name, percent(score)]
+        for prediction in predictions
+        for rank, (name, score) in enumerate(prediction.labels)
+    ]
+    print_table(["image", "name", "score"], rows)
+
+
+def _answer(prediction: Prediction) -> dict[str, Any]:
+    """One prediction as plain data."""
+    return {
+        "path": str(prediction.path),
+        "labels": [{"name": name, "score": score} for name, score in prediction.labels],
+    }

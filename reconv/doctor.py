@@ -1,0 +1,338 @@
+"""What this machine has and lacks, and what to type about it.
+
+Owns the checks and their advice. Refuses to know runs and recipes, and how findings are printed. Invariant: nothing
+is changed, and a check that cannot be made here says so instead of failing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from reconv import __version__
+
+Level = Literal["ok", "note", "missing"]
+
+_GIB = 2**30
+_LOW_DISK_BYTES = 5 * _GIB
+_LOW_SHM_BYTES = _GIB
+_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc")
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact about the machine, in words and as a plain value, with advice where something can be done."""
+
+    topic: str
+    name: str
+    value: str | int | float | None
+    text: str
+    level: Level = "ok"
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where facts are read from; tests point it at folders of their own."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    shm: Path = Path("/dev/shm")
+    libraries: Path = Path("/usr/lib")
+    folder: Path = field(default_factory=Path.cwd)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+def examine(machine: Machine | None = None) -> list[Finding]:
+    """Every finding about this machine, grouped by topic."""
+    here = machine or Machine()
+    return [
+        *_versions(),
+        *_devices(here),
+        *_resources(here),
+        *_threads(here),
+        *_memory_settings(here),
+        *_extras(),
+    ]
+
+
+def is_fit(findings: Sequence[Finding]) -> bool:
+    """Whether nothing required is missing."""
+    return all(finding.level != "missing" for finding in findings)
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The findings as plain data: values by topic and name, then the advice."""
+    topics: dict[str, dict[str, Any]] = {}
+    for finding in findings:
+        topics.setdefault(finding.topic, {})[finding.name] = finding.value
+    advice = [
+        {"topic": finding.topic, "name": finding.name, "level": finding.level, "advice": finding.advice}
+        for finding in findings
+        if finding.advice
+    ]
+    return {"ok": is_fit(findings), **topics, "advice": advice}
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package named in our own metadata."""
+
+    name: str
+    bounds: str
+    extra: str
+
+
+def requirements() -> list[Requirement]:
+    """What the installed package declares, read from its metadata."""
+    found = []
+    for line in importlib.metadata.requires("reconv") or []:
+        spec, _, marker = line.partition(";")
+        match = re.match(r"\s*([A-Za-z0-9._-]+)\s*(.*?)\s*$", spec)
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
+        if match is not None:
+            found.append(Requirement(match[1], match[2].strip("() "), extra[1] if extra else ""))
+    return found
+
+
+def fits(version: str, bounds: str) -> bool:
+    """Whether a version lies within bounds such as `>=2.11,<2.14`."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        release = re.match(r"\d+(\.\d+)*", text.strip())
+        return tuple(int(part) for part in release[0].split(".")) if release else ()
+
+    mine = numbers(version)
+    for clause in filter(None, bounds.split(",")):
+        match = re.match(r"\s*(>=|<)\s*(.+)", clause)
+        if match is not None and (mine >= numbers(match[2])) != (match[1] == ">="):
+            return False
+    return True
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _versions() -> Iterator[Finding]:
+    topic = "versions"
+    python = platform.python_version()
+    yield Finding(topic, "python", python, f"{python} ({platform.python_implementation()})")
+    yield Finding(topic, "reconv", __version__, __version__)
+    yield Finding(topic, "system", platform.platform(), platform.platform())
+    for need in requirements():
+        if need.extra:
+            continue
+        version = _installed(need.name)
+        if version is None:
+            advice = f"pip install '{need.name}{need.bounds}'"
+            yield Finding(topic, need.name, None, "not installed", "missing", advice)
+        elif not fits(version, need.bounds):
+            advice = f"pip install '{need.name}{need.bounds}'"
+            yield Finding(topic, need.name, version, f"{version}, but {need.bounds} is needed", "missing", advice)
+        else:
+            yield Finding(topic, need.name, version, version)
+
+
+def _devices(machine: Machine) -> Iterator[Finding]:
+    topic = "devices"
+    yield Finding(topic, "cpu", _cpu_model(machine), _cpu_model(machine))
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield Finding(
+            topic, "torch", None, f"cannot be imported: {error}", "missing", "pip install --force-reinstall torch"
+        )
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"{properties.major}.{properties.minor}"
+        text = f"{properties.name}, {properties.total_memory / _GIB:.1f} GiB, capability {capability}"
+        yield Finding(topic, f"cuda:{index}", properties.name, text)
+    if torch.backends.mps.is_available():
+        yield Finding(topic, "mps", "available", "available")
+    elif torch.cuda.device_count() == 0:
+        yield _no_accelerator(machine, torch.version.cuda)
+
+
+def _no_accelerator(machine: Machine, torch_cuda: str | None) -> Finding:
+    """Why there is no GPU: none here, or a torch that cannot use it."""
+    if not (machine.proc / "driver" / "nvidia" / "version").exists():
+        return Finding("devices", "accelerator", None, "none: training runs on the CPU")
+    why = "this torch is a CPU build" if torch_cuda is None else f"torch is built for CUDA {torch_cuda}"
+    advice = "install the torch build for your driver, as pytorch.org/get-started says; or set CUDA_VISIBLE_DEVICES"
+    return Finding(
+        "devices", "accelerator", None, f"an NVIDIA driver is loaded, but {why} and sees no GPU", "note", advice
+    )
+
+
+def _cpu_model(machine: Machine) -> str:
+    """The processor's name and the vector units that matter here."""
+    text = _read(machine.proc / "cpuinfo") or ""
+    model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    words = set(flags[1].split()) if flags else set()
+    units = [flag for flag in _CPU_FLAGS if flag in words]
+    name = model[1].strip() if model else platform.processor() or platform.machine()
+    return f"{name} ({', '.join(units)})" if units else name
+
+
+def _resources(machine: Machine) -> Iterator[Finding]:
+    topic = "resources"
+    cores = usable_cores(machine)
+    online = os.cpu_count() or 1
+    yield Finding(topic, "cores", cores, f"{cores} usable of {online} (affinity and container quota counted)")
+    memory = usable_memory_bytes(machine)
+    yield Finding(topic, "memory_bytes", memory, "unknown" if memory is None else f"{memory / _GIB:.1f} GiB")
+    free = shutil.disk_usage(machine.folder).free
+    low = free < _LOW_DISK_BYTES
+    advice = "checkpoints need room: free some, or write runs elsewhere with --out DIR" if low else ""
+    text = f"{free / _GIB:.1f} GiB free in {machine.folder}"
+    yield Finding(topic, "disk_free_bytes", free, text, "note" if low else "ok", advice)
+    yield _shared_memory(machine)
+
+
+def _shared_memory(machine: Machine) -> Finding:
+    topic, name = "resources", "shared_memory_bytes"
+    if not machine.shm.is_dir():
+        return Finding(topic, name, None, f"{machine.shm} does not exist")
+    total = shutil.disk_usage(machine.shm).total
+    if total >= _LOW_SHM_BYTES:
+        return Finding(topic, name, total, f"{total / _GIB:.1f} GiB in {machine.shm}")
+    advice = (
+        "several processes on one machine need more: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
+    )
+    return Finding(topic, name, total, f"only {total / 2**20:.0f} MiB in {machine.shm}", "note", advice)
+
+
+def usable_cores(machine: Machine) -> int:
+    """Cores this process may use: its affinity, or the container's quota if that is less."""
+    affinity = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
+    quotas = [quota / period for quota, period in _cpu_quotas(machine) if quota > 0 and period > 0]
+    return max(1, min([affinity, *(int(quota) for quota in quotas)]))
+
+
+def usable_memory_bytes(machine: Machine) -> int | None:
+    """Memory this process may use: the machine's, or the container's limit if that is less."""
+    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)
+    limits = [int(total[1]) * 1024] if total else []
+    limits += [limit for limit in map(_number, _cgroup_files(machine, "memory.max", "memory.limit_in_bytes")) if limit]
+    return min(limits) if limits else None
+
+
+def _cpu_quotas(machine: Machine) -> Iterator[tuple[int, int]]:
+    """Quota and period, in microseconds, of every control group around this process."""
+    for text in _cgroup_files(machine, "cpu.max", ""):
+        quota, _, period = text.partition(" ")
+        yield _number(quota) or 0, _number(period) or 0
+    quotas = _cgroup_files(machine, "", "cpu.cfs_quota_us")
+    periods = _cgroup_files(machine, "", "cpu.cfs_period_us")
+    for quota, period in zip(quotas, periods, strict=False):
+        yield _number(quota) or 0, _number(period) or 0
+
+
+def _cgroup_files(machine: Machine, unified: str, legacy: str) -> list[str]:
+    """The contents of a control file in this process's group and each of its parents, in version 2 and in version 1."""
+    root = machine.sys / "fs" / "cgroup"
+    texts: list[str] = []
+    for line in (_read(machine.proc / "self" / "cgroup") or "").splitlines():
+        _, controllers, group = line.split(":", 2)
+        controller = legacy.partition(".")[0]
+        if not controllers and unified:
+            base, name = root, unified
+        elif legacy and controller in controllers.split(","):
+            base, name = root / controller, legacy
+        else:
+            continue
+        parts = Path(group.lstrip("/")).parts
+        folders = [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+        texts += [text for text in (_read(folder / name) for folder in folders) if text is not None]
+    return texts
+
+
+def _threads(machine: Machine) -> Iterator[Finding]:
+    """Thread counts asked for in the environment, against the cores there are."""
+    topic = "threads"
+    cores = usable_cores(machine)
+    asked = [(name, _number(machine.environ.get(name, ""))) for name in _THREAD_VARIABLES]
+    for name, threads in asked:
+        if threads is not None and threads > cores:
+            text = f"{threads} threads for {cores} usable cores: they will fight"
+            yield Finding(topic, name, threads, text, "note", f"export {name}={cores}")
+        elif threads is not None:
+            yield Finding(topic, name, threads, f"{threads} of {cores} usable cores")
+    if all(threads is None for _, threads in asked):
+        crowded = cores < len(os.sched_getaffinity(0)) if platform.system() == "Linux" else False
+        text = f"not set; the recipe's engine.threads decides ({cores} usable cores)"
+        advice = f"export OMP_NUM_THREADS={cores}: the container's quota is below its visible cores" if crowded else ""
+        yield Finding(topic, "OMP_NUM_THREADS", None, text, "note" if crowded else "ok", advice)
+
+
+def _memory_settings(machine: Machine) -> Iterator[Finding]:
+    topic = "allocation"
+    allocator = allocator_name(machine)
+    if allocator in _ALLOCATORS:
+        yield Finding(topic, "allocator", allocator, f"{allocator}, loaded in this process")
+    else:
+        text = f"{allocator}; jemalloc or tcmalloc often keeps memory lower with many decoding threads"
+        yield Finding(topic, "allocator", allocator, text, "note", _preload_advice(machine))
+    pages = re.search(r"\[(\w+)\]", _read(machine.sys / "kernel/mm/transparent_hugepage/enabled") or "")
+    mode = pages[1] if pages else None
+    if mode == "madvise" and machine.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
+        text = "madvise: used only by programs that ask"
+        yield Finding(topic, "huge_pages", mode, text, "note", "export THP_MEM_ALLOC_ENABLE=1 makes torch ask")
+    elif mode == "never":
+        advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled; export THP_MEM_ALLOC_ENABLE=1"
+        yield Finding(topic, "huge_pages", mode, "never: switched off on this machine", "note", advice)
+    else:
+        yield Finding(topic, "huge_pages", mode, mode or "unknown on this system")
+
+
+def allocator_name(machine: Machine) -> str:
+    """The memory allocator in this process: a preloaded one, or the C library's."""
+    maps = _read(machine.proc / "self" / "maps") or ""
+    loaded = [name for name in _ALLOCATORS if name in maps]
+    return loaded[0] if loaded else platform.libc_ver()[0] or "the system's"
+
+
+def _preload_advice(machine: Machine) -> str:
+    """How to get a faster allocator into the process."""
+    found = sorted(machine.libraries.glob("*/libjemalloc.so.2")) + sorted(machine.libraries.glob("*/libtcmalloc*.so.4"))
+    if found:
+        return f"export LD_PRELOAD={found[0]}"
+    library = machine.libraries / f"{platform.machine()}-linux-gnu" / "libjemalloc.so.2"
+    return f"apt-get install libjemalloc2, then export LD_PRELOAD={library}"
+
+
+def _extras() -> Iterator[Finding]:
+    """Which optional sets of packages are incomplete, and the command that completes them."""
+    needed = [need for need in requirements() if need.extra]
+    for extra in dict.fromkeys(need.extra for need in needed):
+        absent = [need.name for need in needed if need.extra == extra and _installed(need.name) is None]
+        text = f"without {', '.join(absent)}" if absent else "complete"
+        advice = f"pip install 'reconv[{extra}]'" if absent else ""
+        yield Finding("optional packages", extra, ", ".join(absent), text, "note" if absent else "ok", advice)
+
+
+def _read(path: Path) -> str | None:
+    """A small system file, or None where this system has no such file or does not show it."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d+", text) else None
