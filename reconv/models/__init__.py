@@ -1,0 +1,53 @@
+"""Architectures by name: tensors in, tensors out, and nothing about training.
+
+Owns the table of names and the check of options. Refuses to know recipes, devices and losses. Invariant: a name and
+its options always give the same network with the same values, whatever was built before.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from reconv.errors import UsageError
+from reconv.models import resnet
+from reconv.models.init import initialise
+from reconv.models.network import Network, Spec
+
+__all__ = ["Network", "build_model", "initialise", "model_names"]
+
+_TABLE: Mapping[str, Spec] = {**resnet.TABLE}
+
+
+def model_names() -> list[str]:
+    """Every name that `build_model` knows."""
+    return list(_TABLE)
+
+
+def build_model(name: str, num_classes: int = 1000, **options: Any) -> Network:
+    """The bare network, initialised with seed 0; `initialise` gives it another seed's values."""
+    spec = _TABLE.get(name)
+    if spec is None:
+        close = difflib.get_close_matches(name, _TABLE, n=1)
+        raise UsageError(
+            f"there is no model called {name!r}",
+            why=f"did you mean {close[0]}?" if close else "",
+            then="choose one of: " + ", ".join(_TABLE),
+        )
+    valid = [field.name for field in fields(spec)]
+    unknown = sorted(set(options) - set(valid))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], valid, n=1)
+        raise UsageError(
+            f"{name} has no option {', '.join(unknown)}",
+            why=f"did you mean {close[0]}?" if close else "",
+            then="its options are: " + ", ".join(valid),
+        )
+    with torch.random.fork_rng(devices=[]):  # construction draws values that initialise replaces
+        model = replace(spec, num_classes=num_classes, **options).build()
+    initialise(model, seed=0)
+    return model

@@ -1,0 +1,86 @@
+"""Initial values: every parameter is a function of the seed and of its own name.
+
+Owns the distributions. Refuses to know architectures: a network says which rule it wants. Invariant: values do not
+depend on the order of construction, the device or the dtype; they are drawn on the host in float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from reconv import keys
+from reconv.models.network import Initialisation, Network
+
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+# The standard deviation of a normal cut at two deviations, by which TensorFlow divides so that the drawn values
+# have the variance that was asked for.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def initialise(model: nn.Module, seed: int) -> None:
+    """Give every parameter its initial value, and running statistics theirs."""
+    rule = model.initialisation if isinstance(model, Network) else Initialisation()
+    seen: set[int] = set()
+    for name, module in model.named_modules():
+        for own_name, parameter in module.named_parameters(recurse=False):
+            full_name = f"{name}.{own_name}" if name else own_name
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                drawn = _draw(module, name, own_name, parameter, rule, keys.key(seed, "init:" + full_name))
+                with torch.no_grad():
+                    parameter.copy_(drawn)
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            module.reset_running_stats()
+
+
+def _draw(module: nn.Module, name: str, own_name: str, parameter: Tensor, rule: Initialisation, key: int) -> Tensor:
+    generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
+    values = torch.empty(parameter.shape, dtype=torch.float32)
+    if isinstance(module, NORMS):
+        starts_at_one = own_name == "weight" and name not in rule.zero_norms
+        return values.fill_(1.0 if starts_at_one else 0.0)
+    if isinstance(module, nn.Conv2d):
+        return _conv(values, module, own_name, rule, generator)
+    if isinstance(module, nn.Linear):
+        return _linear(values, module, own_name, rule, generator)
+    raise TypeError(f"no initial values are defined for {own_name} of {name}, a {type(module).__name__}")
+
+
+def _conv(values: Tensor, module: nn.Conv2d, own_name: str, rule: Initialisation, generator: torch.Generator) -> Tensor:
+    if own_name == "bias":
+        return values.zero_()
+    area = module.kernel_size[0] * module.kernel_size[1]
+    fan_in, fan_out = values.shape[1] * area, values.shape[0] * area
+    if rule.conv == "fan_out":
+        return values.normal_(0.0, math.sqrt(2.0 / fan_out), generator=generator)
+    if rule.conv == "fan_in":
+        return values.normal_(0.0, math.sqrt(2.0 / fan_in), generator=generator)
+    if rule.conv == "tf_fan_in":  # variance scaling, scale 1, truncated
+        return _truncated(values, math.sqrt(1.0 / fan_in) / _TRUNCATED_STD, generator)
+    if rule.conv == "tf_fan_out":  # variance scaling, scale 2, truncated; per group, as depthwise kernels count
+        return _truncated(values, math.sqrt(2.0 * module.groups / fan_out) / _TRUNCATED_STD, generator)
+    raise ValueError(f"unknown convolution rule {rule.conv}")
+
+
+def _linear(
+    values: Tensor, module: nn.Linear, own_name: str, rule: Initialisation, generator: torch.Generator
+) -> Tensor:
+    if rule.linear == "torch":  # uniform within 1/sqrt(fan_in), bias too
+        bound = 1.0 / math.sqrt(module.in_features)
+        return values.uniform_(-bound, bound, generator=generator)
+    if own_name == "bias":
+        return values.zero_()
+    if rule.linear == "glorot":
+        bound = math.sqrt(6.0 / (module.in_features + module.out_features))
+        return values.uniform_(-bound, bound, generator=generator)
+    if rule.linear == "normal":
+        return values.normal_(0.0, rule.linear_std, generator=generator)
+    raise ValueError(f"unknown linear rule {rule.linear}")
+
+
+def _truncated(values: Tensor, std: float, generator: torch.Generator) -> Tensor:
+    """A normal cut at two deviations."""
+    return torch.nn.init.trunc_normal_(values, 0.0, std, -2 * std, 2 * std, generator=generator)

@@ -1,0 +1,133 @@
+"""Batch norm by groups, and the state of the layers that know which step they are in.
+
+Owns the grouped statistics and the one moment per step when running statistics move. Refuses to know how a batch
+was split over micro-batches and who decides that a step counts. Invariant: outside the engine (`groups` is None) the
+layer is torch's own; inside, running statistics change only in `LayerState.commit`, and only when the step is ok.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv import keys
+from reconv.batch import Batch
+from reconv.models.noise import Noise, row_keys
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose statistics never leave a group of samples.
+
+    A group with a single value per channel (one sample, one pixel) has no variance: its output is the bias, its
+    mean counts, and it leaves the running variance where it is.
+    """
+
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        self.groups: tuple[int, ...] | None = None
+        # The last forward pass's mean and unbiased variance, group by group. It is overwritten and never read here:
+        # so a recomputed forward pass records nothing twice, and a compiled one has nothing to guard on.
+        self.recorded: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.groups is None:
+            return super().forward(x)
+        parts = (x,) if len(self.groups) == 1 else x.split(self.groups)
+        outputs, records = zip(*(self._normalise(part) for part in parts), strict=True)
+        self.recorded = records
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _normalise(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One group's output, its mean and its unbiased variance."""
+        running_mean, running_var = self._running()
+        if x.numel() == x.shape[1]:
+            zero = (x - x) * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+            return zero.to(x.dtype), (x.detach().flatten().to(running_mean.dtype), running_var.clone())
+        # With momentum 1 torch leaves the batch's own mean and unbiased variance in the running statistics it is
+        # given, on every device, fused with the normalisation.
+        mean, variance = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+        output = F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+        return output, (mean, variance)
+
+    def _running(self) -> tuple[Tensor, Tensor]:
+        assert self.running_mean is not None and self.running_var is not None
+        return self.running_mean, self.running_var
+
+
+class LayerState:
+    """Tells layers which samples come next, and moves running statistics once per step."""
+
+    def __init__(self, model: nn.Module, seed: int = 0) -> None:
+        self._norms = [m for m in model.modules() if isinstance(m, BatchNorm2d)]
+        self._noises = [m for m in model.modules() if isinstance(m, Noise)]
+        for name, module in model.named_modules():
+            if isinstance(module, Noise):
+                module.key = keys.key(seed, "noise:" + name)
+        self._groups: tuple[int, ...] = ()
+        self._active: list[BatchNorm2d] = []  # the norms that recorded something in this step
+        self._momentum: Tensor | None = None  # one per running value of the active norms
+        self._pending: list[tuple[int, Tensor]] = []  # per group: samples, and all statistics in one tensor
+
+    def enter(self, batch: Batch, step: int) -> None:
+        """Announce the next micro-batch: its groups, and the keys of its samples."""
+        self._collect()
+        self._groups = batch.groups
+        for norm in self._norms:
+            norm.groups = batch.groups
+        if self._noises:
+            rows = row_keys(batch.positions, step)
+            for noise in self._noises:
+                noise.rows, noise.groups = rows, batch.groups
+
+    def commit(self, ok: Tensor) -> None:
+        """Move running statistics by the sample-weighted mean over the step's groups, unless the step is not ok."""
+        self._collect()
+        for norm in self._norms:
+            norm.groups = None
+        for noise in self._noises:
+            noise.rows, noise.groups = None, ()
+        if self._pending:
+            self._move(ok)
+        self._pending = []
+
+    def _collect(self) -> None:
+        """Take over what the last forward pass recorded: one tensor per group, so that a step costs few kernels."""
+        active = [norm for norm in self._norms if norm.recorded]
+        if not active:
+            return
+        if self._pending and active != self._active:
+            raise RuntimeError("the micro-batches of one step went through different batch norms")
+        if active != self._active:
+            self._active, self._momentum = active, None
+        for group, num_samples in enumerate(self._groups):
+            flat = torch.cat([statistic for norm in active for statistic in norm.recorded[group]])
+            self._pending.append((num_samples, flat))
+        for norm in active:
+            norm.recorded = ()
+
+    def _move(self, ok: Tensor) -> None:
+        running = [buffer for norm in self._active for buffer in norm._running()]
+        old = torch.cat(running)
+        if self._momentum is None:
+            self._momentum = torch.cat(
+                [torch.full_like(b, norm.momentum or 0.0) for norm in self._active for b in norm._running()]
+            )
+        new = old + self._momentum * (_weighted_mean(self._pending) - old)
+        moved = torch.where(ok, new, old)
+        torch._foreach_copy_(running, list(moved.split([b.numel() for b in running])))
+        counters = [norm.num_batches_tracked for norm in self._active if norm.num_batches_tracked is not None]
+        torch._foreach_add_(counters, ok.to(counters[0].dtype))
+
+
+def _weighted_mean(pending: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """The mean weighted by samples, added in group order."""
+    total = sum(num_samples for num_samples, _ in pending)
+    if len(pending) == 1:
+        return pending[0][1]
+    mean = pending[0][1] * (pending[0][0] / total)
+    for num_samples, statistics in pending[1:]:
+        mean = mean + statistics * (num_samples / total)
+    return mean

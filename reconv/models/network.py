@@ -1,0 +1,116 @@
+"""What every architecture here is: a frozen spec that builds a network of named stages.
+
+Owns the options common to all architectures and their checks. Refuses to know any architecture, or training.
+Invariant: a spec that exists is valid, and folding the input through `stages()` is the network's forward pass.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor, nn
+
+from reconv.errors import UsageError
+
+ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out"]
+LinearInit = Literal["torch", "glorot", "normal"]
+ZeroGamma = Literal["never", "always", "no-projection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Initialisation:
+    """How a network's parameters are drawn, apart from the seed."""
+
+    conv: str = "fan_out"
+    linear: str = "torch"
+    linear_std: float = 0.01  # for linear: normal
+    zero_norms: frozenset[str] = frozenset()  # names of the norms whose scale starts at zero
+
+
+class Network(nn.Module):
+    """A network as an ordered list of named stages."""
+
+    initialisation: Initialisation = Initialisation()
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """Named parts in order; folding the input through them gives the output."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Stage(nn.Module):
+    """A stage made of modules that belong to the network, and of plain functions between them."""
+
+    def __init__(self, function: Callable[[Any], Any], *modules: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+        self._function = function
+
+    def forward(self, value: Any) -> Any:
+        return self._function(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The options that every architecture has."""
+
+    num_classes: int = 1000
+    in_channels: int = 3
+    bn_momentum: float = 0.1  # share of the new value; TensorFlow's decay is 1 - this
+    bn_eps: float = 1e-5
+    conv_init: ConvInit = "fan_out"
+    linear_init: LinearInit = "torch"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            _check_option(field.name, value, hints[field.name])
+        for name in ("num_classes", "in_channels"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"model option {name} must be at least 1, not {getattr(self, name)}")
+
+    def build(self) -> Network:
+        """The network this spec describes, with torch's own initial values."""
+        raise NotImplementedError
+
+
+def _check_option(name: str, value: object, hint: Any) -> None:
+    """Refuse a value that is not of the option's type, naming what would be."""
+    if not _fits(value, hint):
+        raise UsageError(f"model option {name} cannot be {value!r}", why=f"it must be {_describe(hint)}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint) and type(value) in {type(choice) for choice in get_args(hint)}
+    if origin is tuple:
+        item = get_args(hint)[0]
+        return isinstance(value, tuple) and all(_fits(v, item) for v in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(choice) for choice in get_args(hint))
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in get_args(hint))
+    if origin is tuple:
+        return f"a list, each item {_describe(get_args(hint)[0])}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}[hint]
