@@ -1,0 +1,71 @@
+"""A moving average of a network's weights and buffers.
+
+Owns the averaged copy. Refuses to know who evaluates it. Invariant: every tensor of the network's state is either
+averaged (floats) or copied (counters); none is left behind.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from reconv.errors import CheckpointError
+
+
+class Ema:
+    """average = d * average + (1 - d) * weights, with d = min(decay, (1 + t) / (10 + t)) when ramped."""
+
+    def __init__(self, model: nn.Module, decay: float, ramp: bool = True) -> None:
+        self._decay = decay
+        self._ramp = ramp
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        current, averaged = model.state_dict(keep_vars=True), self.model.state_dict()
+        assert list(current) == list(averaged), "the copy has other tensors than the network"
+        self._floats: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for name, tensor in current.items():
+            pair = self._floats.setdefault(tensor.dtype, ([], [])) if tensor.is_floating_point() else self._others
+            pair[0].append(averaged[name])
+            pair[1].append(tensor.detach())
+        num_paired = sum(len(pair[0]) for pair in (*self._floats.values(), self._others))
+        assert num_paired == len(current), "a tensor would be neither averaged nor copied"
+
+    def decay_at(self, step: int) -> float:
+        """The share of the old average at a step, counted from 0."""
+        return min(self._decay, (1 + step) / (10 + step)) if self._ramp else self._decay
+
+    @torch.no_grad()
+    def update(self, step: int, ok: Tensor) -> None:
+        """Move towards the network, or not at all when the step is not ok.
+
+        A step that is not ok has left the network finite and unchanged, so a weight of zero is gate enough.
+        """
+        share = ok.to(torch.float64 if ok.device.type != "mps" else torch.float32) * (1 - self.decay_at(step))
+        for dtype, (averages, values) in self._floats.items():
+            moves = torch._foreach_sub(values, averages)
+            torch._foreach_mul_(moves, share.to(dtype))
+            torch._foreach_add_(averages, moves)
+        if self._others[0]:
+            torch._foreach_copy_(*self._others)
+
+    def state(self) -> dict[str, Tensor]:
+        """The averaged network's tensors."""
+        return dict(self.model.state_dict())
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a saved average, in our own strides."""
+        own = self.model.state_dict()
+        if set(own) != set(state):
+            raise CheckpointError(
+                "the saved average is not this network's",
+                why=f"missing: {sorted(set(own) - set(state))[:3]}, unexpected: {sorted(set(state) - set(own))[:3]}",
+            )
+        for name, tensor in own.items():
+            if tensor.shape != state[name].shape:
+                raise CheckpointError(
+                    f"the saved average {name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state[name])

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from reconv.errors import CheckpointError
+from reconv.models import build_model
+from reconv.optim import Ema
+
+OK = torch.tensor(True)
+NOT_OK = torch.tensor(False)
+
+
+def disturb(model: nn.Module, by: float) -> None:
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.add_(by if tensor.is_floating_point() else 1)
+
+
+def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied() -> None:
+    model = build_model("resnet8_cifar", num_classes=10).double()
+    ema = Ema(model, decay=0.9)
+    expected = copy.deepcopy(model.state_dict())
+    for step in range(4):
+        disturb(model, 0.5)
+        ema.update(step, OK)
+        decay = min(0.9, (1 + step) / (10 + step))
+        for name, value in model.state_dict().items():
+            is_float = value.is_floating_point()
+            expected[name] = decay * expected[name] + (1 - decay) * value if is_float else value.clone()
+    averaged = ema.model.state_dict()
+    assert averaged.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(averaged[name], value, msg=name)
+    assert averaged["bn1.num_batches_tracked"] == 4
+
+
+def test_without_ramp_the_decay_is_constant() -> None:
+    model = nn.Linear(1, 1)
+    assert Ema(model, decay=0.999, ramp=False).decay_at(0) == 0.999
+    assert Ema(model, decay=0.999).decay_at(0) == 0.1
+    assert Ema(model, decay=0.999).decay_at(10**6) == 0.999
+
+
+def test_a_step_that_is_not_ok_leaves_the_average() -> None:
+    model = build_model("resnet8_cifar", num_classes=10)
+    ema = Ema(model, decay=0.5)
+    before = copy.deepcopy(ema.state())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    ema.update(0, NOT_OK)
+    assert all(torch.equal(value, before[name]) for name, value in ema.state().items())
+
+
+def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
+    model = build_model("resnet8_cifar", num_classes=10).train()
+    ema = Ema(model, decay=0.5)
+    assert not any(m.training for m in ema.model.modules())
+    assert not any(p.requires_grad for p in ema.model.parameters())
+    assert model.training and all(p.requires_grad for p in model.parameters())
+
+
+def test_a_saved_average_comes_back_in_our_strides() -> None:
+    model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
+    ema = Ema(model, decay=0.5)
+    strides = {name: value.stride() for name, value in ema.state().items()}
+    saved = {name: (value + 1).contiguous() for name, value in ema.state().items()}
+    ema.restore(saved)
+    for name, value in ema.state().items():
+        assert torch.equal(value, saved[name]), name
+        assert value.stride() == strides[name], name
+    ema.update(0, OK)
+    assert not torch.equal(ema.state()["conv1.weight"], saved["conv1.weight"])
+
+
+def test_another_networks_average_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="average"):
+        Ema(nn.Linear(2, 2), decay=0.5).restore({"weight": torch.zeros(2, 2)})
