@@ -1,1 +1,7 @@
+"""The world of processes; the sole importer of torch.distributed."""
 
+from __future__ import annotations
+
+from reconv.parallel.world import World
+
+__all__ = ["World"]

@@ -1,0 +1,51 @@
+"""The host processor as a device. Its memory figure is the whole process's peak, data included."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Cpu:
+    """Nothing is asynchronous here, so most of the protocol is empty."""
+
+    kind = "cpu"
+    channels_last = False
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.torch = torch.device("cpu")
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def move(self, tensor: Tensor) -> Tensor:
+        """The tensor on this device."""
+        return tensor.to(self.torch)
+
+    def later(self, value: Tensor) -> Callable[[], Tensor]:
+        """A copy, taken now."""
+        copied = value.detach().clone()
+        return lambda: copied
+
+    def synchronize(self) -> None:
+        """Wait for the device: never needed here."""
+
+    def step_boundary(self) -> None:
+        """Mark the end of a step, for devices that build graphs."""
+
+    def peak_memory_bytes(self) -> int:
+        """The largest resident size of the process so far."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def total_memory_bytes(self) -> int:
+        """The machine's memory."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def describe(self) -> str:
+        """The device in words."""
+        return f"cpu, {torch.get_num_threads()} threads"

@@ -1,0 +1,72 @@
+"""NVIDIA GPUs. Copies run beside the computation; nothing here waits unless it is called `synchronize` or `later`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reconv.errors import UsageError
+
+
+class Cuda:
+    """One GPU of this machine."""
+
+    kind = "cuda"
+    channels_last = True
+
+    def __init__(self, index: int = 0, threads: int | None = None) -> None:
+        if not torch.cuda.is_available():
+            has_build = torch.version.cuda is not None
+            raise UsageError(
+                "no CUDA device can be used",
+                why="the driver shows no GPU" if has_build else f"torch {torch.__version__} is built without CUDA",
+                then="use --device cpu; `reconv doctor` tells what is missing",
+            )
+        if index >= torch.cuda.device_count():
+            raise UsageError(
+                f"there is no cuda:{index}",
+                why=f"this machine shows {torch.cuda.device_count()} GPUs, counted from 0",
+                then="choose a smaller number; CUDA_VISIBLE_DEVICES may hide some",
+            )
+        self.torch = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch)
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def move(self, tensor: Tensor) -> Tensor:
+        """The tensor on this device; asynchronous when it is pinned."""
+        return tensor.to(self.torch, non_blocking=True)
+
+    def later(self, value: Tensor) -> Callable[[], Tensor]:
+        """Start a copy into pinned memory; the call waits for that copy alone."""
+        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        host.copy_(value.detach(), non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+        def wait() -> Tensor:
+            copied.synchronize()
+            return host
+
+        return wait
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        torch.cuda.synchronize(self.torch)
+
+    def step_boundary(self) -> None:
+        """Mark the end of a step, for devices that build graphs."""
+
+    def peak_memory_bytes(self) -> int:
+        """The most that tensors have held so far."""
+        return torch.cuda.max_memory_allocated(self.torch)
+
+    def total_memory_bytes(self) -> int:
+        """The device's memory."""
+        return torch.cuda.get_device_properties(self.torch).total_memory
+
+    def describe(self) -> str:
+        """The device in words."""
+        return f"{self.torch}, {torch.cuda.get_device_name(self.torch)}"

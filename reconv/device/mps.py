@@ -1,0 +1,57 @@
+"""Apple GPUs. The interface has no events per copy: reading a value waits for the whole queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from reconv.errors import UsageError
+
+
+class Mps:
+    """The GPU of an Apple machine."""
+
+    kind = "mps"
+    channels_last = False
+
+    def __init__(self, threads: int | None = None) -> None:
+        if not torch.backends.mps.is_available():
+            raise UsageError(
+                "no Apple GPU can be used",
+                why="this machine has none" if torch.backends.mps.is_built() else "this torch is built without mps",
+                then="use --device cpu; `reconv doctor` tells what is missing",
+            )
+        self.torch = torch.device("mps")
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def move(self, tensor: Tensor) -> Tensor:
+        """The tensor on this device; float64 does not exist here and becomes float32."""
+        dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+        return tensor.to(self.torch, dtype, non_blocking=True)
+
+    def later(self, value: Tensor) -> Callable[[], Tensor]:
+        """Keep the value; the call waits and copies."""
+        kept = value.detach().clone()
+        return lambda: kept.cpu()
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        torch.mps.synchronize()
+
+    def step_boundary(self) -> None:
+        """Mark the end of a step, for devices that build graphs."""
+
+    def peak_memory_bytes(self) -> int:
+        """What the driver holds now: torch counts no peak for this device."""
+        return torch.mps.driver_allocated_memory()
+
+    def total_memory_bytes(self) -> int:
+        """What the system recommends as the most to use."""
+        return torch.mps.recommended_max_memory()
+
+    def describe(self) -> str:
+        """The device in words."""
+        return "mps, Apple GPU"

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import errno
+
+import pytest
+import torch
+
+from reconv.device import is_out_of_memory, open_device
+from reconv.errors import UsageError
+from reconv.parallel import World
+
+
+def test_cpu_moves_copies_and_counts_memory() -> None:
+    device = open_device("cpu")
+    value = torch.tensor(3.0)
+    wait = device.later(value)
+    value.fill_(4.0)
+    assert wait().item() == 3.0
+    device.synchronize()
+    device.step_boundary()
+    assert device.move(value).device == device.torch
+    assert 10**7 < device.peak_memory_bytes() < device.total_memory_bytes()
+    assert "threads" in device.describe()
+
+
+def test_threads_are_set_when_given() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert "1 threads" in open_device("cpu", threads=1).describe()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_auto_takes_the_best_device_there() -> None:
+    expected = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert open_device("auto").kind == expected
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "hpu", "hpu:0"])
+def test_a_device_that_is_not_there_says_what_to_do(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_device(name)
+    assert caught.value.then
+
+
+def test_out_of_memory_is_recognised_in_all_its_forms() -> None:
+    assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert is_out_of_memory(OSError(errno.ENOMEM, "no memory"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_out_of_memory(caught.value)
+    assert not is_out_of_memory(OSError(errno.ENOSPC, "no space"))
+    assert not is_out_of_memory(RuntimeError("shapes do not agree"))
+
+
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_several_processes_are_refused(variable: str) -> None:
+    assert World.from_environment({variable: "1"}) == World.single()
+    with pytest.raises(UsageError, match="not built yet"):
+        World.from_environment({variable: "4"})
+
+
+def test_one_process_is_its_own_sum() -> None:
+    world = World.single()
+    assert (world.rank, world.size) == (0, 1)
+    assert world.sum(2.5) == 2.5
