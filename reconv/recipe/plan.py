@@ -2,13 +2,28 @@
 
 Owns all derived numbers and the sentences that explain them. Refuses to know torch, files and classes. Invariant:
 nobody else multiplies a batch size, converts a duration or scales a learning rate.
+
+A device takes `micro_batch` samples at a time, which is a whole number of groups: its groups, in position order, are
+dealt out so many at a time. The last micro-batch of a device holds the groups that are left, and a group that took in
+a remainder of one sample makes its micro-batch one larger.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import accumulate
 
-from reconv.recipe.schema import Recipe
+from reconv.errors import RecipeError
+from reconv.recipe.plan_lines import count, plan_lines
+from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.units import Duration
+
+AUTO_MICRO_IMAGES = 256  # the largest automatic micro-batch, unless one group is larger
+AUTO_WORKERS = 8  # more threads than this do not decode faster on the machines tried
+IN_MEMORY = ("digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +31,33 @@ class Every:
     """When something is due: after these steps (counted from 1), or by the clock."""
 
     steps: int | None = None  # every so many steps; None: never by steps
-    epoch_steps: float | None = None  # every so many (real-valued) steps, rounded up: intervals in epochs
-    offset_steps: int = 0  # not before this many steps are done
+    epoch_steps: Fraction | None = None  # every so many steps, rounded up: intervals in epochs and shares
+    offset_steps: int = 0  # the first is due here, if above 0, and intervals count from here
     minutes: float | None = None
     at_end: bool = True
 
     def due(self, done: int, total: int) -> bool:
         """Whether it is due when `done` of `total` steps are done (the clock is the caller's)."""
-        raise NotImplementedError
+        return done > 0 and (self._on_interval(done) or (self.at_end and done == total))
+
+    def count(self, total: int) -> int:
+        """How many times it is due by steps in a run of `total` steps."""
+        at_end = int(self.at_end and not self._on_interval(total))
+        interval = self._interval()
+        if interval is None or total < self.offset_steps:
+            return at_end
+        return (
+            math.floor((total - self.offset_steps) / max(interval, Fraction(1))) + int(self.offset_steps > 0) + at_end
+        )
+
+    def _interval(self) -> Fraction | None:
+        return self.epoch_steps if self.steps is None else Fraction(self.steps)
+
+    def _on_interval(self, done: int) -> bool:
+        interval, since = self._interval(), done - self.offset_steps
+        if interval is None or since < 0:
+            return False
+        return since == 0 or since // interval > (since - 1) // interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +70,7 @@ class SchedulePlan:
     total_steps: int
     steps_per_epoch: float
     warmup_steps: int
-    period_steps: float | None = None
+    period_steps: Fraction | None = None
     milestone_steps: tuple[int, ...] = ()
     factor: float = 0.1
     power: float = 2.0
@@ -46,12 +80,13 @@ class SchedulePlan:
 class Facts:
     """What the plan must be told about the world outside the recipe."""
 
-    num_train: int
+    num_train: int  # after data.percent
     num_val: int
     num_classes: int
     world_size: int = 1
     cores: int = 1  # this process may use
     device: str = "cpu"
+    source: str = ""  # the kind of data found; empty: as the recipe says
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +99,7 @@ class Plan:
     world_size: int
     global_batch: int
     batch_per_device: int
-    micro_batch: int
+    micro_batch: int  # a whole number of groups; the last of a device may differ
     num_micro_batches: int  # per device and step
     group: int  # samples; the last group of a step may differ
     group_sizes: tuple[int, ...]  # of one global batch, in position order
@@ -80,7 +115,206 @@ class Plan:
     workers: int
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
 
+    def micro_batches(self, rank: int = 0) -> tuple[tuple[int, ...], ...]:
+        """The group sizes of each of a device's micro-batches, in position order."""
+        groups = _device_groups(self.group_sizes, self.batch_per_device, rank)
+        per_micro = self.micro_batch // self.group
+        return tuple(groups[i : i + per_micro] for i in range(0, len(groups), per_micro))
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """How a global batch falls into devices, micro-batches and groups."""
+
+    per_device: int
+    micro: int
+    num_micro: int
+    group: int
+    groups: tuple[int, ...]
+
 
 def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     """Compute every derived number, or raise RecipeError naming values that would fit."""
-    raise NotImplementedError
+    split = _split(recipe, facts)
+    steps_per_epoch = _steps_per_epoch(recipe, facts)
+    total = _length_steps(recipe.length, steps_per_epoch)
+    pins = (_steps(pin, steps_per_epoch, total) for pin in recipe.save.pin)
+    plan = Plan(
+        num_train=facts.num_train,
+        num_val=facts.num_val,
+        num_classes=facts.num_classes,
+        world_size=facts.world_size,
+        global_batch=recipe.batch.size,
+        batch_per_device=split.per_device,
+        micro_batch=split.micro,
+        num_micro_batches=split.num_micro,
+        group=split.group,
+        group_sizes=split.groups,
+        steps_per_epoch=float(steps_per_epoch),
+        total_steps=total,
+        schedule=_schedule(recipe.schedule, recipe.batch.size, steps_per_epoch, total),
+        log=_every(recipe.log.every, steps_per_epoch, total),
+        evaluate=None
+        if recipe.evaluate.every == "off"
+        else _every(recipe.evaluate.every, steps_per_epoch, total, recipe.evaluate.offset),
+        save=None if recipe.save.every == "off" else _every(recipe.save.every, steps_per_epoch, total),
+        pinned_steps=tuple(sorted({pin for pin in pins if 0 < pin <= total})),
+        eval_batch=recipe.evaluate.batch,
+        threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
+        workers=_workers(recipe, facts),
+    )
+    return replace(plan, lines=plan_lines(recipe, plan))
+
+
+def cut_groups(num_samples: int, group: int) -> tuple[int, ...]:
+    """Group sizes of a batch: the last may be shorter, and a remainder of one joins its neighbour."""
+    full, rest = divmod(num_samples, group)
+    if rest == 0:
+        return (group,) * full
+    if rest == 1 and full:
+        return (*(group,) * (full - 1), group + 1)
+    return (*(group,) * full, rest)
+
+
+def _split(recipe: Recipe, facts: Facts) -> _Split:
+    size, world = recipe.batch.size, facts.world_size
+    if size % world:
+        fitting = sorted({max(size // world, 1) * world, (size // world + 1) * world})
+        raise RecipeError(
+            f"batch.size {size} does not divide over {world} devices",
+            then=f"sizes that fit: {_listed(fitting)}, as in --batch-size {fitting[-1]}",
+        )
+    per_device = size // world
+    if recipe.batch.group == "micro":
+        micro = min(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
+        if recipe.batch.micro == "auto":
+            micro = max(n for n in range(1, micro + 1) if per_device % n == 0)
+        groups = cut_groups(per_device, micro)
+        return _Split(per_device, micro, len(groups), micro, groups * world)
+    group = size if recipe.batch.group == "all" else recipe.batch.group
+    groups = cut_groups(size, group)
+    if not set(range(0, size, per_device)) <= {0, *accumulate(groups)}:
+        raise _spread_group(group, per_device, world)
+    on_device = _device_groups(groups, per_device, 0)
+    per_micro = _groups_per_micro(recipe, on_device, group, per_device)
+    return _Split(per_device, per_micro * group, math.ceil(len(on_device) / per_micro), group, groups)
+
+
+def _spread_group(group: int, per_device: int, world: int) -> RecipeError:
+    fitting = [n for n in range(1, per_device + 1) if per_device % n == 0][-6:]
+    return RecipeError(
+        f"groups of {group} samples do not fall on whole devices: {world} devices take {per_device} samples each",
+        why="batch norm and mixing stay inside a group, and a group cannot be spread over devices",
+        then=f"group sizes that fit: {_listed(fitting)}, as in --set batch.group={fitting[-1]} (it changes batch norm)",
+    )
+
+
+def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_device: int) -> int:
+    """How many groups a device takes at a time."""
+    micro = recipe.batch.micro
+    if micro == "auto":
+        dividing = [k for k in range(1, len(groups) + 1) if len(groups) % k == 0 and k * group <= AUTO_MICRO_IMAGES]
+        return max(dividing, default=1)
+    if micro >= per_device:
+        return len(groups)
+    if micro % group:
+        fitting = [k * group for k in range(1, len(groups) + 1) if len(groups) % k == 0]
+        near = min(fitting, key=lambda size: abs(size - micro))
+        raise RecipeError(
+            f"batch.micro {micro} is not a whole number of groups: batch.group is {recipe.batch.group}"
+            + (f" ({group} samples)" if recipe.batch.group == "all" else ""),
+            why="batch norm statistics and mixing belong to a group, which cannot be cut in two",
+            then=f"sizes that fit: {_listed(fitting[:8])}, as in --set batch.micro={near}; "
+            f"or change the groups: --set batch.group={micro}",
+        )
+    return micro // group
+
+
+def _device_groups(groups: Sequence[int], per_device: int, rank: int) -> tuple[int, ...]:
+    ends = list(accumulate(groups))
+    low, high = rank * per_device, (rank + 1) * per_device
+    return tuple(size for size, end in zip(groups, ends, strict=True) if low < end <= high)
+
+
+def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
+    size = recipe.batch.size
+    if recipe.data.tail == "wrap" and facts.num_train > 0:
+        return math.ceil(facts.num_train / size)
+    steps = facts.num_train // size
+    if steps == 0:
+        raise RecipeError(
+            f"the data has {count(facts.num_train, 'training sample')}, fewer than the global batch of {size}",
+            why="data.tail: drop leaves out what does not fill a batch",
+            then=f"--batch-size {facts.num_train} or less, or --set data.tail=wrap"
+            if facts.num_train
+            else "check --data: nothing was found to train on",
+        )
+    return steps
+
+
+def _length_steps(length: Duration, steps_per_epoch: int) -> int:
+    """A run's steps; a part of an epoch is rounded to the nearest step, and a run has at least one."""
+    return max(1, _steps(length, steps_per_epoch, total=0))
+
+
+def _steps(duration: Duration, steps_per_epoch: int, total: int) -> int:
+    """A duration in whole steps, halves rounded up."""
+    return math.floor(_exact_steps(duration, steps_per_epoch, total) + Fraction(1, 2))
+
+
+def _exact_steps(duration: Duration, steps_per_epoch: int, total: int) -> Fraction:
+    if duration.unit == "step":
+        return duration.exact
+    if duration.unit == "ep":
+        return duration.exact * steps_per_epoch
+    if duration.unit == "%":
+        return duration.exact / 100 * total
+    raise AssertionError(f"{duration} has no length in steps")
+
+
+def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: Duration | None = None) -> Every:
+    assert isinstance(duration, Duration)
+    offset_steps = 0 if offset is None else _steps(offset, steps_per_epoch, total)
+    if duration.unit == "min":
+        return Every(minutes=duration.value, offset_steps=offset_steps)
+    if duration.unit == "step":
+        return Every(steps=int(duration.value), offset_steps=offset_steps)
+    return Every(epoch_steps=_exact_steps(duration, steps_per_epoch, total), offset_steps=offset_steps)
+
+
+def _schedule(section: Schedule, global_batch: int, steps_per_epoch: int, total: int) -> SchedulePlan:
+    peak = section.lr if section.per is None else section.lr * global_batch / section.per
+    warmup = _steps(section.warmup, steps_per_epoch, total)
+    if warmup > total:
+        raise RecipeError(
+            f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, the whole run only {total}",
+            then=f"--set schedule.warmup={total}step or less, or as a share: --set schedule.warmup=5%",
+        )
+    if section.kind in ("cosine", "linear", "polynomial") and section.end_lr > peak:
+        raise RecipeError(
+            f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}: a {section.kind} schedule falls",
+            then="lower schedule.end_lr (it is not scaled with the batch) or raise schedule.lr",
+        )
+    return SchedulePlan(
+        kind=section.kind,
+        peak_lr=peak,
+        end_lr=section.end_lr,
+        total_steps=total,
+        steps_per_epoch=float(steps_per_epoch),
+        warmup_steps=warmup,
+        period_steps=None if section.period is None else _exact_steps(section.period, steps_per_epoch, total),
+        milestone_steps=tuple(_steps(milestone, steps_per_epoch, total) for milestone in section.milestones),
+        factor=section.factor,
+        power=section.power,
+    )
+
+
+def _workers(recipe: Recipe, facts: Facts) -> int:
+    """Decoding threads: none where the data is already in memory."""
+    if recipe.data.workers != "auto":
+        return recipe.data.workers
+    return 0 if (facts.source or recipe.data.source) in IN_MEMORY else min(facts.cores, AUTO_WORKERS)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(number) for number in numbers)

@@ -1,7 +1,7 @@
 """The recipe: every field a person may set, typed, frozen and strict. Defaults live here and nowhere else.
 
-Owns names, types, ranges and the contradictions that can be seen without data. Refuses to know files (load) and
-derived numbers (plan). Invariant: a `Recipe` that exists is valid, and never changes.
+Owns names, types and ranges; `rules` holds what fields say about each other. Refuses to know files (load) and derived
+numbers (plan). Invariant: a `Recipe` that exists is valid, and never changes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from reconv.recipe.rules import ContradictionError, contradictions
 from reconv.recipe.units import Duration
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Pixels = Annotated[int, Field(gt=0, le=8192)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
+BatchSize = Annotated[int, Field(gt=0, le=2**20)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+Listed = Field(strict=False)  # a YAML list may fill a tuple; its items stay strict
 
 
 def _off(value: object) -> object:
@@ -29,14 +35,17 @@ Off = Annotated[Literal["off"], BeforeValidator(_off)]
 class Section(BaseModel):
     """A frozen part of a recipe that refuses unknown keys and silent conversions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+
+Option = bool | int | float | str | None | list[int] | list[float] | list[str]
 
 
 class Model(Section):
     """The network. `options` are the builder's own keyword arguments, checked when the model is built."""
 
     name: str = "resnet50"
-    options: dict[str, bool | int | float | str | None | list[int] | list[float] | list[str]] = {}
+    options: dict[str, Option] = {}
     init: str | None = None  # a weights file, a run, torchvision:NAME or timm:NAME
     freeze: bool = False  # train the head only
 
@@ -44,12 +53,12 @@ class Model(Section):
 class Preprocess(Section):
     """What an image becomes before the network: the same spec serves evaluation, prediction and export."""
 
-    size: Positive = 224  # side of the square the network sees
-    resize: Positive | None = 256  # shorter side before the centre crop; null: the image is resized to size x size
+    size: Pixels = 224  # side of the square the network sees
+    resize: Pixels | None = 256  # shorter side before the centre crop; null: the image is resized to size x size
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
     channels: Literal[1, 3] = 3
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # of pixel values divided by 255
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    mean: Annotated[tuple[float, ...], Listed] = (0.485, 0.456, 0.406)  # of pixel values divided by 255
+    std: Annotated[tuple[PositiveFloat, ...], Listed] = (0.229, 0.224, 0.225)
     standardise: bool = False  # per image, instead of mean and std
 
 
@@ -60,8 +69,8 @@ class Data(Section):
     path: str | None = None
     tail: Literal["drop", "wrap"] = "drop"  # the part of an epoch that does not fill a batch
     percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # decoding threads
-    prefetch: Positive = 2  # steps decoded ahead
+    workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads
+    prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
     preprocess: Preprocess = Preprocess()
     num_samples: Positive | None = None  # synthetic only
     num_classes: Positive | None = None  # synthetic only
@@ -80,9 +89,9 @@ class Augment(Section):
     """What training adds to preprocessing. Crops run where images are decoded, the rest on the device."""
 
     crop: Literal["none", "pad", "resized"] = "resized"
-    pad: Annotated[int, Field(ge=0)] = 4  # pixels around the image, for crop: pad
-    area: tuple[Fraction, Fraction] = (0.08, 1.0)  # for crop: resized
-    ratio: tuple[PositiveFloat, PositiveFloat] = (0.75, 1.3333333333333333)
+    pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
+    area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)  # for crop: resized
+    ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
     flip: Fraction = 0.5
     mixup: Mixup = Mixup()
     cutmix: Cutmix = Cutmix()
@@ -91,9 +100,9 @@ class Augment(Section):
 class BatchSizes(Section):
     """The global batch, its groups (where batch norm and mixing happen) and what one device takes at a time."""
 
-    size: Positive = 256  # global: all devices, one optimizer step
-    group: Positive | Literal["all", "micro"] = "all"  # samples; `all`: the global batch
-    micro: Positive | Literal["auto"] = "auto"  # samples a device takes in one forward pass
+    size: BatchSize = 256  # global: all devices, one optimizer step
+    group: BatchSize | Literal["all", "micro"] = "all"  # samples; `all`: the global batch
+    micro: BatchSize | Literal["auto"] = "auto"  # the most samples a device takes in one forward pass
 
 
 class Optimizer(Section):
@@ -103,12 +112,6 @@ class Optimizer(Section):
     weight_decay: NonNegative = 1e-4
     decay: Literal["all", "not-norm-bias", "not-norm"] = "all"  # which parameters are decayed
 
-    @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> Optimizer:
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov needs a momentum above 0")
-        return self
-
 
 class Schedule(Section):
     """The learning rate as a pure function of the step."""
@@ -117,19 +120,11 @@ class Schedule(Section):
     lr: PositiveFloat = 0.1  # at the reference batch
     per: Positive | None = None  # reference batch: lr x global batch / per; null: lr is absolute
     warmup: Duration = Duration(0, "ep")
-    end_lr: NonNegative = 0
+    end_lr: NonNegative = 0  # absolute, not scaled: cosine, linear, polynomial
     period: Duration | None = None  # step: length of one level
-    milestones: tuple[Duration, ...] = ()
+    milestones: Annotated[tuple[Duration, ...], Listed] = ()
     factor: PositiveFloat = 0.1  # step, milestones, exponential (per epoch)
     power: PositiveFloat = 2  # polynomial
-
-    @model_validator(mode="after")
-    def _fields_fit_the_kind(self) -> Schedule:
-        if self.kind == "step" and self.period is None:
-            raise ValueError("schedule.kind: step needs a period, as in 30ep")
-        if self.kind == "milestones" and not self.milestones:
-            raise ValueError("schedule.kind: milestones needs milestones, as in [30ep, 60ep]")
-        return self
 
 
 class Loss(Section):
@@ -158,14 +153,14 @@ class NonFinite(Section):
 class Engine(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_off)] = "auto"
     deterministic: bool = False
-    threads: Positive | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
+    threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
     channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(_off)] = "auto"
     non_finite: NonFinite = NonFinite()
 
 
 class Evaluate(Section):
     every: Duration | Off = Duration(1, "ep")
-    offset: Duration = Duration(0, "ep")  # before the first evaluation
+    offset: Duration = Duration(0, "ep")  # the first evaluation comes here, the next `every` later
     batch: Positive = 256
 
 
@@ -173,7 +168,7 @@ class Save(Section):
     every: Duration | Off = Duration(1, "ep")  # epochs, steps, a share, or minutes; off writes no checkpoint at all
     keep_last: Positive = 2
     keep_best: bool = True
-    pin: tuple[Duration, ...] = ()  # checkpoints at these points are never deleted
+    pin: Annotated[tuple[Duration, ...], Listed] = ()  # checkpoints at these points are never deleted
 
 
 class Log(Section):
@@ -197,10 +192,10 @@ class Expect(Section):
 class Recipe(Section):
     """Everything that decides a run's mathematics, and what it expects to reach."""
 
-    name: str = "recipe"
+    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=100)] = "recipe"  # also a folder's name
     description: str = ""
     task: Literal["classification"] = "classification"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     length: Duration = Duration(90, "ep")
     model: Model = Model()
     data: Data = Data()
@@ -219,14 +214,8 @@ class Recipe(Section):
     expect: Expect | None = None
 
     @model_validator(mode="after")
-    def _durations_have_fitting_units(self) -> Recipe:
-        if self.length.unit not in ("ep", "step"):
-            raise ValueError(f"length is in ep or step, not {self.length}")
-        for name, duration in (
-            ("schedule.warmup", self.schedule.warmup),
-            ("evaluate.every", self.evaluate.every),
-            ("log.every", self.log.every),
-        ):
-            if isinstance(duration, Duration) and duration.unit == "min":
-                raise ValueError(f"{name} cannot be in minutes: it must not depend on the clock")
+    def _fields_agree(self) -> Recipe:
+        found = contradictions(self)
+        if found:
+            raise ContradictionError(found)
         return self

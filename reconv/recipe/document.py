@@ -1,0 +1,170 @@
+"""YAML as recipes use it: plain values, the line of every key, and nothing that surprises.
+
+Owns the dialect: YAML 1.2's booleans (only true and false: `no`, `off` and `on` are words) and numbers (`1e-4` is one),
+no dates, no aliases, no tags, no duplicate keys. Refuses to know what the keys mean. Invariant: `read(write(tree))`
+gives the tree back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+Path = tuple[str, ...]  # of keys, from the root
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = (
+    ("null", re.compile(r"~|null|Null|NULL|"), ["~", "n", "N", ""]),
+    ("bool", re.compile(r"true|True|TRUE|false|False|FALSE"), list("tTfF")),
+    ("int", re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"), list("-+0123456789")),
+    (
+        "float",
+        re.compile(
+            r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+        ),
+        list("-+0123456789."),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong at a line (counted from 1) of a document."""
+
+    line: int
+    text: str
+
+
+@dataclass(slots=True)
+class Document:
+    """A tree of plain values, the line of each key, and what was wrong with the text."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    lines: dict[Path, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    broken: bool = False  # the text could not be read to its end; the tree is empty
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes only; values are made by `_value`, which knows just the tags of `_SCALARS`."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            text = "aliases (*name) are not part of recipes; share values with extends"
+            raise yaml.composer.ComposerError(None, None, text, self.current_event.start_mark)
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes plain scalars only where `_Loader` reads the same text back as a string."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {}
+_Dumper.yaml_implicit_resolvers = {}
+for _name, _pattern, _first in _SCALARS:
+    _whole = re.compile(rf"^(?:{_pattern.pattern})\Z")
+    _Loader.add_implicit_resolver(_TAG + _name, _whole, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _whole, _first)
+_Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(_TAG + "seq", items, flow_style=True))
+
+
+def read(text: str) -> Document:
+    """The document in `text`; never raises on bad text, but lists its problems."""
+    document = Document()
+    try:
+        node = _compose(text)
+        if isinstance(node, yaml.MappingNode):
+            document.tree = _mapping(node, (), document)
+            return document
+        problem = None if node is None else Problem(_line(node), "a recipe is made of `key: value` lines")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = Problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}")
+    except yaml.reader.ReaderError as error:
+        problem = Problem(text.count("\n", 0, error.position) + 1, f"not YAML: {error.reason}")
+    except RecursionError:
+        problem = Problem(1, "nested too deeply for a recipe")
+    return Document(problems=[problem] if problem else [], broken=problem is not None)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+        return node
+    finally:
+        loader.dispose()
+
+
+def read_value(text: str) -> Any:
+    """The value of a text typed on a command line; text that is not YAML is returned as it is."""
+    document = read(f"value: {text}")
+    return document.tree["value"] if not document.problems and list(document.tree) == ["value"] else text
+
+
+def write(tree: Mapping[str, Any]) -> str:
+    """The tree as YAML: sections in blocks, lists on one line, keys in the order given."""
+    return str(yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "":
+            document.problems.append(Problem(_line(key_node), "a key is a word"))
+            continue
+        key = str(key_node.value)
+        here = (*path, key)
+        if key in result:
+            text = f"{'.'.join(here)}: written twice (first on line {document.lines[here]})"
+            document.problems.append(Problem(_line(key_node), text))
+            continue
+        document.lines[here] = _line(key_node)
+        result[key] = _value(value_node, here, document)
+    return result
+
+
+def _value(node: yaml.Node, path: Path, document: Document) -> Any:
+    kind = node.tag.removeprefix(_TAG)
+    if isinstance(node, yaml.MappingNode) and kind == "map":
+        return _mapping(node, path, document)
+    if isinstance(node, yaml.SequenceNode) and kind == "seq":
+        return [_value(item, (*path, str(i)), document) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.ScalarNode) and kind in _MAKERS:
+        try:
+            return _MAKERS[kind](node.value)
+        except (ValueError, KeyError):
+            text = f"{'.'.join(path)}: cannot be read as {kind}: {node.value[:40]}"
+    else:
+        text = f"{'.'.join(path)}: tags ({node.tag}) are not part of recipes"
+    document.problems.append(Problem(_line(node), text))
+    return None
+
+
+def _int(text: str) -> int:
+    return int(text, 0 if text[:2] in ("0x", "0o") else 10)
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_MAKERS: Mapping[str, Callable[[str], Any]] = {
+    "str": str,
+    "null": lambda _: None,
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+    "int": _int,
+    "float": _float,
+}
