@@ -1,1 +1,1 @@
-
+"""Samples to batches: sources, order, decoding, augmentation, mixing, loading, download."""

@@ -1,0 +1,54 @@
+"""From a recipe's data section to an open source.
+
+Owns the choice of source. Refuses to know how any of them works. Invariant: the returned source has at least one
+sample, and the training split alone is thinned by `data.percent`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reconv.data.detect import detect
+from reconv.data.source import Source, Split, Subset, spread
+from reconv.data.sources.arrays import ArraySource
+from reconv.data.sources.cifar import open_cifar
+from reconv.data.sources.digits import open_digits
+from reconv.data.sources.folder import FolderSource
+from reconv.data.sources.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
+from reconv.errors import DataError
+from reconv.recipe.schema import Data
+
+
+def open_source(kind: str, path: Path | None, split: Split, data: Data) -> Source:
+    """One split of the data of this kind; `auto` finds out what is at `path`."""
+    source = _open(kind, path, split, data)
+    if split == "val" or data.percent == 100:
+        return source
+    indices = spread(len(source), data.percent)
+    return source.take(indices) if isinstance(source, ArraySource) else Subset(source, indices)
+
+
+def _open(kind: str, path: Path | None, split: Split, data: Data) -> Source:
+    if kind == "digits":
+        return open_digits(split)
+    if kind in ("synthetic", "synthetic-device"):
+        return _open_synthetic(kind, split, data)
+    if path is None:
+        wanted = kind if kind.startswith("cifar") else "cifar10"
+        raise DataError(
+            "no data folder given" + ("" if kind == "auto" else f" for {kind}"),
+            why="neither --data, data.path nor $DATA_DIR says where the data is",
+            then=f"--data DIR; to download some: reconv data get {wanted} DIR",
+        )
+    found = detect(path, kind)
+    if found.layout is not None:
+        return open_cifar(found.layout, found.path, split, found.why)
+    return FolderSource(found.path, split, found.why)
+
+
+def _open_synthetic(kind: str, split: Split, data: Data) -> Synthetic:
+    """Validation gets a fifth as many samples as training."""
+    num_train = data.num_samples or NUM_SAMPLES
+    num_samples = num_train if split == "train" else max(1, num_train // 5)
+    make = SyntheticOnDevice if kind == "synthetic-device" else Synthetic
+    return make(split, num_samples, data.num_classes or NUM_CLASSES, data.preprocess.size, data.preprocess.channels)

@@ -1,0 +1,73 @@
+"""What a source of samples is: a length, random access, class names and a fingerprint.
+
+Owns the protocol and the thinned view of a source. Refuses to know files, decoding and order. Invariant: `sample(i)`
+depends on i alone and may be called from many threads at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+I64 = npt.NDArray[np.int64]
+Split = Literal["train", "val"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample: an encoded file or pixels [height, width, channels], its class and a name a person can find."""
+
+    data: bytes | U8
+    target: int
+    name: str
+
+
+class Source(Protocol):
+    """Samples by index."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def class_names(self) -> tuple[str, ...]: ...
+    @property
+    def origin(self) -> str:
+        """One line for people: what this is and how it was recognised."""
+        ...
+
+    def __len__(self) -> int: ...
+    def sample(self, index: int) -> Sample: ...
+    def fingerprint(self) -> str:
+        """A digest that changes when the samples, their order or their targets do."""
+        ...
+
+
+class Subset:
+    """Some samples of a source, in the given order."""
+
+    def __init__(self, source: Source, indices: I64) -> None:
+        self._source = source
+        self._indices = indices
+        self.kind = source.kind
+        self.class_names = source.class_names
+        self.origin = f"{source.origin}; {len(indices)} of {len(source)} samples"
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def sample(self, index: int) -> Sample:
+        """The source's sample behind the index."""
+        return self._source.sample(int(self._indices[index]))
+
+    def fingerprint(self) -> str:
+        """The source's digest with the share taken."""
+        return f"{self._source.fingerprint()}/{len(self._indices)}"
+
+
+def spread(num_samples: int, percent: float) -> I64:
+    """Indices of `percent` of the samples (at least one), evenly spread so that sorted classes keep their shares."""
+    num_kept = max(1, round(num_samples * percent / 100))
+    return np.arange(num_kept, dtype=np.int64) * num_samples // num_kept

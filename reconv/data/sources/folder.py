@@ -1,0 +1,162 @@
+"""A tree of image files: train/<class>/..., and val/ or validation/ beside it.
+
+Owns the listing and its compact index. Refuses to know decoding. Invariant: samples are in the order of class name,
+then path, so every machine with the same tree sees the same indices; a class folder without images is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from reconv.data.reader import read, size_bytes, unreadable
+from reconv.data.source import Sample, Split, spread
+from reconv.errors import DataError
+
+EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "validation")}
+
+_ENDINGS = tuple(f".{extension}" for extension in EXTENSIONS)
+_SIZES_IN_FINGERPRINT = 4096
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file of this name is taken for an image."""
+    return name.lower().endswith(_ENDINGS) and not name.startswith(".")
+
+
+def split_folder(root: Path, split: Split) -> Path | None:
+    """The folder of a split under `root`, if it is there."""
+    return next((root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir()), None)
+
+
+class FolderSource:
+    """One split of a tree of image files, indexed in about 40 bytes a sample plus the length of its file name."""
+
+    kind = "folder"
+
+    def __init__(self, root: Path, split: Split, why: str = "") -> None:
+        self._folder = _existing_split(root, split)
+        self.class_names = _class_folders(_existing_split(root, "train"))
+        self.origin = f"image folders at {root}" + (f" ({why})" if why else "")
+        present = self.class_names if split == "train" else _class_folders(self._folder)
+        _refuse_unknown_classes(self._folder, present, self.class_names)
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        packed, ends, targets = bytearray(), array("q", [0]), array("i")
+        for class_name in present:
+            files = _image_files(self._folder, class_name)
+            for file in files:
+                packed += os.fsencode(file)
+                ends.append(len(packed))
+            targets.extend([numbers[class_name]] * len(files))
+        self._packed = bytes(packed)
+        self._ends = np.frombuffer(ends, np.int64)
+        self._targets = np.frombuffer(targets, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory held by the index."""
+        return len(self._packed) + self._ends.nbytes + self._targets.nbytes
+
+    def path(self, index: int) -> str:
+        """The file of a sample."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        name = os.fsdecode(self._packed[self._ends[index] : self._ends[index + 1]])
+        return os.path.join(self._folder, self.class_names[self._targets[index]], name)
+
+    def sample(self, index: int) -> Sample:
+        """The encoded file and its class."""
+        path = self.path(index)
+        return Sample(read(path), int(self._targets[index]), path)
+
+    def fingerprint(self) -> str:
+        """A digest of all names and targets and of the sizes of up to 4096 files spread over the set."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
+        digest.update(self._packed)
+        digest.update(self._ends.data)
+        digest.update(self._targets.data)
+        for index in spread(len(self), 100 * min(1, _SIZES_IN_FINGERPRINT / len(self))):
+            digest.update(size_bytes(self.path(int(index))).to_bytes(8, "little"))
+        return digest.hexdigest()
+
+
+def _existing_split(root: Path, split: Split) -> Path:
+    folder = split_folder(root, split)
+    if folder is None:
+        names = " or ".join(f"{name}/" for name in SPLIT_FOLDERS[split])
+        raise DataError(
+            f"no {names} under {root}",
+            where=str(root),
+            why="an image tree has train/<class>/... and val/<class>/... (or validation/)",
+            then="name the folder that holds train/ and val/: --data DIR",
+        )
+    return folder
+
+
+def _class_folders(folder: Path) -> tuple[str, ...]:
+    """Names of the class folders, sorted."""
+    try:
+        with os.scandir(folder) as entries:
+            names = tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    if not names:
+        raise DataError(
+            f"no class folders in {folder}",
+            where=str(folder),
+            why="each class is a folder of images: train/cat/1.jpg",
+            then="sort the images into one folder per class",
+        )
+    return names
+
+
+def _refuse_unknown_classes(folder: Path, present: tuple[str, ...], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(present) - set(known))
+    if unknown:
+        listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        raise DataError(
+            f"classes that training does not have: {listed}",
+            where=str(folder),
+            why="validation classes are looked up in the list of training classes",
+            then="remove or rename these folders, or add them to train/",
+        )
+
+
+def _image_files(folder: Path, class_name: str) -> list[str]:
+    """Paths of the class's images relative to its folder, at any depth, sorted."""
+    top = os.path.join(folder, class_name)
+    files: list[str] = []
+    pending = [""]
+    try:
+        while pending:
+            inner = pending.pop()
+            with os.scandir(os.path.join(top, inner)) as entries:
+                for entry in entries:
+                    name = os.path.join(inner, entry.name)
+                    if is_image_name(entry.name) and entry.is_file():
+                        files.append(name)
+                    elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                        pending.append(name)
+    except OSError as error:
+        raise unreadable(top, error) from error
+    if not files:
+        raise DataError(
+            f"class folder {class_name} has no images",
+            where=top,
+            why=f"no file in it ends in {', '.join(EXTENSIONS)}",
+            then="add its images or remove the folder",
+        )
+    return sorted(files)

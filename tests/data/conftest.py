@@ -1,0 +1,58 @@
+"""Small real data sets for the data tests."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_examples import cifar_layout, encode, noise
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """An image tree: 3 classes, 11 training and 5 validation pictures of different sizes, PNG and JPEG."""
+    root = tmp_path / "tree"
+    number = 0
+    for split, counts in (("train", (4, 4, 3)), ("val", (2, 2, 1))):
+        for name, count in zip(("ant", "bee", "cat"), counts, strict=True):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for _ in range(count):
+                pixels = noise(40 + number, 70 - 2 * number, 3, number)
+                ending, form = (("JPEG", "JPEG"), ("png", "PNG"))[number % 2]
+                (folder / f"{number:03}.{ending}").write_bytes(encode(pixels, form))
+                number += 1
+    return root
+
+
+@pytest.fixture
+def write_cifar() -> Callable[..., Path]:
+    """Writes a small CIFAR of 7 samples a file, the same pixels in both forms."""
+
+    def write(parent: Path, kind: str, form: str, per_file: int = 7) -> Path:
+        layout = cifar_layout(kind, form)
+        folder = parent / layout.folder
+        folder.mkdir(parents=True)
+        names = [f"class_{number}" for number in range(layout.num_classes)]
+        for number, name in enumerate((*layout.train, *layout.val)):
+            rng = np.random.default_rng(number)
+            pixels = rng.integers(0, 256, (per_file, 3072), dtype=np.uint8)
+            labels = rng.integers(0, layout.num_classes, per_file)
+            if form == "binary":
+                coarse = [labels[:, None] // 5] if kind == "cifar100" else []
+                rows = np.concatenate([*coarse, labels[:, None], pixels], axis=1).astype(np.uint8)
+                (folder / name).write_bytes(rows.tobytes())
+            else:
+                content = {b"data": pixels, layout.labels_key: labels.tolist(), b"batch_label": b"x"}
+                (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+        if form == "binary":
+            (folder / layout.names).write_text("\n".join(names) + "\n\n")
+        else:
+            key = b"label_names" if kind == "cifar10" else b"fine_label_names"
+            (folder / layout.names).write_bytes(pickle.dumps({key: [name.encode() for name in names]}, protocol=2))
+        return folder
+
+    return write

@@ -1,0 +1,99 @@
+"""Recognising what a folder holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reconv.data.detect import detect
+from reconv.data.open import open_source
+from reconv.errors import DataError, Exit
+from reconv.recipe.schema import Data
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("form", ["binary", "python"])
+@pytest.mark.parametrize("inner", ["", "x", "x/y"])
+def test_cifar_is_found_at_the_path_and_up_to_two_levels_down(
+    tmp_path: Path, write_cifar: Callable[..., Path], kind: str, form: str, inner: str
+) -> None:
+    folder = write_cifar(tmp_path / inner if inner != "x/y" else tmp_path / "x", kind, form)
+    for path in (folder, folder.parent, tmp_path):
+        found = detect(path)
+        assert (found.kind, found.path) == (kind, folder)
+        assert folder.name in found.why or "it has" in found.why
+        assert found.layout is not None
+        assert found.layout.form == form
+
+
+def test_a_renamed_cifar_folder_is_known_by_its_files(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    folder = write_cifar(tmp_path, "cifar100", "python").rename(tmp_path / "mine")
+    found = detect(folder)
+    assert (found.kind, found.why) == ("cifar100", "it has train and meta")
+    source = open_source("auto", folder, "val", Data())
+    assert source.kind == "cifar100"
+    assert "it has train and meta" in source.origin
+
+
+def test_an_image_tree_is_found_at_the_path_and_below(tree: Path) -> None:
+    assert (detect(tree).kind, detect(tree).path) == ("folder", tree)
+    assert detect(tree.parent).path == tree
+    assert len(open_source("auto", tree.parent, "val", Data())) == 5
+
+
+def test_binary_is_preferred_where_both_forms_are(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    write_cifar(tmp_path, "cifar10", "python")
+    binary = write_cifar(tmp_path, "cifar10", "binary")
+    assert detect(tmp_path).path == binary
+
+
+def test_two_kinds_are_never_guessed_between(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    write_cifar(tmp_path, "cifar10", "binary")
+    hundred = write_cifar(tmp_path, "cifar100", "binary")
+    with pytest.raises(DataError, match="cifar10, cifar100"):
+        detect(tmp_path)
+    assert detect(tmp_path, "cifar100").path == hundred
+
+
+def test_two_image_trees_are_never_guessed_between(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "train").mkdir(parents=True)
+    with pytest.raises(DataError, match="more than one image tree"):
+        detect(tmp_path)
+
+
+def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cifar.tar.gz").touch()
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "other" / "pictures").mkdir(parents=True)
+    write_cifar(tmp_path / "ten", "cifar10", "binary")
+    cases = [
+        ("missing", "auto", "no such folder", "reconv data get cifar10"),
+        ("empty", "auto", "is empty", "reconv data get cifar10"),
+        ("cifar.tar.gz", "auto", "not unpacked", "tar -xf"),
+        ("notes.txt", "auto", "is a file", "--data"),
+        ("other", "auto", "no data recognised", "train/ and val/"),
+        ("ten", "cifar100", "it holds cifar10", "reconv data get cifar100"),
+    ]
+    for name, wanted, why, then in cases:
+        with pytest.raises(DataError) as caught:
+            detect(tmp_path / name, wanted)
+        assert why in str(caught.value)
+        assert then in caught.value.then
+        assert caught.value.code == Exit.DATA
+
+
+def test_no_path_at_all_says_what_to_type() -> None:
+    with pytest.raises(DataError, match="no data folder given for cifar100") as caught:
+        open_source("cifar100", None, "train", Data())
+    assert "reconv data get cifar100" in caught.value.then
+
+
+def test_a_tree_without_validation_says_so(tree: Path) -> None:
+    (tree / "val").rename(tree / "holdout")
+    assert len(open_source("auto", tree, "train", Data())) == 11
+    with pytest.raises(DataError, match="no val/ or validation/"):
+        open_source("auto", tree, "val", Data())

@@ -1,0 +1,234 @@
+"""Sources: digits, CIFAR in four layouts, image trees, synthetic."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_examples import cifar_layout, encode, noise
+from sklearn.datasets import load_digits
+
+from reconv.data.open import open_source
+from reconv.data.source import Sample, Subset, spread
+from reconv.data.sources.arrays import ArraySource
+from reconv.data.sources.cifar import open_cifar
+from reconv.data.sources.digits import open_digits
+from reconv.data.sources.folder import FolderSource
+from reconv.data.sources.synthetic import Synthetic
+from reconv.errors import DataError, Exit
+from reconv.recipe.schema import Data, Preprocess
+
+
+def pixels(sample: Sample) -> np.ndarray:
+    assert isinstance(sample.data, np.ndarray)
+    return sample.data
+
+
+def test_digits_are_those_of_scikit_learn_with_every_fifth_for_validation() -> None:
+    bunch = load_digits()
+    train, val = open_digits("train"), open_digits("val")
+    assert (len(train), len(val)) == (1437, 360)
+    is_val = np.arange(1797) % 5 == 0
+    for source, chosen in ((train, ~is_val), (val, is_val)):
+        assert np.array_equal(source.images[:, 0], np.rint(bunch.images[chosen] * 255 / 16).astype(np.uint8))
+        assert np.array_equal(source.targets, bunch.target[chosen])
+    assert train.images.max() == 255
+    assert pixels(val.sample(1)).shape == (8, 8, 1)
+    assert val.sample(1).name == "digits[1]"
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
+def test_both_forms_of_cifar_hold_the_same_samples(tmp_path: Path, write_cifar: Callable[..., Path], kind: str) -> None:
+    sources = []
+    for form in ("binary", "python"):
+        folder = write_cifar(tmp_path, kind, form)
+        sources.append(open_cifar(cifar_layout(kind, form), folder, "train"))
+    binary, python = sources
+    assert len(binary) == (35 if kind == "cifar10" else 7)
+    assert np.array_equal(binary.images, python.images)
+    assert np.array_equal(binary.targets, python.targets)
+    assert binary.class_names == python.class_names
+    assert binary.fingerprint() == python.fingerprint()
+
+
+def test_cifar_pixels_are_planes_and_its_fine_label_is_the_second_byte(
+    tmp_path: Path, write_cifar: Callable[..., Path]
+) -> None:
+    folder = write_cifar(tmp_path, "cifar100", "binary")
+    raw = (folder / "test.bin").read_bytes()
+    sample = open_cifar(cifar_layout("cifar100", "binary"), folder, "val").sample(2)
+    record = raw[2 * 3074 : 3 * 3074]
+    assert sample.target == record[1]
+    assert pixels(sample)[3, 5].tolist() == [record[2 + plane * 1024 + 3 * 32 + 5] for plane in range(3)]
+
+
+def test_half_written_cifar_names_the_file_and_the_download(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    folder = write_cifar(tmp_path, "cifar10", "binary")
+    file = folder / "data_batch_3.bin"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"data_batch_3.bin(.|\n)*reconv data get cifar10") as caught:
+        open_cifar(cifar_layout("cifar10", "binary"), folder, "train")
+    assert caught.value.code == Exit.DATA
+    file.write_bytes(file.read_bytes()[: 3073 * 5])
+    with pytest.raises(DataError, match="not all equal"):
+        open_cifar(cifar_layout("cifar10", "binary"), folder, "train")
+    file.unlink()
+    with pytest.raises(DataError, match=r"lacks data_batch_3\.bin"):
+        open_cifar(cifar_layout("cifar10", "binary"), folder, "train")
+
+
+def test_cifar_label_out_of_range_is_an_error(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    folder = write_cifar(tmp_path, "cifar10", "binary")
+    file = folder / "test_batch.bin"
+    file.write_bytes(b"\x0b" + file.read_bytes()[1:])
+    with pytest.raises(DataError, match="label 11 out of range at sample 0"):
+        open_cifar(cifar_layout("cifar10", "binary"), folder, "val")
+
+
+class Attack:
+    """A pickle that would make a folder."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("attacked",)
+
+
+@pytest.mark.parametrize("content", [Attack(), {b"data": Attack()}, [1, 2]])
+def test_a_cifar_pickle_cannot_run_code(tmp_path: Path, write_cifar: Callable[..., Path], content: object) -> None:
+    folder = write_cifar(tmp_path, "cifar10", "python")
+    (folder / "test_batch").write_bytes(pickle.dumps(content))
+    with pytest.raises(DataError):
+        open_cifar(cifar_layout("cifar10", "python"), folder, "val")
+    assert not Path("attacked").exists()
+
+
+def test_a_torn_cifar_pickle_is_a_data_error(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    folder = write_cifar(tmp_path, "cifar10", "python")
+    whole = (folder / "test_batch").read_bytes()
+    lengths = (0, 1, len(whole) // 2, len(whole) - 1)
+    for length in lengths:
+        (folder / "test_batch").write_bytes(whole[:length])
+        with pytest.raises(DataError, match="test_batch"):
+            open_cifar(cifar_layout("cifar10", "python"), folder, "val")
+
+
+def test_folder_classes_are_sorted_and_samples_follow_names(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    assert source.class_names == ("ant", "bee", "cat")
+    assert [source.sample(index).target for index in range(len(source))] == [0] * 4 + [1] * 4 + [2] * 3
+    names = [os.path.relpath(source.path(index), tree) for index in range(len(source))]
+    assert names == sorted(names)
+    assert names[0] == os.path.join("train", "ant", "000.JPEG")
+    assert source.sample(0).data == (tree / names[0]).read_bytes()
+
+
+def test_folder_finds_every_extension_at_any_depth_and_ignores_the_rest(tree: Path) -> None:
+    data = encode(noise(4, 4, 3, 0))
+    inner = tree / "train" / "ant" / "more"
+    inner.mkdir()
+    wanted = ("a.JPG", "b.jpeg", "c.Png", "d.webp", "e.bmp", "f.tif", "g.TIFF")
+    for name in (*wanted, "h.txt", ".hidden.png", "i.gif"):
+        (inner / name).write_bytes(data)
+    source = FolderSource(tree, "train")
+    found = [os.path.basename(source.path(i)) for i in range(len(source)) if "more" in source.path(i)]
+    assert found == list(wanted)
+
+
+def test_validation_may_lack_classes_but_not_invent_them(tree: Path) -> None:
+    os.rename(tree / "val", tree / "validation")
+    for file in (tree / "validation" / "ant").iterdir():
+        file.unlink()
+    (tree / "validation" / "ant").rmdir()
+    source = FolderSource(tree, "val")
+    assert source.class_names == ("ant", "bee", "cat")
+    assert [source.sample(index).target for index in range(3)] == [1, 1, 2]
+    (tree / "validation" / "dog").mkdir()
+    with pytest.raises(DataError, match="training does not have: dog"):
+        FolderSource(tree, "val")
+
+
+def test_a_class_folder_without_images_is_named(tree: Path) -> None:
+    (tree / "train" / "bat").mkdir()
+    (tree / "train" / "bat" / "readme.txt").write_text("soon")
+    with pytest.raises(DataError, match="class folder bat has no images") as caught:
+        FolderSource(tree, "train")
+    assert caught.value.where == str(tree / "train" / "bat")
+
+
+def test_a_file_that_vanished_is_a_data_error_with_its_path(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    os.unlink(source.path(3))
+    with pytest.raises(DataError) as caught:
+        source.sample(3)
+    assert caught.value.where == source.path(3)
+
+
+def test_folder_fingerprint_sees_names_sizes_and_classes(tree: Path) -> None:
+    first = FolderSource(tree, "train").fingerprint()
+    assert FolderSource(tree, "train").fingerprint() == first
+    file = tree / "train" / "bee" / "004.JPEG"
+    file.write_bytes(file.read_bytes() + b"\0")
+    resized = FolderSource(tree, "train").fingerprint()
+    os.rename(file, file.with_name("zzz.JPEG"))
+    renamed = FolderSource(tree, "train").fingerprint()
+    os.rename(tree / "train" / "bee", tree / "train" / "bug")
+    assert len({first, resized, renamed, FolderSource(tree, "train").fingerprint()}) == 4
+
+
+def test_folder_index_is_small(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "n01440764"
+        folder.mkdir(parents=True)
+        for number in range(500):
+            (folder / f"ILSVRC2012_val_{number:08}.JPEG").touch()
+    source = FolderSource(tmp_path, "train")
+    assert source.index_bytes / len(source) < 60
+
+
+def test_names_that_are_not_utf8_are_read(tree: Path) -> None:
+    path = os.path.join(os.fsencode(tree / "train" / "ant"), b"caf\xe9.png")
+    with open(path, "wb") as file:
+        file.write(b"bytes")
+    source = FolderSource(tree, "train")
+    samples = [source.sample(index) for index in range(len(source))]
+    assert [sample.data for sample in samples if os.fsencode(sample.name) == path] == [b"bytes"]
+    assert source.fingerprint()
+
+
+def test_synthetic_images_are_functions_of_their_index_and_show_their_class() -> None:
+    train, val = (Synthetic(split, 40, 4, 16, 3) for split in ("train", "val"))  # type: ignore[arg-type]
+    assert np.array_equal(pixels(train.sample(7)), pixels(train.sample(7)))
+    assert not np.array_equal(pixels(train.sample(7)), pixels(train.sample(11)))
+    assert not np.array_equal(pixels(train.sample(7)), pixels(val.sample(7)))
+    assert (train.sample(7).target, train.sample(8).target) == (3, 0)
+    means = np.stack([np.mean([pixels(train.sample(i)) for i in range(c, 40, 4)], axis=0) for c in range(4)])
+    right = [
+        int(np.argmin([np.abs(pixels(val.sample(i)) - mean).mean() for mean in means])) == i % 4 for i in range(40)
+    ]
+    assert all(right)
+
+
+def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -> None:
+    data = Data(percent=50)
+    train = open_source("folder", tree, "train", data)
+    assert isinstance(train, Subset)
+    assert [train.sample(index).target for index in range(len(train))] == [0, 0, 0, 1, 1, 2]
+    assert len(open_source("folder", tree, "val", data)) == 5
+    digits = open_source("digits", None, "train", data)
+    assert isinstance(digits, ArraySource)
+    assert len(digits) == 718
+    assert digits.fingerprint() != open_digits("train").fingerprint()
+    assert spread(7, 100).tolist() == list(range(7))
+    assert spread(1000, 0.01).tolist() == [0]
+
+
+def test_synthetic_is_shaped_by_the_recipe() -> None:
+    data = Data(num_samples=20, num_classes=3, preprocess=Preprocess(size=12, channels=1, mean=(0.5,), std=(0.5,)))
+    for kind in ("synthetic", "synthetic-device"):
+        source = open_source(kind, None, "train", data)
+        assert (source.kind, len(source), len(source.class_names)) == (kind, 20, 3)
+        assert pixels(source.sample(0)).shape == (12, 12, 1)
+        assert len(open_source(kind, None, "val", data)) == 4
