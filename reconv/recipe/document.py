@@ -67,12 +67,18 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _style(text: str) -> str | None:
+    """Double quotes for control characters and odd line ends, which PyYAML's plain and single quotes lose."""
+    return None if text.isprintable() else '"'
+
+
 _Loader.yaml_implicit_resolvers = {}
 _Dumper.yaml_implicit_resolvers = {}
 for _name, _pattern, _first in _SCALARS:
     _whole = re.compile(rf"^(?:{_pattern.pattern})\Z")
     _Loader.add_implicit_resolver(_TAG + _name, _whole, _first)
     _Dumper.add_implicit_resolver(_TAG + _name, _whole, _first)
+_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(_TAG + "str", text, _style(text)))
 _Dumper.add_representer(list, lambda dumper, items: dumper.represent_sequence(_TAG + "seq", items, flow_style=True))
 
 

@@ -42,10 +42,15 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
     name = ".".join(path)
     if any(error["type"] == "extra_forbidden" for error in errors):
         near = suggest(name)
+        if near == name:
+            nested = " { ".join(f"{key}:" for key in near.split("."))
+            return f"{name}: unknown key; in a file sections are nested: {nested} ..."
         return f"{name}: unknown key" + (f"; did you mean {near}?" if near else "")
     if any(error["type"] == "missing" for error in errors):
         short_list = isinstance(errors[0]["loc"][-1], int)
         return f"{name}: too few values in the list" if short_list else f"{name}: missing"
+    if any(error["loc"][-1] == "[key]" for error in errors):
+        return f"{name}: an option's name is letters, digits and _"
     if name.startswith("model.options."):
         kinds = "a number, a word, true, false, null or a list of one of these"
         return f"{name}: takes {kinds}; not {_show(_given(errors))}"

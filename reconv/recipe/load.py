@@ -167,7 +167,7 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
     presets = preset_names()
     if name in presets:
         return preset_path(name), f"{name}.yaml"
-    path = folder / Path(name).expanduser()
+    path = folder / os.path.expanduser(name)
     try:
         if path.is_file():
             return Path(os.path.abspath(path)), min(os.path.relpath(path), str(path), key=len) if where else name
@@ -205,7 +205,9 @@ def _read_layer(path: Path, shown: str) -> _Layer:
 
 def _anchor(value: str, folder: Path) -> str:
     """A path made absolute; names of other zoos, as in torchvision:resnet50, stay."""
-    return value if re.match(r"[a-z]+:", value) or not value else os.path.abspath(folder / Path(value).expanduser())
+    if not value or value.startswith(("torchvision:", "timm:")):
+        return value
+    return os.path.abspath(folder / os.path.expanduser(value))
 
 
 def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:

@@ -45,7 +45,7 @@ class Model(Section):
     """The network. `options` are the builder's own keyword arguments, checked when the model is built."""
 
     name: str = "resnet50"
-    options: dict[str, Option] = {}
+    options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = {}
     init: str | None = None  # a weights file, a run, torchvision:NAME or timm:NAME
     freeze: bool = False  # train the head only
 

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reconv.errors import Exit, RecipeError
+from reconv.recipe.load import Override, differences, dump, load, may_change
+from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.units import Duration
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str, name: str = "my.yaml") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def problems(path: str, *overrides: Override) -> list[str]:
+    """The lines of the error that loading gives, without its first and last."""
+    with pytest.raises(RecipeError) as caught:
+        load(path, overrides)
+    assert caught.value.code is Exit.USAGE
+    return [line.strip().removeprefix(path + ":") for line in caught.value.what.splitlines()[1:]]
+
+
+def test_every_problem_comes_at_once_in_the_order_of_the_file(write) -> None:
+    path = write(
+        "length: 10ep\n"
+        "batch:\n"
+        "  sise: 3\n"
+        "  group: '256'\n"
+        "seed: true\n"
+        "augment: {flip: 2}\n"
+        "schedule: {kind: cosin}\n"
+        "optimizer: {nesterov: true, momentum: 0}\n"
+    )
+    assert problems(path) == [
+        "3: batch.sise: unknown key; did you mean batch.size?",
+        "4: batch.group: takes a whole number, or one of all, micro; not '256' (a number is written without quotes)",
+        "5: seed: takes a whole number; not true",
+        "6: augment.flip: takes a number not above 1; not 2",
+        "7: schedule.kind: takes one of constant, cosine, linear, step, milestones, exponential, polynomial; "
+        "not 'cosin'; did you mean cosine?",
+        "8: optimizer.nesterov: needs optimizer.momentum above 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("batch_size: 3", "did you mean batch.size?"),
+        ("lr: 3", "did you mean schedule.lr?"),
+        ("epochs: 3", "did you mean length?"),
+        ("weight_decay: 3", "did you mean optimizer.weight_decay?"),
+        ("optimiser: {kind: sgd}", "did you mean optimizer?"),
+        ("data: {preproces: {size: 3}}", "did you mean data.preprocess?"),
+        ("batch.size: 3", "sections are nested: batch: { size: ..."),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_valid_one(write, text: str, expected: str) -> None:
+    assert problems(write(text))[0].endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("batch: {size: '256'}", "batch.size"),
+        ("batch: {size: true}", "batch.size"),
+        ("batch: {size: 256.0}", "batch.size"),
+        ("batch: {size: 0}", "batch.size"),
+        ("seed: -1", "seed"),
+        ("model: {freeze: 2}", "model.freeze"),
+        ("model: {freeze: yes}", "model.freeze"),
+        ("model: {name: 50}", "model.name"),
+        ("schedule: {lr: '0.1'}", "schedule.lr"),
+        ("schedule: {lr: true}", "schedule.lr"),
+        ("schedule: {lr: .inf}", "schedule.lr"),
+        ("schedule: {lr: .nan}", "schedule.lr"),
+        ("length: 90", "length"),
+        ("length: 90 epochs", "length"),
+        ("length: 2.5step", "length"),
+        ("save: {every: 101%}", "save.every"),
+        ("batch: 64", "batch"),
+        ("batch: [64]", "batch"),
+        ("augment: {area: [0.1]}", "augment.area"),
+        ("augment: {ratio: [1, 2, 3]}", "augment.ratio"),
+        ("data: {preprocess: {mean: 0.5}}", "data.preprocess.mean"),
+        ("data: {preprocess: {mean: ['0.5', 1, 1]}}", "data.preprocess.mean"),
+        ("model: {options: {width: {a: 1}}}", "model.options.width"),
+        ("model: {options: {a.b: 1}}", "model.options.a.b"),
+        ("expect: {metric: top1}", "expect.value"),
+        ("name: a/b", "name"),
+    ],
+)
+def test_a_wrong_type_or_range_is_one_problem_with_the_field(write, text: str, field: str) -> None:
+    found = problems(write(text))
+    assert len(found) == 1
+    assert found[0].startswith(f"1: {field}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("optimizer: {nesterov: true, momentum: 0}", "optimizer.nesterov"),
+        ("schedule: {kind: step}", "schedule.period"),
+        ("schedule: {kind: milestones}", "schedule.milestones"),
+        ("schedule: {kind: milestones, milestones: [3ep, 2ep]}", "must rise"),
+        ("schedule: {warmup: 91ep}", "schedule.warmup"),
+        ("length: 10%", "length"),
+        ("length: 0ep", "length"),
+        ("log: {every: 0step}", "log.every"),
+        ("evaluate: {every: 5min}", "minutes"),
+        ("save: {every: off, pin: [3ep]}", "save.pin"),
+        ("batch: {size: 8, group: 16}", "batch.group"),
+        ("batch: {size: 8, group: 1}\naugment: {mixup: {alpha: 0.2}}", "partner"),
+        ("data: {preprocess: {channels: 1}}", "data.preprocess.mean"),
+        ("data: {preprocess: {size: 300}}", "data.preprocess.resize"),
+        ("data: {source: digits, num_samples: 3}", "data.num_samples"),
+        ("augment: {area: [0.5, 0.1]}", "augment.area"),
+        ("precision: {mode: bf16, loss_scale: 128}", "precision.loss_scale"),
+        ("model: {freeze: true}", "model.init"),
+        ("expect: {value: 76.1}", "0.761"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(write, text: str, fields: str) -> None:
+    assert fields in " ".join(problems(write(text)))
+
+
+def test_a_faulty_value_is_not_also_called_a_contradiction(write) -> None:
+    assert problems(write("schedule: {kind: step, period: 30}")) == [
+        "1: schedule.period: takes a duration with its unit, as in 90ep, 5000step, 10% or 15min; not 30"
+    ]
+
+
+def test_words_and_numbers_mean_what_they_look_like(write) -> None:
+    switches = "save: {every: off}\nengine: {compile: on}\n"
+    recipe = load(write(f"description: no\nschedule: {{lr: 1e-4}}\nloss: {{label_smoothing: 0}}\n{switches}")).recipe
+    assert recipe.description == "no"
+    assert recipe.schedule.lr == 1e-4
+    assert recipe.save.every == "off"
+    assert recipe.engine.compile == "on"
+    assert recipe.loss.label_smoothing == 0.0
+
+
+def test_extends_takes_over_values_and_says_where_each_was_written(write) -> None:
+    write("length: 5ep\nbatch:\n  size: 32\n  group: 8\n", "far.yaml")
+    write("extends: far.yaml\nbatch: {size: 16}\nname: middle\ndescription: of the middle\n", "mid/../near.yaml")
+    resolved = load(write("# my claim\n#   second line\n\nextends: near.yaml\nseed: 3\n"), [("seed", "4", "--seed")])
+    recipe, origins = resolved.recipe, resolved.origins
+    assert (recipe.length, recipe.batch.size, recipe.batch.group, recipe.seed) == (Duration(5, "ep"), 16, 8, 4)
+    assert (recipe.name, recipe.description) == ("my", ""), "a name and a description are not inherited"
+    assert origins["batch.size"].endswith("near.yaml:2")
+    assert origins["batch.group"].endswith("far.yaml:4")
+    assert origins["seed"] == "--seed"
+    assert origins["batch.micro"] == "default"
+    assert resolved.header == "my claim\n  second line"
+
+
+def test_a_user_recipe_extends_a_preset_by_name(write) -> None:
+    resolved = load(write("extends: resnet50\nlength: 3ep\nschedule: {warmup: 1ep}\n"))
+    assert resolved.recipe.optimizer.momentum == 0.875
+    assert resolved.origins["optimizer.momentum"].startswith("resnet50.yaml:")
+
+
+def test_null_takes_a_whole_inherited_section_away(write) -> None:
+    resolved = load(write("extends: quickstart\nexpect: null\n"))
+    assert resolved.recipe.expect is None
+    assert resolved.origins["expect"].endswith("my.yaml:2")
+
+
+def test_a_problem_in_a_parent_is_shown_with_the_parents_line(write) -> None:
+    write("length: 5ep\nbatch: {sise: 3}\n", "far.yaml")
+    assert "far.yaml:2: batch.sise" in problems(write("extends: far.yaml\nseed: x\n"))[1]
+
+
+def test_a_contradiction_is_shown_where_the_last_word_was_said(write) -> None:
+    write("length: 5ep\n", "far.yaml")
+    path = write("extends: far.yaml\nseed: 1\nschedule: {warmup: 6ep}\n")
+    assert problems(path) == ["3: schedule.warmup: 6ep is longer than the whole run: length is 5ep"]
+    assert problems(path, ("length", "4ep", "--epochs"))[0].startswith("--epochs: schedule.warmup")
+
+
+@pytest.mark.parametrize(("first", "second"), [("a.yaml", "a.yaml"), ("b.yaml", "a.yaml")])
+def test_a_circle_of_extends_is_refused(write, first: str, second: str) -> None:
+    write(f"extends: {second}\n", "b.yaml")
+    with pytest.raises(RecipeError, match="extend itself"):
+        load(write(f"extends: {first}\n", "a.yaml"))
+
+
+@pytest.mark.parametrize("value", ["[a, b]", "3", "", "{a: b}"])
+def test_extends_takes_one_name(write, value: str) -> None:
+    with pytest.raises(RecipeError, match="extends takes one recipe"):
+        load(write(f"extends: {value}\n"))
+
+
+def test_paths_are_relative_to_the_file_that_says_them(write, tmp_path: Path) -> None:
+    write("data: {path: ../photos}\nmodel: {init: weights.safetensors}\n", "conf/base.yaml")
+    recipe = load(write("extends: conf/base.yaml\n")).recipe
+    assert recipe.data.path == str(tmp_path / "photos")
+    assert recipe.model.init == str(tmp_path / "conf" / "weights.safetensors")
+    assert load(write("model: {init: 'torchvision:resnet50'}")).recipe.model.init == "torchvision:resnet50"
+
+
+def test_a_path_given_as_an_override_is_relative_to_the_working_folder(write, monkeypatch, tmp_path: Path) -> None:
+    path = write("seed: 1\n")
+    monkeypatch.chdir(tmp_path)
+    assert load(path, [("data.path", "a: b #1", "--data")]).recipe.data.path == str(tmp_path / "a: b #1")
+    assert load(path, [("data.path", "null", "--set")]).recipe.data.path is None
+    assert load(path, [("data.path", Path("x"), "--data")]).recipe.data.path == str(tmp_path / "x")
+
+
+def test_overrides_are_typed_by_the_field_and_checked_like_a_file(write) -> None:
+    path = write("seed: 1\n")
+    settings: list[Override] = [
+        ("batch.size", "64", "--batch-size"),
+        ("batch.group", "32", "--set"),
+        ("schedule.lr", "1e-3", "--lr"),
+        ("augment.area", "[0.5, 1]", "--set"),
+        ("save.every", "off", "--set"),
+        ("length", "3ep", "--epochs"),
+        ("description", "007", "--set"),
+        ("model.options.width", "8", "--set"),
+        ("data", {"tail": "wrap"}, "library"),
+        ("seed", 9, "library"),
+    ]
+    resolved = load(path, settings)
+    recipe = resolved.recipe
+    assert (recipe.batch.size, recipe.batch.group, recipe.schedule.lr, recipe.augment.area) == (64, 32, 1e-3, (0.5, 1))
+    assert (recipe.save.every, recipe.length, recipe.description) == ("off", Duration(3, "ep"), "007")
+    assert (recipe.model.options, recipe.data.tail, recipe.seed) == ({"width": 8}, "wrap", 9)
+    assert resolved.origins["model.options.width"] == "--set"
+    assert resolved.origins["data.tail"] == "library"
+    found = problems(path, ("batch.sise", "3", "--set batch.sise"), ("batch.size", "x", "--batch-size"))
+    assert "--set batch.sise: batch.sise: unknown key; did you mean batch.size?" in found
+    assert any(line.startswith("--batch-size: batch.size: takes a whole number") for line in found)
+    assert len(found) == 2
+    for bad in ("a..b", "", "extends"):
+        assert "is not a field" in problems(path, (bad, "3", "--set"))[0]
+
+
+def test_what_is_not_there_is_named_with_the_nearest_preset(write, monkeypatch, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="did you mean quickstart") as caught:
+        load("quickstrat")
+    assert caught.value.what == "no recipe called 'quickstrat'"
+    write("seed: 1\n", "own.yaml")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"there is a file own\.yaml"):
+        load("own")
+    with pytest.raises(RecipeError, match="check the path"):
+        load("no/such.yaml")
+    with pytest.raises(RecipeError, match="no recipe called"):
+        load("\0")
+    with pytest.raises(RecipeError, match="is empty"):
+        load(write("# only a comment\n"))
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
+    with pytest.raises(RecipeError, match="not UTF-8"):
+        load("latin.yaml")
+
+
+def test_a_dumped_recipe_loads_equal(write) -> None:
+    odd = Recipe(name="1e-4", description="no: #\n'x'", model={"options": {"a": "off", "b": [1.5], "c": None}})
+    for recipe in (odd, load("quickstart").recipe, load("resnet50").recipe):
+        assert load(write(dump(recipe))).recipe == recipe
+
+
+def test_differences_name_the_leaves_that_differ() -> None:
+    old = load("quickstart").recipe
+    new = load("quickstart", [("batch.size", 32, ""), ("model.options.width", 8, ""), ("expect", None, "")]).recipe
+    found = differences(old, new)
+    assert found["batch.size"] == (64, 32)
+    assert found["model.options.width"] == (None, 8)
+    assert found["expect.value"] == (0.99, None)
+    assert "seed" not in found
+    assert differences(old, old) == {}
+
+
+def test_only_what_leaves_the_mathematics_alone_may_change_on_resume() -> None:
+    allowed = ("data.workers", "data.prefetch", "engine.threads", "log.every", "save.every", "save.keep_last", "name")
+    refused = ("length", "batch.size", "schedule.lr", "seed", "engine.compile", "data.tail", "logs", "evaluate.every")
+    assert all(may_change(field) for field in (*allowed, "expect", "expect.value", "description", "data.path"))
+    assert not any(may_change(field) for field in refused)
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    recipe = Recipe()
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.batch = BatchSizes(size=3)  # type: ignore[misc]

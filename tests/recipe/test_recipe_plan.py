@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconv.errors import RecipeError
+from reconv.recipe.plan import Every, Facts, Plan, cut_groups, make_plan
+from reconv.recipe.schema import Recipe
+
+
+def plan_of(num_train: int = 10_000, *, world: int = 1, cores: int = 4, source: str = "", **sections: Any) -> Plan:
+    return make_plan(Recipe(**sections), Facts(num_train, 100, 10, world_size=world, cores=cores, source=source))
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "group", "sizes"),
+    [(64, 64, (64,)), (64, 16, (16,) * 4), (40, 16, (16, 16, 8)), (33, 16, (16, 17)), (1, 4, (1,)), (5, 1, (1,) * 5)],
+)
+def test_a_batch_is_cut_by_position_and_a_remainder_of_one_joins_its_neighbour(num_samples, group, sizes) -> None:
+    assert cut_groups(num_samples, group) == sizes
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(data: st.DataObject) -> None:
+    world = data.draw(st.integers(1, 4))
+    size = world * data.draw(st.integers(1, 60))
+    group = data.draw(st.sampled_from(["all", "micro"]) | st.integers(1, size))
+    micro = data.draw(st.just("auto") | st.integers(1, 2 * size))
+    try:
+        plan = plan_of(batch={"size": size, "group": group, "micro": micro}, world=world)
+    except RecipeError as error:
+        assert error.then
+        return
+    assert sum(plan.group_sizes) == size
+    assert plan.batch_per_device * world == size
+    dealt = [plan.micro_batches(rank) for rank in range(world)]
+    assert [len(micro_batches) for micro_batches in dealt] == [plan.num_micro_batches] * world
+    assert tuple(g for micro_batches in dealt for groups in micro_batches for g in groups) == plan.group_sizes
+    assert plan.micro_batch % plan.group == 0
+    if micro != "auto" and micro < plan.batch_per_device:
+        assert max(sum(groups) for groups in dealt[0]) <= micro + 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "micro_batch", "num_micro_batches"),
+    [
+        ({"size": 1024, "group": 64, "micro": 64}, 4, 64, 4),
+        ({"size": 1024, "group": 32}, 1, 256, 4),
+        ({"size": 1024}, 1, 1024, 1),
+        ({"size": 512, "group": 512}, 1, 512, 1),
+        ({"size": 96, "group": 32, "micro": 64}, 1, 64, 2),
+        ({"size": 40, "group": 16, "micro": 500}, 1, 48, 1),
+        ({"size": 40, "group": 8, "micro": 16}, 1, 16, 3),
+        ({"size": 1024, "group": "micro"}, 2, 256, 2),
+        ({"size": 100, "group": "micro", "micro": 33}, 1, 33, 3),
+    ],
+)
+def test_micro_batches_are_whole_numbers_of_groups(batch, world, micro_batch, num_micro_batches) -> None:
+    plan = plan_of(batch=batch, world=world)
+    assert (plan.micro_batch, plan.num_micro_batches) == (micro_batch, num_micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "fits"),
+    [
+        ({"size": 100}, 8, "96, 104"),
+        ({"size": 3}, 8, "8"),
+        ({"size": 256, "micro": 64}, 1, "sizes that fit: 256"),
+        ({"size": 256, "group": 32, "micro": 48}, 1, "sizes that fit: 32, 64, 128, 256"),
+        ({"size": 256}, 4, "group sizes that fit: 2, 4, 8, 16, 32, 64"),
+        ({"size": 96, "group": 32}, 2, "group sizes that fit: 6, 8, 12, 16, 24, 48"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        plan_of(batch=batch, world=world)
+    assert fits in caught.value.then
+
+
+def test_the_tail_is_dropped_or_wraps() -> None:
+    assert plan_of(1000, batch={"size": 64}, length="2ep").total_steps == 2 * 15
+    assert plan_of(1000, batch={"size": 64}, length="2ep", data={"tail": "wrap"}).total_steps == 2 * 16
+    assert plan_of(1000, batch={"size": 100}, data={"tail": "wrap"}).steps_per_epoch == 10
+    assert plan_of(10, batch={"size": 64}, data={"tail": "wrap"}).steps_per_epoch == 1
+
+
+@pytest.mark.parametrize("num_train", [0, 1, 63])
+def test_less_data_than_one_batch_is_refused_with_what_fits(num_train: int) -> None:
+    with pytest.raises(RecipeError, match=f"{num_train} training sample.* batch of 64"):
+        plan_of(num_train, batch={"size": 64})
+    if num_train == 0:
+        with pytest.raises(RecipeError, match="0 training samples"):
+            plan_of(0, batch={"size": 64}, data={"tail": "wrap"})
+
+
+def test_lengths_round_to_the_nearest_step() -> None:
+    assert plan_of(1000, batch={"size": 100}, length="0.25ep").total_steps == 3
+    assert plan_of(1000, batch={"size": 100}, length="0.24ep").total_steps == 2
+    assert plan_of(1000, batch={"size": 100}, length="0.001ep").total_steps == 1
+    assert plan_of(1000, batch={"size": 100}, length="7step").total_steps == 7
+
+
+def due_steps(every: Every, total: int) -> list[int]:
+    found = [done for done in range(total + 1) if every.due(done, total)]
+    assert every.count(total) == len(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "expected"),
+    [
+        ({"every": "1ep"}, [7, 14, 21]),
+        ({"every": "0.5ep"}, [4, 7, 11, 14, 18, 21]),
+        ({"every": "2ep"}, [14, 21]),
+        ({"every": "5step"}, [5, 10, 15, 20, 21]),
+        ({"every": "50%"}, [11, 21]),
+        ({"every": "1ep", "offset": "10step"}, [10, 17, 21]),
+        ({"every": "2ep", "offset": "1ep"}, [7, 21]),
+        ({"every": "1ep", "offset": "9ep"}, [21]),
+        ({"every": "0.01ep"}, list(range(1, 22))),
+    ],
+)
+def test_evaluation_is_due_at_its_interval_from_its_offset_and_at_the_end(evaluate, expected: list[int]) -> None:
+    plan = plan_of(700, batch={"size": 100}, length="3ep", evaluate=evaluate)
+    assert plan.evaluate is not None
+    assert due_steps(plan.evaluate, plan.total_steps) == expected
+
+
+def test_a_tenth_of_an_epoch_is_exact() -> None:
+    every = plan_of(9700, batch={"size": 100}, length="10ep", save={"every": "0.1ep"}).save
+    assert every is not None
+    assert len(due_steps(every, 970)) == 100
+    assert every.due(97, 970), "0.1 x 97 x 10 is 97.00000000000001 in binary fractions"
+
+
+def test_minutes_and_off() -> None:
+    plan = plan_of(700, batch={"size": 100}, length="1ep", save={"every": "15min"}, evaluate={"every": "off"})
+    assert plan.evaluate is None
+    assert plan.save is not None and plan.save.minutes == 15
+    assert due_steps(plan.save, 7) == [7]
+    assert plan_of(save={"every": "off"}).save is None
+    assert due_steps(Every(steps=3, at_end=False), 7) == [3, 6]
+    assert due_steps(Every(epoch_steps=Fraction(7, 2), at_end=False), 7) == [4, 7]
+
+
+def test_pins_inside_the_run_are_kept() -> None:
+    plan = plan_of(1000, batch={"size": 100}, length="3ep", save={"pin": ["2ep", "5step", "50%", "9ep"]})
+    assert plan.pinned_steps == (5, 15, 20)
+
+
+def test_the_learning_rate_scales_with_the_global_batch() -> None:
+    assert plan_of(batch={"size": 1024}, schedule={"lr": 0.256, "per": 256}).schedule.peak_lr == 1.024
+    assert plan_of(batch={"size": 1024}, schedule={"lr": 0.256}).schedule.peak_lr == 0.256
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({"warmup": "2ep"}, "schedule.warmup 2ep is 200 steps"),
+        ({"lr": 0.1, "end_lr": 0.2}, "schedule.end_lr 0.2 is above"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(schedule, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        plan_of(batch={"size": 100}, length="150step", schedule=schedule)
+
+
+def test_workers_and_threads_follow_the_cores_unless_said() -> None:
+    assert [plan_of(cores=n).workers for n in (2, 64)] == [2, 8]
+    assert plan_of(cores=64).threads == 64
+    assert plan_of(cores=64, source="cifar10").workers == 0
+    assert plan_of(cores=64, source="cifar10", data={"workers": 3}).workers == 3
+    assert plan_of(cores=64, engine={"threads": 2}).threads == 2
+
+
+def test_the_plan_says_its_arithmetic() -> None:
+    plan = plan_of(
+        1_281_167,
+        world=4,
+        cores=16,
+        batch={"size": 1024, "group": 64, "micro": 64},
+        schedule={"lr": 0.256, "per": 256, "warmup": "5ep"},
+        save={"pin": ["10ep"]},
+    )
+    assert plan.lines[0] == "global batch 1024 = 4 devices x 64 x 4 micro-batches; lr 0.256 x 1024/256 = 1.024"
+    assert "1,251 steps an epoch (143 samples left out of each); 90ep = 112,590 steps" in plan.lines[1]
+    assert plan.lines[2].startswith("16 groups of 64 samples")
+    assert plan.lines[3] == "schedule: warm-up over 6,255 steps, then cosine to 0"
+    assert plan.lines[4] == "evaluation every 1ep (90 times); saving every 1ep (90 times), kept for good: step 12,510"
+    assert plan.lines[5] == "16 torch threads, 8 decoding workers, 2 steps ahead: at most 116 MB of decoded images"
+
+
+def test_one_is_singular() -> None:
+    plan = plan_of(2, cores=1, batch={"size": 1}, length="1step", data={"prefetch": 1})
+    text = " ".join(plan.lines)
+    assert "1 device x 1 x 1 micro-batch;" in text
+    assert "1 step;" in text
+    assert "1 torch thread, 1 decoding worker, 1 step ahead" in text
+    assert "(1 time)" in text
+
+
+def test_uneven_parts_are_shown() -> None:
+    text = " ".join(plan_of(batch={"size": 41, "group": 8, "micro": 16}).lines)
+    assert "global batch 41 = 1 device x 41, in 3 micro-batches of 16, the last 9" in text
+    assert "5 groups of 8, the last 9 samples" in text
+
+
+def test_groups_tied_to_the_hardware_are_announced() -> None:
+    assert "gives another result" in plan_of(batch={"group": "micro"}).lines[-1]
+    assert "gives another result" not in " ".join(plan_of().lines)

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reconv.recipe.units import Duration
+
+
+@settings(deadline=None)
+@given(st.one_of(st.floats(0, 1e12), st.integers(0, 10**12).map(float)), st.sampled_from(["ep", "min"]))
+def test_a_printed_duration_parses_to_itself(value: float, unit: str) -> None:
+    assert Duration.parse(str(Duration(value, unit))) == Duration(value, unit)
+
+
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [("90ep", Duration(90, "ep")), (" 5000 step ", Duration(5000, "step")), ("0.5%", Duration(0.5, "%"))],
+)
+def test_units_are_read(text: str, duration: Duration) -> None:
+    assert Duration.parse(text) == duration
+
+
+@pytest.mark.parametrize(
+    "text", ["90", "ep", "-1ep", "1e3ep", "9.5step", "100.1%", "1 epoch", "", 3, None, True, "٣ep"]
+)
+def test_anything_else_is_refused(text: object) -> None:
+    with pytest.raises(ValueError):
+        Duration.parse(text)
+
+
+def test_the_number_as_typed_is_exact() -> None:
+    assert Duration.parse("0.1ep").exact == Fraction(1, 10)
