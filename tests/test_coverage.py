@@ -18,7 +18,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from reconv.cli import reconv as command_line
-from reconv.models import model_names
+from reconv.errors import UsageError
+from reconv.models import _TABLE as SPECS
+from reconv.models.network import Spec
 from reconv.recipe.names import preset_names
 from reconv.recipe.schema import Recipe
 
@@ -74,20 +76,28 @@ def _members(annotation: Any) -> Iterator[Any]:
 @cache
 def model_options() -> frozenset[str]:
     """The options that some model of the table takes."""
-    from reconv.models import _TABLE
-
-    return frozenset(field.name for spec in _TABLE.values() for field in dataclasses.fields(spec))
+    return frozenset(field.name for spec in SPECS.values() for field in dataclasses.fields(spec))
 
 
 def value_fits(field: str, text: str) -> bool:
     """Whether the schema takes this text, read as YAML, in this field; what other fields would say is left aside."""
     tree: Any = yaml.safe_load(text)
+    if field.startswith("model.options."):
+        return any(_takes(spec, field.rpartition(".")[2], tree) for spec in SPECS.values())
     for part in reversed(field.split(".")):
         tree = {part: tree}
     try:
         Recipe.model_validate(tree)
     except ValidationError as error:
         return not any(".".join(map(str, detail["loc"])).startswith(field) for detail in error.errors())
+    return True
+
+
+def _takes(spec: Spec, option: str, value: Any) -> bool:
+    try:
+        dataclasses.replace(spec, **{option: value})
+    except (TypeError, UsageError):
+        return False
     return True
 
 
@@ -267,6 +277,7 @@ def test_a_value_the_page_tells_people_to_write_is_one_the_recipe_accepts() -> N
     ]
     assert len(told) > 50
     assert not value_fits("precision.mode", "fp15")
+    assert not value_fits("model.options.version", "v3")
     assert [f"{field}: {value}" for field, value in told if not value_fits(field, value)] == []
 
 
@@ -274,4 +285,4 @@ def test_a_network_the_page_tells_people_to_name_can_be_built() -> None:
     options = [option for row in TABLE.rows() for option in row.options if option.fields == ("model.name",)]
     named = {option.value for option in options if option.value}
     assert named
-    assert sorted(named - set(model_names())) == []
+    assert sorted(named - set(SPECS)) == []
