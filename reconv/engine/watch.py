@@ -65,7 +65,9 @@ class Watch:
         number = loss if loss_is_finite else float("nan") if math.isnan(loss) else loss
         self._emit(NonFiniteStep(pending.step + 1, number, tuple(samples), "stop" if stop else "skip"))
         if stop:
-            named = ", ".join(map(str, samples[:NUM_SAMPLES_NAMED])) + (", ..." if len(samples) > NUM_SAMPLES_NAMED else "")
+            named = ", ".join(map(str, samples[:NUM_SAMPLES_NAMED])) + (
+                ", ..." if len(samples) > NUM_SAMPLES_NAMED else ""
+            )
             raise DivergedError(
                 f"step {pending.step + 1}: the {what} is not finite; its update was not applied",
                 where=f"training samples {named}",

@@ -85,7 +85,13 @@ class ClassificationEvaluator:
         self._loss = self._loss + losses.sum()
         confidence = logits.softmax(dim=1).amax(dim=1).double()
         rows = torch.stack(
-            [losses.masked_fill(right, -1.0), batch["indices"].double(), targets.double(), best[:, 0].double(), confidence],
+            [
+                losses.masked_fill(right, -1.0),
+                batch["indices"].double(),
+                targets.double(),
+                best[:, 0].double(),
+                confidence,
+            ],
             dim=1,
         )
         self._worst = _worst(rows if self._worst is None else torch.cat([self._worst, rows]))

@@ -1,0 +1,277 @@
+"""Builders, each named after the part it builds from a recipe.
+
+Owns the wiring of one part each. Refuses to know the order of a run. Invariant: evaluation and prediction of a saved
+run are built by the same functions as training.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from reconv import __version__
+from reconv.batch import Batch
+from reconv.checkpoint.locate import locate
+from reconv.checkpoint.runfolder import Best, RunFolder
+from reconv.checkpoint.store import Store
+from reconv.checkpoint import weights as saved_weights
+from reconv.checkpoint.weights import FitReport
+from reconv.data.loader import EvalLoader
+from reconv.data.pictures import grid
+from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
+from reconv.data.open import open_source
+from reconv.data.source import Source, Subset
+from reconv.device import Device
+from reconv.engine.evaluate import evaluate
+from reconv.engine.loop import Counters
+from reconv.engine.protocols import Emit, Prepare
+from reconv.errors import DataError
+from reconv.models import build_model, initialise
+from reconv.models.layers import LayerState
+from reconv.optim import Ema
+from reconv.precision import Policy, build_precision
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.report.events import Evaluated, Pictured, Saved
+from reconv.tasks.classification import Classification, ClassificationEvaluator
+
+NUM_PICTURED = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    train: Source
+    val: Source
+
+    def fingerprint(self) -> dict[str, str]:
+        return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
+
+
+def open_sources(recipe: Recipe) -> Sources:
+    """The training and validation sets the recipe names, at its path or else at $DATA_DIR."""
+    path = data_path(recipe)
+    train = open_source(recipe.data.source, path, "train", recipe.data)
+    val = open_source(recipe.data.source, path, "val", recipe.data)
+    if len(train) == 0 or len(val) == 0:
+        raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
+    return Sources(train, val)
+
+
+def data_path(recipe: Recipe) -> Path | None:
+    """Where the data lies: the recipe's path, else $DATA_DIR."""
+    text = recipe.data.path or os.environ.get("DATA_DIR")
+    return Path(text).expanduser() if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A model on its device with everything that runs it."""
+
+    model: nn.Module
+    forward: Callable[..., Any]
+    layers: LayerState
+    precision: Policy
+    channels_last: bool
+
+
+def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
+    """The recipe's model, initialised from its seed, on the device."""
+    options = dict(recipe.model.options)
+    if recipe.data.preprocess.channels != 3:
+        options.setdefault("in_channels", recipe.data.preprocess.channels)
+    model = build_model(recipe.model.name, num_classes=num_classes, **options)
+    initialise(model, recipe.seed)
+    precision = build_precision(recipe.precision, device.kind)
+    wish = recipe.engine.channels_last
+    channels_last = device.channels_last if wish == "auto" else wish == "on"
+    model = precision.model(model).to(device.torch)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    compiled = recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
+    forward = torch.compile(model) if compiled else model
+    return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
+
+
+def start_from_weights(network: Network, recipe: Recipe) -> FitReport | None:
+    """Load `model.init`, if the recipe names one; a head of another size is left new."""
+    if recipe.model.init is None:
+        return None
+    located = locate(Path(recipe.model.init))
+    tensors = saved_weights.read_weights(located.ema or located.weights)
+    return saved_weights.apply(network.model, tensors, strict=False, source=recipe.model.init)
+
+
+def build_task(recipe: Recipe, num_classes: int) -> Classification:
+    return Classification(num_classes, recipe.loss.label_smoothing)
+
+
+def eval_loader(recipe: Recipe, source: Source, device: Device, batch: int, workers: int = 0) -> EvalLoader:
+    return EvalLoader(source, recipe.data.preprocess, batch, device.move, workers)
+
+
+def eval_prepare(recipe: Recipe, network: Network) -> EvalPrepare:
+    return EvalPrepare(recipe.data.preprocess, network.precision.dtype, network.channels_last)
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Scores the raw weights, and the averaged ones where there are some."""
+
+    network: Network
+    average: Ema | None
+    task: Classification
+    loader: EvalLoader
+    prepare: Prepare
+    num_samples: int
+    last: ClassificationEvaluator | None = None
+
+    @property
+    def chosen_weights(self) -> str:
+        return "raw" if self.average is None else "ema"
+
+    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[Evaluated]:
+        results = [self._score("raw", self.network.model, done, epoch, stop_requested)]
+        if self.average is not None:
+            results.append(self._score("ema", self.average.model, done, epoch, stop_requested))
+        return results
+
+    def _score(
+        self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
+    ) -> Evaluated:
+        start_s = time.perf_counter()
+        evaluator = evaluate(model, self.task, self.loader, self.prepare, self.network.precision, stop_requested)
+        if evaluator.num_samples != self.num_samples:
+            raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
+        self.last = evaluator
+        metrics = evaluator.result()
+        wall_s = time.perf_counter() - start_s
+        return Evaluated(done, epoch, weights, metrics, evaluator.num_samples, wall_s, best=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """Writes a checkpoint, keeps the ones the recipe wants, and says so."""
+
+    folder: RunFolder
+    store: Store
+    recipe: Recipe
+    plan: Plan
+    network: Network
+    optimizer: Any
+    average: Ema | None
+    about: Mapping[str, Any]  # what a checkpoint says of itself: classes, data, versions
+    metric: str
+    chosen_weights: str
+    emit: Emit
+
+    def __call__(self, counters: Counters, reason: str) -> None:
+        start_s = time.perf_counter()
+        state = {
+            **self.about,
+            "step": counters.step,
+            "history": counters.history,
+            "skipped": counters.skipped,
+        }
+        saved = self.store.save(counters.step, self.parts(), state)
+        best = counters.best(self.metric, self.chosen_weights)
+        if best is not None:
+            self.folder.write_best(Best(best[0], self.metric, best[1], self.chosen_weights))
+        keep_best = best[0] if best is not None and self.recipe.save.keep_best else None
+        self.store.retain(self.recipe.save.keep_last, keep_best, self.plan.pinned_steps)
+        relative = str(saved.path.relative_to(self.folder.path))
+        self.emit(Saved(counters.step, relative, saved.num_bytes, time.perf_counter() - start_s, reason))
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """Every stateful part of a run by the name of its file; the one list of them."""
+        parts = {"model": dict(self.network.model.state_dict())}
+        if self.average is not None:
+            parts["ema"] = self.average.state()
+        scaler = {f"precision.{name}": value for name, value in self.network.precision.state().items()}
+        parts["optimizer"] = {**self.optimizer.state(), **scaler}
+        return parts
+
+    def restore(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put a checkpoint's tensors back where `parts` took them from."""
+        saved_weights.apply(self.network.model, parts["model"], strict=True, source=str(self.store.folder))
+        if self.average is not None:
+            self.average.restore(parts["ema"])
+        prefix = "precision."
+        optimizer = {k: v for k, v in parts["optimizer"].items() if not k.startswith(prefix)}
+        self.optimizer.restore(optimizer)
+        self.network.precision.restore(
+            {k.removeprefix(prefix): v for k, v in parts["optimizer"].items() if k.startswith(prefix)}
+        )
+
+
+def about_checkpoint(recipe: Recipe, plan: Plan, sources: Sources, device: Device) -> dict[str, Any]:
+    """What a checkpoint says of itself besides counters: enough to evaluate and predict without its run folder."""
+    return {
+        "format": 1,
+        "recipe": recipe.model_dump(mode="json"),
+        "class_names": list(sources.train.class_names),
+        "data_fingerprint": sources.fingerprint(),
+        "total_steps": plan.total_steps,
+        "threads": plan.threads,
+        "device": device.kind,
+        "versions": {"reconv": __version__, "torch": torch.__version__},
+    }
+
+
+@dataclass(slots=True)
+class PicturedFirstBatch:
+    """A `Prepare` that also keeps a picture of the first batch as the network sees it."""
+
+    prepare: TrainPrepare
+    recipe: Recipe
+    folder: RunFolder
+    class_names: tuple[str, ...]
+    emit: Emit
+    done: bool = False
+
+    def __call__(self, batch: Batch, step: int) -> Batch:
+        prepared = self.prepare(batch, step)
+        if not self.done:
+            self.done = True
+            self._picture(prepared, step)
+        return prepared
+
+    def _picture(self, batch: Batch, step: int) -> None:
+        images = unprepare(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
+        names = tuple(self.class_names[t] for t in batch["targets"][:NUM_PICTURED].tolist())
+        save_picture(
+            self.folder, "first-batch.png", images, self.emit, "The first batch as the network saw it", names, step
+        )
+
+
+def save_picture(
+    folder: RunFolder, name: str, images: Tensor, emit: Emit, title: str, captions: tuple[str, ...], step: int
+) -> None:
+    """Write a grid of images to the run folder and tell the report."""
+    folder.pictures.mkdir(parents=True, exist_ok=True)
+    (folder.pictures / name).write_bytes(grid(images))
+    emit(Pictured(title, f"{folder.pictures.name}/{name}", captions, step))
+
+
+def picture_mistakes(
+    evaluation: Evaluation, sources: Sources, folder: RunFolder, recipe: Recipe, step: int, emit: Emit
+) -> None:
+    """Picture the validation images the network got most wrong."""
+    mistakes = evaluation.last.mistakes() if evaluation.last is not None else []
+    if not mistakes:
+        return
+    wrong = Subset(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
+    [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
+    names = sources.train.class_names
+    captions = tuple(
+        f"{names[m.predicted]} ({m.confidence:.0%}), really {names[m.target]} · {sources.val.sample(m.index).name}"
+        for m in mistakes
+    )
+    save_picture(folder, "mistakes.png", batch["images"], emit, "Worst mistakes", captions, step)

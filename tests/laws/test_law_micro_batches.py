@@ -1,0 +1,49 @@
+"""Law 2: k micro-batches equal one batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from .conftest import Train
+
+SHORT = {
+    "length": "10step",
+    "schedule.warmup": "2step",
+    "save.every": "10step",
+    "evaluate.every": "off",
+    "batch.size": "60",
+    "batch.group": "15",
+}
+MIXED = {"augment.mixup.alpha": "0.3", "augment.cutmix.alpha": "1.0", "ema.decay": "0.9"}
+
+
+@pytest.mark.parametrize("micro", [15, 30])
+def test_ordered_reduction_gives_the_same_bits_for_every_split(train: Train, micro: int) -> None:
+    settings = {**SHORT, **MIXED, "parallel.reduce": "ordered"}
+    one = train("one", {**settings, "batch.micro": "60"}).bits()
+    split = train("split", {**settings, "batch.micro": str(micro)}).bits()
+    assert len(one) > 60
+    assert [name for name in one if not torch.equal(one[name], split[name])] == []
+
+
+@pytest.mark.parametrize("micro", [15, 30])
+def test_fast_reduction_agrees_to_1e_12_in_fp64(train: Train, micro: int) -> None:
+    settings = {**SHORT, **MIXED, "precision.mode": "fp64"}
+    one = train("one", {**settings, "batch.micro": "60"}).bits()
+    split = train("split", {**settings, "batch.micro": str(micro)}).bits()
+    assert max((one[n].double() - split[n].double()).abs().max().item() for n in one) < 1e-12
+
+
+def test_uneven_last_group_keeps_the_law(train: Train) -> None:
+    settings = {**SHORT, "batch.size": "50", "batch.group": "16", "parallel.reduce": "ordered"}  # 16, 16, 18
+    one = train("one", {**settings, "batch.micro": "50"}).bits()
+    split = train("split", {**settings, "batch.micro": "16"}).bits()
+    assert [name for name in one if not torch.equal(one[name], split[name])] == []
+
+
+def test_groups_change_the_mathematics(train: Train) -> None:
+    """The law above would hold vacuously if groups did nothing."""
+    one = train("one", {**SHORT, "batch.group": "all"}).bits()
+    other = train("other", {**SHORT, "batch.group": "15"}).bits()
+    assert any(not torch.equal(one[n], other[n]) for n in one)
