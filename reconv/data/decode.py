@@ -1,0 +1,151 @@
+"""From encoded bytes to the uint8 square the network's device gets.
+
+Owns decoding and resizing (Pillow). Refuses to know files, batches and normalisation. Invariant: any image that
+decodes becomes [channels, size, size] uint8; one that does not is a `DataError` with its name; colours are those of
+the upright picture, with an alpha channel dropped, 16-bit grey cut to its upper 8 bits.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from reconv.data.augment import F64, pad_crop, resized_box
+from reconv.data.source import U8
+from reconv.errors import DataError, RecipeError
+from reconv.recipe.schema import Augment, Preprocess
+
+MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
+
+# Formats that read a file's own bytes and nothing else.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+_REPLACE = "replace the file or remove it"
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+def decode(data: bytes, channels: int, name: str = "") -> U8:
+    """The picture as [height, width, channels], upright."""
+    return _pixels(decode_picture(data, channels, name))
+
+
+def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
+    """The picture in mode L (1 channel) or RGB (3), upright."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
+            opened.load()
+            upright = ImageOps.exif_transpose(opened)
+        return _convert(upright, channels)
+    except DataError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, str(error)) from error
+    except UnidentifiedImageError as error:
+        what = "image does not decode" if data else "image file is empty"
+        why = (
+            f"it is none of {', '.join(_FORMATS)}, or its beginning is damaged" if data else "nothing was written to it"
+        )
+        raise DataError(what, where=name, why=why, then=_REPLACE) from error
+    except Exception as error:  # damaged bytes may raise anything in a decoder
+        why = f"the file is half-written or damaged: {error}"
+        raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
+
+
+def host_eval(image: U8, preprocess: Preprocess) -> U8:
+    """The centre of the image as evaluation sees it: [height, width, channels] to [channels, size, size]."""
+    return eval_picture(picture(image, preprocess.channels), preprocess)
+
+
+def host_train(image: U8, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
+    """The image cropped as its draws say: [height, width, channels] to [channels, size, size]."""
+    return train_picture(picture(image, preprocess.channels), preprocess, augment, draws)
+
+
+def picture(image: U8, channels: int) -> Image.Image:
+    """Pixels [height, width, 1 or 3] as a Pillow image of `channels` channels."""
+    return _convert(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image), channels)
+
+
+def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
+    """`host_eval` of a Pillow image."""
+    size = preprocess.size
+    if preprocess.resize is None:
+        return _planes(_resized(image, size, size, preprocess))
+    shorter = min(image.size)
+    width, height = (max(preprocess.resize, preprocess.resize * side // shorter) for side in image.size)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    if (width, height) == image.size:
+        return _planes(image.crop((left, top, left + size, top + size)))
+    # Only the centre is computed: resizing a 1 x 5000 picture whole would take a gigabyte.
+    across, down = image.width / width, image.height / height
+    box = (left * across, top * down, (left + size) * across, (top + size) * down)
+    return _planes(image.resize((size, size), _FILTERS[preprocess.interpolation], box=box))
+
+
+def train_picture(image: Image.Image, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
+    """`host_train` of a Pillow image."""
+    if augment.crop == "resized":
+        box = resized_box(image.width, image.height, draws, augment.area, augment.ratio)
+        return _planes(_resized(image.crop(box), preprocess.size, preprocess.size, preprocess))
+    centre = eval_picture(image, preprocess)
+    if augment.crop == "pad":
+        centre = pad_crop(centre[None], draws[None], augment.pad)[0]
+    return centre
+
+
+def check_preprocess(preprocess: Preprocess) -> None:
+    """Refuse sizes that leave nothing to crop and statistics for another number of channels."""
+    if preprocess.resize is not None and preprocess.resize < preprocess.size:
+        raise RecipeError(
+            f"data.preprocess.resize {preprocess.resize} is below data.preprocess.size {preprocess.size}",
+            why="the centre crop would be larger than the image",
+            then=f"--set data.preprocess.resize={preprocess.size}, or null to resize straight to the square",
+        )
+    for field, values in (("mean", preprocess.mean), ("std", preprocess.std)):
+        if len(values) not in (1, preprocess.channels):
+            raise RecipeError(
+                f"data.preprocess.{field} has {len(values)} values for {preprocess.channels} channels",
+                why="there is one value per channel",
+                then=f"--set data.preprocess.{field}=[0.5]",
+            )
+
+
+def _resized(image: Image.Image, width: int, height: int, preprocess: Preprocess) -> Image.Image:
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), _FILTERS[preprocess.interpolation])
+
+
+def _convert(image: Image.Image, channels: int) -> Image.Image:
+    wanted = "L" if channels == 1 else "RGB"
+    if image.mode == wanted:
+        return image
+    if image.mode.startswith("I"):
+        wide = np.clip(np.asarray(image), 0, 65535).astype(np.uint16)
+        image = Image.fromarray((wide >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.clip(np.asarray(image), 0, 255).astype(np.uint8))
+    elif image.mode in ("P", "PA"):
+        # Pillow warns when a palette with transparency is converted without an alpha channel in between.
+        image = image.convert("RGBA")
+    return image.convert(wanted)
+
+
+def _pixels(image: Image.Image) -> U8:
+    pixels: U8 = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, len(image.getbands()))
+    return pixels
+
+
+def _planes(image: Image.Image) -> U8:
+    return np.ascontiguousarray(_pixels(image).transpose(2, 0, 1))
+
+
+def _too_large(name: str, why: str) -> DataError:
+    return DataError("image is too large to decode safely", where=name, why=why, then="shrink the file or remove it")

@@ -1,0 +1,201 @@
+"""Batches for the engine: the training stream by step, and evaluation by position.
+
+Owns assembly, worker threads and reading ahead. Refuses to know formats, losses and the loop. Invariant: the bytes
+of a step are a function of recipe, data and step alone; workers, ranks and the first step change nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.augment import F64, draw_crops, draw_flips
+from reconv.data.decode import check_preprocess
+from reconv.data.fetch import Fetch, make_fetch
+from reconv.data.mix import draw_mix
+from reconv.data.order import Order
+from reconv.data.source import I64, U8, Source
+from reconv.data.sources.synthetic import SyntheticOnDevice
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Preprocess, Recipe
+
+Move = Callable[[Tensor], Tensor]
+T = TypeVar("T")
+R = TypeVar("R")
+
+_EVAL_AHEAD = 2  # batches
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Rows being filled by workers."""
+
+    step: int
+    positions: I64
+    indices: I64
+    images: U8
+    targets: I64
+    tasks: list[Future[None]]
+
+    def wait(self) -> dict[str, Tensor]:
+        """The filled rows; the first error in row order, if there was one."""
+        for task in self.tasks:
+            task.result()
+        arrays = {"images": self.images, "targets": self.targets, "indices": self.indices}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+class _Filler:
+    """Starts filling rows, in worker threads or at once."""
+
+    def __init__(self, fetch: Fetch, preprocess: Preprocess, pool: ThreadPoolExecutor | None) -> None:
+        self._fetch = fetch
+        self._shape = (preprocess.channels, preprocess.size, preprocess.size)
+        self._pool = pool
+
+    def start(self, step: int, positions: I64, indices: I64, draws: F64 | None = None) -> _Pending:
+        """A fresh buffer and the tasks that fill it."""
+        num_rows = len(indices)
+        images = np.empty((num_rows, *self._shape), np.uint8)
+        targets = np.empty(num_rows, np.int64)
+        if self._pool is None:
+            self._fetch(indices, draws, images, targets)
+            return _Pending(step, positions, indices, images, targets, [])
+        tasks = []
+        rows_per_task = self._fetch.rows_per_task or num_rows
+        for start in range(0, num_rows, rows_per_task):
+            rows = slice(start, start + rows_per_task)
+            piece = None if draws is None else draws[rows]
+            tasks.append(self._pool.submit(self._fetch, indices[rows], piece, images[rows], targets[rows]))
+        return _Pending(step, positions, indices, images, targets, tasks)
+
+
+@contextmanager
+def _workers(num_workers: int) -> Iterator[ThreadPoolExecutor | None]:
+    """Worker threads that are gone when the block ends; none for 0."""
+    if num_workers == 0:
+        yield None
+        return
+    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="reconv-data")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_ahead(items: Iterable[T], start: Callable[[T], R], num_ahead: int) -> Iterator[R]:
+    """`start(item)` of each item in order, with up to `num_ahead` later ones already started."""
+    started: deque[R] = deque()
+    for item in items:
+        started.append(start(item))
+        if len(started) > num_ahead:
+            yield started.popleft()
+    yield from started
+
+
+class TrainLoader:
+    """The training stream of one rank: every step's micro-batches, from any step on."""
+
+    def __init__(self, source: Source, recipe: Recipe, plan: Plan, move: Move, rank: int = 0) -> None:
+        check_preprocess(recipe.data.preprocess)
+        self._source = source
+        self._recipe = recipe
+        self._plan = plan
+        self._move = move
+        self._order = Order(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
+        self._micro_batches = plan.micro_batches(rank)
+        first = rank * plan.batch_per_device
+        self._rows = slice(first, first + plan.batch_per_device)  # of the global batch
+        self._fetch = make_fetch(source, recipe.data.preprocess, recipe.augment)
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        """This rank's micro-batches of each step in [start, stop), on the device."""
+        if isinstance(self._source, SyntheticOnDevice):
+            return self._resident_steps(start, stop)
+        return self._loaded_steps(start, stop)
+
+    def _loaded_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        num_workers = self._plan.workers
+        with _workers(num_workers) as pool:
+            filler = _Filler(self._fetch, self._recipe.data.preprocess, pool)
+            num_ahead = self._recipe.data.prefetch if num_workers else 0
+            for pending in _read_ahead(range(start, stop), lambda step: self._begin(filler, step), num_ahead):
+                yield self._finish(pending)
+
+    def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        """The first step's batches stay on the device and are repeated under each step's positions."""
+        first = self._finish(self._begin(_Filler(self._fetch, self._recipe.data.preprocess, None), 0))
+        for step in range(start, stop):
+            shift = step * self._plan.global_batch
+            yield tuple(Batch(batch.tensors, batch.positions + shift, batch.groups) for batch in first)
+
+    def _begin(self, filler: _Filler, step: int) -> _Pending:
+        positions = self._order.positions(step)[self._rows]
+        draws = draw_crops(self._recipe.augment, self._recipe.seed, positions)
+        return filler.start(step, positions, self._order.indices_of(positions), draws)
+
+    def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
+        tensors = pending.wait()
+        recipe = self._recipe
+        tensors["flips"] = torch.from_numpy(draw_flips(recipe.augment, recipe.seed, pending.positions))
+        positions = torch.from_numpy(pending.positions)
+        batches = []
+        start = 0
+        for groups in self._micro_batches:
+            rows = slice(start, start + sum(groups))
+            piece = {name: tensor[rows] for name, tensor in tensors.items()}
+            size = recipe.data.preprocess.size
+            drawn = draw_mix(recipe.augment, recipe.seed, pending.step, pending.positions[rows], groups, size)
+            piece |= {name: torch.from_numpy(array) for name, array in drawn.items()}
+            batches.append(Batch(piece, positions[rows], groups).map(self._move))
+            start = rows.stop
+        return tuple(batches)
+
+
+class EvalLoader:
+    """Every sample exactly once: batches fixed by position and dealt whole to ranks, the last one may be short."""
+
+    def __init__(
+        self,
+        source: Source,
+        preprocess: Preprocess,
+        batch: int,
+        move: Move,
+        workers: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        check_preprocess(preprocess)
+        self._preprocess = preprocess
+        self._num_samples = len(source)
+        self._batch = batch
+        self._move = move
+        self._num_workers = workers
+        num_batches = -(-len(source) // batch)
+        self._numbers = range(rank, num_batches, world)
+        self._fetch = make_fetch(source, preprocess, None)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Batch]:
+        with _workers(self._num_workers) as pool:
+            filler = _Filler(self._fetch, self._preprocess, pool)
+            num_ahead = _EVAL_AHEAD if self._num_workers else 0
+            for pending in _read_ahead(self._numbers, lambda number: self._begin(filler, number), num_ahead):
+                positions = torch.from_numpy(pending.positions)
+                yield Batch(pending.wait(), positions, (len(positions),)).map(self._move)
+
+    def _begin(self, filler: _Filler, number: int) -> _Pending:
+        stop = min((number + 1) * self._batch, self._num_samples)
+        positions = np.arange(number * self._batch, stop, dtype=np.int64)
+        return filler.start(number, positions, positions)

@@ -1,0 +1,108 @@
+"""What happens to a batch on the device: flip, normalise, mix, cast.
+
+Owns the arithmetic between uint8 images and the network's input. Refuses to know losses and devices: tensor
+operations only, no read by the host. Invariant: each row's result depends on its own row and its mixing partner's
+alone, bit for bit, whatever else is in the micro-batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.decode import check_preprocess
+from reconv.data.mix import BOXES, OFFSETS, WEIGHTS, apply_mix, is_mixing
+from reconv.recipe.schema import Augment, Preprocess
+
+
+class EvalPrepare:
+    """Normalised images, as evaluation and prediction see them."""
+
+    def __init__(self, preprocess: Preprocess, dtype: torch.dtype, channels_last: bool = False) -> None:
+        check_preprocess(preprocess)
+        self._normalise = Normalise(preprocess, dtype)
+        self._dtype = dtype
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def __call__(self, batch: Batch, step: int = 0) -> Batch:
+        """The batch with its images normalised."""
+        images = self._normalise(batch["images"])
+        return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
+
+
+class TrainPrepare:
+    """Flipped, normalised and mixed images; with mixing also `soft_targets`. `targets` stay the original labels."""
+
+    def __init__(
+        self,
+        preprocess: Preprocess,
+        augment: Augment,
+        num_classes: int,
+        dtype: torch.dtype,
+        channels_last: bool = False,
+    ) -> None:
+        check_preprocess(preprocess)
+        self._normalise = Normalise(preprocess, dtype)
+        self._augment = augment
+        self._num_classes = num_classes
+        self._dtype = dtype
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def __call__(self, batch: Batch, step: int) -> Batch:
+        """The batch as the network sees it; what is random was drawn by the loader."""
+        images = batch["images"]
+        if self._augment.flip > 0:
+            images = torch.where(batch["flips"].view(-1, 1, 1, 1), images.flip(-1), images)
+        images = self._normalise(images)
+        if is_mixing(self._augment):
+            drawn = {name: batch[name] for name in (OFFSETS, WEIGHTS, BOXES)}
+            images, soft = apply_mix(images, batch["targets"], drawn, self._num_classes, self._augment)
+            batch = batch.replace(soft_targets=soft)
+        return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
+
+
+class Normalise:
+    """uint8 images to floats: (x / 255 - mean) / std per channel, or each image to mean 0 and deviation 1."""
+
+    def __init__(self, preprocess: Preprocess, dtype: torch.dtype) -> None:
+        self._preprocess = preprocess
+        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        std = torch.tensor(preprocess.std, dtype=torch.float64)
+        mean = torch.tensor(preprocess.mean, dtype=torch.float64)
+        self._factor = (1 / (255 * std)).to(self._dtype).view(1, -1, 1, 1)
+        self._shift = (-mean / std).to(self._dtype).view(1, -1, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Floats (fp32, or fp64 when the network computes in fp64), not yet cast."""
+        if self._preprocess.standardise:
+            return _standardised(images, self._dtype)
+        if self._factor.device != images.device:
+            self._factor = self._factor.to(images.device)
+            self._shift = self._shift.to(images.device)
+        return images.to(self._dtype) * self._factor + self._shift
+
+
+def _standardised(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """Each image minus its mean, over its deviation (at least 1/sqrt(pixels), in units of 0 to 255)."""
+    num_values = images[0].numel()
+    # Integer sums are exact: a float sum would depend on how the reduction is split.
+    total = images.sum((1, 2, 3), dtype=torch.int64)
+    squares = images.to(torch.int32).square().sum((1, 2, 3), dtype=torch.int64)
+    spread = (num_values * squares - total * total).to(dtype).sqrt() / num_values
+    deviation = spread.clamp(min=num_values**-0.5).view(-1, 1, 1, 1)
+    mean = (total.to(dtype) / num_values).view(-1, 1, 1, 1)
+    return (images.to(dtype) - mean) / deviation
+
+
+def unprepare(images: Tensor, preprocess: Preprocess) -> Tensor:
+    """Prepared images back as uint8 for a picture; standardised ones are stretched to the full range."""
+    floats = images.detach().to("cpu").to(torch.float64)
+    if preprocess.standardise:
+        low, high = floats.amin((1, 2, 3), keepdim=True), floats.amax((1, 2, 3), keepdim=True)
+        floats = (floats - low) / (high - low).clamp(min=1e-12)
+    else:
+        mean = torch.tensor(preprocess.mean, dtype=torch.float64).view(1, -1, 1, 1)
+        std = torch.tensor(preprocess.std, dtype=torch.float64).view(1, -1, 1, 1)
+        floats = floats * std + mean
+    return (floats * 255).round().clamp(0, 255).to(torch.uint8).contiguous()

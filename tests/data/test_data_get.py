@@ -1,0 +1,208 @@
+"""Downloads, against a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from reconv.data.get import ARCHIVES, Archive, fetch_archive, get
+from reconv.errors import DataError, Exit, ResourceError, UsageError
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+PIXELS = os.urandom(300_000)
+BODY = tar_of({"set-bin/train.bin": PIXELS, "set-bin/names.txt": b"a\nb\n"})
+ARCHIVE = Archive("set.tar.gz", hashlib.md5(BODY).hexdigest(), "set-bin", {"train.bin": len(PIXELS)})
+
+
+@dataclass
+class Behaviour:
+    """How the server answers, and what it was asked."""
+
+    body: bytes = BODY
+    cut_after_bytes: list[int] = field(default_factory=list)  # of the next responses
+    knows_range: bool = True
+    status: int = 200
+    ranges: list[str | None] = field(default_factory=list)
+
+
+@dataclass
+class Server:
+    url: str
+    behaviour: Behaviour
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    behaviour = Behaviour()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            behaviour.ranges.append(asked)
+            if behaviour.status != 200 or not self.path.endswith(".tar.gz"):
+                self.send_error(behaviour.status if behaviour.status != 200 else 404)
+                return
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and behaviour.knows_range else 0
+            if start >= len(behaviour.body):
+                self.send_error(416)
+                return
+            rest = behaviour.body[start:]
+            self.send_response(206 if asked and behaviour.knows_range else 200)
+            self.send_header("Content-Length", str(len(rest)))
+            self.end_headers()
+            limit = behaviour.cut_after_bytes.pop(0) if behaviour.cut_after_bytes else len(rest)
+            self.wfile.write(rest[:limit])
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield Server(f"http://127.0.0.1:{http.server_address[1]}/some/where", behaviour)
+        http.shutdown()
+        thread.join()
+
+
+def fetch(server: Server, folder: Path) -> tuple[Path, list[tuple[int, int | None]]]:
+    seen: list[tuple[int, int | None]] = []
+    got = fetch_archive(ARCHIVE, folder, lambda there, total: seen.append((there, total)), server.url)
+    assert not got.already_there
+    return got.path, seen
+
+
+def assert_whole(folder: Path) -> None:
+    assert (folder / "set-bin" / "train.bin").read_bytes() == PIXELS
+    assert [path.name for path in folder.iterdir()] == ["set-bin"]
+
+
+def test_a_download_ends_with_the_unpacked_folder_alone(server: Server, tmp_path: Path) -> None:
+    path, seen = fetch(server, tmp_path / "new" / "data")
+    assert path == tmp_path / "new" / "data" / "set-bin"
+    assert_whole(path.parent)
+    assert seen[0] == (0, len(BODY))
+    assert seen[-1] == (len(BODY), len(BODY))
+    assert server.behaviour.ranges == [None]
+
+
+def test_what_is_there_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
+    fetch(server, tmp_path / "d")
+    assert fetch_archive(ARCHIVE, tmp_path / "d", None, server.url).already_there
+    assert len(server.behaviour.ranges) == 1
+    (tmp_path / "d" / "set-bin" / "train.bin").write_bytes(b"short")
+    with pytest.raises(DataError, match=r"train.bin is of another size(.|\n)*rm -r"):
+        fetch_archive(ARCHIVE, tmp_path / "d", None, server.url)
+
+
+def test_a_cut_connection_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    server.behaviour.cut_after_bytes = [100_000, 50_000]
+    fetch(server, tmp_path / "d")
+    assert_whole(tmp_path / "d")
+    assert server.behaviour.ranges == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_download_that_broke_off_is_resumed_by_the_next_command(server: Server, tmp_path: Path) -> None:
+    server.behaviour.cut_after_bytes = [120_000, *[0] * 20]
+    with pytest.raises(DataError, match=r"broke off(.|\n)*same command again"):
+        fetch(server, tmp_path / "d")
+    assert (tmp_path / "d" / "set.tar.gz.part").stat().st_size == 120_000
+    server.behaviour.cut_after_bytes = []
+    server.behaviour.ranges.clear()
+    _, seen = fetch(server, tmp_path / "d")
+    assert server.behaviour.ranges == ["bytes=120000-"]
+    assert seen[0] == (120_000, len(BODY))
+    assert_whole(tmp_path / "d")
+
+
+def test_a_server_that_ignores_ranges_sends_the_file_anew(server: Server, tmp_path: Path) -> None:
+    server.behaviour.knows_range = False
+    server.behaviour.cut_after_bytes = [100_000]
+    fetch(server, tmp_path / "d")
+    assert_whole(tmp_path / "d")
+    assert len(server.behaviour.ranges) == 2
+
+
+def test_a_part_that_is_already_whole_is_used(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "set.tar.gz.part").write_bytes(BODY)
+    fetch(server, tmp_path / "d")
+    assert_whole(tmp_path / "d")
+
+
+def test_a_wrong_checksum_is_an_error_and_removes_the_part(server: Server, tmp_path: Path) -> None:
+    server.behaviour.body = BODY[:-1] + bytes([BODY[-1] ^ 1])
+    with pytest.raises(DataError, match=r"checksum of set\.tar\.gz is wrong") as caught:
+        fetch(server, tmp_path / "d")
+    assert caught.value.code == Exit.DATA
+    assert list((tmp_path / "d").iterdir()) == []
+    server.behaviour.body = BODY
+    fetch(server, tmp_path / "d")
+
+
+def test_a_stale_part_of_something_else_does_not_block_for_ever(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "set.tar.gz.part").write_bytes(b"x" * (len(BODY) + 5))
+    with pytest.raises(DataError, match="checksum"):
+        fetch(server, tmp_path / "d")
+    fetch(server, tmp_path / "d")
+    assert_whole(tmp_path / "d")
+
+
+def test_a_missing_file_names_the_address_and_is_not_retried(server: Server, tmp_path: Path) -> None:
+    server.behaviour.status = 404
+    with pytest.raises(DataError, match=r"some/where/cifar-10-binary.tar.gz(.|\n)*404"):
+        get("cifar10", tmp_path / "d", base_url=server.url)
+    assert len(server.behaviour.ranges) == 1
+
+
+def test_a_failing_server_is_tried_a_few_times(server: Server, tmp_path: Path) -> None:
+    server.behaviour.status = 503
+    with pytest.raises(DataError, match="503"):
+        fetch(server, tmp_path / "d")
+    assert len(server.behaviour.ranges) == 5
+
+
+def test_no_server_at_all_is_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be reached"):
+        get("cifar100", tmp_path / "d", base_url="http://127.0.0.1:9/")
+
+
+def test_an_archive_cannot_write_outside_its_folder(server: Server, tmp_path: Path) -> None:
+    body = tar_of({"set-bin/train.bin": b"1", "../../escaped": b"2"})
+    server.behaviour.body = body
+    archive = Archive("set.tar.gz", hashlib.md5(body).hexdigest(), "set-bin", {})
+    with pytest.raises(DataError, match="does not unpack"):
+        fetch_archive(archive, tmp_path / "a" / "b", None, server.url)
+    assert [str(path) for path in tmp_path.rglob("*escaped*")] == []
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_resource_error(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match="cannot write"):
+        fetch(server, tmp_path / "file" / "d")
+
+
+def test_unknown_names_are_a_usage_error_and_known_ones_point_at_official_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cifar10, cifar100"):
+        get("imagenet", tmp_path)
+    assert [archive.folder for archive in ARCHIVES.values()] == ["cifar-10-batches-bin", "cifar-100-binary"]

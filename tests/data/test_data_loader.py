@@ -1,0 +1,250 @@
+"""The loaders: the same bytes whatever the workers, ranks and first step, and clean ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_examples import encode, noise
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.augment import draw_crops
+from reconv.data.decode import decode, host_eval, host_train
+from reconv.data.fetch import Decode, Gather, make_fetch
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.open import open_source
+from reconv.data.source import Sample, Source
+from reconv.data.sources.arrays import ArraySource
+from reconv.data.sources.digits import open_digits
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import DataError
+from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.schema import Augment, BatchSizes, Data, Mixup, Preprocess, Recipe
+
+GREY = Preprocess(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+COLOUR = Preprocess(size=24, resize=28)
+
+
+def stay(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def make_recipe(
+    preprocess: Preprocess, crop: str, size: int, group: int | str = "all", micro: int | str = "auto", workers: int = 0
+) -> Recipe:
+    return Recipe(
+        seed=5,
+        data=Data(preprocess=preprocess, tail="wrap", workers=workers),
+        augment=Augment(crop=crop, pad=2, mixup=Mixup(alpha=0.4, per="sample")),  # type: ignore[arg-type]
+        batch=BatchSizes(size=size, group=group, micro=micro),  # type: ignore[arg-type]
+    )
+
+
+def plan_of(recipe: Recipe, source: Source, world_size: int = 1) -> Plan:
+    return make_plan(recipe, Facts(len(source), 1, len(source.class_names), world_size=world_size))
+
+
+def steps(source: Source, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
+    """The global batch of each step: ranks and micro-batches joined."""
+    plan = plan_of(recipe, source, world_size)
+    streams = [list(TrainLoader(source, recipe, plan, stay, rank).steps(start, stop)) for rank in range(world_size)]
+    whole = []
+    for step in range(stop - start):
+        batches = [batch for stream in streams for batch in stream[step]]
+        assert sum((batch.groups for batch in batches), ()) == plan.group_sizes
+        joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0].tensors}
+        whole.append(joined | {"positions": torch.cat([batch.positions for batch in batches])})
+    return whole
+
+
+def same(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool:
+    assert len(left) == len(right) > 0
+    return all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+        for a, b in zip(left, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", ["folder", "digits"])
+@pytest.mark.parametrize("crop", ["none", "pad", "resized"])
+def test_bytes_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: Path, kind: str, crop: str) -> None:
+    source: Source = FolderSource(tree, "train") if kind == "folder" else open_digits("train")
+    preprocess = COLOUR if kind == "folder" else GREY
+    expected = steps(source, make_recipe(preprocess, crop, 12, 3, 12), 0, 5)
+    assert expected[0]["images"].shape == (12, preprocess.channels, preprocess.size, preprocess.size)
+    assert expected[0]["images"].dtype == torch.uint8
+    assert expected[4]["positions"].tolist() == list(range(48, 60))
+    for workers in (1, 2, 8):
+        assert same(steps(source, make_recipe(preprocess, crop, 12, 3, 12, workers), 0, 5), expected)
+    for world_size in (2, 4):
+        assert same(steps(source, make_recipe(preprocess, crop, 12, 3, 3, 2), 0, 5, world_size), expected)
+    assert same(steps(source, make_recipe(preprocess, crop, 12, 3, 6, 2), 3, 5), expected[3:])
+
+
+def test_rows_are_the_samples_their_indices_say(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    recipe = make_recipe(COLOUR, "resized", 11)
+    (step,) = steps(source, recipe, 0, 1)
+    assert sorted(step["indices"].tolist()) == list(range(11))
+    draws = draw_crops(recipe.augment, recipe.seed, np.arange(11, dtype=np.int64))
+    for row, index in enumerate(step["indices"].tolist()):
+        sample = source.sample(index)
+        assert isinstance(sample.data, bytes)
+        expected = host_train(decode(sample.data, 3), COLOUR, recipe.augment, draws[row])
+        assert np.array_equal(step["images"][row].numpy(), expected)
+        assert step["targets"][row] == sample.target
+
+
+def test_gathering_equals_decoding_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    cases = []
+    for shape, preprocess in (
+        ((3, 16, 16), Preprocess(size=16, resize=None)),
+        ((1, 16, 16), Preprocess(size=16, resize=16)),
+        ((3, 16, 16), Preprocess(size=16, resize=20)),
+        ((3, 10, 14), Preprocess(size=16, resize=None, channels=1, mean=(0.5,), std=(0.5,))),
+    ):
+        images = rng.integers(0, 256, (9, *shape), dtype=np.uint8)
+        source = ArraySource("made", images, np.arange(9) % 3, ("a", "b", "c"), "made")
+        for augment in (None, Augment(crop="none"), Augment(crop="pad")):
+            cases.append((source, preprocess, augment))
+    for source, preprocess, augment in cases:
+        indices = np.array([4, 4, 0, 8, 1], np.int64)
+        draws = None if augment is None else draw_crops(augment, 1, indices + 100)
+        results = []
+        for fetch in (make_fetch(source, preprocess, augment), Decode(source, preprocess, augment)):
+            out = np.zeros((5, preprocess.channels, 16, 16), np.uint8)
+            targets = np.zeros(5, np.int64)
+            fetch(indices, draws, out, targets)
+            assert targets.tolist() == [1, 1, 0, 2, 1]
+            results.append(out)
+        assert isinstance(make_fetch(source, preprocess, augment), Gather)
+        assert np.array_equal(*results)
+    assert len(cases) == 12
+
+
+@pytest.mark.parametrize("workers", [0, 1, 8])
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, world: int) -> None:
+    source = FolderSource(tree, "train")
+    dealt: list[Batch] = []
+    for rank in range(world):
+        loader = EvalLoader(source, COLOUR, 4, stay, workers, rank, world)
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        dealt += batches
+    dealt.sort(key=lambda batch: int(batch.positions[0]))
+    assert [len(batch) for batch in dealt] == [4, 4, 3]
+    assert torch.cat([batch["indices"] for batch in dealt]).tolist() == list(range(11))
+    assert torch.cat([batch["targets"] for batch in dealt]).tolist() == [0] * 4 + [1] * 4 + [2] * 3
+    assert all(batch.groups == (len(batch),) for batch in dealt)
+
+
+def test_evaluation_shows_what_host_eval_makes() -> None:
+    source = open_digits("val")
+    (batch,) = list(EvalLoader(source, GREY, 1000, stay, 0))
+    sample = source.sample(17)
+    assert isinstance(sample.data, np.ndarray)
+    assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GREY))
+
+
+def data_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reconv-data")]
+
+
+def test_a_closed_stream_leaves_no_thread(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    recipe = make_recipe(COLOUR, "none", 4, workers=3)
+    stream = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 1000)
+    assert isinstance(stream, Iterator)
+    next(stream)
+    assert data_threads()
+    stream.close()  # type: ignore[attr-defined]
+    assert not data_threads()
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_a_broken_file_surfaces_as_its_data_error_and_leaves_no_thread(tree: Path, workers: int) -> None:
+    source = FolderSource(tree, "train")
+    broken = source.path(6)
+    Path(broken).write_bytes(Path(broken).read_bytes()[:200])
+    recipe = make_recipe(COLOUR, "none", 4, workers=workers)
+    with pytest.raises(DataError) as caught:
+        list(TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 3))
+    assert caught.value.where == broken
+    with pytest.raises(DataError):
+        list(EvalLoader(source, COLOUR, 4, stay, workers))
+    assert not data_threads()
+
+
+def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
+    read: list[int] = []
+
+    class Counting(FolderSource):
+        def sample(self, index: int) -> Sample:
+            read.append(index)
+            return super().sample(index)
+
+    source = Counting(tree, "train")
+    recipe = make_recipe(COLOUR, "none", 4, workers=2)
+    stream = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 1000)
+    next(stream)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert 8 <= len(read) <= 4 * (2 + recipe.data.prefetch)
+
+
+def test_a_label_out_of_range_is_an_error_with_the_sample(tree: Path) -> None:
+    class Mislabelled(FolderSource):
+        def sample(self, index: int) -> Sample:
+            sample = super().sample(index)
+            return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
+
+    source = Mislabelled(tree, "val")
+    with pytest.raises(DataError, match="label 3 out of range") as caught:
+        list(EvalLoader(source, COLOUR, 2, stay, 2))
+    assert caught.value.where == source.path(2)
+
+
+def test_device_synthetic_moves_one_batch_and_repeats_it() -> None:
+    moved: list[tuple[int, ...]] = []
+
+    def move(tensor: Tensor) -> Tensor:
+        moved.append(tuple(tensor.shape))
+        return tensor
+
+    data = Data(source="synthetic-device", num_samples=32, num_classes=4, preprocess=GREY)
+    recipe = Recipe(data=data, augment=Augment(crop="none"), batch=BatchSizes(size=8, group=2, micro=4))
+    source = open_source("synthetic-device", None, "train", data)
+    plan = plan_of(recipe, source)
+    batches = list(TrainLoader(source, recipe, plan, move).steps(2, 6))
+    assert len(moved) == 2 * 5  # two micro-batches of images, targets, indices, flips and positions, once
+    assert [batch.positions[0].item() for step in batches for batch in step] == [16, 20, 24, 28, 32, 36, 40, 44]
+    assert all(step[1]["images"] is batches[0][1]["images"] for step in batches)
+
+
+def test_real_cifar_layout_goes_through_the_loader(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+    write_cifar(tmp_path, "cifar10", "binary")
+    source = open_source("auto", tmp_path, "train", Data())
+    assert isinstance(source, ArraySource)
+    recipe = make_recipe(Preprocess(size=32, resize=None), "none", 35)
+    (step,) = steps(source, recipe, 0, 1)
+    assert np.array_equal(step["images"].numpy(), source.images[step["indices"].numpy()])
+
+
+def test_a_big_batch_of_files_survives_many_workers(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "only"
+        os.makedirs(folder)
+        for number in range(60):
+            (folder / f"{number}.png").write_bytes(encode(noise(9, 9, 3, number)))
+    source = FolderSource(tmp_path, "train")
+    recipe = make_recipe(Preprocess(size=8, resize=None), "resized", 60, workers=8)
+    first = steps(source, recipe, 0, 3)
+    assert same(first, steps(source, make_recipe(Preprocess(size=8, resize=None), "resized", 60), 0, 3))

@@ -1,0 +1,202 @@
+"""What happens on the device: normalising, flipping, mixing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.loader import TrainLoader
+from reconv.data.mix import draw_mix
+from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
+from reconv.data.sources.digits import open_digits
+from reconv.errors import RecipeError
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import Augment, BatchSizes, Cutmix, Data, Mixup, Preprocess, Recipe
+
+SIZE = 16
+COLOUR = Preprocess(size=SIZE, resize=None)
+GREY = Preprocess(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
+MIXUP = Augment(flip=0, mixup=Mixup(alpha=0.7))
+PER_SAMPLE = Augment(flip=0, mixup=Mixup(alpha=0.7, per="sample"))
+CUTMIX = Augment(flip=0, cutmix=Cutmix(alpha=1.0))
+BOTH = Augment(flip=0.5, mixup=Mixup(alpha=0.7), cutmix=Cutmix(alpha=1.0))
+
+
+def make_batch(augment: Augment, groups: tuple[int, ...], step: int = 3, first: int = 0, channels: int = 3) -> Batch:
+    """A batch whose positions start at `first`, with the loader's draws."""
+    count = sum(groups)
+    positions = np.arange(first, first + count, dtype=np.int64)
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (1000, channels, SIZE, SIZE), dtype=np.uint8)[positions]
+    drawn = draw_mix(augment, 9, step, positions, groups, SIZE)
+    tensors = {
+        "images": torch.from_numpy(images),
+        "targets": torch.from_numpy(positions % 5),
+        "flips": torch.from_numpy(positions % 3 == 0),
+        **{name: torch.from_numpy(array) for name, array in drawn.items()},
+    }
+    return Batch(tensors, torch.from_numpy(positions), groups)
+
+
+def prepared(augment: Augment, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
+    return TrainPrepare(COLOUR, augment, 5, dtype)(batch, 3)
+
+
+def test_images_are_normalised_per_channel() -> None:
+    batch = make_batch(Augment(flip=0), (4,))
+    expected = torch.empty(4, 3, SIZE, SIZE, dtype=torch.float64)
+    for channel in range(3):
+        expected[:, channel] = (batch["images"][:, channel].double() / 255 - COLOUR.mean[channel]) / COLOUR.std[channel]
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
+        images = EvalPrepare(COLOUR, dtype)(batch)["images"]
+        assert images.dtype == dtype
+        assert torch.allclose(images.double(), expected, atol=tolerance)
+        assert torch.equal(images, TrainPrepare(COLOUR, Augment(flip=0), 5, dtype)(batch, 0)["images"])
+
+
+def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -> None:
+    images = make_batch(Augment(), (5,))["images"]
+    images[4] = 200
+    batch = Batch({"images": images}, torch.arange(5), (5,))
+    preprocess = Preprocess(size=SIZE, resize=None, standardise=True)
+    result = EvalPrepare(preprocess, torch.float64)(batch)["images"]
+    assert torch.allclose(result[:4].mean((1, 2, 3)), torch.zeros(4, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(result[:4].std((1, 2, 3), correction=0), torch.ones(4, dtype=torch.float64), atol=1e-12)
+    assert not result[4].any()
+    single = EvalPrepare(preprocess, torch.float32)(Batch({"images": images[:1]}, torch.arange(1), (1,)))["images"]
+    assert torch.equal(single, EvalPrepare(preprocess, torch.float32)(batch)["images"][:1])
+
+
+def test_flips_mirror_the_rows_that_say_so() -> None:
+    batch = make_batch(Augment(), (6,))
+    plain = prepared(Augment(flip=0), batch)["images"]
+    flipped = prepared(Augment(flip=0.5), batch)["images"]
+    for row in range(6):
+        assert torch.equal(flipped[row], plain[row].flip(-1) if row % 3 == 0 else plain[row])
+
+
+def test_channels_last_changes_the_layout_alone() -> None:
+    batch = make_batch(BOTH, (4,))
+    last = TrainPrepare(COLOUR, BOTH, 5, torch.float32, channels_last=True)(batch, 3)["images"]
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(last, prepared(BOTH, batch, torch.float32)["images"])
+
+
+@pytest.mark.parametrize("augment", [MIXUP, PER_SAMPLE])
+def test_mixup_blends_images_and_labels_by_the_same_weight(augment: Augment) -> None:
+    groups = (4, 3, 6)
+    batch = make_batch(augment, groups)
+    plain, mixed = prepared(Augment(flip=0), batch)["images"], prepared(augment, batch)
+    row = 0
+    shares = []
+    for group in groups:
+        for inside in range(group):
+            partner = row + (group - 1 if inside == 0 else -1)
+            own = float(batch["mix_weights"][row])
+            shares.append(own)
+            assert torch.allclose(mixed["images"][row], own * plain[row] + (1 - own) * plain[partner], atol=1e-12)
+            expected = torch.zeros(5, dtype=torch.float64)
+            expected[row % 5] += own
+            expected[partner % 5] += 1 - own
+            assert torch.allclose(mixed["soft_targets"][row], expected, atol=1e-12)
+            row += 1
+    assert torch.equal(mixed["targets"], batch["targets"])
+    assert len(set(shares)) == (3 if augment is MIXUP else 13)
+
+
+def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
+    areas = set()
+    for step in range(30):
+        batch = make_batch(CUTMIX, (4, 3), step=step, first=step * 7)
+        plain, mixed = prepared(Augment(flip=0), batch)["images"], prepared(CUTMIX, batch)
+        for row in range(7):
+            partner = {0: 3, 4: 6}.get(row, row - 1)
+            from_self = (mixed["images"][row] == plain[row]).all(0)
+            from_partner = (mixed["images"][row] == plain[partner]).all(0)
+            assert (from_self ^ from_partner).all()
+            share = int(from_self.sum()) / SIZE**2
+            areas.add(share)
+            expected = torch.zeros(5, dtype=torch.float64)
+            expected[batch["targets"][row]] += share
+            expected[batch["targets"][partner]] += 1 - share
+            assert torch.allclose(mixed["soft_targets"][row], expected, atol=1e-15)
+    assert len(areas) > 20
+
+
+def test_with_both_on_each_group_uses_one_of_them() -> None:
+    cut = mixed = 0
+    for step in range(200):
+        drawn = draw_mix(BOTH, 0, step, np.arange(step * 2, step * 2 + 2, dtype=np.int64), (2,), SIZE)
+        is_cut = bool((drawn["mix_weights"] == 1).all())
+        assert is_cut or not drawn["mix_boxes"].any()
+        cut, mixed = cut + is_cut, mixed + (not is_cut)
+    assert 70 < cut < 130
+    assert cut + mixed == 200
+
+
+def test_a_group_of_one_is_left_alone() -> None:
+    for augment in (MIXUP, PER_SAMPLE, CUTMIX):
+        batch = make_batch(augment, (1, 1))
+        result = prepared(augment, batch)
+        assert torch.equal(result["images"], prepared(Augment(flip=0), batch)["images"])
+        assert torch.equal(result["soft_targets"], torch.nn.functional.one_hot(batch["targets"], 5).double())
+
+
+@pytest.mark.parametrize("augment", [MIXUP, PER_SAMPLE, CUTMIX, BOTH])
+def test_mixing_does_not_depend_on_how_groups_fall_into_micro_batches(augment: Augment) -> None:
+    groups = (4, 4, 3)
+    whole = prepared(augment, make_batch(augment, groups), torch.float32)
+    for split in ([(4,), (4,), (3,)], [(4, 4), (3,)], [(4,), (4, 3)]):
+        first, parts = 0, []
+        for part in split:
+            parts.append(prepared(augment, make_batch(augment, part, first=first), torch.float32))
+            first += sum(part)
+        for name in ("images", "soft_targets"):
+            assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
+    sliced = [prepared(augment, group, torch.float32)["images"] for group in make_batch(augment, groups).by_group()]
+    assert torch.equal(torch.cat(sliced), whole["images"])
+
+
+def test_mixing_changes_with_step_seed_and_group() -> None:
+    positions = np.arange(8, dtype=np.int64)
+    first = draw_mix(MIXUP, 0, 0, positions, (4, 4), SIZE)["mix_weights"]
+    assert first[0] != first[4]
+    assert draw_mix(MIXUP, 0, 1, positions, (4, 4), SIZE)["mix_weights"][0] != first[0]
+    assert draw_mix(MIXUP, 1, 0, positions, (4, 4), SIZE)["mix_weights"][0] != first[0]
+    assert np.array_equal(draw_mix(MIXUP, 0, 0, positions, (4, 4), SIZE)["mix_weights"], first)
+
+
+def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
+    source = open_digits("train")
+    outputs = []
+    for micro in (8, 16, 32):
+        recipe = Recipe(
+            data=Data(preprocess=GREY, workers=0),
+            augment=BOTH.model_copy(update={"crop": "pad"}),
+            batch=BatchSizes(size=32, group=8, micro=micro),
+        )
+        plan = make_plan(recipe, Facts(len(source), 1, 10))
+        prepare = TrainPrepare(GREY, recipe.augment, 10, torch.float32)
+        (step,) = list(TrainLoader(source, recipe, plan, lambda tensor: tensor).steps(7, 8))
+        assert len(step) == 32 // micro
+        ready = [prepare(batch, 7) for batch in step]
+        outputs.append({n: torch.cat([batch[n] for batch in ready]) for n in ("images", "soft_targets")})
+    for output in outputs[1:]:
+        assert all(torch.equal(output[name], outputs[0][name]) for name in output)
+
+
+def test_unprepare_gives_back_the_pixels() -> None:
+    for preprocess, channels in ((COLOUR, 3), (GREY, 1)):
+        batch = make_batch(Augment(flip=0), (4,), channels=channels)
+        for dtype in (torch.float32, torch.float64):
+            assert torch.equal(unprepare(EvalPrepare(preprocess, dtype)(batch)["images"], preprocess), batch["images"])
+    stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), Preprocess(standardise=True))
+    assert (stretched.amin((1, 2, 3)).tolist(), stretched.amax((1, 2, 3)).tolist()) == ([0, 0], [255, 255])
+
+
+def test_statistics_for_other_channels_are_refused() -> None:
+    with pytest.raises(RecipeError, match="mean has 3 values for 1 channels"):
+        EvalPrepare(Preprocess(channels=1), torch.float32)
