@@ -1,0 +1,339 @@
+"""TensorFlow checkpoints, written by TensorFlow (tools/make_tf_fixture.py), are read without it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reconv.checkpoint.crc32c import crc32c, masked
+from reconv.checkpoint.sstable import MalformedError, read_message, read_table
+from reconv.checkpoint.tensorflow import is_tensorflow, read_tensorflow
+from reconv.errors import CheckpointError
+
+FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
+EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
+OFFICIAL = FIXTURES / "official" / "model.ckpt-7"
+FILES = ("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00002", "model.ckpt-7.data-00001-of-00002")
+
+
+def byte_by_byte(data: bytes) -> int:
+    """CRC-32C as its definition reads."""
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    for name in FILES:
+        shutil.copy(OFFICIAL.parent / name, tmp_path / name)
+    return tmp_path / OFFICIAL.name
+
+
+def rewrite(path: Path, at: int, new: bytes) -> None:
+    data = bytearray(path.read_bytes())
+    data[at : at + len(new)] = new
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("which", "path"), [("official", "official/model.ckpt-7"), ("scoped", "scoped"), ("object", "object/ckpt-1.index")]
+)
+def test_every_tensor_has_the_bytes_that_tensorflow_reads(which: str, path: str) -> None:
+    expected = EXPECTED[which]["tensors"]
+    tensors = read_tensorflow(FIXTURES / path)
+    assert list(tensors) == sorted(expected)
+    assert len(tensors) == {"official": 90, "scoped": 82, "object": 2}[which]
+    for name, tensor in tensors.items():
+        found = {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": list(tensor.shape),
+            "sha256": hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest(),
+        }
+        assert found == expected[name], name
+
+
+def test_the_fixture_has_every_type_and_two_data_files() -> None:
+    types = {tensor.dtype for tensor in read_tensorflow(OFFICIAL).values()}
+    floats = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+    assert types == floats | {torch.int32, torch.int64, torch.bool}
+    assert all((OFFICIAL.parent / name).stat().st_size > 1000 for name in FILES)
+
+
+def test_values_are_those_that_were_saved() -> None:
+    tensors = read_tensorflow(OFFICIAL)
+    assert tensors["global_step"].item() == 7
+    ramp = torch.linspace(-3, 3, 6, dtype=torch.float64).reshape(2, 3)
+    torch.testing.assert_close(tensors["other/float64"], ramp)
+    assert torch.equal(tensors["other/bfloat16"], ramp.to(torch.bfloat16))
+    assert torch.equal(tensors["other/float16"], ramp.to(torch.float16))
+    assert tensors["other/bool"].tolist() == [True, False]
+    assert tensors["other/empty"].shape == (0, 3)
+
+
+def test_prefix_index_data_file_and_folder_name_the_same_checkpoint() -> None:
+    paths = [OFFICIAL, OFFICIAL.parent, *(OFFICIAL.parent / name for name in FILES)]
+    for path in paths:
+        assert is_tensorflow(path)
+        assert read_tensorflow(path).keys() == EXPECTED["official"]["tensors"].keys()
+
+
+def test_other_paths_are_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "weights.pth").write_bytes(b"PK")
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "gone"\n')
+    (tmp_path / "lonely.data-00000-of-00001").write_bytes(b"1234")
+    for name in ("weights.pth", "missing", "", "lonely.data-00000-of-00001"):
+        assert not is_tensorflow(tmp_path / name)
+        with pytest.raises(CheckpointError, match="no TensorFlow checkpoint here"):
+            read_tensorflow(tmp_path / name)
+
+
+def test_tensors_can_be_written_to() -> None:
+    kernel = read_tensorflow(OFFICIAL)["resnet_model/conv2d/kernel"]
+    kernel.zero_()
+    assert not kernel.any()
+
+
+def test_a_partitioned_variable_is_refused_by_name() -> None:
+    with pytest.raises(CheckpointError, match="embedding is stored in slices"):
+        read_tensorflow(FIXTURES / "partitioned" / "model.ckpt")
+
+
+def test_a_missing_data_file_is_named(copied: Path) -> None:
+    copied.with_name(FILES[2]).unlink()
+    with pytest.raises(CheckpointError, match=FILES[2]) as caught:
+        read_tensorflow(copied)
+    assert "copy all 2 data files" in caught.value.then
+
+
+@pytest.mark.parametrize("name", FILES[1:])
+def test_a_flipped_bit_is_reported_with_tensor_and_file(copied: Path, name: str) -> None:
+    path = copied.with_name(name)
+    rewrite(path, 5000, bytes([path.read_bytes()[5000] ^ 4]))
+    with pytest.raises(CheckpointError, match=r"the tensor resnet_model/\S+ is damaged") as caught:
+        read_tensorflow(copied)
+    assert caught.value.where == str(path)
+    assert caught.value.why == "its checksum does not match"
+
+
+def test_a_short_data_file_is_reported_with_tensor_and_file(copied: Path) -> None:
+    path = copied.with_name(FILES[1])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"ends at byte 30356 of a file of 30355") as caught:
+        read_tensorflow(copied)
+    assert caught.value.where == str(path)
+
+
+def test_every_shortened_index_is_refused(copied: Path) -> None:
+    index = copied.with_name(FILES[0])
+    data = index.read_bytes()
+    for size in {*range(0, len(data), 97), len(data) - 1}:
+        index.write_bytes(data[:size])
+        with pytest.raises(CheckpointError, match="not a TensorFlow checkpoint"):
+            read_tensorflow(copied)
+
+
+def test_every_flipped_byte_of_the_index_is_noticed_or_harmless(copied: Path) -> None:
+    index = copied.with_name(FILES[0])
+    data = index.read_bytes()
+    num_refused = 0
+    positions = [*range(0, len(data) - 48, 31), *range(len(data) - 48, len(data))]
+    for at in positions:
+        rewrite(index, at, bytes([data[at] ^ 0xFF]))
+        try:
+            assert read_tensorflow(copied).keys() == EXPECTED["official"]["tensors"].keys()
+        except CheckpointError:
+            num_refused += 1
+        index.write_bytes(data)
+    # In the footer the handle of the metadata and the padding carry nothing that is read.
+    assert num_refused >= len(positions) - 48
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(content)) + content
+
+
+def tensor_entry(
+    shape: list[int], num_bytes: int, *, dtype: int = 1, file: int = 0, offset: int = 0, crc: int = 0
+) -> bytes:
+    dims = b"".join(message(2, number(1, size)) for size in shape)
+    where = number(3, file) + number(4, offset) + number(5, num_bytes)
+    return number(1, dtype) + message(2, dims) + where + varint(6 << 3 | 5) + struct.pack("<I", crc)
+
+
+def sealed(entries: bytes, compression: int = 0) -> bytes:
+    """A block with its restart points, compression and right checksum."""
+    body = entries + struct.pack("<II", 0, 1) + bytes([compression])
+    return body + struct.pack("<I", masked(crc32c(body)))
+
+
+def table_of(block: bytes) -> bytes:
+    """A table of one sealed block."""
+    handle = varint(0) + varint(len(block) - 5)
+    index = sealed(varint(0) + varint(1) + varint(len(handle)) + b"\xff" + handle)
+    footer = varint(0) + varint(0) + varint(len(block)) + varint(len(index) - 5)
+    return block + index + footer.ljust(40, b"\0") + bytes.fromhex("57fb808b247547db")
+
+
+def table(entries: list[tuple[bytes, bytes]], *, compression: int = 0) -> bytes:
+    """A table whose checksums are right, whatever its entries say."""
+    body = b"".join(varint(0) + varint(len(k)) + varint(len(v)) + k + v for k, v in entries)
+    return table_of(sealed(body, compression))
+
+
+HEADER = (b"", number(1, 1))
+
+
+def write(folder: Path, index: bytes, data: bytes = b"") -> Path:
+    (folder / "w.index").write_bytes(index)
+    (folder / "w.data-00000-of-00001").write_bytes(data)
+    return folder / "w"
+
+
+def test_a_written_table_is_read_back(tmp_path: Path) -> None:
+    data = np.arange(6, dtype="<f4").tobytes()
+    entry = tensor_entry([2, 3], 24, crc=masked(crc32c(data)))
+    tensors = read_tensorflow(write(tmp_path, table([HEADER, (b"a", entry)]), data))
+    assert torch.equal(tensors["a"], torch.arange(6.0).reshape(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([], "it is empty"),
+        ([(b"a", tensor_entry([1], 4))], "first entry is not the header"),
+        ([(b"", number(1, 1) + number(2, 1))], "big-endian"),
+        ([(b"", number(1, 1) + message(3, number(2, 2)))], "unknown version"),
+        ([(b"", b"\x0a\x7f")], "outside of its message"),
+        ([HEADER, (b"a", b"\x0f\x01")], "unknown wire type 7"),
+        ([HEADER, (b"b", tensor_entry([1], 4)), (b"a", tensor_entry([1], 4))], "out of order"),
+        ([HEADER, (b"\xff\xfe", tensor_entry([1], 4))], "is not text"),
+        ([HEADER, (b"a", tensor_entry([1], 4, dtype=8))], "unsupported type number 8"),
+        ([HEADER, (b"a", tensor_entry([3], 4))], r"shape \[3\] in 4 bytes"),
+        ([HEADER, (b"a", tensor_entry([0, 2**62, 2**62], 0))], "in 0 bytes"),
+        ([HEADER, (b"a", tensor_entry([1] * 40, 4))], "in 4 bytes"),
+        ([HEADER, (b"a", tensor_entry([2**40], 2**42))], "ends at byte 4398046511104 of a file of 8"),
+        ([HEADER, (b"a", tensor_entry([1], 4, offset=2**63))], "of a file of 8"),
+        ([HEADER, (b"a", tensor_entry([1], 4, file=2**60))], "missing or cannot be read"),
+        ([HEADER, (b"a", tensor_entry([2], 8)), (b"b", tensor_entry([2], 8))], "b is damaged(.|\n)*overlaps a"),
+    ],
+)
+def test_an_index_that_lies_is_refused_with_the_reason(
+    tmp_path: Path, entries: list[tuple[bytes, bytes]], reason: str
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        read_tensorflow(write(tmp_path, table(entries), bytes(8)))
+
+
+def test_a_compressed_index_is_refused_as_such(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"compressed \(form 1\)"):
+        read_tensorflow(write(tmp_path, table([HEADER], compression=1)))
+
+
+def test_keys_that_grow_without_bound_are_refused() -> None:
+    num_shared = 1_000_000
+    body = varint(0) + varint(num_shared) + varint(0) + b"k" * num_shared
+    for i in range(100):  # each shares all of the key before it: 100 MB of keys out of 1 MB
+        body += varint(num_shared + i) + varint(1) + varint(0) + b"k"
+    with pytest.raises(MalformedError, match="more than 64 MiB"):
+        for _ in read_table(table_of(sealed(body))):
+            pass
+
+
+ANYWHERE = {"start": st.integers(0, 4000), "junk": st.binary(max_size=40), "num_removed": st.integers(0, 40)}
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(**ANYWHERE)
+def test_a_mutated_index_raises_nothing_but_a_checkpoint_error(
+    copied: Path, start: int, junk: bytes, num_removed: int
+) -> None:
+    data = (OFFICIAL.parent / FILES[0]).read_bytes()
+    copied.with_name(FILES[0]).write_bytes(data[:start] + junk + data[start + num_removed :])
+    try:
+        read_tensorflow(copied)
+    except CheckpointError as error:
+        assert error.where
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(**ANYWHERE)
+def test_mutated_entries_under_a_right_checksum_raise_nothing_but_a_checkpoint_error(
+    copied: Path, start: int, junk: bytes, num_removed: int
+) -> None:
+    entries = list(read_table((OFFICIAL.parent / FILES[0]).read_bytes()))
+    key, value = entries[start % len(entries)]
+    at = start // len(entries) % (len(value) + 1)
+    entries[start % len(entries)] = (key, value[:at] + junk[:4] + value[at + num_removed % 4 :])
+    copied.with_name(FILES[0]).write_bytes(table(entries))
+    try:
+        read_tensorflow(copied)
+    except CheckpointError as error:
+        assert error.where
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    value=st.binary(max_size=60)
+    | st.builds(
+        tensor_entry,
+        st.lists(st.integers(0, 2**64 - 1), max_size=4),
+        st.integers(0, 2**64 - 1),
+        dtype=st.integers(0, 25),
+        file=st.integers(0, 2**31),
+        offset=st.integers(0, 2**64 - 1),
+    ),
+    header=st.just(HEADER[1]) | st.binary(max_size=12),
+)
+def test_any_entry_under_a_right_checksum_raises_nothing_but_a_checkpoint_error(
+    tmp_path: Path, value: bytes, header: bytes
+) -> None:
+    prefix = write(tmp_path, table([(b"", header), (b"a", value)]), bytes(16))
+    try:
+        read_tensorflow(prefix)
+    except CheckpointError as error:
+        assert error.where
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=80))
+def test_a_message_of_any_bytes_is_read_or_malformed(data: bytes) -> None:
+    try:
+        assert all(field >= 0 for field, _ in read_message(data))
+    except MalformedError as error:
+        assert str(error)
+
+
+def test_crc32c_equals_its_definition_at_every_length_and_alignment() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of the catalogue of CRCs
+    data = np.random.default_rng(0).bytes(140_000)
+    sizes = [*range(70), 1023, 65_536, 65_537, 131_079]
+    for size in sizes:
+        assert crc32c(data[:size]) == byte_by_byte(data[:size]), size
+        if size < 1024:
+            assert crc32c(memoryview(data)[1 : 1 + size]) == byte_by_byte(data[1 : 1 + size]), size
