@@ -1,0 +1,170 @@
+"""TensorFlow's ResNets, under torchvision's names, give the logits that TensorFlow computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reconv.checkpoint.tensorflow import read_tensorflow
+from reconv.checkpoint.tensorflow_names import to_resnet
+from reconv.checkpoint.weights import fit
+from reconv.errors import CheckpointError
+from reconv.models import build_model
+
+FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
+EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
+NORM_PARTS = ("gamma", "beta", "moving_mean", "moving_variance")
+
+
+def images() -> Tensor:
+    """The images of tools/make_tf_fixture.py, channels first."""
+    index = np.arange(np.prod(EXPECTED["image_shape"]), dtype=np.float64)
+    values = np.sin(index * 0.37 + (index % 7)).astype(np.float32).reshape(EXPECTED["image_shape"])
+    return torch.from_numpy(values).permute(0, 3, 1, 2)
+
+
+def same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """TensorFlow's SAME padding: the odd pixel goes behind."""
+    sides: list[int] = []
+    for size in (x.shape[3], x.shape[2]):
+        total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+        sides += [total // 2, total - total // 2]
+    return F.pad(x, sides, value=value)
+
+
+def forward(state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """A bottleneck ResNet v1.5 with SAME padding, out of nothing but torchvision's names."""
+
+    def conv_norm(x: Tensor, conv: str, norm: str, stride: int = 1) -> Tensor:
+        weight = state[f"{conv}.weight"]
+        groups = x.shape[1] // weight.shape[1]
+        x = F.conv2d(same(x, weight.shape[2], stride), weight, stride=stride, groups=groups)
+        parts = [state[f"{norm}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
+        return F.batch_norm(x, *parts, eps=1e-5)
+
+    x = F.relu(conv_norm(x, "conv1", "bn1", 2))
+    x = F.max_pool2d(same(x, 3, 2, -torch.inf), 3, 2)
+    for stage, depth in enumerate(EXPECTED["depths"], 1):
+        for unit in range(depth):
+            block, stride = f"layer{stage}.{unit}", 2 if stage > 1 and unit == 0 else 1
+            y = F.relu(conv_norm(x, f"{block}.conv1", f"{block}.bn1"))
+            y = F.relu(conv_norm(y, f"{block}.conv2", f"{block}.bn2", stride))
+            y = conv_norm(y, f"{block}.conv3", f"{block}.bn3")
+            if unit == 0:
+                x = conv_norm(x, f"{block}.downsample.0", f"{block}.downsample.1", stride)
+            x = F.relu(x + y)
+    return F.linear(x.mean((2, 3)), state["fc.weight"], state["fc.bias"])
+
+
+@pytest.mark.parametrize("which", ["official", "scoped"])
+def test_mapped_weights_give_the_logits_of_tensorflow(which: str) -> None:
+    state = to_resnet(read_tensorflow(FIXTURES / which))
+    expected = torch.tensor(EXPECTED[which]["logits"], dtype=torch.float32)
+    torch.testing.assert_close(forward(state, images()), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_names_are_exactly_those_of_our_network() -> None:
+    model = build_model("resnet50", num_classes=11, depths=tuple(EXPECTED["depths"]), width=EXPECTED["width"])
+    report = fit(model, to_resnet(read_tensorflow(FIXTURES / "official")))
+    assert report.is_exact, str(report)
+    assert len(report.kept) == 82
+
+
+def test_both_ways_of_naming_give_the_same_names() -> None:
+    official, scoped = (to_resnet(read_tensorflow(FIXTURES / name)) for name in ("official", "scoped"))
+    assert official.keys() == scoped.keys()
+    assert scoped["layer1.0.conv2.weight"].shape == (4, 2, 3, 3)  # of two groups
+
+
+def test_the_background_class_can_be_dropped() -> None:
+    tensors = read_tensorflow(FIXTURES / "official")
+    whole, dropped = to_resnet(tensors), to_resnet(tensors, drop_background=True)
+    assert torch.equal(dropped["fc.weight"], whole["fc.weight"][1:])
+    assert torch.equal(dropped["fc.bias"], whole["fc.bias"][1:])
+    assert torch.equal(dropped["conv1.weight"], whole["conv1.weight"])
+
+
+def numbered(kernels: list[int], num_norms: int, scope: str = "resnet_model/") -> dict[str, Tensor]:
+    """Tensors in the official names, each kernel filled with its number."""
+
+    def numbers(kind: str, count: int) -> list[str]:
+        return [f"{scope}{kind}_{i}" if i else f"{scope}{kind}" for i in range(count)]
+
+    tensors = {
+        f"{n}/kernel": torch.full((k, k, 2, 2), float(i))
+        for i, (n, k) in enumerate(zip(numbers("conv2d", len(kernels)), kernels, strict=True))
+    }
+    for name in numbers("batch_normalization", num_norms):
+        tensors |= {f"{name}/{part}": torch.ones(2) for part in NORM_PARTS}
+    return tensors
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50", "resnet101"])
+def test_the_order_of_creation_gives_the_depths_of_every_size(name: str) -> None:
+    model = build_model(name)
+    depths = [len(model.get_submodule(f"layer{i}")) for i in range(1, 5)]
+    block = [3, 3] if name in ("resnet18", "resnet34") else [1, 3, 1]
+    kernels = [7]
+    for depth in depths:
+        kernels += [1, *block * depth]
+    state = to_resnet(numbered(kernels, len(kernels)))
+    first = {f"layer1.0.downsample.{i}" for i in (0, 1)} if len(block) == 2 else set()  # TensorFlow projects here too
+    modules = {key.rpartition(".")[0] for key in model.state_dict()} - {"fc"}
+    assert {key.rpartition(".")[0] for key in state} == modules | first
+
+
+def test_layers_are_taken_in_the_order_of_their_numbers_not_of_their_names() -> None:
+    kernels = [7, *[1, 1, 3, 1], *[1, 3, 1] * 3]
+    tensors = numbered(kernels, len(kernels))
+    state = to_resnet(dict(sorted(tensors.items())))
+    assert state["layer1.0.downsample.0.weight"].unique().item() == 1
+    assert state["layer1.0.conv1.weight"].unique().item() == 2
+    assert state["layer1.2.conv3.weight"].unique().item() == 10
+    assert state["layer1.3.conv1.weight"].unique().item() == 11
+
+
+def test_a_stage_without_projection_is_the_first() -> None:
+    state = to_resnet(numbered([7, 3, 3, 3, 3, 1, 3, 3], 8, scope="resnet34/"))
+    blocks = {key.split(".conv")[0] for key in state if ".conv" in key}
+    assert blocks == {"layer1.0", "layer1.1", "layer2.0"}
+    assert "layer1.0.downsample.0.weight" not in state
+    assert "layer2.0.downsample.0.weight" in state
+
+
+def test_two_networks_need_a_scope() -> None:
+    tensors = {**numbered([7, 3, 3], 3, "teacher/"), **numbered([7, 3, 3, 3, 3], 5, "student/")}
+    with pytest.raises(CheckpointError, match=r"which of its networks\?\n(.|\n)*student, teacher"):
+        to_resnet(tensors)
+    assert "layer1.1.conv1.weight" in to_resnet(tensors, scope="student")
+    assert "layer1.1.conv1.weight" not in to_resnet(tensors, scope="teacher")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({}, "no ResNet that is known here"),
+        ({"w/.ATTRIBUTES/VARIABLE_VALUE": torch.ones(2)}, "tensors such as w/.ATTRIBUTES"),
+        (numbered([7, 1, 3, 3], 3), r"norms come before the convolutions \(v2\)"),
+        (numbered([7, 1, 3, 3], 2), "4 convolutions and 2 norms"),
+        (numbered([7, 3, 5], 3), r"layer1.0 has kernels \[3, 5\]"),
+        (numbered([7, 1, 1, 3], 4), r"layer1.0 has kernels \[1, 3\]"),
+        (numbered([7, 3, 3], 3) | {"resnet_model/conv2d_1/bias": torch.ones(2)}, "have biases"),
+        (numbered([7, 3, 3], 3) | {"resnet_model/conv2d_1/kernel": torch.ones(2)}, "four dimensions"),
+        (numbered([7, 3, 3], 3) | {"resnet_model/batch_normalization_1/beta": torch.ones(3)}, "follows layer1.0.conv1"),
+        (numbered([7, 3, 3], 3) | {"resnet_model/dense/bias": torch.ones(3)}, "a bias but no kernel"),
+        (
+            numbered([7, 3, 3], 3) | {f"resnet_model/dense{i}/kernel": torch.ones(2, 3) for i in ("", "_1")},
+            "2 dense layers",
+        ),
+    ],
+)
+def test_what_does_not_add_up_is_refused_with_the_reason(tensors: dict[str, Tensor], reason: str) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        to_resnet(tensors)
