@@ -57,7 +57,7 @@ class Every:
         interval, since = self._interval(), done - self.offset_steps
         if interval is None or since < 0:
             return False
-        return since == 0 or since // interval > (since - 1) // interval
+        return since // interval > (since - 1) // interval
 
 
 @dataclass(frozen=True, slots=True)
