@@ -119,7 +119,7 @@ class LayerState:
         moved = torch.where(ok, new, old)
         torch._foreach_copy_(running, list(moved.split([b.numel() for b in running])))
         counters = [norm.num_batches_tracked for norm in self._active if norm.num_batches_tracked is not None]
-        torch._foreach_add_(counters, ok.to(counters[0].dtype))
+        torch._foreach_add_(counters, [ok.to(counters[0].dtype)] * len(counters))
 
 
 def _weighted_mean(pending: Sequence[tuple[int, Tensor]]) -> Tensor:
