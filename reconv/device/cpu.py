@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from reconv.device.tiles import avoid_broken_tiles
+
 
 class Cpu:
     """Nothing is asynchronous here, so most of the protocol is empty."""
@@ -19,6 +21,7 @@ class Cpu:
 
     def __init__(self, threads: int | None = None) -> None:
         self.torch = torch.device("cpu")
+        avoid_broken_tiles()
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -48,4 +51,5 @@ class Cpu:
 
     def describe(self) -> str:
         """The device in words."""
-        return f"cpu, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"cpu, {threads} thread{'s' if threads != 1 else ''}"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -20,13 +22,13 @@ def test_cpu_moves_copies_and_counts_memory() -> None:
     device.step_boundary()
     assert device.move(value).device == device.torch
     assert 10**7 < device.peak_memory_bytes() < device.total_memory_bytes()
-    assert "threads" in device.describe()
+    assert "thread" in device.describe()
 
 
 def test_threads_are_set_when_given() -> None:
     before = torch.get_num_threads()
     try:
-        assert "1 threads" in open_device("cpu", threads=1).describe()
+        assert "1 thread" in open_device("cpu", threads=1).describe()
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
@@ -66,3 +68,16 @@ def test_one_process_is_its_own_sum() -> None:
     world = World.single()
     assert (world.rank, world.size) == (0, 1)
     assert world.sum(2.5) == 2.5
+
+
+HALF_PRECISION = """
+import torch
+from reconv.device import open_device
+open_device("cpu", threads=1)
+rows = torch.ones(8, 64, dtype=torch.bfloat16)
+assert torch.nn.functional.linear(rows, torch.ones(10, 64, dtype=torch.bfloat16)).sum().item() == 8 * 10 * 64
+"""
+
+
+def test_half_precision_on_the_cpu_does_not_die_of_tiles_the_machine_only_announces() -> None:
+    subprocess.run([sys.executable, "-c", HALF_PRECISION], check=True)
