@@ -1,0 +1,23 @@
+"""What every test stands on: one torch thread, an empty folder to work in, the same examples on every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+# xdist uses every core already; and bitwise laws hold at equal thread counts.
+torch.set_num_threads(1)
+
+settings.register_profile("reconv", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("reconv")
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder of one's own, so that no test writes runs/ into the checkout or finds the user's data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("DATA_DIR", raising=False)

@@ -1,0 +1,164 @@
+"""Every way a command line can fail ends with the documented code and a message for a person."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import reconv.cli as cli
+from reconv.cli.options import Verb, settle_json
+from reconv.errors import DataError, Exit, ReconvError
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
+    """A verb `fail` that raises what the test puts under "error"."""
+    box: dict[str, BaseException] = {}
+
+    @click.command(cls=Verb)
+    def fail() -> None:
+        raise box["error"]
+
+    monkeypatch.setitem(cli.reconv.commands, "fail", fail)
+    return box
+
+
+def _code(words: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def test_every_reconv_error_ends_with_its_own_code(failing: dict[str, BaseException]) -> None:
+    kinds = ReconvError.__subclasses__()
+    assert len(kinds) >= 7
+    for kind in kinds:
+        failing["error"] = kind("it broke")
+        assert _code(["fail"]) == kind.code
+
+
+def test_a_reconv_error_is_printed_whole_on_stderr_without_a_traceback(
+    failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["error"] = DataError("no images", where="/data/train", why="the folder is empty", then="reconv data get")
+    assert _code(["fail"]) == Exit.DATA
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(part in err for part in ("no images", "/data/train", "the folder is empty", "reconv data get"))
+    assert "Traceback" not in err
+
+
+def test_debug_adds_the_traceback_and_keeps_the_code(
+    failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["error"] = DataError("no images")
+    assert _code(["fail", "--debug"]) == Exit.DATA
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_unexpected_error_ends_with_1_and_says_how_to_see_more(
+    failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing["error"] = KeyError("weights")
+    assert _code(["fail"]) == 1
+    err = capsys.readouterr().err
+    assert "KeyError" in err
+    assert "--debug" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), Exit.RESOURCES),
+        (MemoryError(), Exit.RESOURCES),
+        (OSError(errno.EIO, "Input/output error"), Exit.UNEXPECTED),
+        (KeyboardInterrupt(), Exit.INTERRUPTED),
+    ],
+)
+def test_system_errors_have_their_codes(failing: dict[str, BaseException], error: BaseException, code: Exit) -> None:
+    failing["error"] = error
+    assert _code(["fail"]) == code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trian", "quickstart"],
+        ["train"],
+        ["train", "quickstart", "--no-such-option"],
+        ["train", "quickstart", "--epochs", "0"],
+        ["train", "quickstart", "--devices", "2"],
+        ["train", "quickstart", "--batch-size", "64", "--batch-per-device", "32"],
+        ["train", "quickstart", "--set", "optimizer.momentum"],
+        ["train", "quickstart", "--set", "optimizer.momentun=0.9"],
+        ["train", "no-such-recipe"],
+        ["recipes", "show", "quikstart"],
+        ["data", "get", "imagenet"],
+        ["predict", "runs/quickstart/1"],
+        ["completion", "tcsh"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code(words) == Exit.USAGE
+    err = capsys.readouterr().err
+    assert err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("reprot", "report")])
+def test_a_misspelt_verb_names_the_nearest(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code([typed]) == Exit.USAGE
+    assert f"'{meant}'" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.png").touch()
+    for words in (["report", str(tmp_path)], ["eval", str(tmp_path)], ["predict", str(tmp_path), "a.png"]):
+        assert _code(words) == Exit.CHECKPOINT
+        assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_bare_json_option_does_not_swallow_the_argument_after_it() -> None:
+    assert settle_json(["--json", "quickstart"]) == ["--json=-", "quickstart"]
+    assert settle_json(["quickstart", "--json"]) == ["quickstart", "--json=-"]
+    assert settle_json(["--json", "out.json", "quickstart"]) == ["--json", "out.json", "quickstart"]
+    assert settle_json(["--json=out.txt"]) == ["--json=out.txt"]
+
+
+def test_a_reader_that_closes_the_pipe_causes_no_traceback() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(
+        [sys.executable, "-m", "reconv", "recipes"], stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    os.close(write_end)
+    assert done.stderr == ""
+    assert done.returncode == 1
+
+
+def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        child = subprocess.Popen(
+            [sys.executable, "-m", "reconv", "data", "get", "cifar10", "--base-url", url],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = server.accept()  # now the verb surely waits for an answer that never comes
+        with connection:
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=60)
+    assert child.returncode == Exit.INTERRUPTED
+    assert "Traceback" not in err

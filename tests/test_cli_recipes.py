@@ -1,0 +1,78 @@
+"""`reconv recipes` shows every recipe, and every value of one with its origin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from reconv.cli import main
+from reconv.cli.recipes import flatten, layout
+from reconv.recipe.load import load
+from reconv.recipe.names import preset_names
+
+
+def _run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_every_preset_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    names = preset_names()
+    assert "quickstart" in names
+    table = _run(["recipes"], capsys)
+    listed = [line.split()[0] for line in table.splitlines()[1:-1]]
+    assert listed == names
+    entries = json.loads(_run(["recipes", "--json"], capsys))
+    assert [entry["name"] for entry in entries] == names
+    assert all(entry["expect"] is None or entry["expect"]["source"] for entry in entries)
+
+
+def test_the_list_goes_into_a_file_when_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "deep" / "list.json"
+    assert _run(["recipes", "--json", str(file)], capsys) == ""
+    assert len(json.loads(file.read_text())) == len(preset_names())
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_show_prints_every_field_with_the_origin_that_load_gives(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = load(name)
+    fields = dict(flatten(resolved.recipe.model_dump(mode="json")))
+    shown = json.loads(_run(["recipes", "show", name, "--json"], capsys))
+    assert len(shown) > 60
+    assert {field: entry["value"] for field, entry in shown.items()} == fields
+    text = _run(["recipes", "show", name], capsys)
+    for field, entry in shown.items():
+        line = next(line for line in text.splitlines() if line.split()[:1] == [field])
+        assert line.endswith(entry["origin"])
+
+
+def test_show_names_the_option_that_set_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = json.loads(_run(["recipes", "show", "quickstart", "--set", "optimizer.momentum=0.5", "--json"], capsys))
+    assert shown["optimizer.momentum"] == {"value": 0.5, "origin": "--set"}
+    assert shown["schedule.lr"]["origin"].startswith("quickstart.yaml:")
+    assert shown["engine.deterministic"]["origin"] == "default"
+
+
+def test_show_puts_a_blank_line_between_sections_and_aligns_the_origins() -> None:
+    lines = layout(
+        {"name": "a", "model.name": "b", "model.init": None}, {"name": "x", "model.name": "y", "model.init": "z"}
+    )
+    assert lines == ["name        a     x", "", "model.name  b     y", "model.init  null  z"]
+
+
+def test_the_exact_errors_of_a_broken_recipe_come_all_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("extends: quickstart\noptimizer:\n  momentun: 0.9\nbatch:\n  size: many\n")
+    with pytest.raises(SystemExit) as end:
+        main(["recipes", "show", str(file)])
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert "my.yaml:3" in err
+    assert "my.yaml:5" in err
+    assert "optimizer.momentum" in err
