@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from reconv.run import evaluate as evaluate
-    from reconv.run import predict as predict
-    from reconv.run import train as train
+    from reconv.run import evaluate, predict, train
 
 __all__ = ["__version__", "evaluate", "predict", "train"]
 

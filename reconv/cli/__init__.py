@@ -21,7 +21,7 @@ from reconv.cli.recipes import recipes
 from reconv.cli.report import report
 from reconv.cli.score import evaluate, predict
 from reconv.cli.train import train
-from reconv.errors import Exit, ReconvError
+from reconv.errors import Exit, PreemptedError, ReconvError
 
 __all__ = ["main"]
 
@@ -65,6 +65,9 @@ def _run(words: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except PreemptedError as error:
+        click.secho(str(error), fg="yellow", err=True)  # saved, as it should be: no error
+        return error.code
     except ReconvError as error:
         _complain(str(error), debug)
         return error.code

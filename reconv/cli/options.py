@@ -7,6 +7,9 @@ here imports more than click until something is printed.
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +22,8 @@ from reconv.errors import ResourceError, UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 STDOUT = "-"
+DEVICE_HELP = "auto, cpu, cuda, cuda:1 or mps."
+_MIN_LAST_COLUMN = 24
 
 json_option = click.option(
     "--json",
@@ -72,9 +77,9 @@ class NearestGroup(click.Group):
             from reconv.recipe.names import nearest
 
             close = nearest(args[0], self.list_commands(ctx)) if args else None
-            if close is not None and "Did you mean" not in error.message:
-                error.message += f" Did you mean {close!r}?"
-            raise
+            if close is None or "Did you mean" in error.message:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {close!r}?", ctx) from error
 
 
 def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -120,18 +125,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print an aligned table; nothing is cut off when the output is not a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False)
-    table = Table(*columns, box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    if not console.is_terminal:
-        console.width = max(console.width, console.measure(table).maximum)
-    console.print(table, markup=False)
+    """Print aligned columns; on a terminal the last one is wrapped, elsewhere nothing is."""
+    widths = [max(len(line[index]) for line in (columns, *rows)) for index in range(len(columns) - 1)]
+    indent = sum(widths) + 2 * len(widths)
+    room = sys.maxsize
+    if sys.stdout.isatty():
+        room = max(_MIN_LAST_COLUMN, shutil.get_terminal_size().columns - indent)
+    for number, line in enumerate((columns, *rows)):
+        cells = "".join(f"{cell:<{width + 2}}" for cell, width in zip(line, widths, strict=False))
+        first, *more = textwrap.wrap(line[-1], room) or [""]
+        click.secho((cells + first).rstrip(), bold=number == 0)
+        for text in more:
+            click.echo(" " * indent + text)
 
 
 def percent(fraction: float) -> str:

@@ -80,7 +80,7 @@ def _promise(recipe: Recipe) -> tuple[str, str]:
     expect = recipe.expect
     if expect is None:
         return "-", "-"
-    tolerance = f" (-{100 * expect.tolerance:g})" if expect.tolerance else ""
+    tolerance = f" ± {100 * expect.tolerance:g}" if expect.tolerance else ""
     return f"{expect.metric} {percent(expect.value)}{tolerance}", expect.source or "-"
 
 

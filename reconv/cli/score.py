@@ -10,10 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import Verb, emit_json, json_option, percent, print_table
+from reconv.cli.options import DEVICE_HELP, F, Verb, complete_recipes, emit_json, json_option, percent, print_table
 
 if TYPE_CHECKING:
     from reconv.run import EvalResult, Prediction
+
+
+def model_options(verb: F) -> F:
+    """The options that say which weights of a RUN are meant, and where they run."""
+    for option in (
+        click.option(
+            "--recipe", metavar="NAME", shell_complete=complete_recipes, help="Needed by a bare weights file."
+        ),
+        click.option("--best", is_flag=True, help="The best checkpoint instead of the newest."),
+        click.option("--raw", "weights", flag_value="raw", help="The weights as trained."),
+        click.option(
+            "--ema", "weights", flag_value="ema", help="The averaged weights; the default where there are some."
+        ),
+        click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP),
+    ):
+        verb = option(verb)
+    return verb
 
 
 @click.command("eval", cls=Verb)
@@ -21,9 +38,7 @@ if TYPE_CHECKING:
 @click.option("--data", metavar="DIR", type=click.Path(), help="The data set; else the run's own, else $DATA_DIR.")
 @click.option("--all", "every", is_flag=True, help="Score every checkpoint once, in order; those done are skipped.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images in one forward pass.")
-@click.option("--device", metavar="NAME", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps.")
-@click.option("--ema", "weights", flag_value="ema", help="Only the averaged weights.")
-@click.option("--raw", "weights", flag_value="raw", help="Only the weights as trained.")
+@model_options
 @json_option
 def evaluate(
     run: str,
@@ -32,6 +47,8 @@ def evaluate(
     batch_size: int | None,
     device: str,
     weights: str | None,
+    best: bool,
+    recipe: str | None,
     json_file: str | None,
 ) -> None:
     """Score RUN in one exact pass over the validation set.
@@ -46,15 +63,21 @@ def evaluate(
     """
     from reconv.run import evaluate as run_evaluate
 
-    results = run_evaluate(run, data=data, device=device, all=every, batch=batch_size)
-    chosen = [result for result in results if weights in (None, result.weights)]
-    if not chosen:
-        raise click.UsageError(f"{run} holds no {weights} weights")
+    results = run_evaluate(
+        run,
+        data=data,
+        device=device,
+        all=every,
+        weights=weights or "auto",
+        best=best,
+        batch=batch_size,
+        recipe=recipe,
+    )
     if json_file is not None:
-        emit_json([_score(result) for result in chosen], json_file)
+        emit_json([_score(result) for result in results], json_file)
         return
-    names = list(dict.fromkeys(name for result in chosen for name in result.metrics))
-    print_table(["step", "weights", *names, "images"], [_row(result, names) for result in chosen])
+    names = list(dict.fromkeys(name for result in results for name in result.metrics))
+    print_table(["step", "weights", *names, "images"], [_row(result, names) for result in results])
 
 
 def _score(result: EvalResult) -> dict[str, Any]:
@@ -84,9 +107,18 @@ def _metric(name: str, value: float | None) -> str:
 @click.argument("run", type=click.Path())
 @click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
 @click.option("--top", metavar="N", type=click.IntRange(min=1), default=5, show_default=True, help="Names per image.")
-@click.option("--device", metavar="NAME", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps.")
+@model_options
 @json_option
-def predict(run: str, images: tuple[str, ...], top: int, device: str, json_file: str | None) -> None:
+def predict(
+    run: str,
+    images: tuple[str, ...],
+    top: int,
+    device: str,
+    weights: str | None,
+    best: bool,
+    recipe: str | None,
+    json_file: str | None,
+) -> None:
     """Name what RUN sees in images, or in every image of a folder.
 
     Images pass through the very preprocessing that evaluation used; it is saved with the model.
@@ -99,7 +131,7 @@ def predict(run: str, images: tuple[str, ...], top: int, device: str, json_file:
     """
     from reconv.run import predict as run_predict
 
-    predictions = run_predict(run, list(images), top=top, device=device)
+    predictions = run_predict(run, images, top=top, device=device, weights=weights or "auto", best=best, recipe=recipe)
     if json_file is not None:
         emit_json([_answer(prediction) for prediction in predictions], json_file)
         return

@@ -7,14 +7,18 @@ is not given overrides nothing.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import STDOUT, Verb, complete_recipes, emit_json, json_option, parse_settings, percent
+from reconv.cli.options import DEVICE_HELP, STDOUT, Verb, complete_recipes, emit_json, json_option, parse_settings
 from reconv.errors import UsageError
+
+if TYPE_CHECKING:
+    from reconv.report.events import Event
 
 Override = tuple[str, object, str]
 
@@ -29,7 +33,7 @@ Override = tuple[str, object, str]
 @click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="The same, counted on one device.")
 @click.option("--lr", metavar="X", type=click.FloatRange(min=0, min_open=True), help="schedule.lr of the recipe.")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding threads.")
-@click.option("--device", metavar="NAME", default="auto", show_default=True, help="auto, cpu, cuda, cuda:1 or mps.")
+@click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--devices", metavar="N", type=click.IntRange(1, 1), default=1, help="How many devices; only 1 so far.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Another seed is another run.")
 @click.option("--model", metavar="NAME", help="Another network, as torchvision spells it.")
@@ -88,6 +92,12 @@ def train(
 
     from reconv.run import train as run_train
 
+    num_events = 0
+
+    def count(event: Event) -> None:
+        nonlocal num_events
+        num_events += 1
+
     result = run_train(
         recipe,
         data=data,
@@ -96,36 +106,24 @@ def train(
         overrides=overrides,
         device=device,
         devices=devices,
-        console=_console_mode(quiet, json_file),
+        console="json" if json_file == STDOUT else "quiet" if quiet else "auto",
+        on_event=count,
+        command=["reconv", *sys.argv[1:]],
     )
-    _print_result(result.summary, result.folder, json_file)
+    if num_events == 0:
+        _say_finished(result.summary, result.folder, json_file)
+    if json_file not in (None, STDOUT):
+        emit_json(result.summary, json_file)
     return int(result.exit_code)
 
 
-def _console_mode(quiet: bool, json_file: str | None) -> str:
-    if json_file == STDOUT:
-        return "json"
-    return "quiet" if quiet else "auto"
+def _say_finished(summary: Mapping[str, Any], folder: Path, json_file: str | None) -> None:
+    """Repeat the result of a run that had nothing left to do; a run that did something has said it itself."""
+    from reconv.report.console import final_lines
 
-
-def _print_result(summary: Mapping[str, Any], folder: Path, json_file: str | None) -> None:
-    """Say the result and where the report is, or write the summary where it was asked for."""
     if json_file == STDOUT:
-        click.echo(json.dumps({"kind": "summary", **summary}))
+        click.echo(json.dumps({"kind": "summary", **summary}, ensure_ascii=False))
         return
-    if json_file is not None:
-        emit_json(summary, json_file)
-    click.echo(f"{result_sentence(summary)}  {folder / 'report.html'}")
-
-
-def result_sentence(summary: Mapping[str, Any]) -> str:
-    """The value reached and whether the recipe's expectation is met, in a sentence."""
-    value = summary.get("value")
-    if not isinstance(value, float):
-        return "no evaluation."
-    expect = summary.get("expect") or {}
-    sentence = f"{summary.get('metric')} {percent(value)}"
-    if isinstance(expect.get("value"), float):
-        verdict = "met" if expect.get("met") else "not met"
-        sentence += f", expected {percent(expect['value'])}: {verdict}"
-    return sentence + "."
+    click.echo(f"{folder} is finished: nothing to do")
+    for line in final_lines(summary, folder):
+        click.echo(line)
