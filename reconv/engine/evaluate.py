@@ -7,29 +7,31 @@ and the model leaves in the mode it came in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from reconv.batch import Batch
 from reconv.engine.protocols import Evaluator, Precision, Prepare, Task
 
+Score = TypeVar("Score", bound=Evaluator)
 
-class EvaluationStopped(Exception):  # noqa: N818 - not an error: somebody asked the run to stop
+
+class EvaluationStopped(Exception):
     """The pass was given up between two batches because a stop was asked for."""
 
 
 def evaluate(
     model: torch.nn.Module,
     task: Task,
+    evaluator: Score,
     batches: Iterable[Batch],
     prepare: Prepare,
     precision: Precision,
     stop_requested: Callable[[], bool] = lambda: False,
     forward: Callable[..., Any] | None = None,
-) -> Evaluator:
+) -> Score:
     """Score `model` on every batch and return the evaluator that holds the sums."""
-    evaluator = task.evaluator()
     was_training = model.training
     model.eval()
     try:

@@ -33,9 +33,12 @@ class Step(Protocol):
 class Rates(Protocol):
     """Throughput of an interval."""
 
-    images_per_s: float | None
-    compute_images_per_s: float | None
-    data_wait_fraction: float
+    @property
+    def images_per_s(self) -> float | None: ...
+    @property
+    def compute_images_per_s(self) -> float | None: ...
+    @property
+    def data_wait_fraction(self) -> float: ...
 
 
 class Clock(Protocol):

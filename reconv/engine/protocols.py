@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -14,6 +14,7 @@ from reconv.report.events import Event
 
 Tensors = Mapping[str, Tensor]
 Json = Mapping[str, Any]
+Summable = TypeVar("Summable", bound=Tensor | float)
 
 
 class Stateful(Protocol):
@@ -52,6 +53,8 @@ class Task(Protocol):
 class Evaluator(Protocol):
     """Accumulates exact sums over a validation set."""
 
+    @property
+    def num_samples(self) -> int: ...
     def update(self, outputs: Any, batch: Batch) -> None: ...
     def result(self) -> dict[str, float]:
         """Metrics as fractions; reads the device once."""
@@ -124,10 +127,11 @@ class Device(Protocol):
 class World(Protocol):
     """The processes of the run: one, until parallel/ says otherwise."""
 
-    rank: int
-    size: int
-
-    def sum(self, value: Tensor | float) -> Tensor | float: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def sum(self, value: Summable) -> Summable: ...
     def reduce_gradients(self, grads: Sequence[Tensor]) -> None: ...
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -20,6 +21,9 @@ _SIZES = {
     "PMI_SIZE": "an MPI launcher",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
+
+
+Summable = TypeVar("Summable", bound=Tensor | float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class World:
                 )
         return cls.single()
 
-    def sum(self, value: Tensor | float) -> Tensor | float:
+    def sum(self, value: Summable) -> Summable:
         """The sum over all processes."""
         return value
 

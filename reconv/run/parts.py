@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from reconv import __version__
 from reconv.batch import Batch
+from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.locate import locate
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
-from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.weights import FitReport
 from reconv.data.loader import EvalLoader
+from reconv.data.open import open_source
 from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
-from reconv.data.open import open_source
 from reconv.data.source import Source, Subset
 from reconv.device import Device
 from reconv.engine.evaluate import evaluate
@@ -44,6 +44,7 @@ from reconv.report.events import Evaluated, Pictured, Saved
 from reconv.tasks.classification import Classification, ClassificationEvaluator
 
 NUM_PICTURED = 32
+PICTURE_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     channels_last = device.channels_last if wish == "auto" else wish == "on"
     model = precision.model(model).to(device.torch)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     compiled = recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
     forward = torch.compile(model) if compiled else model
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
@@ -147,7 +148,9 @@ class Evaluation:
         self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
     ) -> Evaluated:
         start_s = time.perf_counter()
-        evaluator = evaluate(model, self.task, self.loader, self.prepare, self.network.precision, stop_requested)
+        evaluator = evaluate(
+            model, self.task, self.task.evaluator(), self.loader, self.prepare, self.network.precision, stop_requested
+        )
         if evaluator.num_samples != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
         self.last = evaluator
@@ -256,8 +259,8 @@ def save_picture(
 ) -> None:
     """Write a grid of images to the run folder and tell the report."""
     folder.pictures.mkdir(parents=True, exist_ok=True)
-    (folder.pictures / name).write_bytes(grid(images))
-    emit(Pictured(title, f"{folder.pictures.name}/{name}", captions, step))
+    (folder.pictures / name).write_bytes(grid(images, PICTURE_COLUMNS))
+    emit(Pictured(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
 
 
 def picture_mistakes(

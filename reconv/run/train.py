@@ -148,17 +148,6 @@ def _announce(job: Job, notes: Sequence[str], command: Sequence[str], emit: Call
     state = job.point.state
     attempts = sum(isinstance(event, Attempt) for event in read_events(job.folder.events))
     emit(Attempt(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
-    emit(
-        Planned(
-            recipe=job.recipe.name,
-            task=job.recipe.task,
-            model=job.recipe.model.name,
-            total_steps=job.plan.total_steps,
-            steps_per_epoch=job.plan.steps_per_epoch,
-            global_batch=job.plan.global_batch,
-            lines=job.plan.lines,
-        )
-    )
     changed = [
         f"{name} was {state[name]}, is {now}: bitwise equality with the first attempt is not promised"
         for name, now in (("threads", job.plan.threads), ("device", job.device.kind))
@@ -246,6 +235,18 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
     """The parts of the run, restored to where it left off."""
     recipe, plan, device = job.recipe, job.plan, job.device
     network = parts.build_network(recipe, plan.num_classes, device)
+    emit(
+        Planned(
+            recipe=recipe.name,
+            task=recipe.task,
+            model=recipe.model.name,
+            total_steps=plan.total_steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            global_batch=plan.global_batch,
+            lines=plan.lines,
+            parameters=sum(p.numel() for p in network.model.parameters()),
+        )
+    )
     fit_report = parts.start_from_weights(network, recipe)
     if fit_report is not None:
         emit(Noted("info", f"weights from {recipe.model.init}: {fit_report}"))

@@ -25,7 +25,6 @@ from reconv.device import Device, open_device
 from reconv.engine.evaluate import evaluate as one_pass
 from reconv.errors import CheckpointError, DataError, UsageError
 from reconv.recipe.load import load
-from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.run import parts
 
@@ -164,7 +163,12 @@ def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResu
     task = parts.build_task(recipe, len(model.class_names))
     loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch)
     evaluator = one_pass(
-        model.network.model, task, loader, parts.eval_prepare(recipe, model.network), model.network.precision
+        model.network.model,
+        task,
+        task.evaluator(),
+        loader,
+        parts.eval_prepare(recipe, model.network),
+        model.network.precision,
     )
     return EvalResult(model.path, model.step, model.weights, evaluator.result(), evaluator.num_samples)
 
