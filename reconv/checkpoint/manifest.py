@@ -1,0 +1,161 @@
+"""The manifest: sha256 and size of each file of a checkpoint, and a digest of itself.
+
+Owns the format of `manifest.json` and what counts as a valid checkpoint. Refuses to know what is in the files.
+Invariant: a checkpoint that verifies holds, bit for bit, what was saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reconv.checkpoint.files import Files
+from reconv.errors import CheckpointError
+
+NAME = "manifest.json"
+FORMAT = 1
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one file must be."""
+
+    sha256: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The step of a checkpoint and what each of its files must be."""
+
+    step: int
+    files: Mapping[str, Entry]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all listed files together."""
+        return sum(entry.num_bytes for entry in self.files.values())
+
+
+def entry_of(data: bytes) -> Entry:
+    """The entry of a file with this content."""
+    return Entry(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def render(manifest: Manifest) -> bytes:
+    """The text of `manifest.json`, the same for the same content."""
+    body = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "files": {
+            name: {"sha256": entry.sha256, "size": entry.num_bytes} for name, entry in sorted(manifest.files.items())
+        },
+    }
+    return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
+
+
+def read(folder: Path, files: Files | None = None) -> Manifest:
+    """Read the manifest of a checkpoint folder; raises `CheckpointError` when it is missing or damaged."""
+    path = folder / NAME
+    text = _bytes(path, files or Files())
+    try:
+        content = json.loads(text)
+        found = content.pop("digest")
+        if content["format"] != FORMAT:
+            raise damaged(path, f"has format {content['format']}; this version reads {FORMAT}")
+        if found != _digest(content):
+            raise damaged(path, "is damaged: its digest does not fit its content")
+        entries = {name: Entry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
+        step = int(content["step"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, f"is damaged: {type(error).__name__}: {error}") from error
+    for name in entries:
+        if name != Path(name).name or name in ("", ".", "..", NAME):
+            raise damaged(path, f"lists {name!r}, which is not a file of the folder")
+    return Manifest(step, entries)
+
+
+def verify(folder: Path, files: Files | None = None) -> Manifest:
+    """Check every file of a checkpoint in full; raises `CheckpointError` naming the file and what is wrong."""
+    files = files or Files()
+    manifest = verify_sizes(folder, files)
+    for name, entry in manifest.files.items():
+        digest = hashlib.sha256()
+        try:
+            with files.open(folder / name) as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+        except OSError as error:
+            raise unreadable(folder / name, error) from error
+        _check_sha256(folder / name, digest.hexdigest(), entry)
+    return manifest
+
+
+def verify_sizes(folder: Path, files: Files | None = None) -> Manifest:
+    """Check names and sizes only: finds torn checkpoints, not flipped bits."""
+    files = files or Files()
+    manifest = read(folder, files)
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            num_bytes = path.stat().st_size
+        except FileNotFoundError as error:
+            raise damaged(path, "is missing") from error
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if num_bytes != entry.num_bytes:
+            raise damaged(path, f"has {num_bytes} bytes instead of {entry.num_bytes}")
+    for name in files.names(folder):
+        if name.endswith(".safetensors") and name not in manifest.files:
+            raise damaged(folder / name, f"is not listed in {NAME}, so nothing vouches for it")
+    return manifest
+
+
+def read_verified(path: Path, entry: Entry, files: Files) -> bytes:
+    """The content of a file, checked against its entry: what is returned is what was hashed."""
+    data = _bytes(path, files)
+    if len(data) != entry.num_bytes:
+        raise damaged(path, f"has {len(data)} bytes instead of {entry.num_bytes}")
+    _check_sha256(path, hashlib.sha256(data).hexdigest(), entry)
+    return data
+
+
+def damaged(path: Path, what: str) -> CheckpointError:
+    """The error for a file that is not what was saved."""
+    return CheckpointError(
+        f"{path.name} {what}",
+        where=str(path),
+        why="the disk failed, the save was cut short, or the file was changed afterwards",
+        then="continue from an older checkpoint with --resume, or name one that is whole",
+    )
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """The error for a file that the system does not let us read."""
+    return CheckpointError(
+        f"{path.name} cannot be read: {error.strerror or error}", where=str(path), then=f"ls -l '{path.parent}'"
+    )
+
+
+def _bytes(path: Path, files: Files) -> bytes:
+    try:
+        with files.open(path) as file:
+            return file.read()
+    except FileNotFoundError as error:
+        raise damaged(path, "is missing") from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _check_sha256(path: Path, found: str, entry: Entry) -> None:
+    if found != entry.sha256:
+        raise damaged(path, f"is damaged: sha256 is {found[:12]}… instead of {entry.sha256[:12]}…")
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,253 @@
+"""The checkpoints of one run: saved whole or not at all, found newest valid first, deleted without leaving halves.
+
+Owns the folder `checkpoints/` and everything in it. Refuses to know what parts mean or whether they are good: a NaN
+is the caller's business. Invariant: from the first finished save on, at every moment and after every crash, at least
+one valid checkpoint is found. Only the holder of the run's lock may save, sweep or retain; reading needs no lock.
+
+Names: `step-N` is a checkpoint; `.tmp-step-N-PID` one being written; `.old-step-N-PID` one being replaced by a new
+save of the same step, still a candidate until the new one stands; `.trash-step-N-PID` one being deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from reconv.checkpoint import manifest as manifests
+from reconv.checkpoint.files import Files, cannot_write, disk_full, write_new, writing
+from reconv.checkpoint.manifest import Entry, Manifest
+from reconv.errors import CheckpointError
+
+STATE = "state.json"
+SUFFIX = ".safetensors"
+_STEP = re.compile(r"step-(\d{9,})")
+_HIDDEN = re.compile(r"\.(tmp|old|trash)-(step-(\d{9,}))-\d+")
+_PART = re.compile(r"[a-z][a-z0-9_]*")
+_HEADROOM_BYTES = 1 << 20  # headers, state.json and the manifest, generously
+
+Parts = Mapping[str, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """Where a checkpoint is now and how large it is."""
+
+    path: Path
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest valid checkpoint, if any, and the newer ones that were passed over."""
+
+    path: Path | None
+    skipped: tuple[tuple[Path, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The content of a checkpoint, on the host."""
+
+    step: int
+    parts: dict[str, dict[str, Tensor]]
+    state: dict[str, Any]
+
+
+def folder_name(step: int) -> str:
+    """The name of a step's checkpoint folder."""
+    return f"step-{step:09d}"
+
+
+class Store:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, files: Files | None = None) -> None:
+        self.folder = folder
+        self.files = files or Files()
+
+    def save(self, step: int, parts: Parts, state: Mapping[str, Any]) -> SavedCheckpoint:
+        """Write a checkpoint; when this returns it is on the disk under its final name."""
+        temporary = self._hidden("tmp", step)
+        final = self.folder / folder_name(step)
+        try:
+            if not self.folder.exists():
+                self.files.make_folder(self.folder)
+                self.files.sync_folder(self.folder.parent)
+            self.sweep()
+            self._check_space(parts)
+            manifest = self._write(temporary, step, parts, state)
+            self._publish(temporary, final, step)
+        except OSError as error:
+            refused = cannot_write(self.files, final, error)
+            # The space comes back at once where it can; else the next sweep finds the folder. The refusal is the news.
+            with suppress(OSError):
+                self.files.remove_tree(temporary)
+            raise refused from error
+        return SavedCheckpoint(final, manifest.num_bytes)
+
+    def newest(self) -> Newest:
+        """The newest checkpoint that passes the full check, and why newer ones did not."""
+        skipped: list[tuple[Path, str]] = []
+        for _, path in self._candidates():
+            try:
+                manifests.verify(path, self.files)
+            except CheckpointError as error:
+                skipped.append((path, error.what))
+            else:
+                return Newest(path, tuple(skipped))
+        return Newest(None, tuple(skipped))
+
+    def load(self, path: Path) -> Loaded:
+        """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
+        return load(path, self.files)
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint folder, ascending; none of them is checked."""
+        return sorted({step for step, _ in self._candidates()})
+
+    def path(self, step: int) -> Path:
+        """The folder of a step, whether it exists or not."""
+        return self.folder / folder_name(step)
+
+    def retain(self, keep_last: int, best_step: int | None = None, pinned: Collection[int] = ()) -> list[int]:
+        """Delete all but the last, the best and the pinned checkpoints, once a kept one is proven valid."""
+        with writing(self.files, self.folder):
+            self.sweep()
+            kept = {best_step, *pinned}
+            proven: int | None = None
+            num_last = 0
+            for step, path in self._candidates():
+                if num_last >= keep_last and proven is not None:
+                    break
+                # One full check makes deleting safe; the others are only looked at for being torn.
+                if self._is_whole(path, full=proven is None):
+                    proven = step if proven is None else proven
+                    num_last += 1
+                    kept.add(step)
+            # A damaged one newer than the proven one stays: it may be readable again, and its step comes again soon.
+            deleted = [step for step in self.steps() if step not in kept and proven is not None and step < proven]
+            self._delete([self.path(step) for step in deleted])
+        return deleted
+
+    def sweep(self) -> None:
+        """Clear away what crashes left behind, first putting back a checkpoint whose replacement never came."""
+        for name in self._names():
+            match = _HIDDEN.fullmatch(name)
+            if match is None:
+                continue
+            hidden, final = self.folder / name, self.folder / match[2]
+            if match[1] == "old" and not self._is_whole(final, full=True):
+                if final.exists():
+                    self._delete([final])
+                self.files.rename(hidden, final)
+                self.files.sync_folder(self.folder)
+            else:
+                self.files.remove_tree(hidden)
+
+    def _candidates(self) -> list[tuple[int, Path]]:
+        """Every folder that may be a checkpoint, newest step first, a replaced one after its replacement."""
+        found: list[tuple[int, int, Path]] = []
+        for name in self._names():
+            if match := _STEP.fullmatch(name):
+                found.append((int(match[1]), 1, self.folder / name))
+            elif (match := _HIDDEN.fullmatch(name)) and match[1] == "old":
+                found.append((int(match[3]), 0, self.folder / name))
+        return [(step, path) for step, _, path in sorted(found, reverse=True)]
+
+    def _names(self) -> list[str]:
+        try:
+            return self.files.names(self.folder)
+        except FileNotFoundError:
+            return []
+
+    def _hidden(self, kind: str, step: int) -> Path:
+        return self.folder / f".{kind}-{folder_name(step)}-{os.getpid()}"
+
+    def _is_whole(self, path: Path, *, full: bool) -> bool:
+        check = manifests.verify if full else manifests.verify_sizes
+        try:
+            check(path, self.files)
+        except CheckpointError:
+            return False
+        return True
+
+    def _check_space(self, parts: Parts) -> None:
+        tensors = (tensor for part in parts.values() for tensor in part.values())
+        needed_bytes = sum(t.numel() * t.element_size() for t in tensors) + _HEADROOM_BYTES
+        if self.files.free_bytes(self.folder) < needed_bytes:
+            raise disk_full(self.files, self.folder, "not enough disk space for a checkpoint", needed_bytes)
+
+    def _write(self, folder: Path, step: int, parts: Parts, state: Mapping[str, Any]) -> Manifest:
+        self.files.claim_folder(folder)
+        entries: dict[str, Entry] = {}
+        for part, tensors in parts.items():
+            if not _PART.fullmatch(part):
+                raise ValueError(f"{part!r} cannot name a part of a checkpoint")
+            data = encode(tensors)
+            write_new(self.files, folder / f"{part}{SUFFIX}", data)
+            entries[f"{part}{SUFFIX}"] = manifests.entry_of(data)
+        text = json.dumps(dict(state), indent=1).encode()
+        write_new(self.files, folder / STATE, text)
+        entries[STATE] = manifests.entry_of(text)
+        manifest = Manifest(step, entries)
+        write_new(self.files, folder / manifests.NAME, manifests.render(manifest))
+        self.files.sync_folder(folder)
+        return manifest
+
+    def _publish(self, temporary: Path, final: Path, step: int) -> None:
+        replaced = self._hidden("old", step)
+        is_replacing = final.exists()
+        if is_replacing:
+            self.files.rename(final, replaced)
+        self.files.rename(temporary, final)
+        self.files.sync_folder(self.folder)
+        if is_replacing:
+            self.files.remove_tree(replaced)
+
+    def _delete(self, paths: list[Path]) -> None:
+        """Rename first, so that no name of a checkpoint ever points at half of one."""
+        trash = [path.with_name(f".trash-{path.name}-{os.getpid()}") for path in paths]
+        for path, hidden in zip(paths, trash, strict=True):
+            self.files.rename(path, hidden)
+        if trash:
+            self.files.sync_folder(self.folder)
+        for hidden in trash:
+            self.files.remove_tree(hidden)
+
+
+def load(path: Path, files: Files | None = None) -> Loaded:
+    """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
+    files = files or Files()
+    manifest = manifests.verify_sizes(path, files)
+    if STATE not in manifest.files:
+        raise manifests.damaged(path / STATE, f"is not listed in {manifests.NAME}")
+    state: dict[str, Any] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, entry in manifest.files.items():
+        data = manifests.read_verified(path / name, entry, files)
+        if name == STATE:
+            state = json.loads(data)
+        elif name.endswith(SUFFIX):
+            parts[name.removesuffix(SUFFIX)] = safetensors.torch.load(data)
+    return Loaded(manifest.step, parts, state)
+
+
+def encode(tensors: Mapping[str, Tensor]) -> bytes:
+    """The safetensors bytes of named tensors: a function of names, shapes, types and values alone."""
+    # Fresh contiguous copies: safetensors refuses channels_last and tensors that share memory. No metadata, and the
+    # library orders by type and name, so equal weights give equal bytes.
+    copies = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in sorted(tensors.items())
+    }
+    return safetensors.torch.save(copies)

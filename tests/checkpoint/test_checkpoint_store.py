@@ -1,0 +1,316 @@
+"""What is saved comes back bit for bit, damage is always noticed, and retention keeps what it must."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.checkpoint import manifest
+from reconv.checkpoint.files import Files
+from reconv.checkpoint.store import Newest, Store, encode
+from reconv.errors import CheckpointError, Exit
+
+FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
+
+
+def parts_of(seed: int) -> dict[str, dict[str, Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    return {part: {"w": torch.randn(4, 3, generator=draw)} for part in ("model", "ema", "optimizer")}
+
+
+def two_checkpoints(folder: Path) -> Store:
+    store = Store(folder)
+    store.save(10, parts_of(1), {"step": 10})
+    store.save(20, parts_of(2), {"step": 20})
+    return store
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_every_type_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), 1e-40, 3.14159, 65504.0])
+    tensors = {
+        "float32": special,
+        "float64": special.double() / 3,
+        "bfloat16": special.bfloat16(),
+        "float16": special.half(),
+        "int64": torch.tensor([-(2**62), 2**53 + 1]),
+        "int32": torch.tensor([-1, 7], dtype=torch.int32),
+        "uint8": torch.arange(256, dtype=torch.uint8),
+        "bool": torch.tensor([True, False]),
+        "scalar": torch.tensor(2.5),
+        "count": torch.tensor(12345678901234),
+        "empty": torch.empty(0, 3),
+        "name with spaces/and.dots": torch.ones(1),
+    }
+    saved = Store(tmp_path).save(1, {"model": tensors, "ema": {}}, {})
+    loaded = Store(tmp_path).load(saved.path).parts
+    assert loaded["ema"] == {}
+    assert loaded["model"].keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        found = loaded["model"][name]
+        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape), name
+        if tensor.dim():
+            assert bits(found) == bits(tensor), name
+        else:
+            assert torch.equal(found, tensor), name
+
+
+def test_channels_last_transposed_shared_and_sliced_tensors_come_back_equal(tmp_path: Path) -> None:
+    base = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
+    tensors = {
+        "channels_last": base.to(memory_format=torch.channels_last),
+        "transposed": base[0, 0].t(),
+        "shared": base,
+        "shared again": base,
+        "slice": base[:, 1],
+        "expanded": torch.ones(1, 3).expand(4, 3),
+        "parameter": torch.nn.Parameter(base.clone()),
+    }
+    saved = Store(tmp_path).save(1, {"model": tensors}, {})
+    loaded = Store(tmp_path).load(saved.path).parts["model"]
+    assert len(loaded) == len(tensors)
+    for name, tensor in tensors.items():
+        assert loaded[name].is_contiguous()
+        assert torch.equal(loaded[name], tensor), name
+
+
+def test_saving_does_not_touch_the_tensors(tmp_path: Path) -> None:
+    weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    before = (weight.clone(), weight.stride(), weight.data_ptr())
+    Store(tmp_path).save(1, {"model": {"w": weight}}, {})
+    assert torch.equal(weight, before[0])
+    assert (weight.stride(), weight.data_ptr()) == before[1:]
+
+
+def test_model_file_depends_on_the_weights_alone(tmp_path: Path) -> None:
+    weights = {"b": torch.randn(3, 2, 2, 2), "a": torch.randn(5), "n": torch.tensor(3)}
+    shuffled = {name: weights[name].clone() for name in ("n", "a", "b")}
+    shuffled["b"] = shuffled["b"].to(memory_format=torch.channels_last)
+    one = Store(tmp_path / "one").save(1, {"model": weights}, {"x": 1})
+    two = Store(tmp_path / "two").save(99, {"model": shuffled, "ema": weights}, {"x": 2, "y": [3]})
+    digest = manifest.verify(one.path).files["model.safetensors"]
+    assert digest == manifest.verify(two.path).files["model.safetensors"]
+    changed = {**weights, "n": torch.tensor(4)}
+    assert manifest.entry_of(encode(changed)) != digest
+
+
+def test_state_comes_back_with_exact_numbers(tmp_path: Path) -> None:
+    state = {"step": 2**60 + 1, "best": 0.1 + 0.2, "nested": {"list": [1, None, True, "ü"]}, "worst": float("-inf")}
+    saved = Store(tmp_path).save(7, {"model": {"w": torch.ones(1)}}, state)
+    loaded = Store(tmp_path).load(saved.path)
+    assert loaded.state == state
+    assert loaded.step == 7
+    assert saved.path == tmp_path / "step-000000007"
+    assert saved.num_bytes == sum((saved.path / name).stat().st_size for name in ("model.safetensors", "state.json"))
+
+
+def test_newest_of_nothing_is_nothing(tmp_path: Path) -> None:
+    assert Store(tmp_path / "absent").newest().path is None
+    assert Store(tmp_path / "absent").steps() == []
+    assert Store(tmp_path / "absent").retain(keep_last=1) == []
+
+
+def test_newest_is_by_number_and_ignores_strangers(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step in (999_999_999, 5, 1_000_000_000):
+        store.save(step, parts_of(step), {})
+    for name in ("step-7", "step-x", "notes", ".tmp-step-000000077-1", "step-000000008.bak"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "readme.txt").write_text("mine")
+    assert store.steps() == [5, 999_999_999, 1_000_000_000]
+    assert store.newest().path == tmp_path / "step-1000000000"
+    store.sweep()
+    assert (tmp_path / "notes").is_dir() and (tmp_path / "readme.txt").is_file()
+    assert not (tmp_path / ".tmp-step-000000077-1").exists()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_noticed_and_the_older_one_found(tmp_path: Path, name: str) -> None:
+    store = two_checkpoints(tmp_path)
+    path = store.path(20) / name
+    good = path.read_bytes()
+    draw = random.Random(name)
+    places = {0, len(good) - 1, *draw.sample(range(len(good)), min(30, len(good)))}
+    for place in places:
+        flipped = bytearray(good)
+        flipped[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        newest = store.newest()
+        assert newest.path == store.path(10), f"byte {place}"
+        ((skipped, reason),) = newest.skipped
+        assert skipped == store.path(20)
+        assert name in reason
+        with pytest.raises(CheckpointError, match=name) as caught:
+            store.load(store.path(20))
+        assert caught.value.code == Exit.CHECKPOINT
+    assert len(places) >= min(30, len(good))
+    path.write_bytes(good)
+    assert store.newest().path == store.path(20)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cut_grown_empty_and_missing_files_are_noticed(tmp_path: Path, name: str) -> None:
+    store = two_checkpoints(tmp_path)
+    path = store.path(20) / name
+    good = path.read_bytes()
+    broken = [good[:-1], good[: len(good) // 2], good[:1], b"", good + b"x", None]
+    for content in broken:
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        newest = store.newest()
+        assert newest.path == store.path(10)
+        assert name in newest.skipped[0][1]
+        with pytest.raises(CheckpointError, match=name):
+            store.load(store.path(20))
+        path.write_bytes(good)
+    assert store.newest().path == store.path(20)
+    assert len(broken) == 6
+
+
+def test_weights_that_the_manifest_does_not_list_are_refused_and_other_files_ignored(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path)
+    (store.path(20) / "notes.txt").write_text("mine")
+    assert store.newest().path == store.path(20)
+    shutil.copy(store.path(20) / "ema.safetensors", store.path(20) / "extra.safetensors")
+    newest = store.newest()
+    assert newest.path == store.path(10)
+    assert "extra.safetensors" in newest.skipped[0][1]
+
+
+def test_files_swapped_between_checkpoints_are_noticed(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path)
+    shutil.copy(store.path(10) / "ema.safetensors", store.path(20) / "ema.safetensors")
+    with pytest.raises(CheckpointError, match=r"ema\.safetensors.*sha256"):
+        store.load(store.path(20))
+
+
+def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path)
+    (tmp_path / "secret").write_bytes(b"x")
+    entries = {"../secret": manifest.entry_of(b"x"), "state.json": manifest.entry_of(b"{}")}
+    text = manifest.render(manifest.Manifest(20, entries))
+    (store.path(20) / "manifest.json").write_bytes(text)
+    with pytest.raises(CheckpointError, match="not a file of the folder"):
+        manifest.verify(store.path(20))
+
+
+def test_another_format_is_said_to_be_one(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path)
+    path = store.path(20) / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
+    assert "has format 2; this version reads 1" in store.newest().skipped[0][1]
+
+
+def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> None:
+    class BadSector(Files):
+        def open(self, path: Path) -> io.BufferedReader:
+            if path.parent.name == "step-000000020" and path.name == "optimizer.safetensors":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().open(path)
+
+    two_checkpoints(tmp_path)
+    newest = Store(tmp_path, BadSector()).newest()
+    assert newest.path == tmp_path / "step-000000010"
+    assert "Input/output error" in newest.skipped[0][1]
+
+
+def test_when_all_are_damaged_newest_says_why_for_each(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path)
+    for step in (10, 20):
+        (store.path(step) / "state.json").unlink()
+    newest = store.newest()
+    assert newest.path is None
+    assert [path.name for path, _ in newest.skipped] == ["step-000000020", "step-000000010"]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    store = two_checkpoints(tmp_path)
+    store.save(20, parts_of(3), {"step": 20, "again": True})
+    assert store.load(store.path(20)).state["again"] is True
+    (store.path(20) / "ema.safetensors").write_bytes(b"torn")
+    store.save(20, parts_of(3), {})
+    assert store.newest() == Newest(store.path(20), ())
+    assert sorted(os.listdir(tmp_path)) == ["step-000000010", "step-000000020"]
+
+
+def test_a_part_cannot_be_named_like_a_path(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot name a part"):
+        Store(tmp_path).save(1, {"../model": {}}, {})
+    assert Store(tmp_path).newest().path is None
+
+
+def five_checkpoints(folder: Path) -> Store:
+    store = Store(folder)
+    for step in (1, 2, 3, 4, 5):
+        store.save(step, parts_of(step), {})
+    return store
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "best", "pinned", "left"),
+    [
+        (2, None, (), [4, 5]),
+        (1, 2, (), [2, 5]),
+        (2, 5, (1,), [1, 4, 5]),
+        (1, 3, (1, 2, 77), [1, 2, 3, 5]),
+        (9, None, (), [1, 2, 3, 4, 5]),
+        (0, None, (), [5]),
+    ],
+)
+def test_retention_keeps_the_last_the_best_and_the_pinned(
+    tmp_path: Path, keep_last: int, best: int | None, pinned: tuple[int, ...], left: list[int]
+) -> None:
+    store = five_checkpoints(tmp_path)
+    deleted = store.retain(keep_last=keep_last, best_step=best, pinned=pinned)
+    assert store.steps() == left
+    assert sorted(deleted + left) == [1, 2, 3, 4, 5]
+    assert all(store.load(store.path(step)).step == step for step in left)
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_retention_never_deletes_the_only_valid_one(tmp_path: Path) -> None:
+    store = five_checkpoints(tmp_path)
+    for step in (2, 3, 4, 5):
+        flip_last_byte(store.path(step) / "ema.safetensors")
+    assert store.retain(keep_last=1, best_step=4) == []
+    assert store.newest().path == store.path(1)
+
+
+def test_retention_does_not_count_damaged_ones_as_kept(tmp_path: Path) -> None:
+    store = five_checkpoints(tmp_path)
+    flip_last_byte(store.path(5) / "ema.safetensors")
+    assert store.retain(keep_last=2) == [1, 2]
+    assert store.newest().path == store.path(4)
+
+
+def test_retention_deletes_nothing_when_nothing_is_valid(tmp_path: Path) -> None:
+    store = five_checkpoints(tmp_path)
+    for step in store.steps():
+        flip_last_byte(store.path(step) / "state.json")
+    assert store.retain(keep_last=1) == []
+    assert store.steps() == [1, 2, 3, 4, 5]
+
+
+def test_retention_keeps_whole_ones_in_place_of_older_torn_ones(tmp_path: Path) -> None:
+    store = five_checkpoints(tmp_path)
+    torn = store.path(4) / "ema.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    assert store.retain(keep_last=2) == [1, 2, 4]
+    assert store.steps() == [3, 5]
