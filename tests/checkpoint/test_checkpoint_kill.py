@@ -1,0 +1,140 @@
+"""Real processes, really killed: in the middle of saves, and while they hold the lock."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.store import Store
+from reconv.errors import InUseError
+
+NUM_KILLS = 12
+
+# Pays for the import of torch once; each line on stdin forks a child that saves step after step until it is killed.
+NURSERY = """
+import os, sys
+from pathlib import Path
+import torch
+from reconv.checkpoint.store import Store
+
+store = Store(Path(sys.argv[1]))
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        step = int(line)
+        while True:
+            tensors = {"w": torch.full((64, 1024), float(step)), "n": torch.tensor(step)}
+            store.save(step, {"model": tensors, "ema": tensors, "optimizer": tensors}, {"step": step})
+            store.retain(keep_last=2)
+            os.write(1, b"%d saved\\n" % step)
+            step += 1
+    os.write(1, b"%d child\\n" % child)
+    os.waitpid(child, 0)
+    os.write(1, b"0 dead\\n")
+"""
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from reconv.checkpoint.runfolder import RunFolder
+
+lock = RunFolder(Path(sys.argv[1])).lock()
+child = os.fork() if sys.argv[2] == "with-child" else 0
+if child or sys.argv[2] == "alone":
+    os.write(1, b"%d\\n" % child)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def program(text: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python program with pipes, ended with the block."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", text, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read(process: subprocess.Popen[str], word: str) -> list[int]:
+    """The numbers the program says, up to and with the first line of this word."""
+    assert process.stdout is not None
+    numbers = []
+    for line in process.stdout:
+        number, said = line.split()
+        numbers.append(int(number))
+        if said == word:
+            return numbers
+    raise AssertionError(f"the program ended before it said {word!r}")
+
+
+def test_sigkill_at_random_moments_of_saving_always_leaves_a_valid_newest(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    draw = random.Random(20)
+    next_step, num_torn = 1, 0
+    with program(NURSERY, str(folder)) as nursery:
+        assert nursery.stdin is not None
+        for _ in range(NUM_KILLS):
+            nursery.stdin.write(f"{next_step}\n")
+            nursery.stdin.flush()
+            child = read(nursery, "child")[-1]
+            saved = read(nursery, "saved")[-1]
+            time.sleep(draw.uniform(0, 0.03))
+            os.kill(child, signal.SIGKILL)
+            saved = max(saved, *read(nursery, "dead"))
+            num_torn += any(name.startswith(".") for name in os.listdir(folder))
+            store = Store(folder)
+            newest = store.newest()
+            assert newest.skipped == ()
+            assert newest.path is not None
+            loaded = store.load(newest.path)
+            assert saved <= loaded.step <= saved + 1
+            assert loaded.state == {"step": loaded.step}
+            for part in ("model", "ema", "optimizer"):
+                assert (loaded.parts[part]["w"] == loaded.step).all()
+            next_step = loaded.step + draw.randrange(2)  # as after a resume: sometimes the same step comes again
+    assert num_torn > 0, "no kill fell into a save: nothing was tested"
+
+
+def test_a_second_process_is_refused_by_name_and_the_lock_dies_with_the_first(tmp_path: Path) -> None:
+    with program(HOLDER, str(tmp_path), "alone") as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(InUseError, match=f"process {holder.pid} on"):
+            RunFolder(tmp_path).lock()
+        holder.kill()
+        holder.wait()
+        RunFolder(tmp_path).lock().release()
+
+
+def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> None:
+    with program(HOLDER, str(tmp_path), "with-child") as holder:
+        assert holder.stdout is not None
+        worker = int(holder.stdout.readline())
+        try:
+            with pytest.raises(InUseError):
+                RunFolder(tmp_path).lock()
+            holder.kill()
+            holder.wait()
+            RunFolder(tmp_path).lock().release()
+            os.kill(worker, 0)
+        finally:
+            os.kill(worker, signal.SIGKILL)
