@@ -1,0 +1,195 @@
+"""Weights in and out of a network, ours or others'.
+
+Owns the reading of weights files, the names that wrappers add, and the comparison with a network. Refuses to know
+architectures. Invariant: no file can run code, and a restored tensor keeps the strides, type and device of its
+parameter (fused optimizers on CPU compute garbage otherwise).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from reconv.errors import CheckpointError
+
+_EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
+_RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+_BACKBONE = "backbone."
+_BLOCKED = re.compile(r"(?:GLOBAL|class|callable|instance of class)\s+['\"<]*([A-Za-z_][\w.]*\.\w+)")
+_NUM_LISTED = 5
+_MAX_NESTING = 4
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """How named tensors fit a network."""
+
+    kept: tuple[str, ...]  # in both, of equal shape
+    missing: tuple[str, ...]  # in the network only
+    unexpected: tuple[str, ...]  # in the file only
+    reshaped: tuple[tuple[str, Shape, Shape], ...]  # in both; shape in the file, shape in the network
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether file and network agree on everything."""
+        return not (self.missing or self.unexpected or self.reshaped)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.kept)} tensors fit"]
+        changed = [f"{name} {list(there)} -> {list(here)}" for name, there, here in self.reshaped]
+        for what, names in (
+            ("missing in the file", self.missing),
+            ("not in the network", self.unexpected),
+            ("of another shape", changed),
+        ):
+            lines += [f"{len(names)} {what}: {_few(names)}"] if names else []
+        return "; ".join(lines)
+
+
+def read_weights(path: Path, *, prefer_ema: bool = True) -> dict[str, Tensor]:
+    """Read named tensors from a safetensors file or another program's pickle, without running any code in it."""
+    try:
+        with path.open("rb") as file:
+            is_safetensors = file.read(9)[8:] == b"{"  # eight bytes of length, then a JSON header
+        payload: Any = safetensors.torch.load_file(path) if is_safetensors else _unpickle(path)
+    except FileNotFoundError as error:
+        raise CheckpointError("no such weights file", where=str(path), then=f"ls '{path.parent}'") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise _unreadable(path, str(error)) from error
+    tensors = payload if is_safetensors else _find_tensors(payload, path, prefer_ema)
+    return _strip_wrappers(tensors, path)
+
+
+def fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> FitReport:
+    """Compare named tensors with a network, changing nothing."""
+    return _compare(model.state_dict(), _named_for(model, tensors))
+
+
+def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, source: str = "") -> FitReport:
+    """Copy tensors into a network in place; strict: all or none, else the ones that fit (at least one)."""
+    tensors = _named_for(model, tensors)
+    state = model.state_dict()
+    report = _compare(state, tensors)
+    if not report.kept or (strict and not report.is_exact):
+        raise CheckpointError(
+            "the weights are of another model",
+            where=source,
+            why=str(report),
+            then="use the recipe and number of classes they were trained with, or start from them with --init",
+        )
+    with torch.no_grad():
+        for name in state.keys() & tensors.keys():
+            if state[name].shape == tensors[name].shape:
+                state[name].copy_(tensors[name])
+    return report
+
+
+def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> FitReport:
+    both = [name for name in state if name in tensors]
+    return FitReport(
+        kept=tuple(n for n in both if state[n].shape == tensors[n].shape),
+        missing=tuple(n for n in state if n not in tensors and not _is_counter(n)),
+        unexpected=tuple(n for n in tensors if n not in state and not _is_counter(n)),
+        reshaped=tuple(
+            (n, tuple(tensors[n].shape), tuple(state[n].shape)) for n in both if state[n].shape != tensors[n].shape
+        ),
+    )
+
+
+def _is_counter(name: str) -> bool:
+    """Batch norm's step counter: absent in files before torch 0.4.1, and no part of the function computed."""
+    return name.endswith("num_batches_tracked")
+
+
+def _named_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors, or those of the file's backbone alone, where only these have names that the network knows."""
+    names = model.state_dict().keys()
+    if names.isdisjoint(tensors):
+        inner = {n.removeprefix(_BACKBONE): t for n, t in tensors.items() if n.startswith(_BACKBONE)}
+        if not names.isdisjoint(inner):
+            return inner
+    return tensors
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        # torchvision's and timm's own checkpoints carry their command line as a Namespace: plain attributes, no code.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises nearly every type on a damaged file; each one means: not loaded
+        text = str(error)
+        if blocked := _BLOCKED.search(text):
+            raise CheckpointError(
+                f"the file asks to run {blocked[1]}, which weights do not need; it was not loaded",
+                where=str(path),
+                why="a pickle can run any code; only plain tensors and containers are read",
+                then="have its author save model.state_dict() alone, best as .safetensors",
+            ) from error
+        raise _unreadable(path, text.partition("\n")[0] or type(error).__name__) from error
+
+
+def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:
+    """Follow the containers that training programs wrap around weights until tensors appear."""
+    keys = (*_EMA_KEYS, *_RAW_KEYS) if prefer_ema else (*_RAW_KEYS, *_EMA_KEYS)
+    node = payload
+    for _ in range(_MAX_NESTING):
+        if not isinstance(node, Mapping):
+            break
+        inner = next((node[key] for key in keys if isinstance(node.get(key), Mapping) and node[key]), None)
+        if inner is None:
+            tensors = {str(name): value for name, value in node.items() if isinstance(value, Tensor)}
+            if tensors:
+                return tensors
+            break
+        node = inner
+    found = f"keys {_few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
+    raise CheckpointError(
+        "no weights in the file",
+        where=str(path),
+        why=f"found {found}; looked for tensors by name, bare or under {', '.join(keys)}",
+        then="save model.state_dict() and name that file",
+    )
+
+
+def _strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Drop the names that DataParallel, torch.compile and Lightning add, however nested."""
+    stripped: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.replace("._orig_mod.", ".")
+        while wrapper := next((w for w in _WRAPPERS if short.startswith(w)), None):
+            short = short.removeprefix(wrapper)
+        if short in stripped:
+            raise CheckpointError(
+                f"the file has two tensors for {short}",
+                where=str(path),
+                why=f"{name} and another name differ only by wrappers ({', '.join(_WRAPPERS)})",
+                then="save one network's state_dict() and name that file",
+            )
+        stripped[short] = tensor
+    return stripped
+
+
+def _unreadable(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        "the weights file cannot be read",
+        where=str(path),
+        why=f"damaged, cut short, or not a weights file: {reason}",
+        then="get it again, or name a .safetensors, .pth, .pt or .th file",
+    )
+
+
+def _few(names: tuple[str, ...] | list[str]) -> str:
+    more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
+    return ", ".join(names[:_NUM_LISTED]) + more

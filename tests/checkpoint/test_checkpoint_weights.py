@@ -1,0 +1,269 @@
+"""Weights come in from many programs, never run code, and fit or are refused with names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from reconv.checkpoint.average import average, exponential_weights
+from reconv.checkpoint.weights import apply, fit, read_weights
+from reconv.errors import CheckpointError, Exit, UsageError
+
+
+def network(num_classes: int = 4) -> nn.Module:
+    return nn.Sequential(OrderedDict(conv1=nn.Conv2d(3, 8, 3), bn1=nn.BatchNorm2d(8), fc=nn.Linear(8, num_classes)))
+
+
+def weights_of(seed: int = 1, num_classes: int = 4) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(t.shape, generator=draw) if t.is_floating_point() else torch.tensor(seed)
+        for name, t in network(num_classes).state_dict().items()
+    }
+
+
+def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+RIGHT, WRONG = weights_of(1), weights_of(2)
+
+FOREIGN: dict[str, Any] = {
+    "bare": RIGHT,
+    "ordered": OrderedDict(RIGHT),
+    "data parallel": prefixed("module.", RIGHT),
+    "compiled": prefixed("_orig_mod.", RIGHT),
+    "compiled data parallel": prefixed("module._orig_mod.module.", RIGHT),
+    "compiled inside": {name.replace("conv1.", "conv1._orig_mod."): t for name, t in RIGHT.items()},
+    "torchvision": {"model": RIGHT, "optimizer": {"state": {0: {"m": torch.ones(1)}}}, "epoch": 3},
+    "torchvision with arguments": {"model": RIGHT, "args": argparse.Namespace(lr=0.1, model="resnet50")},
+    "torchvision ema": {"model": WRONG, "model_ema": {"n_averaged": torch.tensor(3), **prefixed("module.", RIGHT)}},
+    "timm": {"arch": "resnet50", "epoch": 7, "metric": 80.1, "state_dict": RIGHT},
+    "timm ema": {"state_dict": WRONG, "state_dict_ema": RIGHT},
+    "lightning": {"state_dict": {**prefixed("model.", RIGHT), "criterion.weight": torch.ones(3)}, "epoch": 1},
+    "lightning compiled": {"state_dict": prefixed("model._orig_mod.", RIGHT), "hyper_parameters": {"lr": 0.1}},
+    "nested twice": {"state_dict": {"model": prefixed("module.model.", RIGHT)}},
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_weights_of_other_programs_are_found_in_whatever_they_are_wrapped(
+    tmp_path: Path, kind: str, is_zip: bool
+) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(FOREIGN[kind], path, _use_new_zipfile_serialization=is_zip)
+    found = read_weights(path)
+    for name, tensor in RIGHT.items():
+        assert torch.equal(found[name], tensor), name
+    assert set(found) - set(RIGHT) <= {"n_averaged", "criterion.weight"}
+
+
+def test_raw_weights_can_be_preferred_to_averaged_ones(tmp_path: Path) -> None:
+    torch.save({"state_dict": RIGHT, "state_dict_ema": WRONG}, tmp_path / "w.pth")
+    found = read_weights(tmp_path / "w.pth", prefer_ema=False)
+    assert torch.equal(found["fc.weight"], RIGHT["fc.weight"])
+
+
+def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "model.pth", "model"):
+        save_file(prefixed("module.", RIGHT), tmp_path / name)
+        assert read_weights(tmp_path / name).keys() == RIGHT.keys()
+
+
+class Malicious:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle", "deep"])
+def test_a_pickle_that_runs_code_is_refused_by_name_and_nothing_runs(tmp_path: Path, form: str) -> None:
+    path, mark = tmp_path / "weights.pth", tmp_path / "executed"
+    payload: Any = {"state_dict": RIGHT, "extra": Malicious(mark)}
+    if form == "pickle":
+        path.write_bytes(pickle.dumps({"extra": Malicious(mark)}, protocol=2))
+    elif form == "deep":
+        torch.save({"state_dict": {**RIGHT, "x": [{"y": Malicious(mark)}]}}, path)
+    else:
+        torch.save(payload, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(CheckpointError, match=r"posix\.mkdir") as caught:
+        read_weights(path)
+    assert caught.value.code == Exit.CHECKPOINT
+    assert caught.value.where == str(path)
+    assert not mark.exists()
+    if form == "pickle":
+        pickle.loads(path.read_bytes())
+    else:
+        torch.load(path, weights_only=False)
+    assert mark.exists(), "the file must be one that does run code where it is let"
+
+
+def test_a_whole_pickled_module_is_refused(tmp_path: Path) -> None:
+    torch.save(network(), tmp_path / "model.pt")
+    with pytest.raises(CheckpointError, match=r"torch\.nn\.modules\.container\.Sequential"):
+        read_weights(tmp_path / "model.pt")
+
+
+def test_damaged_files_are_refused_with_their_path(tmp_path: Path) -> None:
+    torch.save(RIGHT, tmp_path / "good.pth")
+    save_file(RIGHT, tmp_path / "good.safetensors")
+    num_cases = 0
+    for good in (tmp_path / "good.pth", tmp_path / "good.safetensors"):
+        data = good.read_bytes()
+        for content in (b"", b"\x80", b"hello, this is text", data[:5], data[:100], data[: len(data) // 2], data[:-1]):
+            path = tmp_path / "damaged"
+            path.write_bytes(content)
+            with pytest.raises(CheckpointError, match="cannot be read") as caught:
+                read_weights(path)
+            assert caught.value.where == str(path)
+            num_cases += 1
+    assert num_cases == 14
+
+
+@pytest.mark.parametrize("payload", [{}, {"epoch": 3}, [1, 2], torch.ones(3), {"state_dict": {}}, {"model": {"a": 1}}])
+def test_a_file_without_named_tensors_says_what_it_found(tmp_path: Path, payload: Any) -> None:
+    torch.save(payload, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="no weights in the file"):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_missing_files_folders_and_doubled_names_are_errors_of_code_4(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such weights file"):
+        read_weights(tmp_path / "absent.pth")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_weights(tmp_path)
+    torch.save({**RIGHT, **prefixed("module.", WRONG)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="two tensors for conv1"):
+        read_weights(tmp_path / "w.pth")
+
+
+def test_fit_tells_kept_missing_unexpected_and_reshaped_apart() -> None:
+    tensors = weights_of(1, num_classes=10)
+    del tensors["bn1.running_mean"]
+    tensors["head.bias"] = torch.ones(1)
+    report = fit(network(4), tensors)
+    assert set(report.kept) == {
+        "conv1.weight",
+        "conv1.bias",
+        "bn1.weight",
+        "bn1.bias",
+        "bn1.running_var",
+        "bn1.num_batches_tracked",
+    }
+    assert report.missing == ("bn1.running_mean",)
+    assert report.unexpected == ("head.bias",)
+    assert report.reshaped == (("fc.weight", (10, 8), (4, 8)), ("fc.bias", (10,), (4,)))
+    assert not report.is_exact
+    assert "fc.weight [10, 8] -> [4, 8]" in str(report)
+
+
+def test_apply_keeps_strides_type_and_identity_of_each_parameter() -> None:
+    model = network().to(dtype=torch.float64, memory_format=torch.channels_last)
+    before = {name: (t.data_ptr(), t.stride(), t.dtype) for name, t in model.state_dict().items()}
+    report = apply(model, RIGHT, strict=True)
+    assert report.is_exact and len(report.kept) == len(RIGHT) == 9
+    after = model.state_dict()
+    assert {name: (t.data_ptr(), t.stride(), t.dtype) for name, t in after.items()} == before
+    assert not after["conv1.weight"].is_contiguous()
+    for name, tensor in RIGHT.items():
+        assert torch.equal(after[name], tensor.to(after[name].dtype)), name
+
+
+def test_strict_refuses_another_model_and_changes_nothing() -> None:
+    cases = [weights_of(1, num_classes=10), {**RIGHT, "extra": torch.ones(1)}, dict(list(RIGHT.items())[1:])]
+    for tensors in cases:
+        model = network()
+        before = {name: t.clone() for name, t in model.state_dict().items()}
+        with pytest.raises(CheckpointError, match="of another model") as caught:
+            apply(model, tensors, strict=True, source="runs/a/1")
+        assert caught.value.where == "runs/a/1"
+        assert any(name in caught.value.why for name in ("fc.weight", "extra", "conv1.weight"))
+        assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    assert len(cases) == 3
+
+
+def test_a_new_head_keeps_its_own_values_when_not_strict() -> None:
+    model = network(4)
+    head = model.state_dict()["fc.weight"].clone()
+    report = apply(model, weights_of(1, num_classes=1000), strict=False)
+    assert [name for name, _, _ in report.reshaped] == ["fc.weight", "fc.bias"]
+    assert torch.equal(model.state_dict()["fc.weight"], head)
+    assert torch.equal(model.state_dict()["conv1.weight"], RIGHT["conv1.weight"])
+
+
+def test_no_name_in_common_is_refused_even_when_not_strict() -> None:
+    with pytest.raises(CheckpointError, match="of another model"):
+        apply(network(), {"features.0.weight": torch.ones(1)}, strict=False)
+
+
+def test_a_backbone_is_unwrapped_only_where_the_network_has_none() -> None:
+    wrapped = {**prefixed("backbone.", RIGHT), "projector.weight": torch.ones(2)}
+    assert fit(network(), wrapped).is_exact
+    detector = nn.ModuleDict({"backbone": network()})
+    assert fit(detector, wrapped).unexpected == ("projector.weight",)
+
+
+def test_files_without_batch_counters_fit_exactly() -> None:
+    old = {name: t for name, t in RIGHT.items() if not name.endswith("num_batches_tracked")}
+    assert apply(network(), old, strict=True).is_exact
+
+
+def save_weights(folder: Path, num: int) -> list[Path]:
+    paths = [folder / f"{i}.safetensors" for i in range(num)]
+    for i, path in enumerate(paths):
+        save_file(weights_of(i), path)
+    return paths
+
+
+def test_the_mean_of_files_is_the_float64_mean_with_statistics_and_the_last_counter(tmp_path: Path) -> None:
+    found = average(save_weights(tmp_path, 3))
+    assert found.keys() == RIGHT.keys()
+    for name in RIGHT:
+        stack = torch.stack([weights_of(i)[name] for i in range(3)])
+        expected = stack.double().mean(0).float() if stack.is_floating_point() else stack[-1]
+        assert found[name].dtype == RIGHT[name].dtype
+        torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=1e-8)
+    assert "bn1.running_var" in found
+
+
+def test_an_exponential_mean_is_the_recursion_it_stands_for(tmp_path: Path) -> None:
+    paths = save_weights(tmp_path, 3)
+    shares = exponential_weights(3, 0.5)
+    assert shares == pytest.approx([1 / 7, 2 / 7, 4 / 7])
+    found = average(paths, shares)["fc.weight"]
+    a, b, c = (weights_of(i)["fc.weight"].double() for i in range(3))
+    torch.testing.assert_close(found, ((a + 2 * b + 4 * c) / 7).float(), rtol=1e-7, atol=1e-8)
+    assert exponential_weights(4, 1.0) == [0.25] * 4
+
+
+def test_the_mean_of_equal_half_precision_files_is_that_file(tmp_path: Path) -> None:
+    tensor = torch.randn(100).to(torch.bfloat16)
+    paths = [tmp_path / f"{i}.safetensors" for i in range(7)]
+    for path in paths:
+        save_file({"w": tensor}, path)
+    assert torch.equal(average(paths)["w"], tensor)
+
+
+def test_averaging_refuses_other_models_nothing_and_wrong_shares(tmp_path: Path) -> None:
+    paths = save_weights(tmp_path, 2)
+    save_file(weights_of(1, num_classes=5), paths[1])
+    with pytest.raises(CheckpointError, match=r"(?s)another model.*fc\.bias"):
+        average(paths)
+    with pytest.raises(UsageError, match="nothing to average"):
+        average([])
+    with pytest.raises(UsageError, match="decay"):
+        exponential_weights(3, 0.0)
+    with pytest.raises(ValueError, match="sum to 1"):
+        average(paths[:1], [0.5])
