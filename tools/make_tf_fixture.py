@@ -3,12 +3,13 @@
     python -m venv tf && tf/bin/pip install tensorflow-cpu tf_keras      # written with 2.21.0
     TF_USE_LEGACY_KERAS=1 tf/bin/python tools/make_tf_fixture.py tests/checkpoint/fixtures/tensorflow
 
-Four checkpoints and `expected.json`, which has for every tensor its type, shape and the sha256 of its bytes as
-TensorFlow reads them back, and for both networks their logits:
+Five checkpoints and `expected.json`, which has for every tensor its type, shape and the sha256 of its bytes as
+TensorFlow reads them back, and for the networks their logits:
 
 - `official/model.ckpt-7`: a bottleneck ResNet v1.5 (stride on the 3x3) out of `tf.layers`, which number themselves in
   the order of creation; projections are created before their block's convolutions; SAME padding; 11 outputs, the
   first of them background. With momentum slots, tensors of other types, and two data files.
+- `preactivated/model.ckpt-2`: v2 with basic blocks, in the same way: the norm first, then projection and convolutions.
 - `scoped/model.ckpt-3`: a ResNeXt of two groups, whose variables are named by stage and unit.
 - `partitioned/model.ckpt`: a variable stored in two slices.
 - `object/ckpt-1`: the object-based form of TensorFlow 2, which adds text tensors.
@@ -46,22 +47,40 @@ def bottleneck(x: Any, width: int, stride: int, projects: bool, conv: Any, norm:
     return tf.nn.relu(norm(conv(x, 4 * width, 1, 1, "conv3"), "bn3") + shortcut)
 
 
+def numbered_conv(x: Any, filters: int, kernel: int, stride: int, _name: str = "") -> Any:
+    """A convolution that numbers itself."""
+    return tf1.layers.conv2d(x, filters, kernel, stride, padding="same", use_bias=False)
+
+
+def numbered_norm(x: Any, _name: str = "") -> Any:
+    """A batch norm that numbers itself."""
+    return tf1.layers.batch_normalization(x, axis=3, epsilon=1e-5, fused=True)
+
+
 def official(x: Any) -> Any:
     """The network in the names of the official model: everything numbered in order of creation."""
-
-    def conv(x: Any, filters: int, kernel: int, stride: int, _name: str) -> Any:
-        return tf1.layers.conv2d(x, filters, kernel, stride, padding="same", use_bias=False)
-
-    def norm(x: Any, _name: str) -> Any:
-        return tf1.layers.batch_normalization(x, axis=3, epsilon=1e-5, fused=True)
-
     with tf1.variable_scope("resnet_model"):
-        x = tf.nn.relu(norm(conv(x, WIDTH, 7, 2, ""), ""))
+        x = tf.nn.relu(numbered_norm(numbered_conv(x, WIDTH, 7, 2)))
         x = tf.nn.max_pool2d(x, 3, 2, "SAME")
         for stage, depth in enumerate(DEPTHS):
             for unit in range(depth):
                 stride = 2 if stage and not unit else 1
-                x = bottleneck(x, WIDTH * 2**stage, stride, unit == 0, conv, norm)
+                x = bottleneck(x, WIDTH * 2**stage, stride, unit == 0, numbered_conv, numbered_norm)
+        return tf1.layers.dense(tf.reduce_mean(x, [1, 2]), NUM_CLASSES)
+
+
+def preactivated(x: Any) -> Any:
+    """The same in the form v2, with basic blocks."""
+    with tf1.variable_scope("resnet_model"):
+        x = tf.nn.max_pool2d(numbered_conv(x, WIDTH, 7, 2), 3, 2, "SAME")
+        for stage, depth in enumerate(DEPTHS):
+            for unit in range(depth):
+                stride, width = 2 if stage and not unit else 1, WIDTH * 2**stage
+                y = tf.nn.relu(numbered_norm(x))
+                shortcut = x if unit else numbered_conv(y, width, 1, stride)
+                y = tf.nn.relu(numbered_norm(numbered_conv(y, width, 3, stride)))
+                x = numbered_conv(y, width, 3, 1) + shortcut
+        x = tf.nn.relu(numbered_norm(x))
         return tf1.layers.dense(tf.reduce_mean(x, [1, 2]), NUM_CLASSES)
 
 
@@ -175,6 +194,8 @@ def main(folder: Path) -> None:
     tf.train.Checkpoint(w=tf.Variable([[1.5, -2.0]])).save(str(folder / "object" / "ckpt"))
     expected["object"] = {"tensors": describe(folder / "object" / "ckpt-1")}
     expected["official"] = write_network(folder / "official" / "model.ckpt-7", official, 7, num_files=2)
+    prefix = folder / "preactivated" / "model.ckpt-2"
+    expected["preactivated"] = write_network(prefix, preactivated, 2, num_files=1)
     expected["scoped"] = write_network(folder / "scoped" / "model.ckpt-3", scoped, 3, num_files=1)
     write_partitioned(folder / "partitioned" / "model.ckpt")
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")

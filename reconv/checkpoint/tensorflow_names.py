@@ -2,8 +2,8 @@
 
 Owns two ways of naming: layers numbered in the order of their creation (`resnet_model/conv2d_1/kernel`, the official
 models and what descends from them), and scopes of stage and unit (`all/stage1/unit1/conv1/weight`). Refuses to know
-files and networks: the depths and the kind of block follow from the kernels. Invariant: a tensor is mapped only where
-its place is certain; anything that does not add up is refused, never guessed.
+files and networks: depths, kind of block and version follow from the kernels and norms. Invariant: a tensor is mapped
+only where its place is certain; anything that does not add up is refused, never guessed.
 
 Networks that were trained with TensorFlow's SAME padding give their logits only under that padding: strided layers
 there pad less in front than behind.
@@ -67,28 +67,47 @@ def _from_stages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _from_numbers(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, Tensor]:
     """Layers numbered in the order of creation."""
     layers = _layers_of(tensors, scope)
-    convs = [layers["conv2d"][number]["kernel"] for number in sorted(layers["conv2d"])]
+    kernels = [layers["conv2d"][number]["kernel"] for number in sorted(layers["conv2d"])]
     norms = [layers["batch_normalization"][number] for number in sorted(layers["batch_normalization"])]
-    if any("bias" in layer for layer in layers["conv2d"].values()) or any(conv.ndim != 4 for conv in convs):
+    if any("bias" in layer for layer in layers["conv2d"].values()) or any(kernel.ndim != 4 for kernel in kernels):
         raise _not_a_resnet("its convolutions have biases, or kernels that are not of four dimensions")
-    places = list(_places([int(conv.shape[0]) for conv in convs]))
-    num_projections = sum(conv.endswith("downsample.0") for conv, _ in places)
-    if num_projections and len(norms) == len(convs) - num_projections:
-        raise _not_a_resnet("its norms come before the convolutions (v2), which have no names here yet")
-    if len(norms) != len(convs):
+    convs = dict(zip(_conv_names([int(kernel.shape[0]) for kernel in kernels]), kernels, strict=True))
+    state = {f"{name}.weight": _laid_out(kernel, name) for name, kernel in convs.items()}
+    num_projections = sum(name.endswith("downsample.0") for name in convs)
+    is_v2 = num_projections > 0 and len(norms) == len(convs) - num_projections
+    widths = _norms_before(convs) if is_v2 else _norms_behind(convs)
+    if len(norms) != len(widths):
         raise _not_a_resnet(f"it has {len(convs)} convolutions and {len(norms)} norms")
-    state: dict[str, Tensor] = {}
-    for (conv_name, norm_name), kernel, norm in zip(places, convs, norms, strict=True):
-        if norm.keys() != _NORM_PARTS.keys() or any(part.shape != kernel.shape[3:] for part in norm.values()):
-            raise _not_a_resnet(f"the norm that follows {conv_name} has other parts or another width")
-        state[f"{conv_name}.weight"] = _laid_out(kernel, conv_name)
-        for part, values in norm.items():
-            state[f"{norm_name}.{_NORM_PARTS[part]}"] = values
+    for (name, width), norm in zip(widths.items(), norms, strict=True):
+        if norm.keys() != _NORM_PARTS.keys() or any(part.shape != (width,) for part in norm.values()):
+            raise _not_a_resnet(f"the norm in the place of {name} has other parts or another width than {width}")
+        state |= {f"{name}.{_NORM_PARTS[part]}": values for part, values in norm.items()}
     if len(layers["dense"]) > 1:
         raise _not_a_resnet(f"it has {len(layers['dense'])} dense layers")
     for head in layers["dense"].values():
         state |= {f"fc.{part.replace('kernel', 'weight')}": _laid_out(head[part], f"dense/{part}") for part in head}
     return state
+
+
+def _norms_behind(convs: Mapping[str, Tensor]) -> dict[str, int]:
+    """The norms of v1 and their widths in the order of creation: one behind each convolution."""
+    return {
+        name.replace("downsample.0", "downsample.1").replace("conv", "bn"): int(kernel.shape[3])
+        for name, kernel in convs.items()
+    }
+
+
+def _norms_before(convs: Mapping[str, Tensor]) -> dict[str, int]:
+    """The norms of v2: one before each convolution but the stem and the projections, and a last one."""
+    widths: dict[str, int] = {}
+    width = 0
+    for name, kernel in convs.items():
+        if name.endswith("downsample.0"):
+            continue
+        if name != "conv1":
+            widths[name.replace("conv", "bn")] = width
+        width = int(kernel.shape[3])
+    return widths | {"bn_last": width}
 
 
 def _layers_of(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, Layers]:
@@ -115,12 +134,12 @@ def _layers_of(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, La
     return kinds
 
 
-def _places(kernels: list[int]) -> Iterator[tuple[str, str]]:
-    """The names of each convolution and of its norm, out of the kernel sizes in the order of creation.
+def _conv_names(kernels: list[int]) -> Iterator[str]:
+    """The name of each convolution, out of the kernel sizes in the order of creation.
 
     A block is 3x3, 3x3 or 1x1, 3x3, 1x1; the first of a stage has its 1x1 projection in front of that.
     """
-    yield "conv1", "bn1"
+    yield "conv1"
     at, stage, unit = 1, 1, 0
     sizes = [1, 3, 1] if kernels[1:4] in ([1, 1, 3], [1, 3, 1]) else [3, 3]
     while at < len(kernels):
@@ -129,13 +148,13 @@ def _places(kernels: list[int]) -> Iterator[tuple[str, str]]:
             stage, unit = stage + 1, 0
         block = f"layer{stage}.{unit}"
         if projects:
-            yield f"{block}.downsample.0", f"{block}.downsample.1"
+            yield f"{block}.downsample.0"
             at += 1
         found = kernels[at : at + len(sizes)]
         if found != sizes:
             raise _not_a_resnet(f"{block} has kernels {found} in place of {sizes}")
         for i in range(1, len(sizes) + 1):
-            yield f"{block}.conv{i}", f"{block}.bn{i}"
+            yield f"{block}.conv{i}"
         at, unit = at + len(sizes), unit + 1
 
 

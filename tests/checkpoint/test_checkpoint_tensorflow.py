@@ -50,13 +50,19 @@ def rewrite(path: Path, at: int, new: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("which", "path"), [("official", "official/model.ckpt-7"), ("scoped", "scoped"), ("object", "object/ckpt-1.index")]
+    ("which", "path", "num_tensors"),
+    [
+        ("official", "official/model.ckpt-7", 90),
+        ("scoped", "scoped", 82),
+        ("preactivated", "preactivated/model.ckpt-2.data-00000-of-00001", 50),
+        ("object", "object/ckpt-1.index", 2),
+    ],
 )
-def test_every_tensor_has_the_bytes_that_tensorflow_reads(which: str, path: str) -> None:
+def test_every_tensor_has_the_bytes_that_tensorflow_reads(which: str, path: str, num_tensors: int) -> None:
     expected = EXPECTED[which]["tensors"]
     tensors = read_tensorflow(FIXTURES / path)
     assert list(tensors) == sorted(expected)
-    assert len(tensors) == {"official": 90, "scoped": 82, "object": 2}[which]
+    assert len(tensors) == num_tensors
     for name, tensor in tensors.items():
         found = {
             "dtype": str(tensor.dtype).removeprefix("torch."),
@@ -146,6 +152,13 @@ def test_every_shortened_index_is_refused(copied: Path) -> None:
             read_tensorflow(copied)
 
 
+def test_a_changed_name_in_the_index_is_noticed(copied: Path) -> None:
+    index = copied.with_name(FILES[0])
+    rewrite(index, index.read_bytes().index(b"global_step"), b"global_stop")
+    with pytest.raises(CheckpointError, match="the checksum of the block at 0 does not match"):
+        read_tensorflow(copied)
+
+
 def test_every_flipped_byte_of_the_index_is_noticed_or_harmless(copied: Path) -> None:
     index = copied.with_name(FILES[0])
     data = index.read_bytes()
@@ -158,8 +171,8 @@ def test_every_flipped_byte_of_the_index_is_noticed_or_harmless(copied: Path) ->
         except CheckpointError:
             num_refused += 1
         index.write_bytes(data)
-    # In the footer the handle of the metadata and the padding carry nothing that is read.
-    assert num_refused >= len(positions) - 48
+    # Nothing is read of the empty block of metadata (13 bytes), of its handle and of the footer's padding.
+    assert num_refused >= len(positions) - 1 - 40
 
 
 def varint(value: int) -> bytes:
