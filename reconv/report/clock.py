@@ -1,0 +1,112 @@
+"""The clock of a run: how fast it trains, with and without the time it waits for data.
+
+Owns the arithmetic of rates and remaining time. Refuses to know what a step does. Invariant: time is counted once,
+as step or as pause; waiting is a part of the step it happens in; the first steps count in no rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+# The first steps fill caches, allocate memory and compile: they say nothing about the run's speed.
+_WARMUP_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Speed over an interval; None where no step of it counted."""
+
+    images_per_s: float | None
+    compute_images_per_s: float | None
+    data_wait_fraction: float
+
+
+class Clock:
+    """Told of waits, steps and pauses as they happen, it knows the rates."""
+
+    def __init__(self, warmup_steps: int = _WARMUP_STEPS, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._warmup_steps = warmup_steps
+        self._mark_s = now()
+        self._warm_s: float | None = self._mark_s if warmup_steps == 0 else None  # when the warm-up ended
+        self._step_wait_s = self._step_pause_s = 0.0
+        self._steps = 0
+        self._timed_images = self._interval_images = 0
+        self._train_s = self._interval_train_s = 0.0
+        self._wait_s = self._interval_wait_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data, within the current step."""
+        began_s = self._now()
+        try:
+            yield
+        finally:
+            self._step_wait_s += self._now() - began_s
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside (an evaluation, a save) out of the current step."""
+        began_s = self._now()
+        try:
+            yield
+        finally:
+            self._step_pause_s += self._now() - began_s
+
+    def stepped(self, images: int) -> None:
+        """A step over so many images has ended, and the next begins."""
+        now_s = self._now()
+        self._steps += 1
+        if self._steps > self._warmup_steps:
+            train_s = now_s - self._mark_s - self._step_pause_s
+            self._timed_images += images
+            self._interval_images += images
+            self._train_s += train_s
+            self._interval_train_s += train_s
+            self._wait_s += self._step_wait_s
+            self._interval_wait_s += self._step_wait_s
+        elif self._steps == self._warmup_steps:
+            self._warm_s = now_s
+        self._mark_s = now_s
+        self._step_wait_s = self._step_pause_s = 0.0
+
+    def interval(self) -> Rates:
+        """The rates since the last call."""
+        rates = rates_of(self._interval_images, self._interval_train_s, self._interval_wait_s)
+        self._interval_images = 0
+        self._interval_train_s = self._interval_wait_s = 0.0
+        return rates
+
+    @property
+    def train_s(self) -> float:
+        """Seconds spent in steps, the first ones left out."""
+        return self._train_s
+
+    @property
+    def wait_s(self) -> float:
+        """Of `train_s`, seconds spent waiting for data."""
+        return self._wait_s
+
+    @property
+    def timed_images(self) -> int:
+        """Images trained on in `train_s`."""
+        return self._timed_images
+
+    def eta_s(self, images_left: int) -> float | None:
+        """The time the images left will take, pauses at their usual share included; None while warming up."""
+        if self._warm_s is None or self._timed_images == 0:
+            return None
+        return (self._mark_s - self._warm_s) / self._timed_images * images_left
+
+
+def rates_of(images: int, train_s: float, wait_s: float) -> Rates:
+    """Rates from sums; a time of zero gives no rate."""
+    compute_s = train_s - wait_s
+    return Rates(
+        images_per_s=images / train_s if train_s > 0 else None,
+        compute_images_per_s=images / compute_s if compute_s > 0 else None,
+        data_wait_fraction=min(1.0, wait_s / train_s) if train_s > 0 else 0.0,
+    )

@@ -1,0 +1,176 @@
+"""Which curves a report shows: the lines, levels and marks of one run, or of several side by side.
+
+Owns the choice and naming of curves. Refuses to know how they are drawn. Invariant: a chart is made only of what
+was recorded; one with no finite value is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from reconv.report import words
+from reconv.report.events import Progress
+from reconv.report.record import Record
+from reconv.report.svg import NUM_COLOURS, Band, Chart, Mark, Series
+
+Lines = tuple[Series, ...]
+_WAIT_TITLE = "Share of time waiting for data"
+_MIN_CLOSE_UP_POINTS = 8
+_TRAIN, _RAW, _EMA = 0, 1, 2  # colours of the page's palette
+_WEIGHTS = {"raw": ("validation", _RAW, 0), "ema": ("validation, EMA", _EMA, 1)}
+
+
+def charts_of_run(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
+    """The charts of one run, the most telling first."""
+    plan, metric = record.plan, summary["metric"]
+    chart = partial(
+        Chart,
+        x_max=record.epoch(plan.total_steps) if plan else 0.0,
+        marks=_marks(record),
+        steps_per_epoch=plan.steps_per_epoch if plan else None,
+    )
+    small = partial(chart, small=True)
+    others = sorted({name for e in record.evaluations for name in e.metrics} - {metric, "loss"})
+    gradient = _train(record, "gradient norm", lambda e: e.grad_norm)
+    charts = [
+        chart("Loss", "number", _train_and_validation(record, "loss"), may_be_log=True),
+        *(_verdict_charts(record, summary) if metric not in (None, "loss") else []),
+        *(small(_title(name), "percent", _train_and_validation(record, name)) for name in others),
+        small("Learning rate", "number", _train(record, "learning rate", lambda e: e.lr), from_zero=True),
+        small("Throughput, images/s", "count", _throughput(record), from_zero=True),
+        small(_WAIT_TITLE, "percent", _train(record, "data wait", lambda e: e.data_wait_fraction), from_zero=True),
+        small("Gradient norm", "number", gradient, may_be_log=True),
+        small("Loss scale", "number", _train(record, "loss scale", lambda e: e.loss_scale), may_be_log=True),
+    ]
+    return [c for c in charts if _has_values(c)]
+
+
+def charts_of_runs(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """The charts that lay several runs over each other."""
+    chart = partial(Chart, x_max=max((r.epoch(r.plan.total_steps) for r in records if r.plan), default=0.0))
+    small = partial(chart, small=True)
+    metrics = sorted({s["metric"] for s in summaries if s["metric"] not in (None, "loss")})
+
+    def training(value: Callable[[Progress], float | None]) -> Lines:
+        return tuple(line for n, r in enumerate(records) for line in _train(r, r.label, value, n, n // NUM_COLOURS))
+
+    def validation(metric: str) -> Lines:
+        return tuple(
+            line
+            for n, record in enumerate(records)
+            for weights, suffix, dash in (("raw", "", 0), ("ema", " (EMA)", 1))
+            for line in _validation(record, metric, weights, f"{record.label}{suffix}", n, dash)
+        )
+
+    judged = [chart(f"Validation {words.metric_name(m)}", "percent", validation(m)) for m in metrics]
+    charts = [
+        chart("Training loss", "number", training(lambda e: e.loss), may_be_log=True),
+        *judged,
+        *(close_up for whole in judged for close_up in _close_up(whole)),
+        small("Validation loss", "number", validation("loss"), may_be_log=True),
+        small("Learning rate", "number", training(lambda e: e.lr), from_zero=True),
+        small("Throughput, images/s", "count", training(lambda e: e.images_per_s), from_zero=True),
+        small(_WAIT_TITLE, "percent", training(lambda e: e.data_wait_fraction), from_zero=True),
+        small("Gradient norm", "number", training(lambda e: e.grad_norm), may_be_log=True),
+    ]
+    return [c for c in charts if _has_values(c)]
+
+
+def _verdict_charts(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
+    """The metric that the verdict is about, with the expected level and the best evaluation; then a close-up."""
+    metric, expect, plan = summary["metric"], summary["expect"], record.plan
+    notes = sorted({e.metrics_note for e in record.progress if e.metrics_note})
+    is_expected = expect and expect["metric"] == metric
+    whole = Chart(
+        _title(metric),
+        "percent",
+        _train_and_validation(record, metric),
+        x_max=record.epoch(plan.total_steps) if plan else 0.0,
+        note=f"Training values are {'; '.join(notes)}: not comparable with validation." if notes else "",
+        marks=_marks(record),
+        band=Band(expect["value"], expect["tolerance"], f"expected {words.expectation(expect)} %")
+        if is_expected
+        else None,
+        best=None if summary["best"] is None else (record.epoch(summary["best_step"]), summary["best"]),
+        steps_per_epoch=plan.steps_per_epoch if plan else None,
+    )
+    return [whole, *_close_up(whole)]
+
+
+def _close_up(whole: Chart) -> list[Chart]:
+    """The end of the validation curve, enlarged, where the whole chart shows it flat."""
+    lines = tuple(series for series in whole.series if series.dots)
+    points = sorted((x, y) for series in lines for x, y in series.points if math.isfinite(y))
+    if len(points) < _MIN_CLOSE_UP_POINTS:
+        return []
+    late = [y for _, y in points[len(points) // 2 :]]
+    level = [whole.band.value - whole.band.tolerance, whole.band.value + whole.band.tolerance] if whole.band else []
+    low, high = min(late + level), min(1.0, max(late + level))
+    margin = max(high - low, 0.002) * 0.1
+    if high - low > 0.25 * (max(y for _, y in points) - min(y for _, y in points)):
+        return []
+    y_range = (low - margin, min(1.0, high + margin))
+    return [replace(whole, title=f"{whole.title}, close up", series=lines, note="", y_range=y_range, small=True)]
+
+
+def _title(metric: str) -> str:
+    return f"Accuracy, {words.metric_name(metric)}" if metric.startswith("top") else words.metric_name(metric)
+
+
+def _train_and_validation(record: Record, metric: str) -> Lines:
+    notes = sorted({e.metrics_note for e in record.progress if e.metrics_note}) if metric != "loss" else []
+    label = f"training, last interval, {'; '.join(notes)}" if notes else "training, last interval"
+
+    def value(event: Progress) -> float | None:
+        return event.loss if metric == "loss" else event.metrics.get(metric)
+
+    validations = [_validation(record, metric, weights, *look) for weights, look in _WEIGHTS.items()]
+    return (*_train(record, label, value), *(line for lines in validations for line in lines))
+
+
+def _throughput(record: Record) -> Lines:
+    return (
+        *_train(record, "all in", lambda e: e.images_per_s, _TRAIN),
+        *_train(record, "waits for data left out", lambda e: e.compute_images_per_s, _EMA, 1),
+    )
+
+
+def _train(
+    record: Record, label: str, value: Callable[[Progress], float | None], colour: int = _TRAIN, dash: int = 0
+) -> Lines:
+    """The line of a value over the log points; none where no log point has it."""
+    told = [(e.epoch, value(e)) for e in record.progress]
+    points = tuple((x, y) for x, y in told if y is not None)
+    return (Series(label, points, colour, dash),) if points else ()
+
+
+def _validation(record: Record, metric: str, weights: str, label: str, colour: int, dash: int) -> Lines:
+    """The line of a metric over the evaluations of one set of weights; none where there are none."""
+    having = [e for e in record.evaluations if e.weights == weights and metric in e.metrics]
+    points = tuple((e.epoch, e.metrics[metric]) for e in having)
+    return (Series(label, points, colour, dash, dots=True),) if points else ()
+
+
+def _marks(record: Record) -> tuple[Mark, ...]:
+    resumes = [
+        Mark(
+            record.epoch(t.start.from_step),
+            "resume",
+            f"attempt {t.start.attempt} went on from step {t.start.from_step:,}",
+        )
+        for t in record.tries
+        if t.start.from_step > 0
+    ]
+    broken = [
+        Mark(record.epoch(e.step), "nonfinite", f"step {e.step:,}: loss or gradient not finite; action: {e.action}")
+        for e in record.non_finite[:200]
+    ]
+    return (*resumes, *broken)
+
+
+def _has_values(chart: Chart) -> bool:
+    return any(math.isfinite(y) for series in chart.series for _, y in series.points)

@@ -1,0 +1,59 @@
+"""The report: one self-contained HTML page about a run, or about several compared.
+
+Owns the order of the page's sections. Refuses to know the engine. Invariant: a pure function of the run folders; the
+same folders give the same bytes, and the page needs no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reconv.errors import UsageError
+from reconv.report import page, sections
+from reconv.report.compare import comparison
+from reconv.report.markup import el
+from reconv.report.record import Record, load_record
+from reconv.report.summary import summary_of, write_whole
+
+
+def render(run_dirs: Sequence[Path]) -> str:
+    """The page: the report of one run folder, or the comparison of several."""
+    if not run_dirs:
+        raise UsageError("a report needs a run folder", then="reconv report runs/RECIPE/1")
+    records = [load_record(run_dir) for run_dir in run_dirs]
+    if len(records) == 1:
+        return _report(records[0])
+    return comparison(records, [summary_of(record) for record in records])
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into the run folder and return its path."""
+    path = run_dir / "report.html"
+    write_whole(path, render([run_dir]))
+    return path
+
+
+def _report(record: Record) -> str:
+    summary = summary_of(record)
+    return page.document(
+        f"{record.name} · Reconv report",
+        el(
+            "main",
+            None,
+            sections.header(record, summary),
+            sections.cards(record, summary),
+            sections.curves(record, summary),
+            sections.notes(record),
+            sections.picture_sections(record),
+            page.section(
+                "How it ran",
+                sections.attempts(record),
+                sections.plan(record),
+                sections.evaluations(record),
+                sections.checkpoints(record),
+                sections.environment(record),
+                sections.recipe(record),
+            ),
+        ),
+    )

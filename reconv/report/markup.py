@@ -1,0 +1,46 @@
+"""HTML that cannot be injected into: text becomes markup only through `el`, which escapes it.
+
+Owns escaping. Refuses to know what a page says. Invariant: a plain `str` is never trusted, an `Html` always is.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_VOID = frozenset({"meta", "link", "img"})
+_SHAPES = frozenset({"line", "rect", "circle", "path", "polygon"})  # inside SVG a parser wants them closed
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def el(name: str, attributes: Mapping[str, object] | None = None, *children: str) -> Html:
+    """An element: attributes and plain text are escaped, `Html` children are not; False leaves an attribute out."""
+    words = [name]
+    for key, value in (attributes or {}).items():
+        if value is True:
+            words.append(key)
+        elif value is not False:
+            words.append(f'{key}="{html.escape(str(value), quote=True)}"')
+    opening = " ".join(words)
+    if name in _VOID or name in _SHAPES:
+        return Html(f"<{opening}>" if name in _VOID else f"<{opening}/>")
+    return Html(f"<{opening}>{join(children)}</{name}>")
+
+
+def join(parts: Iterable[str]) -> Html:
+    """Parts one after the other, plain ones escaped."""
+    return Html("".join(part if isinstance(part, Html) else html.escape(part, quote=False) for part in parts))
+
+
+def data_block(value: Any) -> Html:
+    """A JSON value for the page's script, safe inside a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return Html(f'<script type="application/json">{text}</script>')

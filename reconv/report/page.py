@@ -1,0 +1,109 @@
+"""The page around a report: document, style, script, and the blocks that sections are made of.
+
+Owns the look. Refuses to know runs. Invariant: the page asks the network for nothing, and its policy forbids it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+
+from reconv.report.markup import Html, el, join
+
+_POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'"
+)
+_BADGES = {
+    "met": ("good", "✓", "expectation met"),
+    "finished": ("good", "✓", "finished"),
+    "missed": ("bad", "✗", "expectation not met"),
+    "stopped": ("warn", "‖", "stopped"),
+    "open": ("warn", "…", "not finished"),
+    "diverged": ("bad", "!", "diverged"),
+    "failed": ("bad", "!", "failed"),
+}
+
+
+def document(title: str, *body: Html) -> str:
+    """A whole HTML document, self-contained."""
+    head = el(
+        "head",
+        None,
+        el("meta", {"charset": "utf-8"}),
+        el("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        el("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        el("meta", {"name": "color-scheme", "content": "light dark"}),
+        el("meta", {"name": "generator", "content": "Reconv"}),
+        el("link", {"rel": "icon", "href": "data:,"}),
+        el("title", None, title),
+        el("style", None, _asset("page.css")),
+    )
+    script = el("script", None, _asset("page.js"))
+    return f"<!doctype html>\n{el('html', {'lang': 'en'}, head, el('body', None, *body, script))}\n"
+
+
+def _asset(name: str) -> Html:
+    return Html((resources.files("reconv.report") / "assets" / name).read_text(encoding="utf-8"))
+
+
+def section(title: str, *body: Html, intro: str = "") -> Html:
+    """A titled part of the page; nothing where there is no body."""
+    if not join(body):
+        return Html("")
+    return el("section", None, el("h2", None, title), *([el("p", {"class": "intro"}, intro)] if intro else []), *body)
+
+
+def badge(state: str) -> Html:
+    """The state of a run as a coloured sign that also reads without colour."""
+    tone, sign, text = _BADGES[state]
+    return el("span", {"class": f"badge {tone}"}, el("span", {"aria-hidden": "true"}, sign), f" {text}")
+
+
+def card(name: str, value: str, detail: str = "") -> Html:
+    """One number with its name and a word of explanation."""
+    return el(
+        "div",
+        {"class": "card"},
+        el("dt", None, name),
+        el("dd", {"class": "value"}, value),
+        el("dd", {"class": "detail"}, detail),
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), caption: str = "") -> Html:
+    """A table that scrolls by itself on a narrow screen; `numeric` columns align right."""
+
+    def cell(name: str, column: int, content: str) -> Html:
+        return el(name, {"class": column in numeric and "num", "scope": name == "th" and "col"}, content)
+
+    header = el("thead", None, el("tr", None, *(cell("th", n, text) for n, text in enumerate(head))))
+    body = el("tbody", None, *(el("tr", None, *(cell("td", n, text) for n, text in enumerate(row))) for row in rows))
+    label = caption or head[0]
+    title = [el("caption", None, caption)] if caption else []
+    return el(
+        "div",
+        {"class": "scroll", "tabindex": 0, "role": "region", "aria-label": label},
+        el("table", None, *title, header, body),
+    )
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> Html:
+    """Names and values, one pair a line."""
+    return el("dl", {"class": "pairs"}, *(join([el("dt", None, name), el("dd", None, value)]) for name, value in rows))
+
+
+def fold(title: str, *body: Html, is_open: bool = False) -> Html:
+    """A part that opens on demand, and always on paper."""
+    return el("details", {"open": is_open}, el("summary", None, title), *body)
+
+
+def command(name: str, text: str) -> Html:
+    """A command to be copied."""
+    return el(
+        "div",
+        {"class": "command"},
+        el("span", None, name),
+        el("code", {"tabindex": 0}, text),
+        el("button", {"type": "button", "class": "copy", "hidden": True}, "copy"),
+    )

@@ -1,0 +1,87 @@
+"""Pictures of a run: sheets of equal tiles, written for the report and cut up again by it.
+
+Owns the layout of a sheet and what a picture becomes in a page. Refuses to know what is pictured. Invariant: only
+image files inside the run folder get into a page, and all pictures of a page together stay within a budget.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from reconv.report.events import Pictured
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from PIL.Image import Image
+
+# A page with every picture stays below 5 MB; base64 makes a third more of each byte.
+BUDGET_BYTES = 2_500_000
+_MAX_TILE_SIDE = 160
+_MAX_PICTURE_SIDE = 1400
+# Tiny tiles and drawn grids are small as PNG and are shown enlarged, where the artefacts of JPEG would be seen.
+_MAX_PNG_TILE_BYTES = 6_000
+_MAX_PNG_PICTURE_BYTES = 300_000
+
+
+def sheet(images: npt.NDArray[Any]) -> tuple[bytes, int]:
+    """Images, uint8 [n, channels, height, width], as one PNG of tiles, and how many tiles are in a row."""
+    import numpy as np
+    from PIL import Image
+
+    num_images, num_channels, height, width = images.shape
+    columns = max(1, math.ceil(math.sqrt(num_images)))
+    rows = math.ceil(num_images / columns)
+    canvas = np.zeros((rows * columns, height, width, num_channels), dtype=np.uint8)
+    canvas[:num_images] = images.transpose(0, 2, 3, 1)
+    tiled = canvas.reshape(rows, columns, height, width, num_channels).swapaxes(1, 2)
+    flat = tiled.reshape(rows * height, columns * width, num_channels)
+    file = io.BytesIO()
+    Image.fromarray(flat[..., 0] if num_channels == 1 else flat).save(file, "PNG")
+    return file.getvalue(), columns
+
+
+def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None:
+    """The picture as data URIs, one a tile of a sheet; None where the file is gone, no image or over the budget."""
+    from PIL import Image, UnidentifiedImageError
+
+    path = (run_dir / event.path).resolve()
+    if not path.is_relative_to(run_dir.resolve()) or not path.is_file():
+        return None
+    try:
+        with Image.open(path) as picture:
+            picture.load()
+            tiles = _cut(picture, event)
+            uris = [_uri(tile, is_tile=event.columns > 0) for tile in tiles]
+    except (UnidentifiedImageError, OSError, ValueError):
+        return None
+    return uris if sum(map(len, uris)) <= budget_bytes else None
+
+
+def _cut(picture: Image, event: Pictured) -> list[Image]:
+    """The tiles of a sheet in reading order, as many as there are captions; a single picture as it is."""
+    if event.columns <= 0 or not event.captions:
+        return [picture]
+    rows = math.ceil(len(event.captions) / event.columns)
+    width, height = picture.width // event.columns, picture.height // rows
+    corners = [(n % event.columns * width, n // event.columns * height) for n in range(len(event.captions))]
+    return [picture.crop((x, y, x + width, y + height)) for x, y in corners]
+
+
+def _uri(picture: Image, *, is_tile: bool) -> str:
+    """A picture as a data URI: PNG where that is small, else JPEG."""
+    from PIL.Image import Resampling
+
+    max_side = _MAX_TILE_SIDE if is_tile else _MAX_PICTURE_SIDE
+    shown = picture.convert("L" if picture.mode in ("1", "L", "I", "I;16", "F") else "RGB")
+    if max(shown.size) > max_side:
+        shown.thumbnail((max_side, max_side), Resampling.LANCZOS)
+    file, kind = io.BytesIO(), "png"
+    shown.save(file, "PNG")
+    if len(file.getvalue()) > (_MAX_PNG_TILE_BYTES if is_tile else _MAX_PNG_PICTURE_BYTES):
+        file, kind = io.BytesIO(), "jpeg"
+        shown.save(file, "JPEG", quality=85)
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,0 +1,280 @@
+"""The sections of one run's report: what each says, from the record and the summary.
+
+Owns the content of the page. Refuses to know its look and how curves are drawn. Invariant: pure functions; a section
+with nothing to say is empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from reconv.report import page, pictures, words
+from reconv.report.curves import charts_of_run
+from reconv.report.events import Pictured
+from reconv.report.markup import Html, el, join
+from reconv.report.record import Record
+from reconv.report.svg import draw
+
+_MAX_ROWS = 200
+
+
+def header(record: Record, summary: Mapping[str, Any]) -> Html:
+    """What was trained, the verdict, and the commands to repeat it or go on."""
+    command = record.tries[-1].start.command if record.tries else ()
+    commands = [
+        *([page.command("repeat", words.repeat_command(command))] if command else []),
+        *([page.command("resume", summary["resume"])] if summary["resume"] and command else []),
+    ]
+    facts = [el("li", None, el("span", None, name), f" {value}") for name, value in _facts(record, summary) if value]
+    return el(
+        "header",
+        None,
+        el("p", {"class": "kicker"}, f"Reconv training report · run {record.label}"),
+        el("h1", None, record.name),
+        *([el("p", {"class": "about"}, str(record.recipe["description"]))] if record.recipe.get("description") else []),
+        el("p", {"class": "verdict"}, page.badge(words.state(summary)), el("strong", None, words.verdict(summary))),
+        el("ul", {"class": "facts"}, *facts),
+        *commands,
+    )
+
+
+def _facts(record: Record, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    environment = record.tries[-1].start.environment if record.tries else {}
+    model = record.plan.model if record.plan and record.plan.model else _field(record.recipe, "model", "name")
+    data = environment.get("data") or _field(record.recipe, "data", "source")
+    started = record.tries[0].start.time_s if record.tries else None
+    attempts = summary["attempts"]
+    return [
+        ("model", str(model)),
+        ("data", str(data)),
+        ("on", str(environment.get("device", ""))),
+        ("date", "" if started is None else moment(started)),
+        ("time", words.duration(summary["wall_s"]) + (f" in {attempts} attempts" if attempts > 1 else "")),
+    ]
+
+
+def _field(recipe: Mapping[str, Any], section: str, name: str) -> str:
+    part = recipe.get(section)
+    return str(part.get(name, "")) if isinstance(part, Mapping) else ""
+
+
+def moment(time_s: float) -> str:
+    """A time as a date, in UTC so that every machine writes the same page."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def cards(record: Record, summary: Mapping[str, Any]) -> Html:
+    """The numbers one asks for first."""
+    metric, shown = summary["metric"], []
+    if metric:
+        best = f"best {words.metric_text(metric, summary['best'])} at step {summary['best_step'] or 0:,}"
+        averaged = ", averaged weights" if summary["weights"] == "ema" else ""
+        shown.append(page.card(words.metric_name(metric), words.metric_text(metric, summary["value"]), best + averaged))
+    devices = summary["num_devices"]
+    per_device = f", {words.rate(summary['images_per_s_per_device'])} a device" if devices > 1 else ""
+    compute = f"{words.rate(summary['compute_images_per_s'])} without waits for data{per_device}"
+    steps = f"{summary['steps']:,} of {summary['total_steps']:,} steps"
+    shown += [
+        page.card("images/s", words.rate(summary["images_per_s"]), compute),
+        page.card("data wait", words.percent(summary["data_wait_fraction"], 1), "of the time spent in steps"),
+        page.card("peak memory", words.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
+        page.card("parameters", words.big(summary["parameters"]), "trained") if summary["parameters"] else Html(""),
+        page.card("epochs", f"{summary['epochs']:.4g}", steps),
+    ]
+    return el("dl", {"class": "cards"}, *shown)
+
+
+def curves(record: Record, summary: Mapping[str, Any]) -> Html:
+    """The curves, with a word on the signs in them."""
+    charts = charts_of_run(record, summary)
+    signs = [
+        *(["A dashed line with a flag is a resume."] if any(t.start.from_step for t in record.tries) else []),
+        *(["A triangle is a step whose loss or gradient was not finite."] if record.non_finite else []),
+        *(["The ring is the best evaluation."] if summary["best"] is not None else []),
+    ]
+    intro = " ".join(["By epoch.", *signs, "Point at a curve, or focus it and use the arrow keys, for values."])
+    return page.section("Curves", chart_grid([draw(c) for c in charts], [c.small for c in charts]), intro=intro)
+
+
+def chart_grid(figures: Sequence[Html], are_small: Sequence[bool]) -> Html:
+    """Large figures two in a row, small ones three; nothing where there are none."""
+    large = [f for f, small in zip(figures, are_small, strict=True) if not small]
+    small = [f for f, small in zip(figures, are_small, strict=True) if small]
+    return join(
+        [
+            *([el("div", {"class": "charts"}, *large)] if large else []),
+            *([el("div", {"class": "charts small"}, *small)] if small else []),
+        ]
+    )
+
+
+def picture_sections(record: Record) -> Html:
+    """The pictures of the run, each with its captions, as far as they fit into the page."""
+    sections, left_bytes = [], pictures.BUDGET_BYTES * 4 // 3
+    for event in record.pictures:
+        uris = pictures.embed(record.folder, event, left_bytes)
+        left_bytes -= sum(map(len, uris or ()))
+        sections.append(page.section(event.title, _picture(event, uris)))
+    return join(sections)
+
+
+def _picture(event: Pictured, uris: Sequence[str] | None) -> Html:
+    if uris is None:
+        return el("p", {"class": "gone"}, f"The picture {event.path} is missing, is no image, or is too large to show.")
+    if event.columns > 0 and len(uris) == len(event.captions):
+        tiles = [
+            el(
+                "figure",
+                None,
+                el("img", {"src": uri, "alt": caption}),
+                el("figcaption", None, caption),
+            )
+            for uri, caption in zip(uris, event.captions, strict=True)
+        ]
+        wordy = sum(map(len, event.captions)) > 14 * len(event.captions)
+        return el("div", {"class": "tiles wordy" if wordy else "tiles"}, *tiles)
+    captions = [el("ol", {"class": "captions"}, *(el("li", None, c) for c in event.captions))] if event.captions else []
+    return join([*(el("img", {"class": "picture", "src": uri, "alt": event.title}) for uri in uris), *captions])
+
+
+def notes(record: Record) -> Html:
+    """What a person should know: warnings first, then steps that were not finite, then the rest."""
+    ordered = sorted(record.notes, key=lambda note: note.level == "info")
+    lines = [
+        el(
+            "li",
+            {"class": n.level if n.level in ("info", "warning") else "info"},
+            f"step {n.step:,}: {n.text}" if n.step else n.text,
+        )
+        for n in ordered[:_MAX_ROWS]
+    ]
+    broken = [
+        el(
+            "li",
+            {"class": "warning"},
+            f"step {e.step:,}: loss {words.number(e.loss)} or a gradient was not finite; action: {e.action}; "
+            f"{len(e.samples)} samples, the first with index {', '.join(map(str, e.samples[:8]))}",
+        )
+        for e in record.non_finite[:_MAX_ROWS]
+    ]
+    hidden = len(record.notes) + len(record.non_finite) - len(lines) - len(broken)
+    more = [el("li", {"class": "info"}, f"{hidden:,} more in events.jsonl")] if hidden else []
+    return page.section("Notes", el("ul", {"class": "notes"}, *broken, *lines, *more) if lines or broken else Html(""))
+
+
+def evaluations(record: Record) -> Html:
+    """Every evaluation with all its metrics."""
+    if not record.evaluations:
+        return Html("")
+    names = sorted({name for e in record.evaluations for name in e.metrics}, key=lambda n: (n == "loss", n))
+    rows = [
+        [
+            f"{e.step:,}",
+            f"{e.epoch:.2f}",
+            e.weights + (" (partial)" if e.partial else ""),
+            *(words.metric_text(n, e.metrics.get(n)) for n in names),
+            f"{e.num_samples:,}",
+            words.duration(e.wall_s),
+            "best" if e.best else "",
+        ]
+        for e in record.evaluations[-_MAX_ROWS:]
+    ]
+    head = ["step", "epoch", "weights", *(words.metric_name(n) for n in names), "samples", "time", "then"]
+    numeric = [0, 1, *range(3, len(head) - 1)]
+    shown = f"Evaluations: {_last_of(len(rows), len(record.evaluations))}"
+    return page.fold(shown, page.table(head, rows, numeric, "Evaluations"))
+
+
+def checkpoints(record: Record) -> Html:
+    """The checkpoints the run has written; old ones may be deleted since."""
+    if not record.saves:
+        return Html("")
+    rows = [
+        [f"{s.step:,}", s.path, words.size(s.num_bytes), words.duration(s.wall_s), s.reason]
+        for s in record.saves[-_MAX_ROWS:]
+    ]
+    shown = f"Checkpoints written: {_last_of(len(rows), len(record.saves))}"
+    return page.fold(shown, page.table(["step", "path", "size", "time", "reason"], rows, (0, 2, 3), "Checkpoints"))
+
+
+def _last_of(num_shown: int, num_all: int) -> str:
+    return f"{num_all:,}" if num_shown == num_all else f"the last {num_shown:,} of {num_all:,}"
+
+
+def attempts(record: Record) -> Html:
+    """Each start of the process and how it ended."""
+    rows = [
+        [
+            str(t.start.attempt),
+            "" if t.start.time_s is None else moment(t.start.time_s),
+            f"{t.start.from_step:,}",
+            f"{t.last_step:,}",
+            words.duration(t.wall_s),
+            f"{t.end.reason} (exit code {t.end.exit_code})" if t.end else "no end recorded: killed, or still running",
+        ]
+        for t in record.tries[-_MAX_ROWS:]
+    ]
+    table = page.table(["attempt", "started", "from step", "to step", "time", "end"], rows, (0, 2, 3, 4), "Attempts")
+    return page.fold(f"Attempts: {len(record.tries)}", table, is_open=len(record.tries) > 1) if rows else Html("")
+
+
+def plan(record: Record) -> Html:
+    """The plan's arithmetic in its own words."""
+    lines = record.plan.lines if record.plan else ()
+    return page.fold("Plan", el("pre", {"class": "plan"}, "\n".join(lines)), is_open=True) if lines else Html("")
+
+
+def environment(record: Record) -> Html:
+    """Where the last attempt ran."""
+    facts = record.tries[-1].start.environment if record.tries else {}
+    rows = [
+        (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for name, value in facts.items()
+    ]
+    return page.fold("Environment", page.pairs(rows), is_open=True) if rows else Html("")
+
+
+def recipe(record: Record) -> Html:
+    """The resolved recipe, its fields that differ from the defaults set apart."""
+    if not record.recipe_text:
+        return Html("")
+    changed = sorted(changed_fields(record.recipe).items())
+    rows = [[name, scalar(default), scalar(value)] for name, (default, value) in changed]
+    different = page.table(["field", "default", "this run"], rows, (), "Fields that differ from the defaults")
+    return join(
+        [
+            page.fold(f"What this recipe changes: {len(rows)} fields", different) if rows else Html(""),
+            page.fold("Resolved recipe", el("pre", {"tabindex": 0, "class": "recipe"}, record.recipe_text)),
+        ]
+    )
+
+
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested mapping with dotted names."""
+    if not isinstance(value, Mapping) or (prefix and not value):
+        return {prefix: value}
+    return {
+        name: v
+        for key, item in value.items()
+        for name, v in flat(item, f"{prefix}.{key}" if prefix else str(key)).items()
+    }
+
+
+def changed_fields(recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """For each field that differs from the schema's default: the default and the recipe's value."""
+    from reconv.recipe.schema import Recipe
+
+    defaults = flat(Recipe().model_dump(mode="json"))
+    return {
+        name: (defaults.get(name), value)
+        for name, value in flat(recipe).items()
+        if value != defaults.get(name) and name not in ("name", "description")
+    }
+
+
+def scalar(value: Any) -> str:
+    """A recipe's value as YAML would have it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,151 @@
+"""The summary of a run: the few numbers that others rely on, in `summary.json`.
+
+Owns the contract of that file. Refuses to know how anything is shown. Invariant: a pure function of the run folder,
+written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reconv.errors import Exit
+from reconv.report.clock import rates_of
+from reconv.report.events import Evaluated
+from reconv.report.record import Record, load_record
+from reconv.report.words import is_loss, resume_command
+
+# A recipe without an expectation is judged by the first of these that its evaluations have.
+_USUAL_METRICS = ("top1", "map", "loss")
+
+
+def summarise(run_dir: Path) -> dict[str, Any]:
+    """The summary of a run folder, per the contract of `summary.json`."""
+    return summary_of(load_record(run_dir))
+
+
+def write_summary(run_dir: Path) -> dict[str, Any]:
+    """Write `summary.json` in one move and return what it says."""
+    summary = summarise(run_dir)
+    write_whole(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return summary
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """What `summary.json` of a run says."""
+    summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file by a text, so that a reader sees the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def summary_of(record: Record) -> dict[str, Any]:
+    """The summary of a run that has been read."""
+    plan, end = record.plan, record.end
+    complete = [e for e in record.evaluations if not e.partial]
+    metric = _metric(record.recipe, complete)
+    judged = _judged(complete, metric)
+    final, best = (judged[-1], _best(judged, metric)) if judged else (None, None)
+    value = _finite(final.metrics[metric]) if final and metric else None
+    return {
+        "recipe": record.name,
+        "task": plan.task if plan else record.recipe.get("task"),
+        "metric": metric,
+        "value": value,
+        "weights": final.weights if final else None,
+        "best": _finite(best.metrics[metric]) if best and metric else None,
+        "best_step": best.step if best else None,
+        "steps": record.steps,
+        "total_steps": plan.total_steps if plan else 0,
+        "epochs": round(record.epoch(record.steps), 4),
+        **_speed(record),
+        "peak_memory_bytes": max((t.peak_memory_bytes for t in record.tries), default=0),
+        "parameters": (plan.parameters or None) if plan else None,
+        "expect": _expect(record.recipe, final),
+        "exit_code": end.exit_code if end else None,
+        "reason": end.reason if end else None,
+        "attempts": len(record.tries),
+        "non_finite_steps": len(record.non_finite),
+        "resume": _resume(record),
+        "report": "report.html",
+        **(dict(end.fields) if end else {}),
+    }
+
+
+def _speed(record: Record) -> dict[str, Any]:
+    """Time and throughput over all attempts: what was paid for, steps done twice included."""
+    train_s, wait_s = sum(t.train_s for t in record.tries), sum(t.wait_s for t in record.tries)
+    rates = rates_of(sum(t.timed_images for t in record.tries), train_s, wait_s)
+    num_devices = record.plan.num_devices if record.plan else 1
+    both = {"images_per_s": rates.images_per_s, "compute_images_per_s": rates.compute_images_per_s}
+    return {
+        "images": sum(t.images for t in record.tries),
+        "wall_s": round(sum(t.wall_s for t in record.tries), 3),
+        "num_devices": num_devices,
+        **both,
+        **{f"{name}_per_device": None if value is None else value / num_devices for name, value in both.items()},
+        "data_wait_fraction": rates.data_wait_fraction,
+    }
+
+
+def _metric(recipe: Mapping[str, Any], evaluations: Sequence[Evaluated]) -> str | None:
+    """The metric by which the run is judged: the recipe's, or the usual one."""
+    seen = {name for e in evaluations for name in e.metrics}
+    expected = (recipe.get("expect") or {}).get("metric", "top1") if recipe.get("expect") else None
+    wanted = (*((expected,) if expected else ()), *_USUAL_METRICS, *sorted(seen))
+    return next((name for name in wanted if name in seen), None)
+
+
+def _judged(evaluations: Sequence[Evaluated], metric: str | None) -> list[Evaluated]:
+    """The evaluations that count: those of the average of the weights where there is one, else the raw ones."""
+    having = [e for e in evaluations if metric in e.metrics]
+    averaged = [e for e in having if e.weights == "ema"]
+    return averaged or having
+
+
+def _best(evaluations: Sequence[Evaluated], metric: str | None) -> Evaluated | None:
+    finite = [e for e in evaluations if metric and math.isfinite(e.metrics[metric])]
+    if not metric or not finite:
+        return None
+    sign = -1 if is_loss(metric) else 1
+    return max(finite, key=lambda e: (sign * e.metrics[metric], -e.step))
+
+
+def _expect(recipe: Mapping[str, Any], final: Evaluated | None) -> dict[str, Any] | None:
+    """What the recipe promises and whether the final value keeps it; more than promised is met."""
+    promise = recipe.get("expect")
+    if not promise:
+        return None
+    metric, expected, tolerance = promise.get("metric", "top1"), promise["value"], promise.get("tolerance", 0)
+    met: bool | None = None
+    if final and metric in final.metrics:
+        gain = (final.metrics[metric] - expected) * (-1 if is_loss(metric) else 1)
+        met = gain >= -tolerance - 1e-9  # 0.985 + 0.005 is not 0.99 in binary
+    return {"metric": metric, "value": expected, "tolerance": tolerance, "met": met}
+
+
+def _resume(record: Record) -> str | None:
+    """The command to go on with, unless the run is done."""
+    if not record.tries or (record.end and record.end.exit_code == Exit.DONE):
+        return None
+    return resume_command(record.tries[-1].start.command)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN; a value that is none is told as null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,175 @@
+"""How numbers and verdicts are said, the same on the terminal and on the page.
+
+Owns units, roundings and the sentences of a verdict. Refuses to know events, files and colours. Invariant: every
+function is pure, and says something for every number, the non-finite ones too.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reconv.errors import Exit
+
+_METRICS = {"top1": "top-1", "top5": "top-5"}
+_STOPPED = (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
+
+
+def is_loss(metric: str) -> bool:
+    """Whether less is better; such a metric is a plain number, every other a fraction."""
+    return metric == "loss" or metric.endswith("_loss")
+
+
+def metric_name(metric: str) -> str:
+    """`top1` as people write it."""
+    return _METRICS.get(metric, metric)
+
+
+def metric_text(metric: str, value: float | None) -> str:
+    """A metric's value: 99.17 %, or a loss with four digits."""
+    return number(value) if is_loss(metric) else percent(value)
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A fraction as a percentage."""
+    return f"{100 * value:.{digits}f} %" if value is not None and math.isfinite(value) else number(value)
+
+
+def number(value: float | None) -> str:
+    """A number with four significant digits."""
+    if value is None:
+        return "–"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if value != 0 and (abs(value) < 1e-3 or abs(value) >= 1e6):
+        return f"{value:.3g}"
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with thousands set apart."""
+    return f"{value:,.0f}" if value is not None and math.isfinite(value) else number(value)
+
+
+def rate(value: float | None) -> str:
+    """Images a second, precise where there are few."""
+    return count(value) if value is None or not math.isfinite(value) or value >= 100 else f"{value:.3g}"
+
+
+def big(value: int) -> str:
+    """A count in short: 272.5 k, 25.56 M."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return str(value)
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in decimal units, as disks are sold: 1.25 GB."""
+    for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if num_bytes >= unit_bytes:
+            return f"{num_bytes / unit_bytes:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """A time in words: 42 s, 3 min 05 s, 2 h 07 min, 1 d 4 h."""
+    if not math.isfinite(seconds):
+        return number(seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def clock_time(seconds: float | None) -> str:
+    """A remaining time as a clock shows it: 0:35, 1:02:03."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-:--"
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def _trimmed(value: float) -> str:
+    """A percentage with one decimal, or two where the second is not zero."""
+    text = f"{value:.2f}"
+    return text[:-1] if text.endswith("0") else text
+
+
+def expectation(expect: Mapping[str, Any]) -> str:
+    """What was expected: 99.0 ± 0.5, in the metric's unit."""
+    scale = 1.0 if is_loss(expect["metric"]) else 100.0
+    say = number if scale == 1.0 else _trimmed
+    tolerance = expect["tolerance"]
+    return say(scale * expect["value"]) + (f" ± {say(scale * tolerance)}" if tolerance else "")
+
+
+def result(summary: Mapping[str, Any]) -> str:
+    """The result in short: top-1 99.17 % (expected 99.0 ± 0.5: met)."""
+    if summary["metric"] is None:
+        return "no evaluation yet"
+    value = f"{metric_name(summary['metric'])} {metric_text(summary['metric'], summary['value'])}"
+    expect = summary["expect"]
+    if expect is None or summary["exit_code"] != Exit.DONE:
+        return value
+    if expect["met"] is None:
+        return f"{value} (expected {metric_name(expect['metric'])} {expectation(expect)}: not measured)"
+    return f"{value} (expected {expectation(expect)}: {'met' if expect['met'] else 'NOT MET'})"
+
+
+def state(summary: Mapping[str, Any]) -> str:
+    """Where the run stands: met, missed, finished, stopped, diverged, failed or open."""
+    code = summary["exit_code"]
+    if code is None:
+        return "open"
+    if code in _STOPPED:
+        return "stopped"
+    if code != Exit.DONE:
+        return "diverged" if code == Exit.DIVERGED else "failed"
+    expect = summary["expect"]
+    if expect is None or expect["met"] is None:
+        return "finished"
+    return "met" if expect["met"] else "missed"
+
+
+def verdict(summary: Mapping[str, Any]) -> str:
+    """The result as a sentence for someone who was not there."""
+    where = f"at step {summary['steps']:,} of {summary['total_steps']:,}"
+    metric = summary["metric"]
+    value = f"{metric_name(metric)} {metric_text(metric, summary['value'])}" if metric else "no evaluation"
+    expect = summary["expect"]
+    level = f"{expectation(expect)}{'' if is_loss(expect['metric']) else ' %'}" if expect else ""
+    match state(summary):
+        case "met":
+            return f"Reached {value}; the recipe expects {level}."
+        case "missed":
+            return f"Reached {value}, short of the {level} that the recipe expects."
+        case "finished":
+            return f"Finished with {value}."
+        case "stopped":
+            return f"Stopped {where} with {value} so far; it can be resumed."
+        case "diverged":
+            return f"Diverged {where}: the loss or a gradient was not finite. Last result: {value}."
+        case "failed":
+            return f"Failed {where} with exit code {summary['exit_code']}. Last result: {value}."
+        case _:
+            return f"Not finished: last heard of {where}, with {value} so far; if it is not running, resume it."
+
+
+def repeat_command(command: Sequence[str]) -> str:
+    """The command that starts the same run afresh."""
+    return shlex.join([word for word in command if word != "--resume"])
+
+
+def resume_command(command: Sequence[str]) -> str:
+    """The command that goes on with the run."""
+    return shlex.join([*(word for word in command if word != "--resume"), "--resume"])

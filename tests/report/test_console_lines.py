@@ -1,0 +1,129 @@
+"""What the console says, in each of its modes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reconv.errors import UsageError
+from reconv.report.console import make_console
+from reconv.report.events import decode, read_events
+from reconv.report.summary import summarise
+
+
+class FakeTerminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def play(mode: str, run: Path, stream: io.StringIO) -> str:
+    console = make_console(mode, run, stream)
+    for event in read_events(run / "events.jsonl"):
+        console.observe(event)
+    console.finish(summarise(run))
+    console.close()
+    return stream.getvalue()
+
+
+def test_plain_says_one_line_a_log_point_and_the_result_last(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run", mixed=True)
+    lines = play("plain", run, io.StringIO()).splitlines()
+    steps = [line for line in lines if line.startswith("epoch ")]
+    assert len(steps) == 440 // 5
+    for part in (
+        "step 220/440",
+        "epoch 10.00/20",
+        "loss ",
+        "top-1 ",
+        "on mixed images",
+        "lr ",
+        "images/s",
+        "data wait",
+        "ETA",
+    ):
+        assert part in steps[43]
+    assert sum(line.startswith("evaluated at epoch") for line in lines) == 40
+    assert lines[-1] == f"top-1 99.44 % (expected 99.0 ± 0.5: met) · report: {run / 'report.html'}"
+
+
+def test_the_first_screen_says_what_on_what_how_long_and_where(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run")
+    first = play("plain", run, io.StringIO()).split("\nepoch ")[0]
+    for part in (
+        "quickstart",
+        "resnet8_cifar",
+        "cpu, 2 threads",
+        "20 epochs, 440 steps",
+        "global batch 64 =",
+        f"report: {run}",
+    ):
+        assert part in first
+
+
+def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run", stop_at=200, exit_code=75)
+    lines = play("quiet", run, io.StringIO()).splitlines()
+    assert lines[0].startswith("preempted at step 200 of 440: top-1 98.89 % · report: ")
+    assert lines[1] == "to go on: reconv train quickstart --lr 0.1 --resume"
+
+
+def test_quiet_says_the_result_only(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    assert len(play("quiet", fake_run(tmp_path / "run"), io.StringIO()).splitlines()) == 1
+
+
+def test_json_says_every_event_and_the_summary(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run", broken_steps=[50])
+    *events, summary = play("json", run, io.StringIO()).splitlines()
+    # A NaN is not equal to itself, so the lines are compared as they are told.
+    assert [repr(decode(line)) for line in events] == [repr(event) for event in read_events(run / "events.jsonl")]
+    assert json.loads(summary) == {"kind": "summary", **summarise(run)}
+
+
+def test_a_terminal_shows_the_state_live_and_keeps_what_is_past(
+    tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = play("auto", fake_run(tmp_path / "run", resumes=[150]), FakeTerminal())
+    assert "\x1b[2K" in shown  # a line is erased to be drawn anew
+    assert "step 440/440" in shown
+    assert shown.count("evaluated at epoch") == 40
+    assert "\x1b[?25h" in shown.split("step 440/440")[-1]  # the cursor is back
+
+
+def test_no_color_is_respected(tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    run = fake_run(tmp_path / "run")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1;32m" in play("auto", run, FakeTerminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = play("auto", run, FakeTerminal())
+    assert not any(f"\x1b[{code}" in shown for code in ("1;3", "3", "38;"))
+
+
+def test_a_dumb_terminal_gets_plain_lines(
+    tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    run = fake_run(tmp_path / "run")
+    assert play("auto", run, FakeTerminal()) == play("plain", run, io.StringIO())
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(UsageError, match="loud"):
+        make_console("loud")
+
+
+def test_rich_is_imported_only_for_a_terminal() -> None:
+    code = "import sys, reconv.report.console as c; c.make_console('plain'); print('rich' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

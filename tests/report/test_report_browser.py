@@ -1,0 +1,146 @@
+"""The report in a real browser: Chromium, without a window and without a network."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from reconv.report.html import render, write_report
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """The Chromium of this machine."""
+    executable = next(filter(None, map(shutil.which, NAMES)), None)
+    if executable is None:
+        pytest.fail(
+            f"the report is tested in a browser, and none of {', '.join(NAMES)} is on the PATH; install one, "
+            "as in: apt-get install chromium"
+        )
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        chromium = playwright.chromium.launch(executable_path=executable, args=options)
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """A page opened in the browser, and everything it complained about or asked for."""
+
+    def __init__(self, browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
+        self.page: Page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
+        )
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+        self.address = path.as_uri()
+
+    def check(self) -> None:
+        """Nothing went wrong, and nothing but the page itself was asked for."""
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
+
+
+@pytest.fixture
+def report(tmp_path: Path, fake_run: Callable[..., Path]) -> Path:
+    return write_report(fake_run(tmp_path / "quickstart" / "1", resumes=[150], broken_steps=[90]))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_report_opens_whole(browser: Browser, report: Path, width: int, scheme: str) -> None:
+    visit = Visit(browser, report, width=width, scheme=scheme)
+    page = visit.page
+    assert page.locator(".verdict").is_visible()
+    assert "Reached top-1 99.44 %" in page.locator(".verdict").inner_text()
+    lengths = page.eval_on_selector_all("figure.chart .series path", "paths => paths.map(p => p.getTotalLength())")
+    assert len(lengths) >= 10
+    assert all(length > 20 for length in lengths)
+    widths = page.eval_on_selector_all("img", "images => images.map(i => i.naturalWidth)")
+    assert len(widths) == 44
+    assert all(width > 0 for width in widths)
+    assert page.locator("figure.chart .tick").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    visit.check()
+    page.close()
+
+
+def test_pointing_at_a_curve_tells_its_values(browser: Browser, report: Path) -> None:
+    visit = Visit(browser, report)
+    chart = visit.page.locator("figure.chart", has_text="Accuracy, top-1").first
+    assert not chart.locator(".tip").is_visible()
+    chart.locator(":scope > svg").hover()
+    tip = chart.locator(".tip")
+    assert tip.is_visible()
+    assert tip.inner_text().startswith("epoch ")
+    assert "validation, EMA" in tip.inner_text()
+    assert " %" in tip.inner_text()
+    assert chart.locator(".cursor circle").count() == 3
+    visit.page.mouse.move(2, 2)
+    assert not tip.is_visible()
+    visit.check()
+    visit.page.close()
+
+
+def test_the_keyboard_tells_values_too(browser: Browser, report: Path) -> None:
+    visit = Visit(browser, report)
+    chart = visit.page.locator("figure.chart").first
+    svg, tip = chart.locator(":scope > svg"), chart.locator(".tip")
+    svg.focus()
+    svg.press("ArrowLeft")
+    assert "epoch 20 · step 440" in tip.inner_text()
+    svg.press("ArrowLeft")
+    before_last = tip.inner_text()
+    assert "step 435" in before_last
+    svg.press("Home")
+    assert "step 5\n" in tip.inner_text()
+    svg.press("ArrowRight")
+    assert "step 10\n" in tip.inner_text()
+    svg.press("Escape")
+    assert not tip.is_visible()
+    visit.check()
+    visit.page.close()
+
+
+def test_a_name_in_the_legend_hides_its_line(browser: Browser, report: Path) -> None:
+    visit = Visit(browser, report)
+    chart = visit.page.locator("figure.chart").first
+    button, line = chart.locator(".legend button").first, chart.locator('.series[data-series="0"]')
+    assert line.is_visible()
+    button.click()
+    assert not line.is_visible()
+    assert button.get_attribute("aria-pressed") == "false"
+    button.click()
+    assert line.is_visible()
+    visit.check()
+    visit.page.close()
+
+
+def test_the_policy_stops_a_request_that_a_page_would_make(browser: Browser, report: Path) -> None:
+    report.write_text(report.read_text().replace("</main>", '<img src="http://localhost:9/x.png"></main>'))
+    visit = Visit(browser, report)
+    assert any("Content Security Policy" in complaint for complaint in visit.complaints)
+    visit.page.close()
+
+
+def test_the_comparison_opens_whole(browser: Browser, tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    runs = [fake_run(tmp_path / "quickstart" / str(n), seed=n, lr=0.1 * n) for n in (1, 2, 3)]
+    path = tmp_path / "comparison.html"
+    path.write_text(render(runs), encoding="utf-8")
+    for width in (400, 1280):
+        visit = Visit(browser, path, width=width)
+        assert visit.page.locator(".verdicts li").count() == 3
+        assert visit.page.locator("figure.chart").first.locator(".series path").count() == 3
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
+        visit.check()
+        visit.page.close()

@@ -1,0 +1,301 @@
+"""The report as text: escaping, determinism, size, and runs that went wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from reconv.errors import UsageError
+from reconv.report.events import Attempt, Evaluated, EventLog, Noted, Pictured, Planned, Progress, encode
+from reconv.report.html import render, write_report
+from reconv.report.pictures import sheet
+from reconv.report.svg import MAX_POINTS, Chart, Series, draw
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+class Tags(HTMLParser):
+    """Collects what a browser would find: elements, their attributes, and the plain text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def count(self, name: str) -> int:
+        return sum(tag == name for tag, _ in self.elements)
+
+
+def test_the_page_shows_what_it_promises(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "quickstart" / "1", resumes=[150], mixed=True, broken_steps=[90])
+    tags = Tags(render([run]))
+    text = " ".join(tags.text)
+    for part in (
+        *("Reached top-1 99.44 %; the recipe expects 99.0 ± 0.5 %.", "quickstart/1", "2026-02-02", "resnet8_cifar"),
+        *("reconv train quickstart --lr 0.1", "digits, 1,437 train", "in 2 attempts", "global batch 64 ="),
+        *(
+            "Loss",
+            "Accuracy, top-1",
+            "close up",
+            "Learning rate",
+            "Throughput",
+            "Share of time waiting",
+            "Gradient norm",
+        ),
+        *("training, last interval, on mixed images", "expected 99.0 ± 0.5 %", "went on from step 150"),
+        *("The first batch as the network saw it", "Worst mistakes", "said 8 (97 %)", "fell back"),
+        *("checkpoints/step-000000440", "schedule.warmup", "data fingerprint", "7f3a90c2d1e4b586", "source: measured"),
+        *("killed, or still running", "step 90: loss NaN"),
+    ):
+        assert part in text, part
+    assert tags.count("img") == 32 + 12
+
+
+def test_the_same_folder_gives_the_same_bytes(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "quickstart" / "1", resumes=[150])
+    first = render([run])
+    shutil.copytree(run, tmp_path / "elsewhere" / "quickstart" / "1")
+    assert render([tmp_path / "elsewhere" / "quickstart" / "1"]) == first
+    assert write_report(run).read_text(encoding="utf-8") == first
+    assert render([run]) == first  # its own report does not change it
+
+
+def test_nothing_in_the_record_becomes_markup(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "pictures").mkdir(parents=True)
+    (run / "recipe.yaml").write_text(f"name: x\ndescription: {json.dumps(EVIL)}\nmodel: {{name: {json.dumps(EVIL)}}}\n")
+    (run / "pictures" / "a.png").write_bytes(sheet(np.zeros((1, 3, 8, 8), np.uint8))[0])
+    log = [
+        Attempt(1, 0, (EVIL, EVIL), {EVIL: EVIL}),
+        Planned(EVIL, EVIL, 10, 5.0, 4, (EVIL,), 10, EVIL),
+        Progress(5, 1.0, 1.0, 0.1, {EVIL: 0.5}, EVIL, 1.0, 1.0, 1.0, 0.0, 1, None),
+        Evaluated(5, 1.0, EVIL, {EVIL: 0.5}, 10, 0.1, True),
+        Noted(EVIL, EVIL),
+        Pictured(EVIL, "pictures/a.png", (EVIL,), columns=1),
+        Pictured("gone", EVIL),
+    ]
+    (run / "events.jsonl").write_text("".join(encode(event) + "\n" for event in log))
+    clean = run.parent / "clean"
+    shutil.copytree(run, clean)
+    for path in (clean / "recipe.yaml", clean / "events.jsonl"):
+        path.write_text(path.read_text().replace(json.dumps(EVIL)[1:-1], "plain"))
+    for evil, good in (([run], [clean]), ([run, run], [clean, clean])):
+        found, wanted = Tags(render(evil)), Tags(render(good))
+        assert [tag for tag, _ in found.elements] == [tag for tag, _ in wanted.elements]
+        assert [sorted(a) for _, a in found.elements] == [sorted(a) for _, a in wanted.elements]
+        assert EVIL in "".join(found.text)
+
+
+def test_the_page_names_no_address_and_forbids_the_network(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    page = render([fake_run(tmp_path / "run")])
+    tags = Tags(page)
+    policies = [
+        a["content"] for t, a in tags.elements if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert len(policies) == 1
+    assert policies[0] is not None
+    assert policies[0].startswith("default-src 'none'; img-src data:;")
+    links = [v for _, attributes in tags.elements for k, v in attributes.items() if k in ("src", "href")]
+    assert len(links) == 45
+    assert all(link is not None and link.startswith("data:") for link in links)
+    assert set(re.findall(r"https?://[^\"' ]+", page)) <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path, num_steps: int) -> None:
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(Attempt(1, 0, ("reconv", "train", "x"), {}))
+        log.write(Planned("x", "classification", 10, 5.0, 4, ()))
+        for step in range(1, num_steps + 1):
+            log.write(Progress(step, step / 5, 1.0, 0.1, {}, "", 1.0, None, None, 0.0, 0, None))
+    text = " ".join(Tags(render([tmp_path])).text)
+    assert "Not finished" in text
+    assert "no evaluation" in text
+
+
+def test_an_empty_record_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    assert "Not finished" in render([tmp_path])
+
+
+def test_non_finite_values_break_the_line_and_are_never_drawn(tmp_path: Path) -> None:
+    values = [1.0, 0.9, math.nan, 0.7, math.inf, 0.5, 0.4]
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(Attempt(1, 0, ("reconv",), {}))
+        for step, loss in enumerate(values, 1):
+            log.write(Progress(step, float(step), loss, 0.1, {}, "", loss, loss, loss, 0.0, 0, None))
+        log.write(Evaluated(7, 7.0, "raw", {"top1": math.nan, "loss": math.nan}, 1, 0.1, False))
+    page = render([tmp_path])
+    paths = [a["d"] for t, a in Tags(page).elements if t == "path" and a["d"] and a["d"] != "M0 4H22"]
+    assert paths
+    assert all(re.fullmatch(r"([ML]-?[\d.]+ -?[\d.]+)+", path) for path in paths if path)
+    assert paths[0] is not None
+    assert paths[0].count("M") == 3
+    assert "nan" not in " ".join(path for path in paths if path).lower()
+
+
+def test_all_values_not_finite_leave_the_chart_out(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(Attempt(1, 0, ("reconv",), {}))
+        log.write(Progress(1, 1.0, math.nan, 0.1, {}, "", math.nan, None, None, 0.0, 0, None))
+    titles = re.findall(r"<h3>(.*?)</h3>", render([tmp_path]))
+    assert titles == ["Learning rate", "Share of time waiting for data"]
+
+
+def test_a_torn_last_line_is_ignored(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run")
+    before = render([run])
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"kind":"progress","step":4')
+    assert render([run]) == before
+
+
+def test_a_long_run_stays_small_and_keeps_its_extremes(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run", epochs=250, log_every=1)
+    assert len((run / "events.jsonl").read_text().splitlines()) > 5_000
+    page = render([run])
+    assert len(page.encode()) < 1_500_000
+
+
+def test_thinning_keeps_peaks_troughs_ends_and_gaps() -> None:
+    points = [(float(x), math.sin(x / 900)) for x in range(20_000)]
+    points[7777] = (7777.0, 50.0)
+    points[8888] = (8888.0, -50.0)
+    points[9999] = (9999.0, math.nan)
+    figure = draw(Chart("t", "number", (Series("s", tuple(points), 0),), 20_000.0))
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', figure)
+    kept = json.loads(data)["series"][0]["points"]
+    assert len(kept) <= MAX_POINTS
+    assert [7777.0, 50.0] in kept
+    assert [8888.0, -50.0] in kept
+    assert kept[0][0] < 100
+    assert kept[-1][0] == 19_999
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    (path,) = [a["d"] for t, a in Tags(figure).elements if t == "path" and a["d"] != "M0 4H22"]
+    assert path is not None
+    assert path.count("M") == 2
+
+
+@pytest.mark.parametrize(
+    "values", [(0.0, 0.0), (1.0, 1.0), (-3.0, -3.0), (1e-12, 2e-12), (1e30, 1.0), (5.0, 5.0 + 1e-15)]
+)
+@pytest.mark.parametrize("kind", ["number", "percent", "count"])
+def test_an_axis_fits_any_two_values(values: tuple[float, float], kind: str) -> None:
+    for log in (False, True):
+        chart = Chart("t", kind, (Series("s", ((0.0, values[0]), (1.0, values[1])), 0),), 1.0, may_be_log=log)
+        tags = Tags(draw(chart))
+        (path,) = [a["d"] for t, a in tags.elements if t == "path" and a["d"] != "M0 4H22"]
+        assert path is not None
+        heights = [float(y) for y in re.findall(r" (-?[\d.]+)", path)]
+        assert len(heights) == 2
+        assert all(15 <= y <= 261 for y in heights)
+        assert 2 <= sum("grid" in (a.get("class") or "") for _, a in tags.elements) <= 12
+
+
+def test_pictures_from_outside_the_run_folder_and_files_that_are_none_are_not_shown(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    Image.new("L", (8, 8)).save(tmp_path / "secret.png")
+    (run / "text.png").write_text("no picture")
+    with EventLog(run / "events.jsonl") as log:
+        log.write(Pictured("outside", "../secret.png"))
+        log.write(Pictured("absolute", str(tmp_path / "secret.png")))
+        log.write(Pictured("text", "text.png"))
+        log.write(Pictured("missing", "pictures/missing.png"))
+    tags = Tags(render([run]))
+    assert tags.count("img") == 0
+    assert sum(a.get("class") == "gone" for _, a in tags.elements) == 4
+
+
+def test_large_pictures_do_not_make_a_large_page(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run", with_pictures=False)
+    photos = np.random.default_rng(0).integers(0, 256, (64, 3, 128, 128), dtype=np.uint8)
+    content, columns = sheet(photos)
+    (run / "first.png").write_bytes(content)
+    with EventLog(run / "events.jsonl") as log:
+        for number in range(5):
+            log.write(Pictured(f"sheet {number}", "first.png", tuple(map(str, range(64))), columns=columns))
+    page = render([run])
+    assert Tags(page).count("img") >= 64
+    assert len(page.encode()) < 5_000_000
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("num_images", [1, 5, 32])
+def test_the_tiles_of_a_sheet_are_the_images_it_was_made_of(tmp_path: Path, channels: int, num_images: int) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (num_images, channels, 8, 6), dtype=np.uint8)
+    content, columns = sheet(images)
+    (tmp_path / "s.png").write_bytes(content)
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(Pictured("s", "s.png", tuple(map(str, range(num_images))), columns=columns))
+    sources = [a["src"] for t, a in Tags(render([tmp_path])).elements if t == "img"]
+    assert len(sources) == num_images
+    for source, image in zip(sources, images, strict=True):
+        assert source is not None
+        tile = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))))
+        assert np.array_equal(tile.reshape(8, 6, channels), image.transpose(1, 2, 0))
+
+
+def test_several_runs_are_laid_over_each_other(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    first = fake_run(tmp_path / "quickstart" / "1")
+    second = fake_run(tmp_path / "quickstart" / "2", seed=7, lr=0.2, expected=0.9999)
+    third = fake_run(tmp_path / "quickstart" / "3", stop_at=100, exit_code=75)
+    tags = Tags(render([first, second, third]))
+    text = " ".join(tags.text)
+    for part in (
+        *(
+            "Reached top-1 99.44 %; the recipe expects 99.0 ± 0.5 %.",
+            "short of the 99.99 ± 0.5 %",
+            "Stopped at step 100",
+        ),
+        *("schedule.lr", "expect.value", "seed", "quickstart/1", "quickstart/2", "quickstart/3 (EMA)"),
+    ):
+        assert part in text, part
+    assert "optimizer" not in text
+    assert "batch.size" not in text
+
+
+def test_runs_of_one_recipe_are_said_to_be_the_same(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    runs = [fake_run(tmp_path / str(n)) for n in range(2)]
+    assert "every field is the same" in render(runs)
+
+
+def test_a_dozen_runs_can_be_told_apart(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    runs = [fake_run(tmp_path / str(n), seed=n, epochs=2, with_pictures=False) for n in range(12)]
+    figure = render(runs).split("Training loss</h3>")[1].split("</figure>")[0]
+    looks = re.findall(r'class="series (c\d)" data-series="\d+"><path d="[^"]*"( stroke-dasharray="[^"]*")?', figure)
+    assert len(looks) == len(set(looks)) == 12
+
+
+def test_a_report_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError):
+        render([])
+
+
+def test_a_picture_told_again_replaces_the_first(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run")
+    mistakes = Pictured("Worst mistakes", "pictures/mistakes.png", ("a", "b"))
+    with EventLog(run / "events.jsonl") as log:
+        log.write(replace(mistakes, captions=("only", "these")))
+    page = render([run])
+    assert page.count("<h2>Worst mistakes</h2>") == 1
+    assert "said 8" not in page
