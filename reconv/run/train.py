@@ -134,6 +134,7 @@ def _prepare_job(recipe: Recipe, choice: Choice, device_name: str, world: World)
         num_val=len(sources.val),
         num_classes=len(sources.train.class_names),
         world_size=world.size,
+        source=sources.train.kind,
         cores=int(state.get("threads", len(os.sched_getaffinity(0)))),
     )
     plan = make_plan(recipe, facts)
