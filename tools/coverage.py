@@ -43,6 +43,11 @@ class Option:
     not_needed: str = ""
     not_built: str = ""
 
+    @property
+    def name(self) -> str:
+        """The spelling it is looked up by: the first long one."""
+        return next((spelling for spelling in self.spellings if spelling.startswith("--")), self.spellings[0])
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -217,7 +222,7 @@ def _section(rows: Sequence[Row]) -> list[str]:
         state = f"**{row.status}**" + (f": {row.why}" if row.why else "")
         where = [*(f"`{field}`" for field in row.fields), *(f"`reconv {verb}`" for verb in row.verbs)]
         where += [f"recipe `{recipe}`" for recipe in row.recipes]
-        spellings = dict.fromkeys(f"`{option.spellings[-1]}`" for option in row.options)
+        spellings = dict.fromkeys(f"`{option.name}`" for option in row.options)
         tests = [f"[{test.rpartition('::')[2]}](../{test.partition('::')[0]})" for test in row.tests]
         cells = [row.capability, " ".join(row.systems).replace("*", "\\*"), state]
         lines.append(_line([*cells, ", ".join(where), "<br>".join(tests), " ".join(spellings)]))
@@ -225,23 +230,30 @@ def _section(rows: Sequence[Row]) -> list[str]:
 
 
 def _index(table: Table, system: str) -> list[str]:
-    """The options of one program in alphabetical order; one met in several capabilities has all its counterparts."""
-    found: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    """The options of one program in alphabetical order; one that means several things has a line for each."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    met: set[str] = set()
+
+    def add(option: Option, state: str, capability: str) -> None:
+        shown = " ".join(f"`{spelling}`" for spelling in option.spellings)
+        order = option.name.lstrip("-").casefold()
+        found.setdefault((order, shown, counterpart(option), state), []).append(capability)
+        met.update(option.spellings)
+
     for row in table.rows():
         for option in row.options:
             if system in option.systems:
-                state = "-" if option.not_needed else "not built" if option.not_built else row.status
-                found.setdefault(option.spellings, []).append((counterpart(option), state))
-    met = {spelling for spellings in found for spelling in spellings}
+                add(
+                    option,
+                    "-" if option.not_needed else "not built" if option.not_built else row.status,
+                    row.capability,
+                )
     for option in table.hardware:
         if system in option.systems and not met & set(option.spellings):
-            found[option.spellings] = [(counterpart(option), "-")]
-    lines = ["| option | in Reconv | state |", "|---|---|---|"]
-    for spellings in sorted(found, key=lambda names: (names[-1].lstrip("-").casefold(), names)):
-        answers = list(dict.fromkeys(found[spellings]))
-        shown = " ".join(f"`{spelling}`" for spelling in spellings)
-        texts, states = zip(*answers, strict=True)
-        lines.append(_line([shown, "<br>".join(texts), "<br>".join(states)]))
+            add(option, "-", "its own hardware")
+    lines = ["| option | in Reconv | state | for |", "|---|---|---|---|"]
+    for (_, shown, text, state), capabilities in sorted(found.items(), key=lambda item: item[0][:2]):
+        lines.append(_line([shown, text, state, "; ".join(capabilities)]))
     return lines
 
 
