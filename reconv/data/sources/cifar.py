@@ -116,10 +116,9 @@ def _class_names(layout: Layout, folder: Path) -> tuple[str, ...]:
 
 def _load_plain(layout: Layout, path: Path) -> dict[Any, Any]:
     """A pickled dict of plain values and numpy arrays; anything else is refused before it is made."""
+    data = read(path)
     try:
-        content = _PlainUnpickler(io.BytesIO(read(path)), encoding="bytes").load()
-    except DataError:
-        raise
+        content = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise anything
         why = f"half-written, or not a CIFAR file: {error}"
         raise _damaged(layout, path, f"{path.name} does not unpickle", why) from error
@@ -152,11 +151,7 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Only what builds a numpy array or bytes."""
         if (module, name) not in _ALLOWED:
-            raise DataError(
-                f"refused to load {module}.{name} from a pickle",
-                why="only numpy arrays and plain values are loaded, so that a data file cannot run code",
-                then="download the data again: reconv data get cifar10",
-            )
+            raise pickle.UnpicklingError(f"refused to load {module}.{name}: a data file must not run code")
         return _ALLOWED[module, name]
 
 
