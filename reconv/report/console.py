@@ -67,8 +67,7 @@ def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     """The last thing said: the result and where the report is, and how to go on when there is more to do."""
     result = words.result(summary)
     if summary["exit_code"] != Exit.DONE:
-        reason = summary["reason"] or "ended"
-        result = f"{reason} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
+        result = f"{words.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     lines = [f"{result} · report: {run_dir / summary['report']}" if run_dir else result]
     if summary["resume"] and summary["exit_code"] != Exit.DONE:
         lines.append(f"to go on: {summary['resume']}")

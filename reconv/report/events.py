@@ -126,6 +126,7 @@ class Pictured(Event):
     captions: tuple[str, ...] = ()
     step: int = 0
     columns: int = 0  # 0: one picture; else a sheet of equal tiles, this many in a row, one caption a tile
+    gap_px: int = 2  # between the tiles of a sheet
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ _BADGES = {
     "finished": ("good", "✓", "finished"),
     "missed": ("bad", "✗", "expectation not met"),
     "stopped": ("warn", "‖", "stopped"),
-    "open": ("warn", "…", "not finished"),
+    "unfinished": ("warn", "…", "not finished"),
     "diverged": ("bad", "!", "diverged"),
     "failed": ("bad", "!", "failed"),
 }

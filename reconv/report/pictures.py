@@ -1,6 +1,6 @@
-"""Pictures of a run: sheets of equal tiles, written for the report and cut up again by it.
+"""Pictures of a run in its report: sheets of equal tiles are cut up, large pictures made smaller.
 
-Owns the layout of a sheet and what a picture becomes in a page. Refuses to know what is pictured. Invariant: only
+Owns what a picture file becomes in a page. Refuses to know what is pictured. Invariant: only
 image files inside the run folder get into a page, and all pictures of a page together stay within a budget.
 """
 
@@ -10,12 +10,11 @@ import base64
 import io
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from reconv.report.events import Pictured
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from PIL.Image import Image
 
 # A page with every picture stays below 5 MB; base64 makes a third more of each byte.
@@ -25,23 +24,6 @@ _MAX_PICTURE_SIDE = 1400
 # Tiny tiles and drawn grids are small as PNG and are shown enlarged, where the artefacts of JPEG would be seen.
 _MAX_PNG_TILE_BYTES = 6_000
 _MAX_PNG_PICTURE_BYTES = 300_000
-
-
-def sheet(images: npt.NDArray[Any]) -> tuple[bytes, int]:
-    """Images, uint8 [n, channels, height, width], as one PNG of tiles, and how many tiles are in a row."""
-    import numpy as np
-    from PIL import Image
-
-    num_images, num_channels, height, width = images.shape
-    columns = max(1, math.ceil(math.sqrt(num_images)))
-    rows = math.ceil(num_images / columns)
-    canvas = np.zeros((rows * columns, height, width, num_channels), dtype=np.uint8)
-    canvas[:num_images] = images.transpose(0, 2, 3, 1)
-    tiled = canvas.reshape(rows, columns, height, width, num_channels).swapaxes(1, 2)
-    flat = tiled.reshape(rows * height, columns * width, num_channels)
-    file = io.BytesIO()
-    Image.fromarray(flat[..., 0] if num_channels == 1 else flat).save(file, "PNG")
-    return file.getvalue(), columns
 
 
 def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None:
@@ -66,8 +48,9 @@ def _cut(picture: Image, event: Pictured) -> list[Image]:
     if event.columns <= 0 or not event.captions:
         return [picture]
     rows = math.ceil(len(event.captions) / event.columns)
-    width, height = picture.width // event.columns, picture.height // rows
-    corners = [(n % event.columns * width, n // event.columns * height) for n in range(len(event.captions))]
+    pitch_x, pitch_y = (picture.width + event.gap_px) // event.columns, (picture.height + event.gap_px) // rows
+    width, height = max(1, pitch_x - event.gap_px), max(1, pitch_y - event.gap_px)
+    corners = [(n % event.columns * pitch_x, n // event.columns * pitch_y) for n in range(len(event.captions))]
     return [picture.crop((x, y, x + width, y + height)) for x, y in corners]
 
 

@@ -129,7 +129,7 @@ def _picture(event: Pictured, uris: Sequence[str] | None) -> Html:
             el(
                 "figure",
                 None,
-                el("img", {"src": uri, "alt": caption}),
+                _image(uri, caption),
                 el("figcaption", None, caption),
             )
             for uri, caption in zip(uris, event.captions, strict=True)
@@ -137,7 +137,12 @@ def _picture(event: Pictured, uris: Sequence[str] | None) -> Html:
         wordy = sum(map(len, event.captions)) > 14 * len(event.captions)
         return el("div", {"class": "tiles wordy" if wordy else "tiles"}, *tiles)
     captions = [el("ol", {"class": "captions"}, *(el("li", None, c) for c in event.captions))] if event.captions else []
-    return join([*(el("img", {"class": "picture", "src": uri, "alt": event.title}) for uri in uris), *captions])
+    return join([*(_image(uri, event.title) for uri in uris), *captions])
+
+
+def _image(uri: str, text: str) -> Html:
+    """An image; one kept as PNG is a drawing of few pixels, and is enlarged without blur."""
+    return el("img", {"class": uri.startswith("data:image/png") and "crisp", "src": uri, "alt": text})
 
 
 def notes(record: Record) -> Html:

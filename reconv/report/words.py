@@ -127,10 +127,10 @@ def result(summary: Mapping[str, Any]) -> str:
 
 
 def state(summary: Mapping[str, Any]) -> str:
-    """Where the run stands: met, missed, finished, stopped, diverged, failed or open."""
+    """Where the run stands: met, missed, finished, stopped, diverged, failed or unfinished."""
     code = summary["exit_code"]
     if code is None:
-        return "open"
+        return "unfinished"
     if code in _STOPPED:
         return "stopped"
     if code != Exit.DONE:

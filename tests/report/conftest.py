@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from reconv.data.pictures import grid
 from reconv.report.events import (
     Attempt,
     Ended,
@@ -23,7 +25,6 @@ from reconv.report.events import (
     Progress,
     Saved,
 )
-from reconv.report.pictures import sheet
 
 RECIPE = """\
 name: quickstart
@@ -212,11 +213,10 @@ def _picture(folder: Path, title: str, name: str, seed: int, *, wordy: bool) -> 
     centres = draws.uniform(2, 6, size=(num_images, 2))
     radii = np.hypot(rows[None] - centres[:, :1, None], columns[None] - centres[:, 1:, None])
     images = (255 * np.exp(-((radii - 2.2) ** 2))).astype(np.uint8)[:, None]
-    content, in_a_row = sheet(images)
     (folder / "pictures").mkdir(exist_ok=True)
-    (folder / "pictures" / f"{name}.png").write_bytes(content)
+    (folder / "pictures" / f"{name}.png").write_bytes(grid(torch.from_numpy(images), 8))
     said = [f"said 8 (97 %), really {n % 10} · digits[{5 * n}]" if wordy else str(n % 10) for n in range(num_images)]
-    return Pictured(title, f"pictures/{name}.png", tuple(said), columns=in_a_row)
+    return Pictured(title, f"pictures/{name}.png", tuple(said), columns=8)
 
 
 def _ended(start: int, end: int, exit_code: int) -> Ended:

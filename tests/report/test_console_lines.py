@@ -71,7 +71,7 @@ def test_the_first_screen_says_what_on_what_how_long_and_where(tmp_path: Path, f
 def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
     run = fake_run(tmp_path / "run", stop_at=200, exit_code=75)
     lines = play("quiet", run, io.StringIO()).splitlines()
-    assert lines[0].startswith("preempted at step 200 of 440: top-1 98.89 % · report: ")
+    assert lines[0].startswith("stopped at step 200 of 440: top-1 98.89 % · report: ")
     assert lines[1] == "to go on: reconv train quickstart --lr 0.1 --resume"
 
 

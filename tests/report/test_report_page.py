@@ -15,12 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from reconv.data.pictures import grid
 from reconv.errors import UsageError
 from reconv.report.events import Attempt, Evaluated, EventLog, Noted, Pictured, Planned, Progress, encode
 from reconv.report.html import render, write_report
-from reconv.report.pictures import sheet
 from reconv.report.svg import MAX_POINTS, Chart, Series, draw
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -83,7 +84,7 @@ def test_nothing_in_the_record_becomes_markup(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "pictures").mkdir(parents=True)
     (run / "recipe.yaml").write_text(f"name: x\ndescription: {json.dumps(EVIL)}\nmodel: {{name: {json.dumps(EVIL)}}}\n")
-    (run / "pictures" / "a.png").write_bytes(sheet(np.zeros((1, 3, 8, 8), np.uint8))[0])
+    (run / "pictures" / "a.png").write_bytes(grid(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)))
     log = [
         Attempt(1, 0, (EVIL, EVIL), {EVIL: EVIL}),
         Planned(EVIL, EVIL, 10, 5.0, 4, (EVIL,), 10, EVIL),
@@ -228,12 +229,11 @@ def test_pictures_from_outside_the_run_folder_and_files_that_are_none_are_not_sh
 
 def test_large_pictures_do_not_make_a_large_page(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
     run = fake_run(tmp_path / "run", with_pictures=False)
-    photos = np.random.default_rng(0).integers(0, 256, (64, 3, 128, 128), dtype=np.uint8)
-    content, columns = sheet(photos)
-    (run / "first.png").write_bytes(content)
+    photos = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (64, 3, 128, 128), dtype=np.uint8))
+    (run / "first.png").write_bytes(grid(photos, 8))
     with EventLog(run / "events.jsonl") as log:
         for number in range(5):
-            log.write(Pictured(f"sheet {number}", "first.png", tuple(map(str, range(64))), columns=columns))
+            log.write(Pictured(f"sheet {number}", "first.png", tuple(map(str, range(64))), columns=8))
     page = render([run])
     assert Tags(page).count("img") >= 64
     assert len(page.encode()) < 5_000_000
@@ -243,10 +243,9 @@ def test_large_pictures_do_not_make_a_large_page(tmp_path: Path, fake_run: Calla
 @pytest.mark.parametrize("num_images", [1, 5, 32])
 def test_the_tiles_of_a_sheet_are_the_images_it_was_made_of(tmp_path: Path, channels: int, num_images: int) -> None:
     images = np.random.default_rng(1).integers(0, 256, (num_images, channels, 8, 6), dtype=np.uint8)
-    content, columns = sheet(images)
-    (tmp_path / "s.png").write_bytes(content)
+    (tmp_path / "s.png").write_bytes(grid(torch.from_numpy(images), 8, min_tile_px=8))
     with EventLog(tmp_path / "events.jsonl") as log:
-        log.write(Pictured("s", "s.png", tuple(map(str, range(num_images))), columns=columns))
+        log.write(Pictured("s", "s.png", tuple(map(str, range(num_images))), columns=8))
     sources = [a["src"] for t, a in Tags(render([tmp_path])).elements if t == "img"]
     assert len(sources) == num_images
     for source, image in zip(sources, images, strict=True):
