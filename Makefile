@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CORES  := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+CORES  := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
 # A stamp per set of packages: installing again is needed only when pyproject.toml changes.
 BASE := $(VENV)/.installed
