@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from reconv.run import evaluate, predict, train
+    from reconv.run.train import train
+    from reconv.run.use import evaluate, predict
 
 __all__ = ["__version__", "evaluate", "predict", "train"]
 
