@@ -6,7 +6,6 @@ happens after the run folder is claimed ends with an `end` event, a summary and 
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
@@ -24,6 +23,7 @@ from reconv.checkpoint.store import Store
 from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.device import Device, is_out_of_memory, open_device
+from reconv.doctor import Machine, usable_cores
 from reconv.engine.loop import Counters, Fit
 from reconv.engine.schedule import learning_rate
 from reconv.engine.step import PlainStep
@@ -86,6 +86,8 @@ def train(
     world = World.from_environment()
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = load(str(recipe), given).recipe
+    sources = parts.open_sources(resolved)
+    make_plan(resolved, _facts(sources, world))  # what cannot be planned leaves no run folder behind
     choice = choose_folder(resolved, out=_path(out), resume=resume, runs=Path(runs))
     with ExitStack() as stack:
         stack.enter_context(choice.folder.lock())
@@ -93,13 +95,12 @@ def train(
         if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
             return RunResult(choice.folder.path, read_summary(choice.folder.path), Exit.DONE)
         stop = stack.enter_context(StopRequest())
-        job = _prepare_job(resolved, choice, device, world)
+        job = _prepare_job(resolved, sources, choice, device, world)
         log = stack.enter_context(EventLog(job.folder.events))
         observers: list[Callable[[Event], object]] = [log.write, *([on_event] if on_event is not None else [])]
-        screen: Observer | None = None
         if console is not None:
             screen = make_console(console, job.folder.path)
-            stack.callback(screen.close)
+            stack.callback(_say_result, screen, job.folder)
             observers.append(screen.observe)
 
         def emit(event: Event) -> None:
@@ -107,19 +108,33 @@ def train(
                 observe(event)
 
         _announce(job, (*choice.notes, *said), command, emit)
-        result = _run(job, stop, emit)
-        if screen is not None:
-            screen.finish(result.summary)
-        return result
+        return _run(job, stop, emit)
+
+
+def _say_result(screen: Observer, folder: RunFolder) -> None:
+    """Give the terminal back with the result on it, however the run ended."""
+    screen.close()
+    if folder.summary.exists():
+        screen.finish(read_summary(folder.path))
 
 
 def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def _prepare_job(recipe: Recipe, choice: Choice, device_name: str, world: World) -> Job:
-    """Open data and device, find the point to resume from, and make the plan."""
-    sources = parts.open_sources(recipe)
+def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> Facts:
+    return Facts(
+        num_train=len(sources.train),
+        num_val=len(sources.val),
+        num_classes=len(sources.train.class_names),
+        world_size=world.size,
+        source=sources.train.kind,
+        cores=threads or usable_cores(Machine()),
+    )
+
+
+def _prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_name: str, world: World) -> Job:
+    """Find the point to resume from, make the plan and open the device."""
     point = find_restore_point(Store(choice.folder.checkpoints)) if choice.exists else RestorePoint(None, ())
     state = point.state
     if state and state["data_fingerprint"] != sources.fingerprint():
@@ -129,15 +144,7 @@ def _prepare_job(recipe: Recipe, choice: Choice, device_name: str, world: World)
             why="files were added, removed or relabelled",
             then="point --data at the data of the first command, or start a new run without --resume",
         )
-    facts = Facts(
-        num_train=len(sources.train),
-        num_val=len(sources.val),
-        num_classes=len(sources.train.class_names),
-        world_size=world.size,
-        source=sources.train.kind,
-        cores=int(state.get("threads", len(os.sched_getaffinity(0)))),
-    )
-    plan = make_plan(recipe, facts)
+    plan = make_plan(recipe, _facts(sources, world, state.get("threads")))
     device = open_device(device_name, threads=plan.threads)
     torch.use_deterministic_algorithms(recipe.engine.deterministic)
     write_whole(choice.folder.recipe, dump(recipe))

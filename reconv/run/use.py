@@ -29,6 +29,7 @@ from reconv.recipe.schema import Recipe
 from reconv.run import parts
 
 PREDICT_BATCH = 64
+HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")  # of the networks we build
 CSV_COLUMNS = ("step", "weights", "num_samples")
 
 
@@ -142,11 +143,15 @@ def open_model(located: Located, *, device: str, weights: str, recipe: str | Non
 
 
 def _num_classes(tensors: dict[str, torch.Tensor], path: Path) -> int:
-    """The number of classes of a bare weights file: the size of its last bias."""
-    biases = [t for name, t in tensors.items() if name.endswith("bias") and t.ndim == 1]
-    if not biases:
-        raise CheckpointError("no bias in this weights file tells its number of classes", where=str(path))
-    return int(biases[-1].shape[0])
+    """The number of classes of a bare weights file: the rows of its one fully connected layer of the head."""
+    heads = [t for name, t in tensors.items() if name in HEADS]
+    if len(heads) != 1:
+        raise CheckpointError(
+            "no head in this weights file tells its number of classes",
+            where=str(path),
+            why=f"looked for {', '.join(HEADS)}",
+        )
+    return int(heads[0].shape[0])
 
 
 def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResult:
@@ -224,9 +229,7 @@ def _pictures(path: Path) -> list[Path]:
 
 def _batch_of_pictures(files: Sequence[Path], model: Model) -> Batch:
     preprocess = model.recipe.data.preprocess
-    images = [
-        torch.from_numpy(host_eval(decode(read(file), preprocess.channels, str(file)), preprocess)) for file in files
-    ]
+    images = [torch.tensor(host_eval(decode(read(file), preprocess.channels, str(file)), preprocess)) for file in files]
     rows = torch.arange(len(files))
     batch = Batch({"images": torch.stack(images), "indices": rows, "targets": rows * 0}, rows, (len(files),))
     return batch.map(model.device.move)
