@@ -12,31 +12,43 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import resnet
+from reconv.models import efficientnet, googlenet, mobilenet, resnet, zoo
 from reconv.models.init import initialise
-from reconv.models.network import Network, Spec
+from reconv.models.network import Auxiliary, Network, Spec
 
-__all__ = ["Network", "build_model", "initialise", "model_names"]
+__all__ = ["Auxiliary", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
 
-_TABLE: Mapping[str, Spec] = {**resnet.TABLE}
+_TABLE: Mapping[str, Spec] = {**resnet.TABLE, **mobilenet.TABLE, **googlenet.TABLE, **efficientnet.TABLE}
 
 
 def model_names() -> list[str]:
-    """Every name that `build_model` knows."""
+    """Every name that `build_model` knows, apart from timm:NAME and torchvision:NAME."""
     return list(_TABLE)
 
 
-def build_model(name: str, num_classes: int = 1000, **options: Any) -> Network:
+def build_model(name: str, num_classes: int = 1000, **options: Any) -> nn.Module:
     """The bare network, initialised with seed 0; `initialise` gives it another seed's values."""
+    package, _, foreign_name = name.partition(":")
+    with torch.random.fork_rng(devices=[]):  # construction draws values that initialise replaces
+        if package in zoo.PACKAGES and foreign_name:
+            return zoo.build_foreign(package, foreign_name, num_classes, options)
+        model = model_spec(name, num_classes, **options).build()
+    initialise(model, seed=0)
+    return model
+
+
+def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
+    """The checked description of one of our networks, before anything is allocated."""
     spec = _TABLE.get(name)
     if spec is None:
         close = difflib.get_close_matches(name, _TABLE, n=1)
         raise UsageError(
             f"there is no model called {name!r}",
             why=f"did you mean {close[0]}?" if close else "",
-            then="choose one of: " + ", ".join(_TABLE),
+            then="choose one of: " + ", ".join(_TABLE) + "; or timm:NAME, torchvision:NAME",
         )
     valid = [field.name for field in fields(spec)]
     unknown = sorted(set(options) - set(valid))
@@ -47,7 +59,9 @@ def build_model(name: str, num_classes: int = 1000, **options: Any) -> Network:
             why=f"did you mean {close[0]}?" if close else "",
             then="its options are: " + ", ".join(valid),
         )
-    with torch.random.fork_rng(devices=[]):  # construction draws values that initialise replaces
-        model = replace(spec, num_classes=num_classes, **options).build()
-    initialise(model, seed=0)
-    return model
+    return replace(spec, num_classes=num_classes, **options)
+
+
+def stages_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """A network's named stages; another package's network is one stage."""
+    return model.stages() if isinstance(model, Network) else [("network", model)]

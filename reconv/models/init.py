@@ -18,6 +18,7 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # The standard deviation of a normal cut at two deviations, by which TensorFlow divides so that the drawn values
 # have the variance that was asked for.
 _TRUNCATED_STD = 0.87962566103423978
+_SMALL_STD = 0.01  # of the rules `normal` and `truncated`: MobileNetV2's head, all of GoogLeNet
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -46,7 +47,8 @@ def _draw(module: nn.Module, name: str, own_name: str, parameter: Tensor, rule: 
         return _conv(values, module, own_name, rule, generator)
     if isinstance(module, nn.Linear):
         return _linear(values, module, own_name, rule, generator)
-    raise TypeError(f"no initial values are defined for {own_name} of {name}, a {type(module).__name__}")
+    # A parameter of another package's own layer (a scale, a token): its constructor knows best.
+    return parameter.detach()
 
 
 def _conv(values: Tensor, module: nn.Conv2d, own_name: str, rule: Initialisation, generator: torch.Generator) -> Tensor:
@@ -60,8 +62,11 @@ def _conv(values: Tensor, module: nn.Conv2d, own_name: str, rule: Initialisation
         return values.normal_(0.0, math.sqrt(2.0 / fan_in), generator=generator)
     if rule.conv == "tf_fan_in":  # variance scaling, scale 1, truncated
         return _truncated(values, math.sqrt(1.0 / fan_in) / _TRUNCATED_STD, generator)
-    if rule.conv == "tf_fan_out":  # variance scaling, scale 2, truncated; per group, as depthwise kernels count
-        return _truncated(values, math.sqrt(2.0 * module.groups / fan_out) / _TRUNCATED_STD, generator)
+    if rule.conv == "tf_fan_out":  # variance scaling, scale 2, truncated; grouped kernels go by what they read
+        fan = fan_out if module.groups == 1 else fan_in
+        return _truncated(values, math.sqrt(2.0 / fan) / _TRUNCATED_STD, generator)
+    if rule.conv == "truncated":
+        return _truncated(values, _SMALL_STD, generator)
     raise ValueError(f"unknown convolution rule {rule.conv}")
 
 
@@ -73,11 +78,16 @@ def _linear(
         return values.uniform_(-bound, bound, generator=generator)
     if own_name == "bias":
         return values.zero_()
+    if rule.linear == "uniform_out":
+        bound = 1.0 / math.sqrt(module.out_features)
+        return values.uniform_(-bound, bound, generator=generator)
     if rule.linear == "glorot":
         bound = math.sqrt(6.0 / (module.in_features + module.out_features))
         return values.uniform_(-bound, bound, generator=generator)
     if rule.linear == "normal":
-        return values.normal_(0.0, rule.linear_std, generator=generator)
+        return values.normal_(0.0, _SMALL_STD, generator=generator)
+    if rule.linear == "truncated":
+        return _truncated(values, _SMALL_STD, generator)
     raise ValueError(f"unknown linear rule {rule.linear}")
 
 

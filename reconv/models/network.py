@@ -9,14 +9,18 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
+from reconv.models.conv import SameConv2d, SameMaxPool2d
+from reconv.models.layers import BatchNorm2d
+from reconv.models.norm import ProxyNorm, fit_groups
 
-ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out"]
-LinearInit = Literal["torch", "glorot", "normal"]
+ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated"]
+LinearInit = Literal["torch", "glorot", "normal", "truncated", "uniform_out"]
+Stem = Literal["imagenet", "cifar"]
 ZeroGamma = Literal["never", "always", "no-projection"]
 
 
@@ -26,8 +30,15 @@ class Initialisation:
 
     conv: str = "fan_out"
     linear: str = "torch"
-    linear_std: float = 0.01  # for linear: normal
     zero_norms: frozenset[str] = frozenset()  # names of the norms whose scale starts at zero
+
+
+class Auxiliary(NamedTuple):
+    """What a network with auxiliary heads gives in training; at evaluation it gives the logits alone."""
+
+    logits: Tensor
+    auxiliary: tuple[Tensor, ...]
+    weight: float  # of each auxiliary loss, beside 1 for the logits
 
 
 class Network(nn.Module):
@@ -39,7 +50,7 @@ class Network(nn.Module):
         """Named parts in order; folding the input through them gives the output."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor | Auxiliary:
         raise NotImplementedError
 
 
@@ -59,10 +70,14 @@ class Stage(nn.Module):
 class Spec:
     """The options that every architecture has."""
 
-    num_classes: int = 1000
+    num_classes: int = 1000  # 1001 where label 0 is the background
     in_channels: int = 3
+    norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalised
+    norm_groups: int = 32  # for group and proxy; at most one per channel
+    norm_eps: float = 1e-5
+    proxy_eps: float = 0.03
     bn_momentum: float = 0.1  # share of the new value; TensorFlow's decay is 1 - this
-    bn_eps: float = 1e-5
+    padding: Literal["torch", "same"] = "torch"  # same: TensorFlow's, which pads more at the end
     conv_init: ConvInit = "fan_out"
     linear_init: LinearInit = "torch"
 
@@ -77,6 +92,31 @@ class Spec:
         for name in ("num_classes", "in_channels"):
             if getattr(self, name) < 1:
                 raise UsageError(f"model option {name} must be at least 1, not {getattr(self, name)}")
+
+    def make_conv(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
+    ) -> nn.Conv2d:
+        """A convolution without bias, of an odd kernel, that keeps the side at stride 1."""
+        if self.padding == "same" and stride > 1 and kernel > 1:
+            return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
+        return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+
+    def make_norm(self, channels: int, activated: bool = True) -> nn.Module:
+        """The chosen norm; a proxy exists only where an activation follows."""
+        if self.norm == "batch":
+            return BatchNorm2d(channels, self.norm_eps, self.bn_momentum)
+        if self.norm == "layer":
+            return nn.GroupNorm(1, channels, self.norm_eps)
+        groups = fit_groups(self.norm_groups, channels)
+        if self.norm == "group" or not activated:
+            return nn.GroupNorm(groups, channels, self.norm_eps)
+        return ProxyNorm(groups, channels, self.norm_eps, self.proxy_eps)
+
+    def make_max_pool(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> nn.Module:
+        """A max-pool; padding and ceil are torch's, SAME has its own rule."""
+        if self.padding == "same":
+            return SameMaxPool2d(kernel, stride)
+        return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
 
     def build(self) -> Network:
         """The network this spec describes, with torch's own initial values."""

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
+from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import build_model, initialise, model_names
-from reconv.models.network import Network
+from reconv.models import Auxiliary, Network, build_model, initialise, stages_of
+from reconv.models.layers import BatchNorm2d
+from reconv.models.noise import Dropout, Noise
 
 
 def num_parameters(model: torch.nn.Module) -> int:
@@ -23,12 +28,17 @@ def test_an_unknown_option_names_the_valid_ones() -> None:
         build_model("resnet18", widht=32)
     assert "widht" in str(caught.value)
     assert "did you mean width" in str(caught.value)
-    assert "bn_eps" in str(caught.value)
+    assert "norm_eps" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("option", "value", "said"),
-    [("shortcut", "C", "A, B"), ("width", "wide", "whole number"), ("bn_eps", "tiny", "number"), ("width", 0, "width")],
+    [
+        ("shortcut", "C", "A, B"),
+        ("width", "wide", "whole number"),
+        ("norm_eps", "tiny", "number"),
+        ("width", 0, "width"),
+    ],
 )
 def test_an_option_of_the_wrong_kind_is_refused_in_words(option: str, value: object, said: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -85,18 +95,79 @@ def test_convolution_rules_have_their_deviation(rule: str, expected_std: float) 
         assert weight.abs().max().item() <= 2 * expected_std / 0.8796 + 1e-6
 
 
-def test_every_network_is_the_fold_of_its_stages() -> None:
-    names = [name for name in model_names() if name in {"resnet18", "resnet50", "resnet8_cifar", "resnet20_cifar"}]
-    assert len(names) == 4
-    for name in names:
-        model = build_model(name, num_classes=7).eval()
-        assert isinstance(model, Network)
-        images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-        folded = images
-        stage_names = [stage for stage, _ in model.stages()]
-        assert len(set(stage_names)) == len(stage_names)
-        for _, stage in model.stages():
-            folded = stage(folded)
-        assert torch.equal(folded, model(images)), name
-        in_stages = {id(p) for _, stage in model.stages() for p in stage.parameters()}
-        assert in_stages == {id(p) for p in model.parameters()}, name
+FOLDED = {
+    "resnet10": {},
+    "resnet14": {"version": "v2"},
+    "resnet8_cifar": {},
+    "resnext11_cifar": {"norm": "proxy"},
+    "mobilenet_v2": {},
+    "googlenet": {},
+    "efficientnet_b0": {},
+    "efficientnet_cifar": {"norm": "group", "norm_groups": 4},
+}
+
+
+def tensors_of(output: torch.Tensor | Auxiliary) -> list[torch.Tensor]:
+    return [output.logits, *output.auxiliary] if isinstance(output, Auxiliary) else [output]
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("is_training", [False, True])
+def test_every_network_is_the_fold_of_its_stages(name: str, is_training: bool) -> None:
+    model = build_model(name, num_classes=7, **FOLDED[name]).train(is_training)
+    for module in model.modules():
+        if isinstance(module, Noise):
+            module.rate = 0.0
+    assert isinstance(model, Network)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    stages = stages_of(model)
+    assert len({stage for stage, _ in stages}) == len(stages) >= 5
+    folded = images
+    for _, stage in stages:
+        folded = stage(folded)
+    whole = model(images)
+    for a, b in zip(tensors_of(folded), tensors_of(whole), strict=True):
+        assert torch.equal(a, b)
+    in_stages = {id(p) for _, stage in stages for p in stage.parameters()}
+    assert in_stages == {id(p) for p in model.parameters()}
+
+
+def test_every_parameter_of_every_family_gets_a_gradient() -> None:
+    for name, options in FOLDED.items():
+        model = build_model(name, num_classes=7, **options).train()
+        output = model(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0)))
+        sum(part.pow(2).sum() for part in tensors_of(output)).backward()
+        without = [n for n, p in model.named_parameters() if p.grad is None]
+        assert without == [], name
+
+
+def test_a_package_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)  # what Python does for a module that cannot be found
+    with pytest.raises(UsageError, match="timm is not installed") as caught:
+        build_model("timm:resnet50")
+    assert "pip install timm" in caught.value.then
+
+
+def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def create_model(name: str, num_classes: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, num_classes)
+        )
+
+    package = types.ModuleType("timm")
+    package.create_model = create_model
+    package.list_models = lambda: ["tiny"]
+    monkeypatch.setitem(sys.modules, "timm", package)
+    torch.manual_seed(1)
+    model = build_model("timm:tiny", num_classes=5)
+    torch.manual_seed(2)
+    again = build_model("timm:tiny", num_classes=5)
+    assert type(model[1]) is BatchNorm2d and isinstance(model[2], Dropout)
+    assert torch.equal(model[0].weight, again[0].weight)
+    initialise(model, seed=4)
+    assert not torch.equal(model[0].weight, again[0].weight)
+    assert stages_of(model) == [("network", model)]
+    with pytest.raises(UsageError, match="did you mean timm:tiny"):
+        build_model("timm:tinny")
+    with pytest.raises(UsageError, match="cannot be built"):
+        build_model("timm:tiny", depth=3)

@@ -2,23 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from reconv.models import build_model
-
-
-@pytest.mark.parametrize(
-    ("name", "num_classes", "published"),
-    [
-        ("resnet18", 1000, 11_689_512),
-        ("resnet34", 1000, 21_797_672),
-        ("resnet50", 1000, 25_557_032),
-        ("resnet101", 1000, 44_549_160),
-        ("resnet152", 1000, 60_192_808),
-        ("resnet20_cifar", 10, 269_722),
-    ],
-)
-def test_parameter_counts_are_the_published_ones(name: str, num_classes: int, published: int) -> None:
-    assert sum(p.numel() for p in build_model(name, num_classes).parameters()) == published
+from reconv.errors import UsageError
+from reconv.models import build_model, model_names
 
 
 def test_resnet18_has_torchvisions_keys_and_shapes() -> None:
@@ -72,3 +60,80 @@ def test_zero_gamma_rules_name_the_right_blocks(rule: str, num_zero: int) -> Non
 def test_a_grey_network_of_another_width_runs() -> None:
     model = build_model("resnet8_cifar", num_classes=10, in_channels=1, width=8).eval()
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+
+
+def brute_force_cifar(model: nn.Module, x: Tensor) -> Tensor:
+    """The 6n+2 network of the paper at evaluation, written from its description over the state dictionary."""
+    state = model.state_dict()
+
+    def conv_bn(x: Tensor, conv: str, bn: str, stride: int) -> Tensor:
+        y = F.conv2d(x, state[f"{conv}.weight"], stride=stride, padding=1)
+        scale = state[f"{bn}.weight"] / (state[f"{bn}.running_var"] + 1e-5).sqrt()
+        shift = state[f"{bn}.bias"] - state[f"{bn}.running_mean"] * scale
+        return y * scale[:, None, None] + shift[:, None, None]
+
+    x = conv_bn(x, "conv1", "bn1", 1).relu()
+    for layer in (1, 2, 3):
+        for block in range(3):
+            at, stride = f"layer{layer}.{block}", 2 if layer > 1 and block == 0 else 1
+            y = conv_bn(x, f"{at}.conv1", f"{at}.bn1", stride).relu()
+            y = conv_bn(y, f"{at}.conv2", f"{at}.bn2", 1)
+            if stride == 2:
+                kept, shortcut = x[:, :, ::2, ::2], torch.zeros_like(y)
+                start = (y.shape[1] - kept.shape[1]) // 2
+                shortcut[:, start : start + kept.shape[1]] = kept
+                x = shortcut
+            x = (x + y).relu()
+    return x.mean((2, 3)) @ state["fc.weight"].T + state["fc.bias"]
+
+
+def test_resnet20_is_the_papers_network() -> None:
+    model = build_model("resnet20_cifar", num_classes=10).double()
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.state_dict().items():
+        if "bn" in name and tensor.is_floating_point():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    x = torch.randn(2, 3, 32, 32, generator=generator).double()
+    torch.testing.assert_close(model.eval()(x), brute_force_cifar(model, x), rtol=1e-10, atol=1e-10)
+
+
+def test_depth_56_is_the_basic_form_unless_it_says_bottleneck() -> None:
+    basic, bottleneck = build_model("resnet56_cifar"), build_model("resnet56_bottleneck_cifar")
+    assert basic.spec.block == "basic" and basic.spec.depths == (9, 9, 9)
+    assert bottleneck.spec.block == "bottleneck" and bottleneck.spec.depths == (6, 6, 6)
+    assert "resnet29_cifar" not in model_names()
+
+
+def test_cifar_resnext_is_wider_in_its_wide_form() -> None:
+    narrow, wide = build_model("resnext29_cifar"), build_model("resnext29_wide_cifar")
+    assert narrow.get_submodule("layer1.0.conv2").weight.shape == (32, 1, 3, 3)
+    assert wide.get_submodule("layer1.0.conv2").weight.shape == (128, 4, 3, 3)
+    assert wide.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 1000)
+
+
+def test_project_first_adds_a_projection_to_the_first_stage_only_where_there_was_none() -> None:
+    assert build_model("resnet10").get_submodule("layer1.0").downsample is None
+    model = build_model("resnet18", project_first=True)
+    assert model.get_submodule("layer1.0").downsample is not None
+    assert model.get_submodule("layer1.1").downsample is None
+
+
+def test_the_squeeze_is_absolute_or_a_ratio() -> None:
+    absolute = build_model("resnet14", se_units=16)
+    ratio = build_model("resnet14", se_ratio=16)
+    assert absolute.get_submodule("layer4.0.se.fc1").weight.shape == (16, 2048, 1, 1)
+    assert ratio.get_submodule("layer4.0.se.fc1").weight.shape == (128, 2048, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("resnet18", {"groups": 32}, "bottleneck"),
+        ("resnet50", {"version": "v2", "zero_gamma": "always"}, "v2"),
+        ("resnet50", {"se_units": 16, "se_ratio": 16}, "one of them"),
+        ("resnet50", {"depths": []}, "depths"),
+    ],
+)
+def test_contradictions_are_refused(name: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build_model(name, **options)

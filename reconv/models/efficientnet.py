@@ -1,0 +1,203 @@
+"""EfficientNet (Tan and Le, 2019): one small network, widened and deepened together.
+
+Owns the block, the base table and the coefficients B0 to B7, and the structure options of those who changed it:
+grouped instead of depthwise convolutions (Masters et al., 2021), another expansion, squeeze and excitation measured
+by the expanded width or left out, ReLU. Refuses to know training and image sizes. Invariant: parameter names are
+torchvision's, and so is the epsilon of each size (B0 to B4 1e-5, B5 to B7 1e-3; the paper's program has 1e-3 in all).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv.errors import UsageError
+from reconv.models.mobilenet import round_channels
+from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma
+from reconv.models.noise import DropConnect, Dropout
+from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, SqueezeExcitation
+
+# Table 1 of the paper: whether the block expands, kernel, first stride, channels, repeats.
+_ROWS = (
+    (False, 3, 1, 16, 1),
+    (True, 3, 2, 24, 2),
+    (True, 5, 2, 40, 2),
+    (True, 3, 2, 80, 3),
+    (True, 5, 1, 112, 3),
+    (True, 5, 2, 192, 4),
+    (True, 3, 1, 320, 1),
+)
+_STEM_CHANNELS = 32
+_SE_RATIO = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientNetSpec(Spec):
+    """An EfficientNet in numbers."""
+
+    width_coefficient: float = 1.0
+    depth_coefficient: float = 1.0
+    depth_divisor: int = 8  # channels are multiples of it
+    top_width: int = 1280  # before the width coefficient; 0: no top convolution
+    dropout: float = 0.2
+    drop_connect: float = 0.2  # of the last block, 0 at the first, linear between; 1 - survival probability
+    drop_connect_per: Literal["sample", "batch"] = "sample"  # batch: a whole group of the batch
+    expand_ratio: int = 6
+    group_dim: int = 1  # channels per group of the middle convolution; 1: depthwise
+    se: bool = True
+    se_base: Literal["input", "expanded"] = "input"  # what a quarter is taken of; expanded: "wide SE"
+    activation: Activation = "silu"
+    stem: Stem = "imagenet"  # cifar: the first two strides are 1
+    zero_gamma: ZeroGamma = "never"  # no-projection: blocks that have a shortcut
+    linear_init: LinearInit = "uniform_out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.depth_divisor, self.expand_ratio, self.group_dim) < 1 or self.top_width < 0:
+            raise UsageError("depth_divisor, expand_ratio and group_dim are at least 1, top_width at least 0")
+
+    def build(self) -> EfficientNet:
+        """The network, with torch's own initial values."""
+        return EfficientNet(self)
+
+    def scaled_width(self, channels: int) -> int:
+        """Channels under the width coefficient."""
+        return round_channels(channels * self.width_coefficient, self.depth_divisor)
+
+    def scaled_depth(self, repeats: int) -> int:
+        """Repeats under the depth coefficient."""
+        return math.ceil(repeats * self.depth_coefficient)
+
+    def num_groups(self, channels: int) -> int:
+        """Groups of a middle convolution: as many as hold group_dim channels or more, at least one."""
+        groups = max(channels // self.group_dim, 1)
+        if channels % groups:
+            raise UsageError(
+                f"group_dim: {self.group_dim} makes {groups} groups, which do not divide {channels} channels"
+            )
+        return groups
+
+
+class MBConv(nn.Module):
+    """1x1 up, depthwise or grouped convolution, squeeze and excitation, 1x1 down; a shortcut where shapes agree."""
+
+    def __init__(
+        self, spec: EfficientNetSpec, in_channels: int, out_channels: int, *, expansion: int, kernel: int, stride: int
+    ) -> None:
+        super().__init__()
+        function = ACTIVATIONS[spec.activation]
+        inner = in_channels * expansion
+        layers: list[nn.Module] = []
+        if expansion != 1:
+            layers.append(ConvNormAct(spec.make_conv(in_channels, inner, 1), spec.make_norm(inner), function))
+        middle = spec.make_conv(inner, inner, kernel, stride, spec.num_groups(inner))
+        layers.append(ConvNormAct(middle, spec.make_norm(inner), function))
+        if spec.se:
+            base = in_channels if spec.se_base == "input" else inner
+            layers.append(SqueezeExcitation(inner, max(1, base // _SE_RATIO), function))
+        last_norm = spec.make_norm(out_channels, activated=False)
+        layers.append(ConvNormAct(spec.make_conv(inner, out_channels, 1), last_norm, None))
+        self.block = nn.Sequential(*layers)
+        self.last_norm = f"block.{len(layers) - 1}.1"
+        self.has_shortcut = stride == 1 and in_channels == out_channels
+        self.drop_connect = DropConnect(0.0, spec.drop_connect_per)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        return x + self.drop_connect(y) if self.has_shortcut else y
+
+
+class EfficientNet(Network):
+    """Stem, seven stages, a 1x1 top, global average, one linear layer."""
+
+    def __init__(self, spec: EfficientNetSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        function = ACTIVATIONS[spec.activation]
+        is_small = spec.stem == "cifar"
+        channels = spec.scaled_width(_STEM_CHANNELS)
+        stem = spec.make_conv(spec.in_channels, channels, 3, 1 if is_small else 2)
+        features: list[nn.Module] = [ConvNormAct(stem, spec.make_norm(channels), function)]
+        for row, (expands, kernel, row_stride, planes, repeats) in enumerate(_ROWS):
+            out_channels = spec.scaled_width(planes)
+            first_stride = 1 if is_small and row == 1 else row_stride
+            expansion = spec.expand_ratio if expands else 1
+            blocks: list[nn.Module] = []
+            for i in range(spec.scaled_depth(repeats)):
+                stride = first_stride if i == 0 else 1
+                blocks.append(MBConv(spec, channels, out_channels, expansion=expansion, kernel=kernel, stride=stride))
+                channels = out_channels
+            features.append(nn.Sequential(*blocks))
+        if spec.top_width:
+            top = spec.scaled_width(spec.top_width)
+            features.append(ConvNormAct(spec.make_conv(channels, top, 1), spec.make_norm(top), function))
+            channels = top
+        self.features = nn.Sequential(*features)
+        self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(channels, spec.num_classes))
+        self._set_drop_connect()
+        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] of images [n, channels, height, width]."""
+        return self._head(self.features(images))
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """The stem, every block, the top and the head."""
+        parts: list[tuple[str, nn.Module]] = []
+        for index, part in self.features.named_children():
+            if isinstance(part, ConvNormAct):
+                parts.append((f"features.{index}", part))
+            else:
+                parts += [(f"features.{index}.{i}", block) for i, block in part.named_children()]
+        return [*parts, ("head", Stage(self._head, self.classifier))]
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
+
+    def _set_drop_connect(self) -> None:
+        """Drop deeper blocks more often."""
+        blocks = [module for module in self.modules() if isinstance(module, MBConv)]
+        for i, block in enumerate(blocks):
+            block.drop_connect.rate = self.spec.drop_connect * i / len(blocks)
+
+    def _zero_norms(self) -> frozenset[str]:
+        """The norms that the zero-gamma rule names."""
+        if self.spec.zero_gamma == "never":
+            return frozenset()
+        is_for_all = self.spec.zero_gamma == "always"
+        return frozenset(
+            f"{name}.{block.last_norm}"
+            for name, block in self.named_modules()
+            if isinstance(block, MBConv) and (is_for_all or block.has_shortcut)
+        )
+
+
+def _size(
+    width: float, depth: float, dropout: float, norm_eps: float = 1e-5, bn_momentum: float = 0.1
+) -> EfficientNetSpec:
+    return EfficientNetSpec(
+        width_coefficient=width,
+        depth_coefficient=depth,
+        dropout=dropout,
+        norm_eps=norm_eps,
+        bn_momentum=bn_momentum,
+    )
+
+
+TABLE: Mapping[str, EfficientNetSpec] = {
+    "efficientnet_b0": _size(1.0, 1.0, 0.2),
+    "efficientnet_b1": _size(1.0, 1.1, 0.2),
+    "efficientnet_b2": _size(1.1, 1.2, 0.3),
+    "efficientnet_b3": _size(1.2, 1.4, 0.3),
+    "efficientnet_b4": _size(1.4, 1.8, 0.4),
+    "efficientnet_b5": _size(1.6, 2.2, 0.4, norm_eps=1e-3, bn_momentum=0.01),
+    "efficientnet_b6": _size(1.8, 2.6, 0.5, norm_eps=1e-3, bn_momentum=0.01),
+    "efficientnet_b7": _size(2.0, 3.1, 0.5, norm_eps=1e-3, bn_momentum=0.01),
+    "efficientnet_cifar": EfficientNetSpec(width_coefficient=0.5, dropout=0.0, stem="cifar", num_classes=10),
+}

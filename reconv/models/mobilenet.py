@@ -1,0 +1,127 @@
+"""MobileNetV2 (Sandler et al., 2018): inverted residuals with linear bottlenecks.
+
+Owns the block and the table of the paper. Refuses to know training. Invariant: parameter names are torchvision's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma
+from reconv.models.noise import Dropout
+from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct
+
+# Table 2 of the paper: expansion, channels, repeats, first stride.
+_ROWS = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+_STEM_CHANNELS = 32
+_TOP_CHANNELS = 1280
+
+
+def round_channels(channels: float, divisor: int) -> int:
+    """The nearest multiple of the divisor that is not more than a tenth below."""
+    rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * channels else rounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class MobileNetV2Spec(Spec):
+    """MobileNetV2 in numbers."""
+
+    width_coefficient: float = 1.0
+    depth_divisor: int = 8
+    dropout: float = 0.2
+    activation: Activation = "relu6"
+    stem: Stem = "imagenet"  # cifar: the first two strides are 1
+    zero_gamma: ZeroGamma = "never"  # no-projection: blocks that have a shortcut
+    linear_init: LinearInit = "normal"
+
+    def build(self) -> MobileNetV2:
+        """The network, with torch's own initial values."""
+        return MobileNetV2(self)
+
+    def conv_norm_act(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
+    ) -> ConvNormAct:
+        """A convolution, its norm and the activation."""
+        conv = self.make_conv(in_channels, out_channels, kernel, stride, groups)
+        return ConvNormAct(conv, self.make_norm(out_channels), ACTIVATIONS[self.activation])
+
+
+class InvertedResidual(nn.Module):
+    """1x1 up, depthwise 3x3, 1x1 down without activation; a shortcut where shapes agree."""
+
+    def __init__(self, spec: MobileNetV2Spec, in_channels: int, out_channels: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        inner = in_channels * expansion
+        layers: list[nn.Module] = [spec.conv_norm_act(in_channels, inner, 1)] if expansion != 1 else []
+        layers.append(spec.conv_norm_act(inner, inner, 3, stride, groups=inner))
+        layers += [spec.make_conv(inner, out_channels, 1), spec.make_norm(out_channels, activated=False)]
+        self.conv = nn.Sequential(*layers)
+        self.last_norm = f"conv.{len(layers) - 1}"
+        self.has_shortcut = stride == 1 and in_channels == out_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return x + y if self.has_shortcut else y
+
+
+class MobileNetV2(Network):
+    """Stem, inverted residuals, a 1x1 top, global average, one linear layer."""
+
+    def __init__(self, spec: MobileNetV2Spec) -> None:
+        super().__init__()
+        self.spec = spec
+        channels = round_channels(_STEM_CHANNELS * spec.width_coefficient, spec.depth_divisor)
+        is_small = spec.stem == "cifar"
+        layers: list[nn.Module] = [spec.conv_norm_act(spec.in_channels, channels, 3, 1 if is_small else 2)]
+        for row, (expansion, planes, repeats, row_stride) in enumerate(_ROWS):
+            out_channels = round_channels(planes * spec.width_coefficient, spec.depth_divisor)
+            first_stride = 1 if is_small and row == 1 else row_stride
+            for i in range(repeats):
+                stride = first_stride if i == 0 else 1
+                layers.append(InvertedResidual(spec, channels, out_channels, expansion, stride))
+                channels = out_channels
+        top = round_channels(_TOP_CHANNELS * max(1.0, spec.width_coefficient), spec.depth_divisor)
+        layers.append(spec.conv_norm_act(channels, top, 1))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(top, spec.num_classes))
+        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] of images [n, channels, height, width]."""
+        return self._head(self.features(images))
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """Every block, and the head."""
+        blocks = [(f"features.{index}", block) for index, block in self.features.named_children()]
+        return [*blocks, ("head", Stage(self._head, self.classifier))]
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
+
+    def _zero_norms(self) -> frozenset[str]:
+        """The norms that the zero-gamma rule names."""
+        if self.spec.zero_gamma == "never":
+            return frozenset()
+        is_for_all = self.spec.zero_gamma == "always"
+        return frozenset(
+            f"{name}.{block.last_norm}"
+            for name, block in self.named_modules()
+            if isinstance(block, InvertedResidual) and (is_for_all or block.has_shortcut)
+        )
+
+
+TABLE: Mapping[str, MobileNetV2Spec] = {"mobilenet_v2": MobileNetV2Spec()}

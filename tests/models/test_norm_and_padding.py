@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from reconv.errors import UsageError
+from reconv.models import build_model
+from reconv.models.conv import SameConv2d, SameMaxPool2d, same_padding
+from reconv.models.norm import ACTIVATIONS, ProxyNorm, normed
+
+
+def test_same_padding_is_tensorflows_on_known_cases() -> None:
+    assert same_padding(224, 7, 2) == (2, 3)  # the stem: two before, three after
+    assert same_padding(112, 3, 2) == (0, 1)  # the max-pool: only at the end
+    assert same_padding(7, 3, 2) == (1, 1)
+    assert same_padding(7, 1, 2) == (0, 0)
+    assert same_padding(5, 2, 2) == (0, 1)
+
+
+@pytest.mark.parametrize("side", [5, 6, 7, 8, 33])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), (7, 2), (5, 2), (2, 2)])
+def test_same_outputs_have_the_ceiling_of_the_side(side: int, kernel: int, stride: int) -> None:
+    x = torch.randn(1, 2, side, side)
+    assert SameConv2d(2, 3, kernel, stride)(x).shape[-1] == math.ceil(side / stride)
+    assert SameMaxPool2d(kernel, stride)(x).shape[-1] == math.ceil(side / stride)
+
+
+def test_same_convolution_equals_explicit_padding_and_pooling_never_picks_padding() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    conv = SameConv2d(3, 4, 3, 2, bias=False)
+    assert torch.equal(conv(x), F.conv2d(F.pad(x, (0, 1, 0, 1)), conv.weight, stride=2))
+    assert torch.equal(SameMaxPool2d(3, 2)(-x.abs() - 1).amax() <= -1, torch.tensor(True))
+
+
+def test_padding_changes_only_strided_layers() -> None:
+    model = build_model("resnet18", padding="same")
+    strided = {name for name, m in model.named_modules() if isinstance(m, SameConv2d)}
+    assert strided == {"conv1", "layer2.0.conv1", "layer3.0.conv1", "layer4.0.conv1"}
+    assert model.eval()(torch.zeros(1, 3, 65, 65)).shape == (1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("norm", "kind", "num_norms"), [("group", nn.GroupNorm, 7), ("layer", nn.GroupNorm, 7), ("proxy", ProxyNorm, 4)]
+)
+def test_norms_that_do_not_look_at_the_batch_treat_each_sample_alone(
+    norm: str, kind: type[nn.Module], num_norms: int
+) -> None:
+    model = build_model("resnet8_cifar", num_classes=10, norm=norm, norm_groups=8).double().train()
+    assert sum(type(m) is kind for m in model.modules()) == num_norms
+    x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-10, atol=1e-10)
+    assert {"bn1.weight", "layer1.0.bn2.bias"} <= set(model.state_dict())
+
+
+def test_layer_norm_is_one_group_and_small_layers_have_one_group_per_channel() -> None:
+    assert build_model("resnet8_cifar", norm="layer").bn1.num_groups == 1
+    assert build_model("resnet8_cifar", norm="group", norm_groups=32).bn1.num_groups == 16
+
+
+def test_groups_that_do_not_divide_are_refused_with_those_that_do() -> None:
+    with pytest.raises(UsageError, match="norm_groups: 5") as caught:
+        build_model("resnet8_cifar", norm="group", norm_groups=5)
+    assert "1, 2, 4, 8, 16" in caught.value.then
+
+
+@pytest.mark.parametrize("name", ["relu", "silu"])
+def test_proxy_norm_gives_gaussian_inputs_activations_of_mean_zero_and_its_variance(name: str) -> None:
+    norm = ProxyNorm(1, 4, eps=1e-5, proxy_eps=1e-3).double()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, 0.5, 2.0, 1.0]))
+        norm.bias.copy_(torch.tensor([0.0, 1.0, -1.0, -0.5]))
+    gauss = torch.randn(200_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    function = ACTIVATIONS[name]
+    activations = function(gauss * norm.weight + norm.bias)
+    variance = activations.var(0)
+    output = norm.renormalise(activations.T[None, :, :, None].contiguous(), function)[0, :, :, 0]
+    assert output.mean(1).abs().max().item() < 0.02
+    torch.testing.assert_close(output.var(1), variance / (variance + 1e-3), rtol=0.04, atol=0.0)
+
+
+def test_proxy_norm_without_activation_is_group_norm_and_learns_its_proxy_with_one() -> None:
+    norm, plain = ProxyNorm(2, 4, 1e-5, 0.03), nn.GroupNorm(2, 4, 1e-5)
+    x = torch.randn(2, 4, 3, 3)
+    assert torch.equal(norm(x), plain(x))
+    normed(norm, x, ACTIVATIONS["relu"]).pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in norm.parameters())
+    assert "quantiles" not in norm.state_dict()
+
+
+@pytest.mark.parametrize("rule", ["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated"])
+def test_grouped_kernels_have_the_deviation_of_their_rule(rule: str) -> None:
+    model = build_model("efficientnet_b0", conv_init=rule)
+    weight = model.get_submodule("features.6.1.block.1.0").weight.detach()
+    assert weight.shape == (1152, 1, 5, 5)
+    expected = {
+        "fan_out": math.sqrt(2 / (1152 * 25)),
+        "fan_in": math.sqrt(2 / 25),
+        "tf_fan_in": math.sqrt(1 / 25),
+        "tf_fan_out": math.sqrt(2 / 25),
+        "truncated": 0.01 * 0.8796,
+    }[rule]
+    assert weight.std().item() == pytest.approx(expected, rel=0.03)
