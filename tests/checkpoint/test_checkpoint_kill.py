@@ -49,9 +49,9 @@ from pathlib import Path
 from reconv.checkpoint.runfolder import RunFolder
 
 lock = RunFolder(Path(sys.argv[1])).lock()
-child = os.fork() if sys.argv[2] == "with-child" else 0
-if child or sys.argv[2] == "alone":
-    os.write(1, b"%d\\n" % child)
+# A forked child speaks for itself: only once it runs has it let go of the lock.
+if sys.argv[2] == "alone" or os.fork() == 0:
+    os.write(1, b"%d\\n" % os.getpid())
 time.sleep(600)
 """
 
