@@ -1,32 +1,22 @@
 """Downloading the public data sets a recipe names.
 
-Owns addresses, checksums, resuming and unpacking. Refuses to know what is inside. Invariant: the data folder appears
-whole or not at all, and only from an archive whose checksum is right; a broken download goes on where it stopped.
+Owns addresses, checksums and unpacking. Refuses to know how bytes travel and what is inside. Invariant: the data
+folder appears whole or not at all, and only from an archive whose checksum is right.
 """
 
 from __future__ import annotations
 
-import hashlib
-import http.client
-import os
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urljoin
 
+from reconv.download import Progress, digest, download, silent
 from reconv.errors import DataError, ResourceError, UsageError
 
-Progress = Callable[[int, int | None], None]  # bytes there, bytes in all if known
-
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
-
-_TIMEOUT_S = 60
-_ATTEMPTS = 5  # without any progress in between
-_BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +73,8 @@ def fetch_archive(archive: Archive, folder: Path, progress: Progress | None, bas
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{archive.file}.part"
-        _download(urljoin(base_url.rstrip("/") + "/", archive.file), part, progress or _silent)
+        url = urljoin(base_url.rstrip("/") + "/", archive.file)
+        download(url, part, progress or silent, error=DataError, otherwise="name a mirror: --base-url URL")
         _check(archive, part)
         _unpack(archive, part, final)
         part.unlink()
@@ -109,80 +100,13 @@ def _refuse_incomplete(archive: Archive, final: Path) -> None:
             )
 
 
-def _download(url: str, part: Path, progress: Progress) -> None:
-    """Bring `part` to its full length, going on from what is there, with new tries as long as they bring bytes."""
-    failures = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        reason = _transfer(url, part, progress)
-        if reason is None:
-            return
-        failures = 0 if part.exists() and part.stat().st_size > before else failures + 1
-        if failures == _ATTEMPTS:
-            raise DataError(
-                f"download of {url} broke off",
-                where=str(part),
-                why=reason,
-                then="type the same command again: it goes on where it stopped",
-            )
-
-
-def _transfer(url: str, part: Path, progress: Progress) -> str | None:
-    """One request for the rest of the file: None when it is whole, else why it is not."""
-    there = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={there}-"} if there else {})
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-            if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-                there = 0  # the server sends the whole file, whatever was asked for
-            total = _total_bytes(response, there)
-            there = _write(response, part, there, total, progress)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return None  # nothing is left to send: the checksum will tell whether this is the file
-        if error.code < 500:
-            raise _refused(url, f"the server says {error.code} {error.reason}") from error
-        return f"the server says {error.code} {error.reason}"
-    except urllib.error.URLError as error:
-        return f"the server cannot be reached: {error.reason}"
-    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
-        return f"the connection was cut: {error}"
-    if total is not None and there < total:
-        return f"the connection was cut after {there:,} of {total:,} bytes"
-    return None
-
-
-def _write(response: http.client.HTTPResponse, part: Path, there: int, total: int | None, progress: Progress) -> int:
-    """Append the response's body to `part` after its first `there` bytes; the length reached."""
-    with open(part, "r+b" if there else "wb") as file:
-        file.seek(there)
-        file.truncate()
-        progress(there, total)
-        while block := response.read(_BLOCK_BYTES):
-            file.write(block)
-            there += len(block)
-            progress(there, total)
-        file.flush()
-        os.fsync(file.fileno())
-    return there
-
-
-def _total_bytes(response: http.client.HTTPResponse, there: int) -> int | None:
-    length = response.headers.get("Content-Length")
-    return there + int(length) if length is not None and length.isdigit() else None
-
-
 def _check(archive: Archive, part: Path) -> None:
-    digest = hashlib.md5(usedforsecurity=False)
-    with open(part, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != archive.md5:
+    found = digest(part, "md5")
+    if found != archive.md5:
         size = part.stat().st_size
         part.unlink()
         raise DataError(
-            f"checksum of {archive.file} is wrong: {digest.hexdigest()} instead of {archive.md5} ({size:,} bytes)",
+            f"checksum of {archive.file} is wrong: {found} instead of {archive.md5} ({size:,} bytes)",
             where=str(part),
             why="the file was damaged on the way, or the server sent something else; it has been removed",
             then="type the same command again",
@@ -206,11 +130,3 @@ def _unpack(archive: Archive, part: Path, final: Path) -> None:
         raise DataError(f"{archive.file} does not unpack", where=str(part), why=str(error)) from error
     finally:
         shutil.rmtree(room, ignore_errors=True)
-
-
-def _refused(url: str, why: str) -> DataError:
-    return DataError(f"cannot download {url}", where=url, why=why, then="check the address; a mirror: --base-url URL")
-
-
-def _silent(there: int, total: int | None) -> None:
-    """No progress is shown."""
