@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reconv import keys
 from reconv.errors import UsageError
@@ -63,13 +63,39 @@ def _unknown(package: str, name: str, known: Sequence[str]) -> UsageError:
     )
 
 
+class BatchNormThen(BatchNorm2d):
+    """Our batch norm with what another package does to its output: a drop, an activation."""
+
+    def __init__(self, theirs: nn.BatchNorm2d, *after: nn.Module) -> None:
+        super().__init__(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
+        self.after = nn.Sequential(*after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.after(super().forward(x))
+        return output
+
+
 def _exchange_layers(model: nn.Module) -> None:
-    """Put our batch norm and dropout where torch's own stand; layers of other classes stay as they are."""
+    """Put our batch norm and dropout where torch's stand, so that groups, gates and keys hold there too."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.BatchNorm2d and child.affine and child.track_running_stats:
-                ours: nn.Module = BatchNorm2d(child.num_features, child.eps, child.momentum or 0.0)
-                ours.load_state_dict(child.state_dict())
-                setattr(parent, name, ours)
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, _our_norm(child))
             elif type(child) is nn.Dropout:
                 setattr(parent, name, Dropout(child.p))
+
+
+def _our_norm(theirs: nn.BatchNorm2d) -> nn.Module:
+    """Our batch norm with the values of another."""
+    if not (theirs.affine and theirs.track_running_stats):
+        raise UsageError("this network has a batch norm without weights or running statistics, which is not supported")
+    kind = type(theirs).__name__
+    if kind == "BatchNorm2d":
+        ours = BatchNorm2d(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
+    elif kind == "BatchNormAct2d":  # timm's
+        ours = BatchNormThen(theirs, theirs.get_submodule("drop"), theirs.get_submodule("act"))
+    else:
+        raise UsageError(f"this network has batch norms of the class {kind}, which is not supported")
+    own = {key: value for key, value in theirs.state_dict().items() if key in ours.state_dict()}
+    ours.load_state_dict(own)
+    return ours.train(theirs.training)

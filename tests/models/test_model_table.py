@@ -149,10 +149,17 @@ def test_a_package_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.Monk
 
 
 def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BatchNormAct2d(nn.BatchNorm2d):  # as timm names and builds its own
+        def __init__(self, num_features: int) -> None:
+            super().__init__(num_features)
+            self.drop, self.act = nn.Identity(), nn.SiLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.drop(super().forward(x)))
+
     def create_model(name: str, num_classes: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(4, num_classes)
-        )
+        layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), BatchNormAct2d(4), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(4, num_classes))
 
     package = types.ModuleType("timm")
     package.create_model = create_model
@@ -162,7 +169,11 @@ def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatc
     model = build_model("timm:tiny", num_classes=5)
     torch.manual_seed(2)
     again = build_model("timm:tiny", num_classes=5)
-    assert type(model[1]) is BatchNorm2d and isinstance(model[2], Dropout)
+    assert type(model[1]) is BatchNorm2d and isinstance(model[2], Dropout) and isinstance(model[3], BatchNorm2d)
+    theirs = create_model("tiny", 5)
+    theirs.load_state_dict(model.state_dict())
+    x = torch.randn(4, 3, 3, 3)
+    assert torch.equal(model.eval()(x), theirs.eval()(x))
     assert torch.equal(model[0].weight, again[0].weight)
     initialise(model, seed=4)
     assert not torch.equal(model[0].weight, again[0].weight)
