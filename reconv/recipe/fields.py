@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from reconv.recipe.names import nearest
 from reconv.recipe.schema import Recipe, Section
@@ -51,6 +51,8 @@ def _walk(section: type[Section], prefix: str) -> dict[str, Any]:
 
 
 def _section_of(annotation: Any) -> type[Section] | None:
+    if get_origin(annotation) is tuple:  # a list of sections is one leaf
+        return None
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind

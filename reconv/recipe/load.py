@@ -23,13 +23,17 @@ from reconv.recipe.fields import flatten, holds_text, takes_null
 from reconv.recipe.names import nearest, preset_names, preset_path
 from reconv.recipe.rules import ContradictionError
 from reconv.recipe.schema import Recipe
+from reconv.recipe.units import split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin shown to people
 
 _OVERRIDES = 1_000_000  # sorts after every file
-_OWN_FIELDS = ("name", "description")  # not inherited: they are about the file that says them
+_OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about the file that says them
 _PATH_FIELDS = (("data", "path"), ("model", "init"))
-_MAY_CHANGE = ("name", "description", "expect", "data.path", "data.workers", "data.prefetch", "engine.threads")
+_MAY_CHANGE = (
+    *("name", "description", "expect", "published", "measured"),
+    *("data.path", "data.workers", "data.prefetch", "engine.threads"),
+)
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.")
 
 
@@ -196,11 +200,20 @@ def _read_layer(path: Path, shown: str) -> _Layer:
         raise _error(shown, [(_Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems])
     if not content.tree and not content.problems:
         raise RecipeError("the recipe is empty", where=str(path), then="start it with, for example, extends: resnet50")
+    _split_schedule(content)
     for section, name in _PATH_FIELDS:
         part = content.tree.get(section)
         if isinstance(part, dict) and isinstance(part.get(name), str):
             part[name] = _anchor(part[name], path.parent)
     return _Layer(path, shown, text, content)
+
+
+def _split_schedule(content: document.Document) -> None:
+    """A rate that names its batch says lr and per at once, so that it replaces both of a recipe it extends."""
+    section = content.tree.get("schedule")
+    if isinstance(section, dict):
+        content.tree["schedule"] = split_rate(section)
+        content.lines.setdefault(("schedule", "per"), content.lines.get(("schedule", "lr"), 0))
 
 
 def _anchor(value: str, folder: Path) -> str:
@@ -241,6 +254,10 @@ def _add_override(draft: _Draft, override: Override) -> None:
         value = _typed(name, value)
     if path in _PATH_FIELDS and isinstance(value, str):
         value = _anchor(value, Path())
+    if path == ("schedule", "lr") and "per" in (said := split_rate({"lr": value})):
+        path, value = ("schedule",), said
+    elif path == ("schedule",) and isinstance(value, dict):
+        value = split_rate(value)
     draft.put(path, value, origin)
     if isinstance(value, dict):
         for inner, item in _keys(value, path):

@@ -74,6 +74,29 @@ class SchedulePlan:
     milestone_steps: tuple[int, ...] = ()
     factor: float = 0.1
     power: float = 2.0
+    tick_steps: int = 1  # the rate moves every so many steps: 1, or an epoch
+    warmup_from: str = "first"
+    origin: str = "warmup"
+    end_steps: int | None = None  # where falling curves arrive; None: total_steps
+    values: tuple[float, ...] = ()  # table: the rate from each milestone on
+    staircase: bool = False
+    start_lr: float = 0.0  # one-cycle
+    anneal: str = "cosine"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which checkpoints are averaged: those that `save` wrote in the last so many steps, and the last one.
+
+    What a signal or a good evaluation had saved in between does not count, so an interrupted run averages the same.
+    """
+
+    steps: int
+    save: Every
+
+    def holds(self, step: int, done: int) -> bool:
+        """Whether the checkpoint of a step belongs to the average of a run that ends when `done` steps are done."""
+        return done - self.steps < step <= done and self.save.due(step, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +136,14 @@ class Plan:
     eval_batch: int
     threads: int
     workers: int
+    sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
+    alpha: float | None = None  # rmsprop's decay
+    average: Window | None = None  # None: no average at the end
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
+
+    def size_at(self, step: int) -> int:
+        """The side of the training images of a step, in pixels."""
+        return next(size for start, size in reversed(self.sizes) if start <= step)
 
     def micro_batches(self, rank: int = 0) -> tuple[tuple[int, ...], ...]:
         """The group sizes of each of a device's micro-batches, in position order."""
@@ -162,7 +192,9 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         eval_batch=recipe.evaluate.batch,
         threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
         workers=_workers(recipe, facts),
+        sizes=_sizes(recipe, steps_per_epoch, total),
     )
+    plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))
 
 
@@ -283,30 +315,98 @@ def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: D
 
 
 def _schedule(section: Schedule, global_batch: int, steps_per_epoch: int, total: int) -> SchedulePlan:
+    scale = 1 if section.per is None else global_batch / section.per
     peak = section.lr if section.per is None else section.lr * global_batch / section.per
+    end = section.end_lr if section.end_ratio is None else section.end_ratio * peak
     warmup = _steps(section.warmup, steps_per_epoch, total)
+    horizon = total if section.horizon is None else _steps(section.horizon, steps_per_epoch, total)
+    if section.drops is None:
+        period = None if section.period is None else _exact_steps(section.period, steps_per_epoch, total)
+    else:
+        period = Fraction(total, section.drops)
+    _check_schedule(section, peak, warmup, horizon, total)
+    return SchedulePlan(
+        kind=section.kind,
+        peak_lr=peak,
+        end_lr=end,
+        total_steps=total,
+        steps_per_epoch=float(steps_per_epoch),
+        warmup_steps=warmup,
+        period_steps=period,
+        milestone_steps=tuple(math.ceil(_exact_steps(m, steps_per_epoch, total)) for m in section.milestones),
+        factor=section.factor,
+        power=section.power,
+        tick_steps=steps_per_epoch if section.update == "epoch" else 1,
+        warmup_from=section.warmup_from,
+        origin=section.origin,
+        end_steps=None if section.horizon is None else horizon,
+        values=tuple(value * scale for value in section.values) if section.kind == "table" else (),
+        staircase=section.staircase,
+        start_lr=section.start_ratio * peak,
+        anneal=section.anneal,
+    )
+
+
+def _check_schedule(section: Schedule, peak: float, warmup: int, horizon: int, total: int) -> None:
+    """Refuse what only shows once durations are steps and the rate is scaled."""
     if warmup > total:
         raise RecipeError(
             f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, the whole run only {total}",
             then=f"--set schedule.warmup={total}step or less, or as a share: --set schedule.warmup=5%",
         )
-    if section.kind in ("cosine", "linear", "polynomial") and section.end_lr > peak:
+    if section.horizon is not None and horizon <= warmup:
+        raise RecipeError(
+            f"schedule.horizon {section.horizon} is step {horizon:,}, where warm-up ends only at step {warmup:,}",
+            then="a longer schedule.horizon (it counts from the start of the run) or a shorter schedule.warmup",
+        )
+    if section.kind in ("cosine", "linear", "polynomial", "one-cycle") and section.end_lr > peak:
         raise RecipeError(
             f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}: a {section.kind} schedule falls",
             then="lower schedule.end_lr (it is not scaled with the batch) or raise schedule.lr",
         )
-    return SchedulePlan(
-        kind=section.kind,
-        peak_lr=peak,
-        end_lr=section.end_lr,
-        total_steps=total,
-        steps_per_epoch=float(steps_per_epoch),
-        warmup_steps=warmup,
-        period_steps=None if section.period is None else _exact_steps(section.period, steps_per_epoch, total),
-        milestone_steps=tuple(_steps(milestone, steps_per_epoch, total) for milestone in section.milestones),
-        factor=section.factor,
-        power=section.power,
-    )
+
+
+def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int, int], ...]:
+    """When training images take which size; what starts at the run's end or later never comes."""
+    sizes = {0: recipe.augment.size or recipe.data.preprocess.size}
+    latest = 0
+    for start, size in recipe.augment.progressive:
+        step = _steps(start, steps_per_epoch, total)
+        if step < latest:
+            raise RecipeError(
+                f"augment.progressive must rise, but {start} is step {step}, before step {latest}",
+                then="put the points in order, or give them in one unit",
+            )
+        latest = step
+        sizes |= {step: size} if step < total else {}
+    return tuple(sizes.items())
+
+
+def averaging_window(recipe: Recipe, steps_per_epoch: int, total: int, last: Duration | None = None) -> Window | None:
+    """The checkpoints that the recipe averages (or those of another `last`), or None when it averages none."""
+    wanted = last or recipe.average.last
+    if not isinstance(wanted, Duration) or recipe.save.every == "off":
+        return None
+    return Window(max(1, _steps(wanted, steps_per_epoch, total)), _every(recipe.save.every, steps_per_epoch, total))
+
+
+def _alpha(recipe: Recipe) -> float | None:
+    """RMSprop's decay, given as it is or through the global batch."""
+    optimizer = recipe.optimizer
+    if not optimizer.kind.startswith("rmsprop"):
+        return None
+    if optimizer.alpha_exponent is None:
+        return optimizer.alpha
+    alpha = 1 - recipe.batch.size * math.pow(2, optimizer.alpha_exponent)
+    if alpha < 0:
+        highest = -math.ceil(math.log2(recipe.batch.size))
+        raise RecipeError(
+            f"optimizer.alpha_exponent {optimizer.alpha_exponent:g} makes alpha "
+            f"1 - {recipe.batch.size} x 2^{optimizer.alpha_exponent:g} = {alpha:g}",
+            why="the share of the old mean square is between 0 and 1",
+            then=f"an exponent of {highest} or less at this batch",
+        )
+    return alpha
 
 
 def _workers(recipe: Recipe, facts: Facts) -> int:

@@ -5,9 +5,10 @@ Owns the sentences. Refuses to compute what the plan holds. Invariant: every num
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Recipe, Schedule
 
 if TYPE_CHECKING:
     from reconv.recipe.plan import Every, Plan
@@ -21,8 +22,12 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         _groups(recipe, plan),
         _curve(recipe, plan),
         _points(recipe, plan),
+        *_optimizer(recipe, plan),
+        *_ending(recipe, plan),
         _host(recipe, plan),
+        _pixels(recipe, plan),
     ]
+    lines += _published(recipe, plan)
     if recipe.batch.group == "micro":
         lines.append(
             "batch.group: micro ties batch norm and mixing to the hardware: another micro-batch or number of devices "
@@ -55,7 +60,29 @@ def _rate(recipe: Recipe, plan: Plan) -> str:
     schedule = recipe.schedule
     if schedule.per is None:
         return f"lr {schedule.lr:g}"
-    return f"lr {schedule.lr:g} x {plan.global_batch}/{schedule.per} = {plan.schedule.peak_lr:g}"
+    batch = f"{plan.global_batch}" if schedule.per == 1 else f"{plan.global_batch}/{schedule.per}"
+    return f"lr {_power_of_two(schedule.lr)} x {batch} = {plan.schedule.peak_lr:g}"
+
+
+def _power_of_two(rate: float) -> str:
+    """A rate per image as people publish it, 2^-11; any other as a number."""
+    exponent = math.log2(rate)
+    if rate >= 1 / 64 or abs(exponent - round(2 * exponent) / 2) > 1e-12:
+        return f"{rate:g}"
+    return f"2^{round(2 * exponent) / 2:g}"
+
+
+def _published(recipe: Recipe, plan: Plan) -> list[str]:
+    """The batch arithmetic of those who published the recipe, when theirs is not plainly ours."""
+    batches = dict.fromkeys(claim.batch for claim in recipe.published if claim.batch)
+    lines = []
+    for batch in batches:
+        product = math.prod(batch)
+        here = "" if product == plan.global_batch else f"; here {plan.global_batch:,}"
+        factors = " x ".join(map(str, batch))
+        words = {2: "samples x cards", 3: "samples x accumulated x cards"}.get(len(batch), "samples")
+        lines.append(f"published with a batch of {factors} = {product:,} ({words}){here}")
+    return lines
 
 
 def _samples(recipe: Recipe, plan: Plan) -> str:
@@ -82,17 +109,52 @@ def _groups(recipe: Recipe, plan: Plan) -> str:
 
 
 def _curve(recipe: Recipe, plan: Plan) -> str:
+    schedule, typed = plan.schedule, recipe.schedule
+    if schedule.kind == "one-cycle":
+        ways = f"{schedule.start_lr:g} to {schedule.peak_lr:g} in {count(schedule.warmup_steps, 'step')}"
+        return f"schedule: one-cycle, {schedule.anneal}: {ways}, then to {schedule.end_lr:g}"
+    scaled = schedule.origin == "scaled" and schedule.warmup_steps > 0
+    begins = {"warmup": "", "start": ", counted from step 0", "scaled": ", counted from step 0, warm-up multiplies it"}
+    counted = begins[schedule.origin] if schedule.warmup_steps else ""
+    from_zero = " from 0" if schedule.warmup_from == "zero" else ""
+    over = f"warm-up{from_zero} over {count(schedule.warmup_steps, 'step')}"
+    warmup = "" if not schedule.warmup_steps else f"{over}, {'with' if scaled else 'then'} "
+    update = ", moved once an epoch" if typed.update == "epoch" else ""
+    return f"schedule: {warmup}{_shape(typed, plan)}{counted}{update}"
+
+
+def _shape(typed: Schedule, plan: Plan) -> str:
+    """The curve after warm-up."""
     schedule = plan.schedule
-    falls = schedule.kind in ("cosine", "linear", "polynomial")
-    curve = f"{schedule.kind} to {schedule.end_lr:g}" if falls else schedule.kind
-    if schedule.kind == "milestones":
-        curve += f": x {schedule.factor:g} after {', '.join(f'{s:,}' for s in schedule.milestone_steps)} steps"
-    if schedule.kind == "step" and recipe.schedule.period is not None:
-        curve += f": x {schedule.factor:g} every {recipe.schedule.period}"
-    if schedule.kind == "exponential":
-        curve += f": x {schedule.factor:g} an epoch"
-    warmup = f"warm-up over {count(schedule.warmup_steps, 'step')}, then " if schedule.warmup_steps else ""
-    return f"schedule: {warmup}{curve}"
+    match schedule.kind:
+        case "cosine" | "linear" | "polynomial":
+            horizon = "" if schedule.end_steps is None else f" at step {schedule.end_steps:,}"
+            power = f" of power {schedule.power:g}" if schedule.kind == "polynomial" else ""
+            return f"{schedule.kind}{power} to {schedule.end_lr:g}{horizon}"
+        case "milestones":
+            steps = ", ".join(f"{step:,}" for step in schedule.milestone_steps)
+            return f"milestones: x {schedule.factor:g} after {steps} steps"
+        case "table":
+            pairs = zip(schedule.values, typed.milestones, strict=True)
+            late = sum(step >= plan.total_steps for step in schedule.milestone_steps)
+            levels = ", ".join(f"{value:g} from {milestone}" for value, milestone in pairs)
+            first = f"{schedule.peak_lr:g}, " if schedule.milestone_steps[0] > 0 else ""
+            return f"table: {first}{levels}" + (f" ({count(late, 'value')} past the end)" if late else "")
+        case "step":
+            return f"step: x {schedule.factor:g} every {typed.period}"
+        case "exponential":
+            drops = f"{typed.drops} times in the run" if typed.drops else f"every {typed.period}"
+            often = "an epoch" if typed.drops is None and typed.period is None else drops
+            stairs = ", in whole steps down" if schedule.staircase else ""
+            return f"exponential: x {schedule.factor:g} {often}{stairs}"
+        case _:
+            return schedule.kind
+
+
+def _pixels(recipe: Recipe, plan: Plan) -> str:
+    first, *later = plan.sizes
+    training = f"{first[1]} px" + "".join(f", {size} px from step {start:,}" for start, size in later)
+    return f"images: training {training}; evaluation {recipe.data.preprocess.size} px"
 
 
 def _points(recipe: Recipe, plan: Plan) -> str:
@@ -105,6 +167,35 @@ def _points(recipe: Recipe, plan: Plan) -> str:
     return text + (f" ({count(late, 'pin')} past the end or doubled)" if late else "")
 
 
+def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
+    """Nothing for plain descent: its two numbers are in the recipe."""
+    optimizer = recipe.optimizer
+    if optimizer.kind == "lars":
+        return [
+            f"lars: trust ratio {optimizer.trust:g} |w| / (|g| + {optimizer.weight_decay:g} |w|), "
+            f"{'for all parameters' if optimizer.skip == 'none' else f'1 and no decay for {optimizer.skip}'}"
+        ]
+    if plan.alpha is not None and optimizer.alpha_exponent is not None:
+        return [f"{optimizer.kind}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
+    return []
+
+
+def _ending(recipe: Recipe, plan: Plan) -> list[str]:
+    lines = []
+    if plan.average is not None:
+        kind = "mean" if recipe.average.kind == "mean" else f"exponential average ({recipe.average.decay:g})"
+        steps = count(min(plan.average.steps, plan.total_steps), "step")
+        lines.append(f"at the end the {kind} of the checkpoints of the last {steps}")
+    stop = recipe.stop
+    if stop.target != "off" or stop.patience != "off":
+        reasons = [
+            *([f"{stop.target:g} is reached"] if stop.target != "off" else []),
+            *([f"{count(stop.patience, 'evaluation')} in a row are no better"] if stop.patience != "off" else []),
+        ]
+        lines.append(f"ends early when {' or '.join(reasons)}")
+    return lines
+
+
 def _interval(typed: str, every: Every, plan: Plan) -> str:
     if every.minutes is not None:
         return f"every {typed} and at the end"
@@ -115,7 +206,7 @@ def _interval(typed: str, every: Every, plan: Plan) -> str:
 def _host(recipe: Recipe, plan: Plan) -> str:
     spec = recipe.data.preprocess
     steps_held = recipe.data.prefetch + 1  # those ahead and the one in use
-    num_bytes = steps_held * plan.batch_per_device * spec.channels * spec.size**2
+    num_bytes = steps_held * plan.batch_per_device * spec.channels * max(size for _, size in plan.sizes) ** 2
     held = f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e6 else f"{max(1, num_bytes // 1000)} kB"
     return (
         f"{count(plan.threads, 'torch thread')}, {count(plan.workers, 'decoding worker')}, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from reconv.recipe.units import Duration
@@ -34,7 +35,8 @@ class ContradictionError(ValueError):
 
 def contradictions(recipe: Recipe) -> list[Contradiction]:
     """Every contradiction between the recipe's fields."""
-    return [c for rule in (_durations, _model, _data, _augment, _batch, _schedule, _rest) for c in rule(recipe)]
+    rules = (_durations, _model, _data, _augment, _batch, _schedule, _optimizer, _ending, _rest)
+    return [c for rule in rules for c in rule(recipe)]
 
 
 def _durations(recipe: Recipe) -> Iterator[Contradiction]:
@@ -45,7 +47,12 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
         "save.every": recipe.save.every,
         "log.every": recipe.log.every,
     }
-    lengths = {"length": recipe.length, "schedule.period": recipe.schedule.period, **intervals}
+    lengths = {
+        "length": recipe.length,
+        "schedule.period": recipe.schedule.period,
+        "schedule.horizon": recipe.schedule.horizon,
+        **intervals,
+    }
     for field, duration in lengths.items():
         if isinstance(duration, Duration) and duration.value == 0:
             instead = "; to switch it off: off" if field in ("evaluate.every", "save.every") else ""
@@ -53,11 +60,13 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
     clockless: list[tuple[str, Duration | str | None]] = [
         ("schedule.warmup", recipe.schedule.warmup),
         ("schedule.period", recipe.schedule.period),
+        ("schedule.horizon", recipe.schedule.horizon),
         ("evaluate.every", recipe.evaluate.every),
         ("evaluate.offset", recipe.evaluate.offset),
         ("log.every", recipe.log.every),
         *(("schedule.milestones", milestone) for milestone in recipe.schedule.milestones),
         *(("save.pin", pin) for pin in recipe.save.pin),
+        *(("augment.progressive", start) for start, _ in recipe.augment.progressive),
     ]
     for field, typed in clockless:
         if isinstance(typed, Duration) and typed.unit == "min":
@@ -80,11 +89,12 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
                 f"has {len(values)} {'value' if len(values) == 1 else 'values'}, "
                 f"but data.preprocess.channels is {preprocess.channels}",
             )
-    if preprocess.resize is not None and preprocess.resize < preprocess.size:
+    if isinstance(preprocess.resize, int) and preprocess.resize < preprocess.size:
         yield Contradiction(
             ("data.preprocess.resize", "data.preprocess.size"),
             f"{preprocess.resize} leaves no room for a crop of data.preprocess.size {preprocess.size}",
         )
+    yield from _mean(recipe)
     if not data.source.startswith("synthetic"):
         for name, number in (("num_samples", data.num_samples), ("num_classes", data.num_classes)):
             if number is not None:
@@ -93,10 +103,79 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
                 )
 
 
+def _mean(recipe: Recipe) -> Iterator[Contradiction]:
+    preprocess = recipe.data.preprocess
+    fields = ("data.preprocess.mean", "data.preprocess.scale")
+    highest, most = max(preprocess.mean, default=0), 255 / preprocess.scale
+    if preprocess.standardise:
+        return
+    if highest > most:
+        yield Contradiction(
+            fields, f"{highest:g} is above {most:g}, the brightest pixel divided by data.preprocess.scale"
+        )
+    elif preprocess.scale == 1 and 0 < highest <= 1:
+        yield Contradiction(
+            fields, f"{highest:g} is a mean of 0 to 1, but data.preprocess.scale 1 leaves pixels at 0 to 255"
+        )
+
+
 def _augment(recipe: Recipe) -> Iterator[Contradiction]:
-    for name, (low, high) in (("area", recipe.augment.area), ("ratio", recipe.augment.ratio)):
+    augment = recipe.augment
+    bounds = {"area": augment.area, "ratio": augment.ratio}
+    bounds |= {"erase.area": augment.erase.area, "erase.ratio": augment.erase.ratio}
+    for name, (low, high) in bounds.items():
         if low > high:
             yield Contradiction((f"augment.{name}",), f"goes from the smaller to the larger, not {low} to {high}")
+    for (before, _), (after, _) in pairwise(augment.progressive):
+        if before.unit == after.unit and before.value >= after.value:
+            yield Contradiction(("augment.progressive",), f"must rise, but {after} follows {before}")
+    extras = {
+        "policy": augment.policy != "none",
+        "jitter": augment.jitter.on,
+        "erase.probability": augment.erase.probability > 0,
+    }
+    if augment.train_like_eval:
+        for name in (name for name, is_on in extras.items() if is_on):
+            yield Contradiction(
+                (f"augment.{name}", "augment.train_like_eval"),
+                "changes training images, which augment.train_like_eval makes as evaluation's",
+            )
+    if recipe.data.preprocess.channels == 1:
+        for name in ("saturation", "hue"):
+            if getattr(augment.jitter, name) > 0:
+                yield Contradiction(
+                    (f"augment.jitter.{name}", "data.preprocess.channels"),
+                    "needs colours, but data.preprocess.channels is 1",
+                )
+    yield from _mixing(recipe)
+
+
+def _mixing(recipe: Recipe) -> Iterator[Contradiction]:
+    augment, cutmix, batch = recipe.augment, recipe.augment.cutmix, recipe.batch
+    if cutmix.kind == "beta" and cutmix.keep < 1:
+        yield Contradiction(
+            ("augment.cutmix.keep", "augment.cutmix.kind"), "is for the kinds fixed and random; beta has alpha"
+        )
+    if cutmix.kind != "beta" and cutmix.alpha > 0:
+        yield Contradiction(
+            ("augment.cutmix.alpha", "augment.cutmix.kind"), f"is for the kind beta; {cutmix.kind} has keep"
+        )
+    if augment.combine == "both" and not (augment.mixup.on and cutmix.on):
+        yield Contradiction(
+            ("augment.combine", "augment.mixup.alpha", "augment.cutmix.alpha", "augment.cutmix.keep"),
+            "both needs augment.mixup and augment.cutmix on",
+        )
+    if not augment.mixes:
+        return
+    fields = ("augment.mixup.alpha",) if augment.mixup.on else ("augment.cutmix.alpha", "augment.cutmix.keep")
+    group = batch.group if isinstance(batch.group, int) else batch.size
+    if group == 1:
+        yield Contradiction((*fields, "batch.group", "batch.size"), "has no partner in a group of one sample")
+    elif cutmix.on and cutmix.roll >= group:
+        yield Contradiction(
+            ("augment.cutmix.roll", "batch.group", "batch.size"),
+            f"{cutmix.roll} samples before is no other sample of a group of {group}",
+        )
 
 
 def _batch(recipe: Recipe) -> Iterator[Contradiction]:
@@ -105,11 +184,6 @@ def _batch(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(
             ("batch.group", "batch.size"),
             f"{batch.group} is more than the global batch: batch.size is {batch.size} (for one group write all)",
-        )
-    mixing = [name for name in ("mixup", "cutmix") if getattr(recipe.augment, name).alpha > 0]
-    if mixing and (batch.group == 1 or batch.size == 1):
-        yield Contradiction(
-            (f"augment.{mixing[0]}.alpha", "batch.group", "batch.size"), "has no partner in a group of one sample"
         )
 
 
@@ -121,6 +195,14 @@ def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(
             ("schedule.kind", "schedule.milestones"), "milestones needs schedule.milestones, as in [30ep, 60ep]"
         )
+    if schedule.kind == "table":
+        yield from _table(recipe)
+    if schedule.kind == "one-cycle" and schedule.warmup.value == 0:
+        yield Contradiction(("schedule.kind", "schedule.warmup"), "one-cycle needs schedule.warmup, as in 30%")
+    if schedule.kind == "exponential" and schedule.drops is not None and schedule.period is not None:
+        yield Contradiction(("schedule.drops", "schedule.period"), "sets the period, but schedule.period is given too")
+    if schedule.end_ratio is not None and schedule.end_lr > 0:
+        yield Contradiction(("schedule.end_ratio", "schedule.end_lr"), "and schedule.end_lr say the same thing twice")
     pairs = zip(schedule.milestones, schedule.milestones[1:], strict=False)
     for before, after in pairs:
         if before.unit == after.unit and before.value >= after.value:
@@ -131,15 +213,83 @@ def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
         )
 
 
-def _rest(recipe: Recipe) -> Iterator[Contradiction]:
-    if recipe.optimizer.nesterov and recipe.optimizer.momentum == 0:
+def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
+    optimizer = recipe.optimizer
+    if optimizer.nesterov and optimizer.momentum == 0:
         yield Contradiction(("optimizer.nesterov", "optimizer.momentum"), "needs optimizer.momentum above 0")
+    is_rmsprop = optimizer.kind.startswith("rmsprop")
+    given = {
+        "nesterov": (optimizer.nesterov, not is_rmsprop, "sgd and lars"),
+        "alpha": (optimizer.alpha != 0.9, is_rmsprop, "rmsprop"),
+        "alpha_exponent": (optimizer.alpha_exponent is not None, is_rmsprop, "rmsprop"),
+        "epsilon": (optimizer.epsilon != "auto", optimizer.kind != "sgd", "rmsprop and lars"),
+        "trust": (optimizer.trust != 0.001, optimizer.kind == "lars", "lars"),
+        "skip": (optimizer.skip != "norm-bias", optimizer.kind == "lars", "lars"),
+        "path": (optimizer.path == "fused", not is_rmsprop, "sgd and lars when fused"),
+    }
+    for name, (is_given, is_used, kinds) in given.items():
+        if is_given and not is_used:
+            yield Contradiction(
+                (f"optimizer.{name}", "optimizer.kind"), f"is for {kinds}, but optimizer.kind is {optimizer.kind}"
+            )
+    if optimizer.alpha_exponent is not None and optimizer.alpha != 0.9:
+        yield Contradiction(("optimizer.alpha_exponent", "optimizer.alpha"), "and optimizer.alpha both give the decay")
+    if optimizer.kind == "lars" and optimizer.decay not in ("all", f"not-{optimizer.skip}"):
+        yield Contradiction(
+            ("optimizer.decay", "optimizer.skip"),
+            f"{optimizer.decay} is not what lars does: all but optimizer.skip ({optimizer.skip}) is decayed; write all",
+        )
+
+
+def _ending(recipe: Recipe) -> Iterator[Contradiction]:
+    average, save_every = recipe.average, recipe.save.every
+    if isinstance(average.last, Duration):
+        if average.last.unit == "min":
+            yield Contradiction(("average.last",), f"cannot be in minutes ({average.last})")
+        if average.last.value == 0:
+            yield Contradiction(("average.last",), f"must be longer than {average.last}; to switch it off: off")
+        if save_every == "off":
+            yield Contradiction(("average.last", "save.every"), "averages checkpoints, but save.every: off writes none")
+        elif isinstance(save_every, Duration) and save_every.unit == "min":
+            yield Contradiction(
+                ("average.last", "save.every"), f"must not depend on the clock, but save.every is {save_every}"
+            )
+    for name, value in (("target", recipe.stop.target), ("patience", recipe.stop.patience)):
+        if value != "off" and recipe.evaluate.every == "off":
+            yield Contradiction(
+                (f"stop.{name}", "evaluate.every"), "is judged by evaluations, but evaluate.every: off makes none"
+            )
+
+
+def _table(recipe: Recipe) -> Iterator[Contradiction]:
+    """A value for each milestone; order is checked for all milestones alike."""
+    num_values, num_milestones = len(recipe.schedule.values), len(recipe.schedule.milestones)
+    if num_values == 0:
+        text = "table needs schedule.values, one for each of schedule.milestones; schedule.lr holds before the first"
+        yield Contradiction(("schedule.kind", "schedule.values"), text)
+    elif num_values != num_milestones:
+        text = f"has {num_values}, but schedule.milestones {num_milestones}: each value begins at its milestone"
+        yield Contradiction(("schedule.values", "schedule.milestones"), text)
+
+
+def _rest(recipe: Recipe) -> Iterator[Contradiction]:
     if recipe.precision.loss_scale != "dynamic" and recipe.precision.mode != "fp16":
         yield Contradiction(
             ("precision.loss_scale", "precision.mode"), f"is for fp16, but precision.mode is {recipe.precision.mode}"
         )
-    expect = recipe.expect
-    if expect is not None and expect.metric in ("top1", "top5") and not 0 <= expect.value <= 1:
-        yield Contradiction(
-            ("expect.value",), f"is a fraction between 0 and 1; for {expect.value} percent write {expect.value / 100:g}"
-        )
+    yield from _figures(recipe)
+
+
+def _figures(recipe: Recipe) -> Iterator[Contradiction]:
+    """Accuracies are fractions wherever they are promised, cited or measured."""
+    named = [
+        ("expect.value", recipe.expect),
+        *(("published", claim) for claim in recipe.published),
+        *(("measured", found) for found in recipe.measured),
+    ]
+    for field, figure in named:
+        if figure is None:
+            continue
+        if figure.metric in ("top1", "top5") and figure.value is not None and not 0 <= figure.value <= 1:
+            text = f"is a fraction between 0 and 1; for {figure.value} percent write {figure.value / 100:g}"
+            yield Contradiction((field,), text if field == "expect.value" else f"the value {text}")

@@ -6,12 +6,13 @@ numbers (plan). Invariant: a `Recipe` that exists is valid, and never changes.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from reconv.recipe.rules import ContradictionError, contradictions
-from reconv.recipe.units import Duration
+from reconv.recipe.units import Duration, parse_rate, split_rate
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
@@ -27,6 +28,18 @@ Listed = Field(strict=False)  # a YAML list may fill a tuple; its items stay str
 def _off(value: object) -> object:
     """YAML reads a bare `off` as False and `on` as True; people mean the words."""
     return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _lone_rate(value: object) -> object:
+    """`2^-3` as a number; a text that names its batch has been split before, unless `per` says something else."""
+    if not isinstance(value, str) or not ("^" in value or "per" in value):
+        return value
+    parsed = parse_rate(value)
+    if parsed is None:
+        raise ValueError("a number, also as in 2^-11 per image or 0.256 per 256")
+    if parsed[1] is not None:
+        raise ValueError("a rate without `per`, since schedule.per is given too")
+    return parsed[0]
 
 
 Off = Annotated[Literal["off"], BeforeValidator(_off)]
@@ -50,14 +63,20 @@ class Model(Section):
     freeze: bool = False  # train the head only
 
 
+Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
+
+
 class Preprocess(Section):
     """What an image becomes before the network: the same spec serves evaluation, prediction and export."""
 
     size: Pixels = 224  # side of the square the network sees
-    resize: Pixels | None = 256  # shorter side before the centre crop; null: the image is resized to size x size
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+    # The shorter side before the centre crop; auto-ratio: size x 256/224, auto-plus32: size + 32.
+    # null: the image is resized to size x size, its aspect ratio lost.
+    resize: Pixels | Literal["auto-ratio", "auto-plus32"] | None = 256
+    interpolation: Interpolation = "bilinear"
     channels: Literal[1, 3] = 3
-    mean: Annotated[tuple[float, ...], Listed] = (0.485, 0.456, 0.406)  # of pixel values divided by 255
+    scale: Literal[1, 255] = 255  # pixel values are divided by this first; 1: mean and std are of 0 to 255
+    mean: Annotated[tuple[float, ...], Listed] = (0.485, 0.456, 0.406)  # of pixel values divided by scale
     std: Annotated[tuple[PositiveFloat, ...], Listed] = (0.229, 0.224, 0.225)
     standardise: bool = False  # per image, instead of mean and std
 
@@ -77,24 +96,88 @@ class Data(Section):
 
 
 class Mixup(Section):
+    """Blends each image with another of its group, by a share drawn from Beta(alpha, alpha)."""
+
     alpha: NonNegative = 0  # 0: off
-    per: Literal["batch", "sample"] = "batch"
+    per: Literal["batch", "sample"] = "batch"  # one share for a group, or one for each sample
+    partner: Literal["roll", "permutation"] = "roll"  # roll: the sample before in the group
+    fold: bool = False  # max(share, 1 - share): the own image always weighs more
+
+    @property
+    def on(self) -> bool:
+        return self.alpha > 0
 
 
 class Cutmix(Section):
-    alpha: NonNegative = 0  # 0: off
+    """Fills a box of each image from another of its group; one box for a group, its centre anywhere in the image."""
+
+    # beta: the share kept is drawn from Beta(alpha, alpha). fixed: it is `keep`. random: the group is left whole with
+    # probability 1.55 x keep - 0.96, else the share is 1 + ln(u)/4 (not below 0), u uniform.
+    kind: Literal["beta", "fixed", "random"] = "beta"
+    alpha: NonNegative = 0  # for beta; 0: off
+    keep: Fraction = 1  # for fixed and random; 1: off
+    roll: Annotated[int, Field(gt=0, le=2**20)] = 1  # the partner is so many samples before, in the group
+
+    @property
+    def on(self) -> bool:
+        return self.alpha > 0 if self.kind == "beta" else self.keep < 1
+
+
+class Erase(Section):
+    """Sets a random box to the mean colour (0 after normalising), before mixing."""
+
+    probability: Fraction = 0
+    area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.02, 0.33)
+    ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.3, 3.3)
+
+
+class Jitter(Section):
+    """Random colours: factors from 1 - x to 1 + x, and a turn of the hue by up to x of the circle, in this order."""
+
+    brightness: NonNegative = 0
+    contrast: NonNegative = 0
+    saturation: NonNegative = 0
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0
+
+    @property
+    def on(self) -> bool:
+        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
+
+
+class RandAugment(Section):
+    n: Annotated[int, Field(gt=0, le=100)] = 2  # operations an image
+    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
 
 
 class Augment(Section):
-    """What training adds to preprocessing. Crops run where images are decoded, the rest on the device."""
+    """What training adds to preprocessing. Crops, colours and policies run where images are decoded, the rest on the
+    device: flips, erasing and mixing (which has no host form)."""
 
+    train_like_eval: bool = False  # training images are made as evaluation's: no crop, flip, colours or erasing
+    size: Pixels | None = None  # of training images; null: data.preprocess.size
+    # Other sizes from these points on, as in [[0ep, 128], [50%, 192]]; evaluation stays at data.preprocess.size.
+    progressive: Annotated[tuple[Annotated[tuple[Duration, Pixels], Listed], ...], Listed] = ()
+    interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
     crop: Literal["none", "pad", "resized"] = "resized"
     pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
     area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)  # for crop: resized
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
+    attempts: Annotated[int, Field(gt=0, le=1000)] = 10  # boxes drawn before the fallback
+    fallback: Literal["centre", "whole"] = "centre"  # the largest centred box of a fitting ratio, or the whole image
     flip: Fraction = 0.5
+    jitter: Jitter = Jitter()
+    # autoaugment: the ImageNet policy of the paper; autoaugment-v0: the one EfficientNet was trained with.
+    policy: Literal["none", "autoaugment", "autoaugment-v0", "randaugment"] = "none"
+    randaugment: RandAugment = RandAugment()
+    fill: Annotated[int, Field(ge=0, le=255)] = 128  # grey of what a policy's geometry uncovers
+    erase: Erase = Erase()
     mixup: Mixup = Mixup()
     cutmix: Cutmix = Cutmix()
+    combine: Literal["one-of", "both"] = "one-of"  # with MixUp and CutMix on: one a group by a coin, or one on the other
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup.on or self.cutmix.on
 
 
 class BatchSizes(Section):
@@ -106,29 +189,64 @@ class BatchSizes(Section):
 
 
 class Optimizer(Section):
-    kind: Literal["sgd"] = "sgd"
+    """How a gradient becomes a step. `rmsprop` is torch's form, `rmsprop-tf` TensorFlow's."""
+
+    kind: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
+    nesterov: bool = False  # sgd and lars
     weight_decay: NonNegative = 1e-4
-    decay: Literal["all", "not-norm-bias", "not-norm"] = "all"  # which parameters are decayed
+    decay: Literal["all", "not-norm-bias", "not-norm", "nvidia-by-name"] = "all"  # which parameters are decayed
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9  # rmsprop: share of the old mean square
+    alpha_exponent: Annotated[float, Field(ge=-64, lt=0)] | None = None  # alpha = 1 - global batch x 2^exponent
+    epsilon: NonNegative | Literal["auto"] = "auto"  # auto: 1e-3 for rmsprop, 0 for lars
+    trust: PositiveFloat = 0.001  # lars: a step is at most this share of the weight's norm
+    skip: Literal["norm-bias", "norm", "none"] = "norm-bias"  # lars: plain momentum without decay for these
+    path: Literal["auto", "foreach", "fused"] = "auto"  # the same mathematics; auto: fused where torch has it
+
+    @property
+    def used_epsilon(self) -> float:
+        """The epsilon as a number: vendors' default of the kind where the recipe leaves it open."""
+        if self.epsilon != "auto":
+            return self.epsilon
+        return 1e-3 if self.kind.startswith("rmsprop") else 0.0
 
 
 class Schedule(Section):
     """The learning rate as a pure function of the step."""
 
-    kind: Literal["constant", "cosine", "linear", "step", "milestones", "exponential", "polynomial"] = "cosine"
-    lr: PositiveFloat = 0.1  # at the reference batch
+    kind: Literal[
+        "constant", "cosine", "linear", "step", "milestones", "table", "exponential", "polynomial", "one-cycle"
+    ] = "cosine"
+    lr: Annotated[PositiveFloat, BeforeValidator(_lone_rate)] = 0.1  # at the reference batch
     per: Positive | None = None  # reference batch: lr x global batch / per; null: lr is absolute
+    update: Literal["step", "epoch"] = "step"  # how often the rate moves
     warmup: Duration = Duration(0, "ep")
-    end_lr: NonNegative = 0  # absolute, not scaled: cosine, linear, polynomial
-    period: Duration | None = None  # step: length of one level
+    warmup_from: Literal["first", "zero"] = "first"  # step s of W has (s + 1) / W of the rate, or s / W
+    origin: Literal["warmup", "start", "scaled"] = "warmup"  # where curves begin; scaled: warm-up multiplies the curve
+    end_lr: NonNegative = 0  # absolute, not scaled: cosine, linear, polynomial, one-cycle
+    end_ratio: Fraction | None = None  # the same as a share of the peak
+    horizon: Duration | None = None  # where cosine, linear and polynomial arrive; null: at the end of the run
+    period: Duration | None = None  # step: length of one level; exponential: time of one factor, null: an epoch
+    drops: Positive | None = None  # exponential: the run is so many periods
+    staircase: bool = False  # exponential: whole factors only
     milestones: Annotated[tuple[Duration, ...], Listed] = ()
-    factor: PositiveFloat = 0.1  # step, milestones, exponential (per epoch)
+    values: Annotated[tuple[PositiveFloat, ...], Listed] = ()  # table: the rate from each milestone on; lr before
+    factor: PositiveFloat = 0.1  # step, milestones, exponential
     power: PositiveFloat = 2  # polynomial
+    start_ratio: Fraction = 0.04  # one-cycle: the first rate as a share of the peak
+    anneal: Literal["cosine", "linear"] = "cosine"  # one-cycle: the form of both ways
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_rate(cls, given: Any) -> Any:
+        """`lr: 2^-11 per image` says lr and per at once."""
+        return split_rate(given) if isinstance(given, Mapping) else given
 
 
 class Loss(Section):
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0  # in training only
+    # uniform: the share is spread over all classes; others: over all but the right one, which keeps 1 - share
+    smoothing_form: Literal["uniform", "others"] = "uniform"
 
 
 class Ema(Section):
@@ -136,6 +254,21 @@ class Ema(Section):
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0  # 0: off
     ramp: bool = True  # min(decay, (1 + step) / (10 + step))
+
+
+class Average(Section):
+    """The checkpoints of the last epochs as one more set of weights when the run is done: averaged.safetensors."""
+
+    last: Duration | Off = "off"  # of the checkpoints that save.every wrote; 100%: all
+    kind: Literal["mean", "exponential"] = "mean"
+    decay: PositiveFraction = 0.99  # exponential: share of a checkpoint in terms of the next one's
+
+
+class Stop(Section):
+    """When a run may end before its length, judged by the metric of its evaluations."""
+
+    target: PositiveFraction | Off = "off"  # as soon as it is reached
+    patience: Positive | Off = "off"  # after so many evaluations without a better one
 
 
 class Precision(Section):
@@ -189,6 +322,33 @@ class Expect(Section):
     source: str = ""  # published where, or measured by us when and how often
 
 
+class Claim(Section):
+    """What others have published about this recipe; ours to check, not to promise."""
+
+    source: Annotated[str, Field(min_length=1)]
+    hardware: str = ""
+    batch: Annotated[tuple[Positive, ...], Listed] = ()  # samples at a time, times accumulated, times cards
+    metric: str = "top1"
+    value: float | None = None
+    spread: NonNegative | None = None  # as published, in the metric's unit
+    images_per_s: PositiveFloat | None = None  # all cards together
+    hours: PositiveFloat | None = None
+    caveat: str = ""  # why it may not carry over
+
+
+class Measurement(Section):
+    """What we have measured with this recipe ourselves."""
+
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    hardware: Annotated[str, Field(min_length=1)]
+    n: Positive  # runs
+    metric: str = "top1"
+    value: float  # mean of the runs
+    spread: NonNegative | None = None  # standard deviation, in the metric's unit
+    images_per_s: PositiveFloat | None = None
+    hours: PositiveFloat | None = None
+
+
 class Recipe(Section):
     """Everything that decides a run's mathematics, and what it expects to reach."""
 
@@ -205,6 +365,8 @@ class Recipe(Section):
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
     ema: Ema = Ema()
+    average: Average = Average()
+    stop: Stop = Stop()
     precision: Precision = Precision()
     engine: Engine = Engine()
     evaluate: Evaluate = Evaluate()
@@ -212,6 +374,8 @@ class Recipe(Section):
     log: Log = Log()
     parallel: Parallel = Parallel()
     expect: Expect | None = None
+    published: Annotated[tuple[Claim, ...], Listed] = ()  # by others
+    measured: Annotated[tuple[Measurement, ...], Listed] = ()  # by us
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Recipe:

@@ -1,13 +1,14 @@
-"""Quantities people type with a unit: durations.
+"""Quantities people type with a unit: durations, and rates per batch.
 
-Owns parsing and printing of `90ep`, `5000step`, `10%`, `15min`. Refuses to know how long an epoch is: the plan
-converts. Invariant: `parse(str(d)) == d`.
+Owns parsing and printing of `90ep`, `5000step`, `10%`, `15min`, and parsing of `2^-11 per image`. Refuses to know how
+long an epoch is: the plan converts. Invariant: `Duration.parse(str(d)) == d`.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -18,6 +19,29 @@ from pydantic_core import CoreSchema, core_schema
 
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ep|step|%|min)\s*")
 _LONGEST = 1e12
+_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
+_RATE = re.compile(
+    rf"\s*(?:2\s*\^\s*(?P<exponent>{_NUMBER})|(?P<plain>{_NUMBER}(?:[eE][-+]?[0-9]+)?))"
+    r"(?:\s+per\s+(?:(?P<per>[0-9]{1,9})(?:\s+images?)?|(?P<image>image)))?\s*"
+)
+_STEEPEST = 1000  # of 2^N: beyond it there is no such number
+
+
+def parse_rate(text: str) -> tuple[float, int | None] | None:
+    """`2^-11 per image`, `0.256 per 256 images` or `2^-3` as (rate, reference batch or None); None: not a rate."""
+    match = _RATE.fullmatch(text)
+    if match is None or (match["exponent"] and abs(float(match["exponent"])) > _STEEPEST):
+        return None
+    rate = float(match["plain"]) if match["plain"] else 2.0 ** float(match["exponent"])
+    return rate, 1 if match["image"] else int(match["per"]) if match["per"] else None
+
+
+def split_rate(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`lr: 2^-11 per image` as lr and per; left as it is where `per` says something else."""
+    text = given.get("lr")
+    rate, per = (parse_rate(text) if isinstance(text, str) else None) or (0.0, None)
+    agree = per is not None and given.get("per") in (None, per)
+    return {**given, "lr": rate, "per": per} if agree else dict(given)
 
 
 @dataclass(frozen=True, slots=True)

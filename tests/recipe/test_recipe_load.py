@@ -45,8 +45,8 @@ def test_every_problem_comes_at_once_in_the_order_of_the_file(write) -> None:
         "4: batch.group: takes a whole number, or one of all, micro; not '256' (a number is written without quotes)",
         "5: seed: takes a whole number; not true",
         "6: augment.flip: takes a number not above 1; not 2",
-        "7: schedule.kind: takes one of constant, cosine, linear, step, milestones, exponential, polynomial; "
-        "not 'cosin'; did you mean cosine?",
+        "7: schedule.kind: takes one of constant, cosine, linear, step, milestones, table, exponential, polynomial, "
+        "one-cycle; not 'cosin'; did you mean cosine?",
         "8: optimizer.nesterov: needs optimizer.momentum above 0",
     ]
 
@@ -111,6 +111,20 @@ def test_a_wrong_type_or_range_is_one_problem_with_the_field(write, text: str, f
         ("schedule: {kind: step}", "schedule.period"),
         ("schedule: {kind: milestones}", "schedule.milestones"),
         ("schedule: {kind: milestones, milestones: [3ep, 2ep]}", "must rise"),
+        ("schedule: {kind: table, values: [1, 2], milestones: [3ep, 2ep]}", "must rise"),
+        ("schedule: {kind: table, values: [1, 2], milestones: [3ep]}", "has 2, but schedule.milestones 1"),
+        ("schedule: {kind: table}", "table needs schedule.values"),
+        ("schedule: {kind: one-cycle}", "one-cycle needs schedule.warmup"),
+        ("schedule: {kind: exponential, drops: 3, period: 2ep}", "schedule.period is given too"),
+        ("schedule: {end_lr: 0.1, end_ratio: 0.1}", "the same thing twice"),
+        ("schedule: {horizon: 3min}", "cannot be in minutes"),
+        ("schedule: {horizon: 0ep}", "must be longer"),
+        ("schedule: {lr: 2^-11 per image, per: 256}", "a rate without `per`"),
+        ("schedule: {lr: two per image}", "2^-11 per image"),
+        ("schedule: {lr: '0.1'}", "takes a number"),
+        ("published: [{source: x, value: 77.2}]", "percent write 0.772"),
+        ("published: [{value: 0.7}]", "published"),
+        ("measured: [{date: today, hardware: x, n: 1, value: 0.5}]", "measured"),
         ("schedule: {warmup: 91ep}", "schedule.warmup"),
         ("length: 10%", "length"),
         ("length: 0ep", "length"),
@@ -291,3 +305,29 @@ def test_a_recipe_cannot_be_changed() -> None:
     recipe = Recipe()
     with pytest.raises(ValueError, match="frozen"):
         recipe.batch = BatchSizes(size=3)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "per"),
+    [
+        ("2^-11 per image", 2**-11, 1),
+        ("2^-9.5 per image", 2**-9.5, 1),
+        ("0.256 per 256", 0.256, 256),
+        ("3e-3 per 32 images", 0.003, 32),
+        ("2^-3", 0.125, 256),
+    ],
+)
+def test_a_rate_says_its_batch_and_replaces_both_of_the_recipe_it_extends(write, text, rate, per) -> None:
+    resolved = load(write(f"extends: resnet50\nschedule:\n  lr: {text}\n"))
+    assert (resolved.recipe.schedule.lr, resolved.recipe.schedule.per) == (rate, per)
+    assert resolved.origins["schedule.lr"].endswith(":3")
+    assert resolved.origins["schedule.per"].endswith(":3") == ("per" in text)
+    typed = load("resnet50", [("schedule.lr", text, "--set")])
+    assert (typed.recipe.schedule.lr, typed.recipe.schedule.per) == (rate, per)
+    assert (typed.origins["schedule.per"] == "--set") == ("per" in text)
+
+
+def test_figures_are_about_the_file_that_states_them(write) -> None:
+    parent = write("published: [{source: somebody, value: 0.5}]\nmeasured: []\n", "parent.yaml")
+    assert load(parent).recipe.published[0].source == "somebody"
+    assert load(write(f"extends: {parent}\n", "child.yaml")).recipe.published == ()

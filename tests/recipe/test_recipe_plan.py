@@ -213,3 +213,62 @@ def test_uneven_parts_are_shown() -> None:
 def test_groups_tied_to_the_hardware_are_announced() -> None:
     assert "gives another result" in plan_of(batch={"group": "micro"}).lines[-1]
     assert "gives another result" not in " ".join(plan_of().lines)
+
+
+def lines_of(num_train: int, *, world: int = 1, **sections: Any) -> str:
+    return "\n".join(plan_of(num_train, world=world, **sections).lines)
+
+
+@pytest.mark.parametrize(
+    ("batch", "schedule", "said"),
+    [
+        (2048, {"lr": 0.256, "per": 256}, "lr 0.256 x 2048/256 = 2.048"),
+        (768, {"lr": "2^-11 per image"}, "lr 2^-11 x 768 = 0.375"),
+        (3040, {"lr": "2^-9.5 per image"}, "lr 2^-9.5 x 3040 = 4.19845"),
+        (1024, {"lr": "0.003 per 32"}, "lr 0.003 x 1024/32 = 0.096"),
+        (1920, {"lr": 3.824}, "lr 3.824"),
+    ],
+)
+def test_the_plan_prints_the_rate_as_it_was_published(batch: int, schedule: dict[str, Any], said: str) -> None:
+    assert said in lines_of(1_281_167, batch={"size": batch}, schedule=schedule)
+
+
+def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> None:
+    claim = {"source": "somebody", "batch": [20, 6, 16]}
+    text = lines_of(1_281_167, batch={"size": 1920}, published=[claim, claim])
+    assert text.count("published with a batch of 20 x 6 x 16 = 1,920 (samples x accumulated x cards)") == 1
+    assert "here" not in text
+    assert "= 1,920 (samples x accumulated x cards); here 256" in lines_of(1_281_167, published=[claim])
+    two = {"source": "somebody", "batch": [256, 8]}
+    assert "256 x 8 = 2,048 (samples x cards)" in lines_of(1_281_167, batch={"size": 2048}, published=[two])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        (
+            {"kind": "table", "values": [0.275, 0.8], "milestones": ["1ep", "4ep"]},
+            "table: 0.1, 0.275 from 1ep, 0.8 from 4ep",
+        ),
+        (
+            {"kind": "table", "values": [0.2, 0.3], "milestones": ["0ep", "95ep"]},
+            "0.3 from 95ep (1 value past the end)",
+        ),
+        ({"kind": "cosine", "warmup": "1ep", "origin": "start"}, "then cosine to 0, counted from step 0"),
+        (
+            {"kind": "cosine", "warmup": "1ep", "warmup_from": "zero", "origin": "scaled"},
+            "warm-up from 0 over 39 steps, with cosine to 0, counted from step 0, warm-up multiplies it",
+        ),
+        ({"kind": "polynomial", "horizon": "36ep", "end_lr": 1e-4}, "polynomial of power 2 to 0.0001 at step 1,404"),
+        ({"kind": "exponential", "drops": 146, "staircase": True}, "x 0.1 146 times in the run, in whole steps down"),
+        ({"kind": "linear", "update": "epoch"}, "linear to 0, moved once an epoch"),
+        ({"kind": "one-cycle", "warmup": "10%"}, "one-cycle, cosine: 0.004 to 0.1 in 351 steps, then to 0"),
+    ],
+)
+def test_the_plan_says_what_the_schedule_does(schedule: dict[str, Any], said: str) -> None:
+    assert said in lines_of(10_000, schedule=schedule)
+
+
+def test_a_horizon_inside_warm_up_is_refused() -> None:
+    with pytest.raises(RecipeError, match="where warm-up ends only at step"):
+        plan_of(schedule={"warmup": "5ep", "horizon": "3ep"})
