@@ -8,6 +8,11 @@ import pytest
 import torch
 from hypothesis import settings
 
+from reconv.device.tiles import avoid_broken_tiles
+
+# oneDNN reads its limits once, at its first use in a process: before any test.
+avoid_broken_tiles()
+
 # xdist uses every core already; and bitwise laws hold at equal thread counts.
 torch.set_num_threads(1)
 
