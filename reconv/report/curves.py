@@ -44,6 +44,10 @@ def charts_of_run(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
         small("Throughput, images/s", "count", _throughput(record), from_zero=True),
         small(_WAIT_TITLE, "percent", _train(record, "data wait", lambda e: e.data_wait_fraction), from_zero=True),
         small("Gradient norm", "number", gradient, may_be_log=True),
+        *(
+            small(f"{_title(name)}, every checkpoint", "percent", _scored(record, name))
+            for name in ([metric] if metric not in (None, "loss") else [])
+        ),
         small("Loss scale", "number", _train(record, "loss scale", lambda e: e.loss_scale), may_be_log=True),
     ]
     return [c for c in charts if _has_values(c)]
@@ -153,6 +157,12 @@ def _validation(record: Record, metric: str, weights: str, label: str, colour: i
     having = [e for e in record.evaluations if e.weights == weights and metric in e.metrics]
     points = tuple((e.epoch, e.metrics[metric]) for e in having)
     return (Series(label, points, colour, dash, dots=True),) if points else ()
+
+
+def _scored(record: Record, metric: str) -> Lines:
+    """The line of a metric over the checkpoints that were scored after the fact."""
+    points = tuple((record.epoch(s.step), s.metrics[metric]) for s in record.scores if metric in s.metrics)
+    return (Series("scored by eval --all", points, _RAW, dots=True),) if points else ()
 
 
 def _marks(record: Record) -> tuple[Mark, ...]:

@@ -14,7 +14,8 @@ from reconv.report import page, sections
 from reconv.report.compare import comparison
 from reconv.report.markup import el
 from reconv.report.record import Record, load_record
-from reconv.report.summary import summary_of, write_whole
+from reconv.report.summary import summary_of
+from reconv.report.whole import write_whole
 
 
 def render(run_dirs: Sequence[Path]) -> str:

@@ -26,6 +26,7 @@ from reconv.report.events import (
     latest_by_step,
     read_events,
 )
+from reconv.report.scores import CheckpointScore, read_scores
 
 E = TypeVar("E", bound=Event)
 
@@ -60,6 +61,7 @@ class Record:
     non_finite: tuple[NonFiniteStep, ...]
     pictures: tuple[Pictured, ...]
     notes: tuple[Noted, ...]
+    scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
 
     @property
     def label(self) -> str:
@@ -104,6 +106,7 @@ def load_record(run_dir: Path) -> Record:
         non_finite=tuple(sorted(_of(kept, NonFiniteStep), key=lambda e: e.step)),
         pictures=tuple(_of(kept, Pictured)),
         notes=tuple(_of(kept, Noted)),
+        scores=tuple(read_scores(run_dir)),
     )
 
 

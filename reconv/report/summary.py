@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from reconv.errors import Exit
 from reconv.report.clock import rates_of
 from reconv.report.events import Evaluated
 from reconv.report.record import Record, load_record
+from reconv.report.whole import write_whole
 from reconv.report.words import is_loss, resume_command
 
 # A recipe without an expectation is judged by the first of these that its evaluations have.
@@ -41,26 +41,14 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file by a text, so that a reader sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def summary_of(record: Record) -> dict[str, Any]:
     """The summary of a run that has been read."""
     plan, end = record.plan, record.end
     complete = [e for e in record.evaluations if not e.partial]
     metric = _metric(record.recipe, complete)
     judged = _judged(complete, metric)
-    final, best = (judged[-1], _best(judged, metric)) if judged else (None, None)
+    best = _best(judged, metric)
+    final = _final(judged, [e for e in complete if e.weights == "averaged" and metric in e.metrics])
     value = _finite(final.metrics[metric]) if final and metric else None
     return {
         "recipe": record.name,
@@ -79,6 +67,7 @@ def summary_of(record: Record) -> dict[str, Any]:
         "expect": _expect(record.recipe, final),
         "exit_code": end.exit_code if end else None,
         "reason": end.reason if end else None,
+        "stopped_early": None,
         "attempts": len(record.tries),
         "non_finite_steps": len(record.non_finite),
         "resume": _resume(record),
@@ -113,9 +102,16 @@ def _metric(recipe: Mapping[str, Any], evaluations: Sequence[Evaluated]) -> str 
 
 def _judged(evaluations: Sequence[Evaluated], metric: str | None) -> list[Evaluated]:
     """The evaluations that count: those of the average of the weights where there is one, else the raw ones."""
-    having = [e for e in evaluations if metric in e.metrics]
+    having = [e for e in evaluations if metric in e.metrics and e.weights != "averaged"]
     averaged = [e for e in having if e.weights == "ema"]
     return averaged or having
+
+
+def _final(judged: Sequence[Evaluated], averaged: Sequence[Evaluated]) -> Evaluated | None:
+    """The result: the average of the last checkpoints, if one was made of them, else the last evaluation."""
+    if averaged and (not judged or averaged[-1].step >= judged[-1].step):
+        return averaged[-1]
+    return judged[-1] if judged else None
 
 
 def _best(evaluations: Sequence[Evaluated], metric: str | None) -> Evaluated | None:

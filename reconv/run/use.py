@@ -1,36 +1,33 @@
 """Using a trained run: `evaluate` scores it in one exact pass, `predict` names what is in a picture.
 
-Owns how a RUN (run folder, checkpoint folder or weights file) becomes a network ready to use. Refuses to know
-training. Invariant: the preprocessing is the one saved with the model.
+Owns one exact pass and the naming of pictures. Refuses to know training, and how a RUN becomes a network (saved).
+Invariant: the preprocessing is the one saved with the model.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from reconv.batch import Batch
 from reconv.checkpoint.locate import Located, locate
 from reconv.checkpoint.store import Store
-from reconv.checkpoint.weights import apply, read_weights
 from reconv.data.decode import decode, host_eval
 from reconv.data.reader import read
 from reconv.data.sources.folder import is_image_name
 from reconv.device import Device, open_device
 from reconv.engine.evaluate import evaluate as one_pass
-from reconv.errors import CheckpointError, DataError, UsageError
-from reconv.recipe.load import load
+from reconv.errors import DataError, UsageError
 from reconv.recipe.schema import Recipe
+from reconv.report.html import write_report
+from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.run import parts
+from reconv.run.saved import build_saved, find_weights, read_saved
 
 PREDICT_BATCH = 64
-HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")  # of the networks we build
-CSV_COLUMNS = ("step", "weights", "num_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class EvalResult:
 
     path: Path
     step: int | None
-    weights: str  # raw or ema
+    weights: str  # raw, ema or averaged
     metrics: dict[str, float]
     num_samples: int
 
@@ -77,10 +74,12 @@ def evaluate(
     recipe: str | None = None,
 ) -> list[EvalResult]:
     """Score a run on the whole validation set, once; `all` scores every checkpoint in order, skipping those done."""
-    located = locate(run, which="best" if best else "newest")
+    located = find_weights(run, "best" if best else "newest").located
     if not all:
         model = open_model(located, device=device, weights=weights, recipe=recipe)
         return [_score(model, data, batch)]
+    if weights == "averaged":
+        raise UsageError("--averaged is one set of weights, --all scores every checkpoint", then="leave one out")
     if located.run is None:
         raise UsageError(f"--all needs a run folder, and {run} is not one", where=str(run))
     return _score_every_checkpoint(located, data=data, device=device, weights=weights, batch=batch)
@@ -98,7 +97,8 @@ def predict(
 ) -> list[Prediction]:
     """Name what each picture (or every picture in each folder) shows."""
     files = [file for path in paths for file in _pictures(Path(path))]
-    model = open_model(locate(run, which="best" if best else "newest"), device=device, weights=weights, recipe=recipe)
+    located = find_weights(run, "best" if best else "newest").located
+    model = open_model(located, device=device, weights=weights, recipe=recipe)
     prepare = parts.eval_prepare(model.recipe, model.network)
     model.network.model.eval()
     results: list[Prediction] = []
@@ -116,42 +116,10 @@ def predict(
 
 def open_model(located: Located, *, device: str, weights: str, recipe: str | None) -> Model:
     """The network of a run, a checkpoint or a weights file, on the device."""
-    if located.checkpoint is not None:
-        loaded = Store(located.checkpoint.parent).load(located.checkpoint)
-        saved = Recipe.model_validate(loaded.state["recipe"])
-        chosen = ("ema" if "ema" in loaded.parts else "raw") if weights == "auto" else weights
-        if chosen == "ema" and "ema" not in loaded.parts:
-            raise CheckpointError(
-                "this run has no averaged weights", where=str(located.checkpoint), then="leave --ema out"
-            )
-        tensors = loaded.parts["ema" if chosen == "ema" else "model"]
-        names, step = tuple(loaded.state["class_names"]), int(loaded.state["step"])
-        path = located.checkpoint
-    else:
-        if recipe is None:
-            raise UsageError(
-                f"{located.weights} is a bare weights file: its recipe is not known",
-                then="name it with --recipe, as in --recipe resnet50",
-            )
-        saved = load(recipe).recipe
-        tensors, chosen, step, path = read_weights(located.weights), "raw", None, located.weights
-        names = tuple(str(i) for i in range(_num_classes(tensors, located.weights)))
+    saved = read_saved(located, weights=weights, recipe=recipe)
     opened = open_device(device)
-    network = parts.build_network(saved, len(names), opened)
-    apply(network.model, tensors, strict=True, source=str(path))
-    return Model(saved, names, network, opened, path, chosen, step)
-
-
-def _num_classes(tensors: dict[str, torch.Tensor], path: Path) -> int:
-    """The number of classes of a bare weights file: the rows of its one fully connected layer of the head."""
-    heads = [t for name, t in tensors.items() if name in HEADS]
-    if len(heads) != 1:
-        raise CheckpointError(
-            "no head in this weights file tells its number of classes",
-            where=str(path),
-            why=f"looked for {', '.join(HEADS)}",
-        )
-    return int(heads[0].shape[0])
+    network = build_saved(saved, saved.recipe, opened)
+    return Model(saved.recipe, saved.class_names, network, opened, saved.path, saved.weights, saved.step)
 
 
 def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResult:
@@ -159,7 +127,8 @@ def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResu
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
     source = parts.open_sources(recipe).val
-    if source.class_names != model.class_names and model.step is not None:
+    theirs, known = model.class_names, model.step is not None  # bare weights only have a number of classes
+    if len(source.class_names) != len(theirs) or (known and source.class_names != theirs):
         raise DataError(
             "the classes of this data are not the ones the model was trained on",
             where=str(parts.data_path(recipe)),
@@ -181,39 +150,21 @@ def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResu
 def _score_every_checkpoint(
     located: Located, *, data: str | Path | None, device: str, weights: str, batch: int | None
 ) -> list[EvalResult]:
-    """Score each checkpoint of a run once, in order, into evaluations.csv; rows already there are kept."""
+    """Score each checkpoint of a run once, in order, into evaluations.csv and its curve; rows already there stay."""
     assert located.run is not None
-    file = located.run.path / "evaluations.csv"
-    results = {r.step: r for r in _read_csv(file)}
-    for step in Store(located.run.checkpoints).steps():
-        if step in results:
-            continue
-        here = locate(Store(located.run.checkpoints).path(step))
-        results[step] = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch)
-        _write_csv(file, [results[s] for s in sorted(results, key=lambda s: s or 0)])
-    return [results[s] for s in sorted(results, key=lambda s: s or 0)]
-
-
-def _read_csv(file: Path) -> Iterator[EvalResult]:
-    if not file.exists():
-        return
-    with file.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            metrics = {name: float(value) for name, value in row.items() if name not in CSV_COLUMNS}
-            path = file.parent / "checkpoints" / f"step-{int(row['step']):09d}"
-            yield EvalResult(path, int(row["step"]), row["weights"], metrics, int(row["num_samples"]))
-
-
-def _write_csv(file: Path, results: Sequence[EvalResult]) -> None:
-    rows: list[dict[str, Any]] = [
-        {"step": r.step, "weights": r.weights, "num_samples": r.num_samples, **r.metrics} for r in results
+    folder, store = located.run.path, Store(located.run.checkpoints)
+    scores = {score.step: score for score in read_scores(folder)}
+    for step in store.steps():
+        if step not in scores:
+            model = open_model(locate(store.path(step)), device=device, weights=weights, recipe=None)
+            result = _score(model, data, batch)
+            scores[step] = CheckpointScore(step, result.weights, result.num_samples, result.metrics)
+            write_scores(folder, list(scores.values()))
+    write_report(folder)
+    return [
+        EvalResult(store.path(score.step), score.step, score.weights, score.metrics, score.num_samples)
+        for _, score in sorted(scores.items())
     ]
-    temporary = file.with_suffix(".tmp")
-    with temporary.open("w", newline="") as lines:
-        writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(file)
 
 
 def _pictures(path: Path) -> list[Path]:

@@ -1,0 +1,90 @@
+"""Evaluation and prediction of a trained run, by the library calls behind the verbs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import reconv
+from reconv.data.sources.digits import open_digits
+from reconv.errors import CheckpointError, DataError, UsageError
+from reconv.report.events import Evaluated, read_events
+
+SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small finished run with an average and three checkpoints."""
+    given = [(field, value, "--set") for field, value in SETTINGS.items()]
+    return reconv.train("quickstart", out=tmp_path_factory.mktemp("runs") / "run", overrides=given).folder
+
+
+def test_evaluation_of_a_run_repeats_the_metrics_of_its_training(run: Path) -> None:
+    recorded = [e for e in read_events(run / "events.jsonl") if isinstance(e, Evaluated) and e.step == 66]
+    assert [e.weights for e in recorded] == ["raw", "ema"]
+    for event in recorded:
+        [result] = reconv.evaluate(run, weights=event.weights)
+        assert result.metrics == event.metrics
+        assert (result.num_samples, result.step) == (360, 66)
+
+
+def test_the_batch_size_of_an_evaluation_does_not_change_its_counts(run: Path) -> None:
+    [whole] = reconv.evaluate(run)
+    [parts] = reconv.evaluate(run, batch=7)
+    assert parts.metrics["top1"] == whole.metrics["top1"]
+    assert parts.num_samples == 360
+
+
+def test_every_checkpoint_is_scored_once_in_order(run: Path) -> None:
+    first = reconv.evaluate(run, all=True)
+    assert [r.step for r in first] == [22, 44, 66]
+    rows = (run / "evaluations.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert "every checkpoint" in (run / "report.html").read_text()
+    (run / "evaluations.csv").write_text("\n".join([*rows[:2], rows[2].replace(rows[2].split(",")[3], "0.5"), rows[3]]))
+    again = reconv.evaluate(run, all=True)
+    assert again[1].metrics["top1"] == 0.5  # a row that is there is not computed again
+    assert [again[0], again[2]] == [first[0], first[2]]
+
+
+def test_a_checkpoint_folder_and_its_weights_are_runs_too(run: Path) -> None:
+    [by_run] = reconv.evaluate(run, weights="raw")
+    [by_checkpoint] = reconv.evaluate(run / "checkpoints" / "step-000000066", weights="raw")
+    [by_file] = reconv.evaluate(run / "checkpoints" / "step-000000066" / "model.safetensors", recipe="quickstart")
+    assert by_checkpoint.metrics == by_run.metrics == by_file.metrics
+
+
+def test_prediction_uses_the_preprocessing_of_evaluation(run: Path, tmp_path: Path) -> None:
+    digits = open_digits("val")
+    [score] = reconv.evaluate(run)
+    right = 0
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for index in range(60):
+        data = digits.sample(index).data
+        assert isinstance(data, np.ndarray)
+        Image.fromarray(data[:, :, 0]).save(folder / f"{index:03d}.png")
+    predictions = reconv.predict(run, [folder], top=3)
+    assert [p.path.name for p in predictions] == [f"{i:03d}.png" for i in range(60)]
+    for index, prediction in enumerate(predictions):
+        assert len(prediction.labels) == 3
+        right += prediction.labels[0][0] == digits.class_names[digits.sample(index).target]
+        assert 0 <= sum(s for _, s in prediction.labels) <= 1 + 1e-9
+    assert abs(right / 60 - score.metrics["top1"]) < 0.15
+
+
+def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        reconv.evaluate(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="no such picture"):
+        reconv.predict(run, [tmp_path / "none.png"])
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes((run / "checkpoints" / "step-000000066" / "model.safetensors").read_bytes())
+    with pytest.raises(UsageError, match="recipe"):
+        reconv.evaluate(bare)
+    with pytest.raises(CheckpointError, match="another model"):
+        reconv.evaluate(bare, recipe="cifar10-resnet20")
