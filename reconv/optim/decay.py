@@ -1,4 +1,4 @@
-"""Which parameters are decayed, by the type of the module that owns them.
+"""Which parameters are decayed: by the type of the module that owns them, or as a vendor did, by name.
 
 Owns the named rules. Refuses to know optimizers. Invariant: every trainable parameter is in exactly one list.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-RULES = ("all", "not-norm-bias", "not-norm")
+RULES = ("all", "not-norm-bias", "not-norm", "nvidia-by-name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,25 @@ class DecayGroups:
 
 
 def decay_groups(model: nn.Module, rule: str) -> DecayGroups:
-    """Sort the trainable parameters by a rule: all, not-norm-bias or not-norm."""
+    """Sort the trainable parameters by a rule: all, not-norm-bias, not-norm or nvidia-by-name."""
     if rule not in RULES:
         raise ValueError(f"unknown decay rule {rule!r}: one of {', '.join(RULES)}")
     groups = DecayGroups({}, {})
     seen: set[int] = set()
-    for name, module in model.named_modules():
+    for module_name, module in model.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):
             if not parameter.requires_grad or id(parameter) in seen:
                 continue
             seen.add(id(parameter))
-            in_norm = isinstance(module, NORMS)
-            is_free = rule != "all" and (in_norm or (rule == "not-norm-bias" and own_name == "bias"))
-            target = groups.free if is_free else groups.decayed
-            target[f"{name}.{own_name}" if name else own_name] = parameter
+            name = f"{module_name}.{own_name}" if module_name else own_name
+            target = groups.free if _is_free(rule, module, own_name, name) else groups.decayed
+            target[name] = parameter
     return groups
+
+
+def _is_free(rule: str, module: nn.Module, own_name: str, name: str) -> bool:
+    if rule == "all":
+        return False
+    if rule == "nvidia-by-name":
+        return "bn" in name  # a ResNet's shortcut norms (downsample.1) and fc bias are decayed under this rule
+    return isinstance(module, NORMS) or (rule == "not-norm-bias" and own_name == "bias")

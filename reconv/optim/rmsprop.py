@@ -1,0 +1,66 @@
+"""RMSprop in torch's and in TensorFlow's form, gated on the device.
+
+Owns the two update rules. Refuses to know schedules. Invariant: a step that is not ok changes neither weights nor
+state.
+
+They differ in more than where epsilon stands: TensorFlow's mean square starts at 1 and its learning rate goes into
+the momentum, so a rate that falls is felt later.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reconv.optim.decay import DecayGroups
+from reconv.optim.sgd import MOMENTUM
+from reconv.optim.slots import Slots, commit
+
+Form = Literal["torch", "tensorflow"]
+SQUARE = "square"
+
+
+class RMSprop(Slots):
+    """g += decay * w; s = alpha * s + (1 - alpha) * g * g, then, with momentum m:
+
+    torch: v = m * v + g / (sqrt(s) + epsilon); w -= lr * v. tensorflow: v = m * v + lr * g / sqrt(s + epsilon); w -= v.
+    """
+
+    def __init__(
+        self, groups: DecayGroups, *, form: Form, alpha: float, epsilon: float, momentum: float, weight_decay: float
+    ) -> None:
+        initial = {SQUARE: 1.0 if form == "tensorflow" else 0.0}
+        super().__init__(groups, initial | ({MOMENTUM: 0.0} if momentum else {}))
+        self._form = form
+        self._alpha = alpha
+        self._epsilon = epsilon
+        self._momentum = momentum
+        self._weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, lr: float, ok: Tensor) -> None:
+        """Update every parameter that has a gradient, or nothing at all when not ok."""
+        for group in self.groups():
+            grads = group.grads
+            if group.is_decayed and self._weight_decay:
+                grads = list(torch._foreach_add(grads, group.params, alpha=self._weight_decay))
+            squares = torch._foreach_mul(group.slots[SQUARE], self._alpha)
+            torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
+            moves = torch._foreach_div(grads, self._roots(squares))
+            if self._form == "tensorflow":
+                torch._foreach_mul_(moves, lr)
+            if self._momentum:
+                buffers = group.slots[MOMENTUM]
+                moves = torch._foreach_add(moves, buffers, alpha=self._momentum)
+                commit(moves, buffers, ok)
+            commit(squares, group.slots[SQUARE], ok)
+            alpha = -1.0 if self._form == "tensorflow" else -lr
+            commit(torch._foreach_add(group.params, moves, alpha=alpha), group.params, ok)
+
+    def _roots(self, squares: tuple[Tensor, ...]) -> list[Tensor]:
+        """What gradients are divided by."""
+        if self._form == "tensorflow":
+            return list(torch._foreach_sqrt(torch._foreach_add(squares, self._epsilon)))
+        return list(torch._foreach_add(torch._foreach_sqrt(squares), self._epsilon))

@@ -1,0 +1,86 @@
+"""What every optimizer keeps: parameters in decay groups, and tensors of state beside each of them.
+
+Owns gradients' access, the state's names and its saving. Refuses to know any update rule. Invariant: a state tensor
+has its parameter's shape, type and strides for as long as it lives: the fused kernels on CPU walk memory and compute
+garbage, silently, when strides differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reconv.errors import CheckpointError
+from reconv.optim.decay import DecayGroups
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The parameters of one decay group that have a gradient, and what belongs to each, in the same order."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    slots: dict[str, list[Tensor]]  # by the name of the slot
+    is_decayed: bool
+
+
+class Slots:
+    """Parameters by name, and one tensor per slot (momentum, mean square) for each of them."""
+
+    def __init__(self, groups: DecayGroups, initial: Mapping[str, float]) -> None:
+        self._groups = [(groups.decayed, True), (groups.free, False)]
+        self._tensors = {
+            slot: {
+                name: torch.full_like(parameter, value, requires_grad=False)
+                for parameters, _ in self._groups
+                for name, parameter in parameters.items()
+            }
+            for slot, value in initial.items()
+        }
+
+    def grads(self) -> list[Tensor]:
+        """The gradients that exist, in the network's order within decayed and free."""
+        return [p.grad for parameters, _ in self._groups for p in parameters.values() if p.grad is not None]
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameters, _ in self._groups:
+            for parameter in parameters.values():
+                parameter.grad = None
+
+    def groups(self) -> Iterator[Group]:
+        """Each decay group that has gradients."""
+        for parameters, is_decayed in self._groups:
+            with_grad = {name: p for name, p in parameters.items() if p.grad is not None}
+            if with_grad:
+                grads = [p.grad for p in with_grad.values() if p.grad is not None]
+                slots = {slot: [tensors[name] for name in with_grad] for slot, tensors in self._tensors.items()}
+                yield Group(list(with_grad.values()), grads, slots, is_decayed)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every slot under its own and its parameter's name."""
+        return {f"{slot}.{name}": t for slot, tensors in self._tensors.items() for name, t in tensors.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take over saved slots, in the strides of our own."""
+        expected = self.state()
+        if set(state) != set(expected):
+            missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+            raise CheckpointError(
+                "the saved optimizer state is not this network's",
+                why=f"missing: {missing[:3]}, unexpected: {unexpected[:3]}",
+            )
+        for name, tensor in expected.items():
+            if tensor.shape != state[name].shape:
+                raise CheckpointError(
+                    f"the saved optimizer state {name} has shape {tuple(state[name].shape)}, not {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state[name])
+
+
+def commit(new: Sequence[Tensor], old: Sequence[Tensor], ok: Tensor) -> None:
+    """Put new values in the place of old ones, or leave those as they are when not ok; nothing is read back."""
+    torch._foreach_copy_(list(old), [torch.where(ok, n, o) for n, o in zip(new, old, strict=True)])
