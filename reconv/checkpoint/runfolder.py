@@ -97,6 +97,11 @@ class RunFolder:
         return self.path / "best.json"
 
     @property
+    def averaged(self) -> Path:
+        """The average of the last checkpoints, where one was made."""
+        return self.path / "averaged.safetensors"
+
+    @property
     def pictures(self) -> Path:
         return self.path / "pictures"
 
@@ -117,13 +122,15 @@ class RunFolder:
         return self.recipe.is_file() or self.checkpoints.is_dir()
 
     def is_finished(self) -> bool:
-        """Whether the run reached its end: `summary.json` has exit code 0 and all steps done."""
+        """Whether the run reached its end: `summary.json` has exit code 0, and all steps done or a reason why not."""
         try:
             summary: Any = json.loads(self.summary.read_bytes())
         except (FileNotFoundError, ValueError):
             return False
         if not isinstance(summary, dict) or summary.get("exit_code") != 0:
             return False
+        if summary.get("stopped_early"):
+            return True
         steps, total_steps = summary.get("steps"), summary.get("total_steps")
         return steps is None or total_steps is None or int(steps) >= int(total_steps)
 

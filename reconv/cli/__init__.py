@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import click
 
 from reconv import __version__
+from reconv.cli.average import average
 from reconv.cli.data import data
 from reconv.cli.machine import completion, doctor
 from reconv.cli.options import NearestGroup
@@ -43,7 +44,7 @@ def reconv() -> None:
     """
 
 
-for _verb in (train, evaluate, predict, recipes, report, data, doctor, completion):
+for _verb in (train, evaluate, predict, average, recipes, report, data, doctor, completion):
     reconv.add_command(_verb)
 
 

@@ -27,6 +27,7 @@ def model_options(verb: F) -> F:
         click.option(
             "--ema", "weights", flag_value="ema", help="The averaged weights; the default where there are some."
         ),
+        click.option("--averaged", "weights", flag_value="averaged", help="The average of the run's checkpoints."),
         click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP),
     ):
         verb = option(verb)

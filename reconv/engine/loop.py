@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import EvaluationStopped
 from reconv.engine.protocols import Device, Emit, Task, TrainBatches
 from reconv.engine.step import StepResult
@@ -74,6 +75,10 @@ class Counters:
         scored = [(h["metrics"][metric], -h["step"]) for h in self.history if h["weights"] == weights]
         return (-max(scored)[1], max(scored)[0]) if scored else None
 
+    def values(self, metric: str, weights: str) -> list[float]:
+        """A metric at each evaluation of some weights, in order."""
+        return [h["metrics"][metric] for h in self.history if h["weights"] == weights]
+
     def evaluated_at(self, step: int) -> bool:
         return any(h["step"] == step for h in self.history)
 
@@ -100,6 +105,8 @@ class Fit:
     metrics_note: str = ""
     keep_best: bool = True
     loss_scale: Callable[[], Tensor | None] = lambda: None
+    early: EarlyStop = field(default_factory=EarlyStop)
+    ended_early: str = ""  # why the run ended before its length, if it did
     _last_save_s: float = field(default_factory=time.monotonic)
     _saved_step: int = -1
 
@@ -107,7 +114,12 @@ class Fit:
         """Train from the counters' step to the plan's end."""
         start, total = self.counters.step, self.plan.total_steps
         self._saved_step = start
+        num_evaluated = len(self.counters.history)
         self._evaluate_if_due(start)  # an evaluation that a stop cut short
+        if self._ends_early(start):
+            if self.save is not None and len(self.counters.history) > num_evaluated:
+                self._save(start, "end")
+            return
         interval = _Interval()
         for step, micro_batches in enumerate(self._fetched(start, total), start):
             result = self.step(step, micro_batches)
@@ -120,7 +132,12 @@ class Fit:
                 self._log(step, interval, result)
                 interval = _Interval()
             improved = self._evaluate_if_due(step + 1)
+            ends = self._ends_early(step + 1)
             self._save_if_due(step + 1, improved)
+            if ends:
+                if not interval.is_empty:
+                    self._log(step, interval, result)
+                break
             if self.stop.requested and step + 1 < total:
                 self._leave(step + 1)
         self.watch.settle()
@@ -177,13 +194,21 @@ class Fit:
             self.emit(replace(result, best=improved and result.weights == self.chosen_weights))
         return improved
 
+    def _ends_early(self, done: int) -> bool:
+        """Whether the evaluation at this step ends the run before its length."""
+        if done < self.plan.total_steps and self.counters.evaluated_at(done):
+            self.ended_early = self.early.reason(self.metric, self.counters.values(self.metric, self.chosen_weights))
+        return bool(self.ended_early)
+
     def _save_if_due(self, done: int, improved: bool) -> None:
         every = self.plan.save
         if self.save is None or every is None:
             return
         minutes = (time.monotonic() - self._last_save_s) / 60
-        if every.due(done, self.plan.total_steps) or (every.minutes is not None and minutes >= every.minutes):
-            self._save(done, "end" if done == self.plan.total_steps else "interval")
+        if self.ended_early or done == self.plan.total_steps:
+            self._save(done, "end")
+        elif every.due(done, self.plan.total_steps) or (every.minutes is not None and minutes >= every.minutes):
+            self._save(done, "interval")
         elif done in self.plan.pinned_steps:
             self._save(done, "pinned")
         elif improved and self.keep_best:
@@ -217,6 +242,10 @@ class _Interval:
         self._loss: Tensor | None = None
         self._metrics: dict[str, Tensor] = {}
         self._weight: Tensor | float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        return self._loss is None
 
     def add(self, result: StepResult) -> None:
         self._loss = result.loss.double() if self._loss is None else self._loss + result.loss.double()

@@ -68,6 +68,8 @@ def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     result = words.result(summary)
     if summary["exit_code"] != Exit.DONE:
         result = f"{words.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
+    elif summary.get("stopped_early"):
+        result = f"ended early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     lines = [f"{result} · report: {run_dir / summary['report']}" if run_dir else result]
     if summary["resume"] and summary["exit_code"] != Exit.DONE:
         lines.append(f"to go on: {summary['resume']}")

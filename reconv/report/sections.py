@@ -71,7 +71,8 @@ def cards(record: Record, summary: Mapping[str, Any]) -> Html:
     metric, shown = summary["metric"], []
     if metric:
         best = f"best {words.metric_text(metric, summary['best'])} at step {summary['best_step'] or 0:,}"
-        averaged = ", averaged weights" if summary["weights"] == "ema" else ""
+        names = {"ema": ", averaged weights", "averaged": ", average of the last checkpoints"}
+        averaged = names.get(summary["weights"] or "", "")
         shown.append(page.card(words.metric_name(metric), words.metric_text(metric, summary["value"]), best + averaged))
     devices = summary["num_devices"]
     per_device = f", {words.rate(summary['images_per_s_per_device'])} a device" if devices > 1 else ""
@@ -152,7 +153,7 @@ def notes(record: Record) -> Html:
         el(
             "li",
             {"class": n.level if n.level in ("info", "warning") else "info"},
-            f"step {n.step:,}: {n.text}" if n.step else n.text,
+            *_lines(f"step {n.step:,}: {n.text}" if n.step else n.text),
         )
         for n in ordered[:_MAX_ROWS]
     ]
@@ -168,6 +169,12 @@ def notes(record: Record) -> Html:
     hidden = len(record.notes) + len(record.non_finite) - len(lines) - len(broken)
     more = [el("li", {"class": "info"}, f"{hidden:,} more in events.jsonl")] if hidden else []
     return page.section("Notes", el("ul", {"class": "notes"}, *broken, *lines, *more) if lines or broken else Html(""))
+
+
+def _lines(text: str) -> list[str]:
+    """A note's first line, and a table that follows it as it was laid out."""
+    first, _, table = text.partition("\n")
+    return [first, el("pre", {"tabindex": 0}, table)] if table else [first]
 
 
 def evaluations(record: Record) -> Html:

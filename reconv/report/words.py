@@ -148,13 +148,15 @@ def verdict(summary: Mapping[str, Any]) -> str:
     value = f"{metric_name(metric)} {metric_text(metric, summary['value'])}" if metric else "no evaluation"
     expect = summary["expect"]
     level = f"{expectation(expect)}{'' if is_loss(expect['metric']) else ' %'}" if expect else ""
+    reason = summary.get("stopped_early")
+    early = f" It ended early, {where}: {reason}." if reason else ""
     match state(summary):
         case "met":
-            return f"Reached {value}; the recipe expects {level}."
+            return f"Reached {value}; the recipe expects {level}.{early}"
         case "missed":
-            return f"Reached {value}, short of the {level} that the recipe expects."
+            return f"Reached {value}, short of the {level} that the recipe expects.{early}"
         case "finished":
-            return f"Finished with {value}."
+            return f"Finished with {value}.{early}"
         case "stopped":
             return f"Stopped {where} with {value} so far; it can be resumed."
         case "diverged":

@@ -1,6 +1,7 @@
 """The composition root: the only room that chooses classes. `train`, `evaluate` and `predict` are the library."""
 
+from reconv.run.average import Averaged, average
 from reconv.run.train import RunResult, train
 from reconv.run.use import EvalResult, Prediction, evaluate, predict
 
-__all__ = ["EvalResult", "Prediction", "RunResult", "evaluate", "predict", "train"]
+__all__ = ["Averaged", "EvalResult", "Prediction", "RunResult", "average", "evaluate", "predict", "train"]

@@ -6,6 +6,7 @@ run are built by the same functions as training.
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.source import Source, Subset
 from reconv.device import Device
+from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import evaluate
 from reconv.engine.loop import Counters
 from reconv.engine.protocols import Emit, Prepare
@@ -111,7 +113,12 @@ def start_from_weights(network: Network, recipe: Recipe) -> FitReport | None:
 
 
 def build_task(recipe: Recipe, num_classes: int) -> Classification:
-    return Classification(num_classes, recipe.loss.label_smoothing)
+    return Classification(num_classes, recipe.loss.label_smoothing, recipe.loss.smoothing_form)
+
+
+def build_early_stop(recipe: Recipe) -> EarlyStop:
+    stop = recipe.stop
+    return EarlyStop(None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience)
 
 
 def eval_loader(recipe: Recipe, source: Source, device: Device, batch: int, workers: int = 0) -> EvalLoader:
@@ -143,6 +150,12 @@ class Evaluation:
         if self.average is not None:
             results.append(self._score("ema", self.average.model, done, epoch, stop_requested))
         return results
+
+    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> Evaluated:
+        """Score other weights of this network, under the name they go by."""
+        model = copy.deepcopy(self.network.model).requires_grad_(False)
+        saved_weights.apply(model, saved_weights.read_weights(path), strict=True, source=str(path))
+        return self._score(weights, model, done, epoch, lambda: False)
 
     def _score(
         self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
@@ -188,9 +201,15 @@ class Saver:
         if best is not None:
             self.folder.write_best(Best(best[0], self.metric, best[1], self.chosen_weights))
         keep_best = best[0] if best is not None and self.recipe.save.keep_best else None
-        self.store.retain(self.recipe.save.keep_last, keep_best, self.plan.pinned_steps)
+        self.store.retain(self.recipe.save.keep_last, keep_best, self._pinned(counters.step))
         relative = str(saved.path.relative_to(self.folder.path))
         self.emit(Saved(counters.step, relative, saved.num_bytes, time.perf_counter() - start_s, reason))
+
+    def _pinned(self, done: int) -> list[int]:
+        """The steps that must not be deleted: those the recipe pins, and those an average may still need."""
+        window = self.plan.average
+        averaged = [] if window is None else [s for s in self.store.steps() if window.holds(s, done)]
+        return [*self.plan.pinned_steps, *averaged]
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """Every stateful part of a run by the name of its file; the one list of them."""

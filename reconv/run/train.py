@@ -41,6 +41,7 @@ from reconv.report.events import Attempt, Ended, Event, EventLog, Noted, Planned
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary, write_whole
 from reconv.run import parts
+from reconv.run.average import average_at_end
 from reconv.run.folder import Choice, RestorePoint, check_same_run, choose_folder, find_restore_point
 
 
@@ -185,13 +186,20 @@ def _run(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResul
     first_step = int(job.point.state.get("step", 0))
     code: int = Exit.UNEXPECTED
     reason = "unexpected error"
+    told: dict[str, Any] = {}
     try:
         fit, evaluation = _assemble(job, stop, emit, clock)
         counters = fit.counters
         fit.run()
+        if fit.ended_early:
+            emit(Noted("info", f"ended early: {fit.ended_early}", counters.step))
+        told = {
+            "stopped_early": fit.ended_early or None,
+            **average_at_end(job.recipe, job.plan, job.folder, counters.step, evaluation, emit),
+        }
         if job.plan.evaluate is not None:
             parts.picture_mistakes(evaluation, job.sources, job.folder, job.recipe, counters.step, emit)
-        code, reason = Exit.DONE, "finished"
+        code, reason = Exit.DONE, f"finished early: {fit.ended_early}" if fit.ended_early else "finished"
     except ReconvError as error:
         code, reason = error.code, error.what
         raise
@@ -221,6 +229,7 @@ def _run(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResul
                 train_s=clock.train_s,
                 wait_s=clock.wait_s,
                 timed_images=clock.timed_images,
+                fields=told,
             )
         )
         _write_results(job.folder)
@@ -260,7 +269,7 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
         emit(Noted("info", f"weights from {recipe.model.init}: {fit_report}"))
     network.model.train()
     task = parts.build_task(recipe, plan.num_classes)
-    optimizer = build_optimizer(recipe.optimizer, network.model)
+    optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
     evaluation = parts.Evaluation(
         network=network,
@@ -342,5 +351,6 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
         metrics_note="on mixed images" if mixed else "",
         keep_best=recipe.save.keep_best,
         loss_scale=lambda: network.precision.loss_scale,
+        early=parts.build_early_stop(recipe),
     )
     return fit, evaluation

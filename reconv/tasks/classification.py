@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.engine.protocols import Sums
+from reconv.errors import RecipeError
 
 NUM_MISTAKES = 16
 
@@ -37,7 +38,17 @@ class Classification:
 
     num_classes: int
     label_smoothing: float = 0.0
+    smoothing_form: Literal["uniform", "others"] = "uniform"
     metric: str = "top1"
+
+    def __post_init__(self) -> None:
+        if self.smoothing_form == "others" and self.label_smoothing * self.num_classes > self.num_classes - 1:
+            raise RecipeError(
+                f"loss.label_smoothing {self.label_smoothing:g} leaves the right one of {self.num_classes} classes "
+                "less than each of the others",
+                why="loss.smoothing_form: others gives every other class share / (classes - 1)",
+                then="a smaller share, as in --set loss.label_smoothing=0.1",
+            )
 
     def weight(self, batch: Batch) -> int:
         return len(batch)
@@ -51,9 +62,19 @@ class Classification:
         targets = batch.tensors.get("soft_targets", batch["targets"])
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
-        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=self.label_smoothing)
+        smoothing = self._uniform_share(logits.shape[1])
+        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
         right = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
         return Sums(loss, {"top1": right})
+
+    def _uniform_share(self, num_classes: int) -> float:
+        """The share spread over all classes that gives the targets of either form, mixed targets included.
+
+        (1 - u) t + u / C with u = s C / (C - 1) is (1 - s) t + s (1 - t) / (C - 1).
+        """
+        if self.smoothing_form == "uniform" or self.label_smoothing == 0:
+            return self.label_smoothing
+        return min(1.0, self.label_smoothing * num_classes / (num_classes - 1))
 
     def evaluator(self) -> ClassificationEvaluator:
         return ClassificationEvaluator(self.num_classes)

@@ -1,0 +1,50 @@
+"""Law 1 for every optimizer: stopped in the middle and resumed, weights and state have the bits of a run left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import reconv
+from reconv.errors import PreemptedError
+from reconv.report.events import Event, Progress
+
+from .conftest import EVERYTHING, Train
+
+STOP_AT = 4
+KINDS = {
+    "lars": {"optimizer.kind": "lars", "schedule.lr": "2.0"},
+    "rmsprop": {"optimizer.kind": "rmsprop", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
+    "rmsprop-tf": {
+        "optimizer.kind": "rmsprop-tf",
+        "optimizer.nesterov": "false",
+        "optimizer.alpha_exponent": "-9",
+        "schedule.lr": "0.01",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_stop_and_resume_equals_uninterrupted_run_under(kind: str, train: Train, tmp_path: Path) -> None:
+    settings = {**EVERYTHING, **KINDS[kind], "loss.label_smoothing": "0.1", "loss.smoothing_form": "others"}
+    settings |= {"log.every": "1step", "engine.channels_last": "on"}
+    whole = train("whole", settings)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == STOP_AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    given = [(field, value, "--set") for field, value in settings.items()]
+    with pytest.raises(PreemptedError):
+        reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
+    resumed = train("parts", settings, resume=True)
+    a, b = whole.bits(), resumed.bits()
+    slots = {name.split("/")[1].split(".")[0] for name in a if name.startswith("optimizer/")}
+    assert slots == ({"momentum"} if kind == "lars" else {"momentum", "square"})
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert all(tensor.isfinite().all() for tensor in a.values())
