@@ -38,7 +38,7 @@ class RecipesGroup(NearestGroup):
 @json_option
 @click.pass_context
 def recipes(ctx: click.Context, json_file: str | None) -> None:
-    """List the recipes: network, data, what to expect and says who.
+    """List the recipes: network, data, what others have published and what we have measured.
 
     \b
     Examples:
@@ -56,10 +56,13 @@ def recipes(ctx: click.Context, json_file: str | None) -> None:
         emit_json([_entry(name, recipe) for name, recipe in found], json_file)
         return
     print_table(
-        ["recipe", "network", "data", "expected", "source"],
-        [[name, recipe.model.name, recipe.data.source, *_promise(recipe)] for name, recipe in found],
+        ["recipe", "network", "length", "batch", "published", "measured by us", "published by"],
+        [[name, *_row(recipe)] for name, recipe in found],
     )
-    click.echo("reconv recipes show NAME prints every value of one; reconv train NAME trains it.")
+    click.echo(
+        "* may not carry over, or is no exact figure: reconv recipes show NAME says why, and prints every value; "
+        "reconv train NAME trains it."
+    )
 
 
 def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
@@ -71,17 +74,35 @@ def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
         "model": recipe.model.name,
         "data": recipe.data.source,
         "length": str(recipe.length),
+        "batch": recipe.batch.size,
         "expect": None if recipe.expect is None else recipe.expect.model_dump(mode="json"),
+        "published": [claim.model_dump(mode="json") for claim in recipe.published],
+        "measured": [found.model_dump(mode="json") for found in recipe.measured],
     }
 
 
-def _promise(recipe: Recipe) -> tuple[str, str]:
-    """The expected result and who says so."""
-    expect = recipe.expect
-    if expect is None:
-        return "-", "-"
-    tolerance = f" ± {100 * expect.tolerance:g}" if expect.tolerance else ""
-    return f"{expect.metric} {percent(expect.value)}{tolerance}", expect.source or "-"
+def _row(recipe: Recipe) -> tuple[str, ...]:
+    """What the table says about one recipe, after its name."""
+    claim = next(iter(recipe.published), None)
+    published = "-" if claim is None else _figure(claim.metric, claim.value, claim.spread)
+    mark = "*" if claim is not None and claim.value is not None and claim.caveat else ""
+    measured = [f"{_figure(m.metric, m.value, m.spread)} (n={m.n}, {m.date})" for m in recipe.measured]
+    source = "-" if claim is None else f"{claim.source}; {claim.hardware}" if claim.hardware else claim.source
+    return (
+        recipe.model.name,
+        str(recipe.length),
+        str(recipe.batch.size),
+        published + mark,
+        ", ".join(measured) or "not yet",
+        source,
+    )
+
+
+def _figure(metric: str, value: float | None, spread: float | None) -> str:
+    """A result as people read it: top1 77.23 % ± 0.04."""
+    if value is None:
+        return "no figure"
+    return f"{metric} {percent(value)}" + (f" ± {100 * spread:.2g}" if spread is not None else "")
 
 
 @recipes.command("show", cls=Verb)
@@ -143,6 +164,8 @@ def _text(value: object) -> str:
             return "null"
         case bool():
             return "true" if value else "false"
+        case Mapping():
+            return "{" + ", ".join(f"{key}: {_text(item)}" for key, item in value.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(_text(item) for item in value) + "]"
         case _:
