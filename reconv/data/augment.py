@@ -1,6 +1,6 @@
-"""Random crops and flips: which are drawn, and what a crop does to pixels.
+"""Random crops, flips, colours and erased boxes: what is drawn, and what crops and colours do to pixels.
 
-Owns the draws and the geometry. Refuses to know where images come from and when they are flipped (on the device).
+Owns the draws and the geometry. Refuses to know where images come from and what runs on the device (flips, erasing).
 Invariant: a draw is a function of (seed, stream, position); an image's crop of (draw, width, height).
 """
 
@@ -10,21 +10,43 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageEnhance
 
+from reconv.data.policy import apply_policy, num_policy_draws
 from reconv.data.source import I64, U8
 from reconv.keys import key, uniforms
-from reconv.recipe.schema import Augment
+from reconv.recipe.schema import Augment, Erase, Jitter
 
 F64 = npt.NDArray[np.float64]
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
-_TRIES = 10
-_DRAWS = {"none": 0, "pad": 2, "resized": 2 * _TRIES + 2}
+ERASED = "erase_boxes"  # int64 [n, 4]: left, top, right, bottom of what is erased; empty where nothing is
+_ERASE_TRIES = 10
+_JITTER_DRAWS = 4
+
+
+def effective(augment: Augment) -> Augment:
+    """The augmentation that really happens: nothing but mixing where training images are made as evaluation's."""
+    if not augment.train_like_eval:
+        return augment
+    return augment.model_copy(update={"crop": "none", "flip": 0.0})
+
+
+def draw_host(augment: Augment, seed: int, positions: I64) -> F64:
+    """The uniforms of all that happens to an image on the host, side by side: crop, colours, policy."""
+    return np.concatenate(
+        [
+            draw_crops(augment, seed, positions),
+            uniforms(key(seed, "jitter"), positions, _JITTER_DRAWS if augment.jitter.on else 0),
+            uniforms(key(seed, "policy"), positions, num_policy_draws(augment)),
+        ],
+        axis=1,
+    )
 
 
 def draw_crops(augment: Augment, seed: int, positions: I64) -> F64:
     """The uniforms each position's crop is made from: [n, as many as the kind of crop needs]."""
-    return uniforms(key(seed, "crop"), positions, _DRAWS[augment.crop])
+    return uniforms(key(seed, "crop"), positions, _num_crop_draws(augment))
 
 
 def draw_flips(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.bool_]:
@@ -32,24 +54,97 @@ def draw_flips(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.bo
     return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.flip
 
 
-def resized_box(width: int, height: int, draws: F64, area: tuple[float, float], ratio: tuple[float, float]) -> Box:
-    """The first of ten random boxes that fits: its share of the area uniform, its aspect ratio log-uniform.
+def draw_erased(erase: Erase, seed: int, positions: I64, size: int) -> I64:
+    """The box each position's image loses [n, 4]; the first of ten that is smaller than the image, else none."""
+    draws = uniforms(key(seed, "erase"), positions, 1 + 2 * _ERASE_TRIES + 2)
+    boxes = np.zeros((len(positions), 4), np.int64)
+    for row in np.flatnonzero(draws[:, 0] < erase.probability):
+        tried = draws[row, 1:]
+        widths, heights = _sides(size * size, tried, _ERASE_TRIES, erase.area, erase.ratio)
+        fits = np.flatnonzero((widths < size) & (heights < size))
+        if len(fits):
+            boxes[row] = _placed(size, size, int(widths[fits[0]]), int(heights[fits[0]]), tried[2 * _ERASE_TRIES :])
+    return boxes
 
-    If none fits: the largest centred box whose ratio is in range.
+
+def crop_draws(augment: Augment, draws: F64) -> F64:
+    """The columns of `draw_host` that belong to the crop."""
+    return draws[..., : _num_crop_draws(augment)]
+
+
+def recolour(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
+    """The cropped image after colour jitter and policy; `draws` is one row of `draw_host`."""
+    start = _num_crop_draws(augment)
+    if augment.jitter.on:
+        image = jitter(image, augment.jitter, draws[start : start + _JITTER_DRAWS])
+        start += _JITTER_DRAWS
+    return apply_policy(image, augment, draws[start:])
+
+
+def is_recolouring(augment: Augment) -> bool:
+    """Whether `recolour` does anything."""
+    return augment.jitter.on or augment.policy != "none"
+
+
+def jitter(image: Image.Image, section: Jitter, draws: F64) -> Image.Image:
+    """Brightness, contrast, saturation and hue, in this order, each as far as its draw says."""
+    enhancers = (
+        (ImageEnhance.Brightness, section.brightness),
+        (ImageEnhance.Contrast, section.contrast),
+        (ImageEnhance.Color, section.saturation),
+    )
+    for (enhancer, most), draw in zip(enhancers, draws[:3].tolist(), strict=True):
+        if most > 0:
+            low = max(0.0, 1 - most)
+            image = enhancer(image).enhance(low + draw * (1 + most - low))
+    if section.hue > 0:
+        image = turn_hue(image, (2 * float(draws[3]) - 1) * section.hue)
+    return image
+
+
+def turn_hue(image: Image.Image, turn: float) -> Image.Image:
+    """The hue turned by a share of the whole circle."""
+    hue, saturation, value = image.convert("HSV").split()
+    turned = Image.fromarray(np.asarray(hue) + np.uint8(round(turn * 255) % 256))
+    return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+
+def resized_box(width: int, height: int, draws: F64, augment: Augment) -> Box:
+    """The first random box that fits: its share of the area uniform, its aspect ratio log-uniform.
+
+    If none fits: the largest centred box whose ratio is in range, or the whole image.
     """
-    shares = area[0] + draws[:_TRIES] * (area[1] - area[0])
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    ratios = np.exp(low + draws[_TRIES : 2 * _TRIES] * (high - low))
-    widths = np.rint(np.sqrt(width * height * shares * ratios)).astype(np.int64)
-    heights = np.rint(np.sqrt(width * height * shares / ratios)).astype(np.int64)
+    tries = augment.attempts
+    widths, heights = _sides(width * height, draws, tries, augment.area, augment.ratio)
     fits = np.flatnonzero((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height))
-    if len(fits) == 0:
-        box_width, box_height = _inside(width, height, ratio)
-        left, top = (width - box_width) // 2, (height - box_height) // 2
-    else:
-        box_width, box_height = int(widths[fits[0]]), int(heights[fits[0]])
-        left = int(draws[2 * _TRIES] * (width - box_width + 1))
-        top = int(draws[2 * _TRIES + 1] * (height - box_height + 1))
+    if len(fits):
+        return _placed(width, height, int(widths[fits[0]]), int(heights[fits[0]]), draws[2 * tries :])
+    if augment.fallback == "whole":
+        return 0, 0, width, height
+    box_width, box_height = _inside(width, height, augment.ratio)
+    left, top = (width - box_width) // 2, (height - box_height) // 2
+    return left, top, left + box_width, top + box_height
+
+
+def _num_crop_draws(augment: Augment) -> int:
+    return {"none": 0, "pad": 2, "resized": 2 * augment.attempts + 2}[augment.crop]
+
+
+def _sides(
+    pixels: int, draws: F64, tries: int, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[I64, I64]:
+    """Widths and heights of random boxes: the area's share from the first `tries` draws, the ratio from the next."""
+    shares = area[0] + draws[:tries] * (area[1] - area[0])
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    ratios = np.exp(low + draws[tries : 2 * tries] * (high - low))
+    widths = np.rint(np.sqrt(pixels * shares * ratios)).astype(np.int64)
+    heights = np.rint(np.sqrt(pixels * shares / ratios)).astype(np.int64)
+    return widths, heights
+
+
+def _placed(width: int, height: int, box_width: int, box_height: int, draws: F64) -> Box:
+    left = int(draws[0] * (width - box_width + 1))
+    top = int(draws[1] * (height - box_height + 1))
     return left, top, left + box_width, top + box_height
 
 

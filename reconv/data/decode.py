@@ -12,9 +12,9 @@ import io
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from reconv.data.augment import F64, pad_crop, resized_box
+from reconv.data.augment import F64, crop_draws, is_recolouring, pad_crop, recolour, resized_box
 from reconv.data.source import U8
-from reconv.errors import DataError, RecipeError
+from reconv.errors import DataError
 from reconv.recipe.schema import Augment, Preprocess
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
@@ -76,10 +76,11 @@ def picture(image: U8, channels: int) -> Image.Image:
 def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
     """`host_eval` of a Pillow image."""
     size = preprocess.size
-    if preprocess.resize is None:
+    resize = shorter_side(preprocess)
+    if resize is None:
         return _planes(_resized(image, size, size, preprocess))
     shorter = min(image.size)
-    width, height = (max(preprocess.resize, preprocess.resize * side // shorter) for side in image.size)
+    width, height = (max(resize, resize * side // shorter) for side in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
     if (width, height) == image.size:
         return _planes(image.crop((left, top, left + size, top + size)))
@@ -92,29 +93,34 @@ def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
 def train_picture(image: Image.Image, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
     """`host_train` of a Pillow image."""
     if augment.crop == "resized":
-        box = resized_box(image.width, image.height, draws, augment.area, augment.ratio)
-        return _planes(_resized(image.crop(box), preprocess.size, preprocess.size, preprocess))
+        box = resized_box(image.width, image.height, draws, augment)
+        cropped = _resized(image.crop(box), preprocess.size, preprocess.size, preprocess)
+        return _planes(recolour(cropped, augment, draws))
     centre = eval_picture(image, preprocess)
     if augment.crop == "pad":
-        centre = pad_crop(centre[None], draws[None], augment.pad)[0]
+        centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.pad)[0]
+    if is_recolouring(augment):
+        square = picture(np.ascontiguousarray(centre.transpose(1, 2, 0)), preprocess.channels)
+        centre = _planes(recolour(square, augment, draws))
     return centre
 
 
-def check_preprocess(preprocess: Preprocess) -> None:
-    """Refuse sizes that leave nothing to crop and statistics for another number of channels."""
-    if preprocess.resize is not None and preprocess.resize < preprocess.size:
-        raise RecipeError(
-            f"data.preprocess.resize {preprocess.resize} is below data.preprocess.size {preprocess.size}",
-            why="the centre crop would be larger than the image",
-            then=f"--set data.preprocess.resize={preprocess.size}, or null to resize straight to the square",
-        )
-    for field, values in (("mean", preprocess.mean), ("std", preprocess.std)):
-        if len(values) not in (1, preprocess.channels):
-            raise RecipeError(
-                f"data.preprocess.{field} has {len(values)} values for {preprocess.channels} channels",
-                why="there is one value per channel",
-                then=f"--set data.preprocess.{field}=[0.5]",
-            )
+def shorter_side(preprocess: Preprocess) -> int | None:
+    """The shorter side of the resized image before its centre is cut out; None: straight to the square."""
+    if preprocess.resize == "auto-ratio":
+        return preprocess.size * 256 // 224
+    if preprocess.resize == "auto-plus32":
+        return preprocess.size + 32
+    return preprocess.resize
+
+
+def train_preprocess(preprocess: Preprocess, augment: Augment, size: int) -> Preprocess:
+    """What training images are made by: another size keeps the share of the image that the centre crop shows."""
+    resize = preprocess.resize
+    if isinstance(resize, int):
+        resize = max(size, round(resize * size / preprocess.size))
+    interpolation = augment.interpolation or preprocess.interpolation
+    return preprocess.model_copy(update={"size": size, "resize": resize, "interpolation": interpolation})
 
 
 def _resized(image: Image.Image, width: int, height: int, preprocess: Preprocess) -> Image.Image:

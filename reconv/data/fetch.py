@@ -10,8 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from reconv.data.augment import F64, pad_crop
-from reconv.data.decode import decode_picture, eval_picture, host_eval, picture, train_picture
+from reconv.data.augment import F64, is_recolouring, pad_crop
+from reconv.data.decode import decode_picture, eval_picture, host_eval, picture, shorter_side, train_picture
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.errors import DataError
@@ -32,10 +32,10 @@ class Fetch(Protocol):
 def make_fetch(source: Source, preprocess: Preprocess, augment: Augment | None) -> Fetch:
     """The fastest way to fill rows; `augment` is None for evaluation."""
     size_bytes = len(source) * preprocess.channels * preprocess.size**2
-    is_whole = augment is None or augment.crop != "resized"
+    is_whole = augment is None or not (augment.crop == "resized" or is_recolouring(augment))
     if isinstance(source, ArraySource) and is_whole:
         wanted = (preprocess.channels, preprocess.size, preprocess.size)
-        if source.images.shape[1:] == wanted and preprocess.resize in (None, preprocess.size):
+        if source.images.shape[1:] == wanted and shorter_side(preprocess) in (None, preprocess.size):
             return Gather(source.images, source.targets, augment)
         if size_bytes <= _MAX_RESIDENT_BYTES:
             return Gather(_preprocessed(source, preprocess), source.targets, augment)

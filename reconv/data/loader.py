@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.augment import F64, draw_crops, draw_flips
-from reconv.data.decode import check_preprocess
+from reconv.data.augment import ERASED, F64, draw_erased, draw_flips, draw_host, effective
+from reconv.data.decode import train_preprocess
 from reconv.data.fetch import Fetch, make_fetch
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
@@ -57,25 +58,26 @@ class _Pending:
 class _Filler:
     """Starts filling rows, in worker threads or at once."""
 
-    def __init__(self, fetch: Fetch, preprocess: Preprocess, pool: ThreadPoolExecutor | None) -> None:
-        self._fetch = fetch
-        self._shape = (preprocess.channels, preprocess.size, preprocess.size)
+    def __init__(self, channels: int, pool: ThreadPoolExecutor | None) -> None:
+        self._channels = channels
         self._pool = pool
 
-    def start(self, step: int, positions: I64, indices: I64, draws: F64 | None = None) -> _Pending:
-        """A fresh buffer and the tasks that fill it."""
+    def start(
+        self, fetch: Fetch, size: int, step: int, positions: I64, indices: I64, draws: F64 | None = None
+    ) -> _Pending:
+        """A fresh buffer of images of one size and the tasks that fill it."""
         num_rows = len(indices)
-        images = np.empty((num_rows, *self._shape), np.uint8)
+        images = np.empty((num_rows, self._channels, size, size), np.uint8)
         targets = np.empty(num_rows, np.int64)
         if self._pool is None:
-            self._fetch(indices, draws, images, targets)
+            fetch(indices, draws, images, targets)
             return _Pending(step, positions, indices, images, targets, [])
         tasks = []
-        rows_per_task = self._fetch.rows_per_task or num_rows
+        rows_per_task = fetch.rows_per_task or num_rows
         for start in range(0, num_rows, rows_per_task):
             rows = slice(start, start + rows_per_task)
             piece = None if draws is None else draws[rows]
-            tasks.append(self._pool.submit(self._fetch, indices[rows], piece, images[rows], targets[rows]))
+            tasks.append(self._pool.submit(fetch, indices[rows], piece, images[rows], targets[rows]))
         return _Pending(step, positions, indices, images, targets, tasks)
 
 
@@ -106,16 +108,21 @@ class TrainLoader:
     """The training stream of one rank: every step's micro-batches, from any step on."""
 
     def __init__(self, source: Source, recipe: Recipe, plan: Plan, move: Move, rank: int = 0) -> None:
-        check_preprocess(recipe.data.preprocess)
         self._source = source
         self._recipe = recipe
+        self._augment = effective(recipe.augment)
         self._plan = plan
         self._move = move
         self._order = Order(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
         self._micro_batches = plan.micro_batches(rank)
         first = rank * plan.batch_per_device
         self._rows = slice(first, first + plan.batch_per_device)  # of the global batch
-        self._fetch = make_fetch(source, recipe.data.preprocess, recipe.augment)
+        # Reading ahead may reach into the next size.
+        self._fetch_of_size = lru_cache(maxsize=2)(self._make_fetch)
+
+    def _make_fetch(self, size: int) -> Fetch:
+        preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
+        return make_fetch(self._source, preprocess, self._augment)
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """This rank's micro-batches of each step in [start, stop), on the device."""
@@ -126,35 +133,42 @@ class TrainLoader:
     def _loaded_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         num_workers = self._plan.workers
         with _workers(num_workers) as pool:
-            filler = _Filler(self._fetch, self._recipe.data.preprocess, pool)
+            filler = _Filler(self._recipe.data.preprocess.channels, pool)
             num_ahead = self._recipe.data.prefetch if num_workers else 0
             for pending in _read_ahead(range(start, stop), lambda step: self._begin(filler, step), num_ahead):
                 yield self._finish(pending)
 
     def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """The first step's batches stay on the device and are repeated under each step's positions."""
-        first = self._finish(self._begin(_Filler(self._fetch, self._recipe.data.preprocess, None), 0))
+        filler, size = _Filler(self._recipe.data.preprocess.channels, None), 0
+        first: tuple[Batch, ...] = ()
         for step in range(start, stop):
+            if self._plan.size_at(step) != size:
+                size = self._plan.size_at(step)
+                first = self._finish(self._begin(filler, 0, size))
             shift = step * self._plan.global_batch
             yield tuple(Batch(batch.tensors, batch.positions + shift, batch.groups) for batch in first)
 
-    def _begin(self, filler: _Filler, step: int) -> _Pending:
+    def _begin(self, filler: _Filler, step: int, size: int | None = None) -> _Pending:
+        size = size or self._plan.size_at(step)
         positions = self._order.positions(step)[self._rows]
-        draws = draw_crops(self._recipe.augment, self._recipe.seed, positions)
-        return filler.start(step, positions, self._order.indices_of(positions), draws)
+        draws = draw_host(self._augment, self._recipe.seed, positions)
+        indices = self._order.indices_of(positions)
+        return filler.start(self._fetch_of_size(size), size, step, positions, indices, draws)
 
     def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
         tensors = pending.wait()
-        recipe = self._recipe
-        tensors["flips"] = torch.from_numpy(draw_flips(recipe.augment, recipe.seed, pending.positions))
+        augment, seed, size = self._augment, self._recipe.seed, pending.images.shape[-1]
+        tensors["flips"] = torch.from_numpy(draw_flips(augment, seed, pending.positions))
+        if augment.erase.probability > 0:
+            tensors[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, pending.positions, size))
         positions = torch.from_numpy(pending.positions)
         batches = []
         start = 0
         for groups in self._micro_batches:
             rows = slice(start, start + sum(groups))
             piece = {name: tensor[rows] for name, tensor in tensors.items()}
-            size = recipe.data.preprocess.size
-            drawn = draw_mix(recipe.augment, recipe.seed, pending.step, pending.positions[rows], groups, size)
+            drawn = draw_mix(augment, seed, pending.step, pending.positions[rows], groups, size)
             piece |= {name: torch.from_numpy(array) for name, array in drawn.items()}
             batches.append(Batch(piece, positions[rows], groups).map(self._move))
             start = rows.stop
@@ -174,7 +188,6 @@ class EvalLoader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        check_preprocess(preprocess)
         self._preprocess = preprocess
         self._num_samples = len(source)
         self._batch = batch
@@ -189,7 +202,7 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         with _workers(self._num_workers) as pool:
-            filler = _Filler(self._fetch, self._preprocess, pool)
+            filler = _Filler(self._preprocess.channels, pool)
             num_ahead = _EVAL_AHEAD if self._num_workers else 0
             for pending in _read_ahead(self._numbers, lambda number: self._begin(filler, number), num_ahead):
                 positions = torch.from_numpy(pending.positions)
@@ -198,4 +211,4 @@ class EvalLoader:
     def _begin(self, filler: _Filler, number: int) -> _Pending:
         stop = min((number + 1) * self._batch, self._num_samples)
         positions = np.arange(number * self._batch, stop, dtype=np.int64)
-        return filler.start(number, positions, positions)
+        return filler.start(self._fetch, self._preprocess.size, number, positions, positions)

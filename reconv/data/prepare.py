@@ -1,4 +1,4 @@
-"""What happens to a batch on the device: flip, normalise, mix, cast.
+"""What happens to a batch on the device: flip, normalise, erase, mix, cast.
 
 Owns the arithmetic between uint8 images and the network's input. Refuses to know losses and devices: tensor
 operations only, no read by the host. Invariant: each row's result depends on its own row and its mixing partner's
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.decode import check_preprocess
-from reconv.data.mix import BOXES, OFFSETS, WEIGHTS, apply_mix, is_mixing
+from reconv.data.augment import ERASED, effective
+from reconv.data.mix import DRAWN, apply_mix, inside
 from reconv.recipe.schema import Augment, Preprocess
 
 
@@ -20,7 +20,6 @@ class EvalPrepare:
     """Normalised images, as evaluation and prediction see them."""
 
     def __init__(self, preprocess: Preprocess, dtype: torch.dtype, channels_last: bool = False) -> None:
-        check_preprocess(preprocess)
         self._normalise = Normalise(preprocess, dtype)
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -32,7 +31,7 @@ class EvalPrepare:
 
 
 class TrainPrepare:
-    """Flipped, normalised and mixed images; with mixing also `soft_targets`. `targets` stay the original labels."""
+    """Flipped, normalised, erased and mixed images; mixing adds `soft_targets`, `targets` stay the labels."""
 
     def __init__(
         self,
@@ -42,9 +41,8 @@ class TrainPrepare:
         dtype: torch.dtype,
         channels_last: bool = False,
     ) -> None:
-        check_preprocess(preprocess)
         self._normalise = Normalise(preprocess, dtype)
-        self._augment = augment
+        self._augment = effective(augment)
         self._num_classes = num_classes
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -55,22 +53,24 @@ class TrainPrepare:
         if self._augment.flip > 0:
             images = torch.where(batch["flips"].view(-1, 1, 1, 1), images.flip(-1), images)
         images = self._normalise(images)
-        if is_mixing(self._augment):
-            drawn = {name: batch[name] for name in (OFFSETS, WEIGHTS, BOXES)}
+        if self._augment.erase.probability > 0:
+            images = images.masked_fill(inside(batch[ERASED], images.shape[-1]), 0)
+        if self._augment.mixes:
+            drawn = {name: batch[name] for name in DRAWN}
             images, soft = apply_mix(images, batch["targets"], drawn, self._num_classes, self._augment)
             batch = batch.replace(soft_targets=soft)
         return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
 
 
 class Normalise:
-    """uint8 images to floats: (x / 255 - mean) / std per channel, or each image to mean 0 and deviation 1."""
+    """uint8 images to floats: (x / scale - mean) / std per channel, or each image to mean 0 and deviation 1."""
 
     def __init__(self, preprocess: Preprocess, dtype: torch.dtype) -> None:
         self._preprocess = preprocess
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         std = torch.tensor(preprocess.std, dtype=torch.float64)
         mean = torch.tensor(preprocess.mean, dtype=torch.float64)
-        self._factor = (1 / (255 * std)).to(self._dtype).view(1, -1, 1, 1)
+        self._factor = (1 / (preprocess.scale * std)).to(self._dtype).view(1, -1, 1, 1)
         self._shift = (-mean / std).to(self._dtype).view(1, -1, 1, 1)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -100,9 +100,9 @@ def unprepare(images: Tensor, preprocess: Preprocess) -> Tensor:
     floats = images.detach().to("cpu").to(torch.float64)
     if preprocess.standardise:
         low, high = floats.amin((1, 2, 3), keepdim=True), floats.amax((1, 2, 3), keepdim=True)
-        floats = (floats - low) / (high - low).clamp(min=1e-12)
+        floats = (floats - low) / (high - low).clamp(min=1e-12) * 255
     else:
         mean = torch.tensor(preprocess.mean, dtype=torch.float64).view(1, -1, 1, 1)
         std = torch.tensor(preprocess.std, dtype=torch.float64).view(1, -1, 1, 1)
-        floats = floats * std + mean
-    return (floats * 255).round().clamp(0, 255).to(torch.uint8).contiguous()
+        floats = (floats * std + mean) * preprocess.scale
+    return floats.round().clamp(0, 255).to(torch.uint8).contiguous()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from reconv.data.augment import draw_crops, draw_flips, pad_crop, resized_box
-from reconv.data.decode import check_preprocess, decode, host_eval, host_train
-from reconv.errors import DataError, Exit, RecipeError
+from reconv.data.decode import decode, host_eval, host_train, shorter_side, train_preprocess
+from reconv.errors import DataError, Exit
 from reconv.recipe.schema import Augment, Preprocess
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
@@ -138,7 +138,7 @@ def test_an_image_of_the_right_size_is_untouched() -> None:
 def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position: int) -> None:
     augment = Augment(crop="resized")
     draws = draw_crops(augment, 0, np.array([position], np.int64))[0]
-    left, top, right, bottom = resized_box(width, height, draws, augment.area, augment.ratio)
+    left, top, right, bottom = resized_box(width, height, draws, augment)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
 
@@ -146,7 +146,7 @@ def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position:
 def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
     augment = Augment(crop="resized", area=(0.2, 0.8), ratio=(0.5, 2.0))
     draws = draw_crops(augment, 0, np.arange(4000, dtype=np.int64))
-    boxes = np.array([resized_box(1000, 1000, row, augment.area, augment.ratio) for row in draws])
+    boxes = np.array([resized_box(1000, 1000, row, augment) for row in draws])
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     areas, ratios = widths * heights / 1e6, widths / heights
     assert areas.min() > 0.198
@@ -156,8 +156,52 @@ def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
     assert abs(np.log(ratios).mean()) < 0.03
     assert ratios.min() > 0.49
     assert ratios.max() < 2.04
-    fixed = resized_box(640, 480, draws[0], (1.0, 1.0), (640 / 480, 640 / 480))
+    fixed = resized_box(640, 480, draws[0], Augment(area=(1.0, 1.0), ratio=(640 / 480, 640 / 480)))
     assert fixed == (0, 0, 640, 480)
+
+
+def test_more_attempts_find_a_box_where_ten_do_not() -> None:
+    positions = np.arange(300, dtype=np.int64)
+    missed = {}
+    for attempts in (10, 100):
+        augment = Augment(area=(0.05, 1.0), attempts=attempts, fallback="whole")
+        boxes = [resized_box(90, 1000, row, augment) for row in draw_crops(augment, 0, positions)]
+        missed[attempts] = sum(box == (0, 0, 90, 1000) for box in boxes)
+    assert missed[10] > 100
+    assert missed[100] < missed[10] / 10
+    # Without a fitting box: the largest centred one, or the whole image.
+    never = np.full(22, 0.999)
+    assert resized_box(90, 1000, never, Augment()) == (0, 440, 90, 560)
+    assert resized_box(90, 1000, never, Augment(fallback="whole")) == (0, 0, 90, 1000)
+
+
+def test_the_side_before_the_centre_crop_follows_the_rule() -> None:
+    sides = [shorter_side(Preprocess(size=size, resize="auto-ratio")) for size in (224, 380, 32, 288)]
+    assert sides == [256, 434, 36, 329]
+    assert shorter_side(Preprocess(size=380, resize="auto-plus32")) == 412
+    assert shorter_side(Preprocess()) == 256
+    assert shorter_side(Preprocess(resize=None)) is None
+    image = noise(90, 140, 3, 1)
+    for rule, side in (("auto-ratio", 36), ("auto-plus32", 64)):
+        by_rule = host_eval(image, Preprocess(size=32, resize=rule))  # type: ignore[arg-type]
+        assert np.array_equal(by_rule, host_eval(image, Preprocess(size=32, resize=side)))
+
+
+def test_training_at_another_size_keeps_the_share_of_the_image_shown() -> None:
+    spec = train_preprocess(Preprocess(size=224, resize=256), Augment(interpolation="bicubic"), 112)
+    assert (spec.size, spec.resize, spec.interpolation) == (112, 128, "bicubic")
+    assert train_preprocess(Preprocess(size=224, resize=None), Augment(), 112).resize is None
+    assert train_preprocess(Preprocess(size=224, resize="auto-plus32"), Augment(), 112).resize == "auto-plus32"
+    assert train_preprocess(Preprocess(), Augment(), 224) == Preprocess()
+
+
+def test_the_interpolation_of_training_is_its_own() -> None:
+    image = noise(60, 60, 3, 3)
+    augment = Augment(area=(1.0, 1.0), ratio=(1.0, 1.0), interpolation="nearest")
+    spec = train_preprocess(Preprocess(size=32), augment, 32)
+    draws = draw_crops(augment, 0, np.array([3], np.int64))[0]
+    whole = Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST)
+    assert np.array_equal(host_train(image, spec, augment, draws), np.asarray(whole).transpose(2, 0, 1))
 
 
 def test_pad_crop_shifts_the_image_and_fills_with_black() -> None:
@@ -188,10 +232,3 @@ def test_flips_follow_their_share_and_depend_on_position_alone() -> None:
     assert np.array_equal(draw_flips(Augment(flip=0.3), 1, positions[17:40]), flips[17:40])
     assert not draw_flips(Augment(flip=0), 1, positions).any()
     assert draw_flips(Augment(flip=1), 1, positions).all()
-
-
-def test_sizes_and_statistics_that_contradict_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"resize 30 is below .*size 32"):
-        check_preprocess(Preprocess(size=32, resize=30))
-    with pytest.raises(RecipeError, match="mean has 3 values for 1 channels"):
-        check_preprocess(Preprocess(channels=1))

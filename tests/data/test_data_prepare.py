@@ -12,7 +12,6 @@ from reconv.data.loader import TrainLoader
 from reconv.data.mix import draw_mix
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.sources.digits import open_digits
-from reconv.errors import RecipeError
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Augment, BatchSizes, Cutmix, Data, Mixup, Preprocess, Recipe
 
@@ -55,6 +54,15 @@ def test_images_are_normalised_per_channel() -> None:
         assert images.dtype == dtype
         assert torch.allclose(images.double(), expected, atol=tolerance)
         assert torch.equal(images, TrainPrepare(COLOUR, Augment(flip=0), 5, dtype)(batch, 0)["images"])
+
+
+def test_means_of_0_to_255_are_subtracted_without_division() -> None:
+    tensorflow = Preprocess(size=SIZE, resize=None, scale=1, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0))
+    batch = make_batch(Augment(flip=0), (4,))
+    images = EvalPrepare(tensorflow, torch.float64)(batch)["images"]
+    means = torch.tensor([123.68, 116.78, 103.94], dtype=torch.float64).view(1, 3, 1, 1)
+    assert torch.allclose(images, batch["images"].double() - means, atol=1e-12)
+    assert torch.equal(unprepare(images, tensorflow), batch["images"])
 
 
 def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -> None:
@@ -195,8 +203,3 @@ def test_unprepare_gives_back_the_pixels() -> None:
             assert torch.equal(unprepare(EvalPrepare(preprocess, dtype)(batch)["images"], preprocess), batch["images"])
     stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), Preprocess(standardise=True))
     assert (stretched.amin((1, 2, 3)).tolist(), stretched.amax((1, 2, 3)).tolist()) == ([0, 0], [255, 255])
-
-
-def test_statistics_for_other_channels_are_refused() -> None:
-    with pytest.raises(RecipeError, match="mean has 3 values for 1 channels"):
-        EvalPrepare(Preprocess(channels=1), torch.float32)

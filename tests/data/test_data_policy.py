@@ -1,0 +1,170 @@
+"""AutoAugment and RandAugment: each operation is Pillow's, each policy the published one, each draw keyed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from data_examples import noise
+from PIL import Image, ImageChops, ImageEnhance, ImageOps
+
+from reconv.data.augment import draw_host
+from reconv.data.policy import OPERATIONS, POLICIES, Operation, apply_policy, operate, rand_operations
+from reconv.recipe.schema import Augment, RandAugment
+
+GREY = 128
+
+
+def colours(width: int = 40, height: int = 32) -> Image.Image:
+    """A picture with smooth and rough parts, and not the full range of brightness."""
+    return Image.fromarray(noise(8, 8, 3, 4) // 2 + 40).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).astype(int)
+
+
+def test_operations_on_values_are_pillows_own() -> None:
+    image = colours()
+    expected = {
+        "identity": (0, image),
+        "brightness": (0.5, ImageEnhance.Brightness(image).enhance(1.5)),
+        "color": (-0.9, ImageEnhance.Color(image).enhance(1 - 0.9)),
+        "contrast": (0.3, ImageEnhance.Contrast(image).enhance(1.3)),
+        "sharpness": (0.9, ImageEnhance.Sharpness(image).enhance(1.9)),
+        "posterize": (3, ImageOps.posterize(image, 3)),
+        "solarize": (100, ImageOps.solarize(image, 100)),
+        "autocontrast": (0, ImageOps.autocontrast(image)),
+        "equalize": (0, ImageOps.equalize(image)),
+        "invert": (0, ImageOps.invert(image)),
+    }
+    for name, (strength, wanted) in expected.items():
+        result = OPERATIONS[name](image, strength, GREY)
+        assert np.array_equal(pixels(result), pixels(wanted)), name
+        assert (name == "identity") == np.array_equal(pixels(result), pixels(image)), name
+    geometric = {"shear-x", "shear-y", "translate-x", "translate-y", "translate-y-pixels", "rotate", "solarize-add"}
+    assert expected.keys() | geometric == OPERATIONS.keys()
+
+
+def test_translations_move_pixels_and_uncover_grey() -> None:
+    image = colours(40, 32)
+    before = pixels(image)
+    across = pixels(OPERATIONS["translate-x"](image, 0.25, 7))
+    assert np.array_equal(across[:, :30], before[:, 10:])
+    assert (across[:, 30:] == 7).all()
+    down = pixels(OPERATIONS["translate-y"](image, -0.25, 7))
+    assert np.array_equal(down[8:], before[:-8])
+    assert (down[:8] == 7).all()
+    assert np.array_equal(pixels(OPERATIONS["translate-y-pixels"](image, -8, 7)), down)
+
+
+def test_shears_move_each_row_or_column_by_its_distance() -> None:
+    image = colours(40, 32)
+    before = pixels(image)
+    sheared = pixels(OPERATIONS["shear-x"](image, 0.25, GREY))
+    for row in (0, 10, 31):
+        shift = int(0.5 + 0.25 * (row + 0.5))
+        assert np.array_equal(sheared[row, : 40 - shift], before[row, shift:])
+    turned = pixels(OPERATIONS["shear-y"](image.transpose(Image.Transpose.TRANSPOSE), 0.25, GREY))
+    assert np.array_equal(turned.transpose(1, 0, 2), sheared)
+
+
+def test_rotation_turns_about_the_centre_and_fills_corners() -> None:
+    image = colours(32, 32)
+    assert np.array_equal(
+        pixels(OPERATIONS["rotate"](image, 90, GREY)), pixels(image.transpose(Image.Transpose.ROTATE_90))
+    )
+    assert pixels(OPERATIONS["rotate"](image, 45, GREY))[0, 0].tolist() == [GREY] * 3
+    assert pixels(OPERATIONS["rotate"](image.convert("L"), 45, GREY))[0, 0] == GREY
+
+
+def test_solarize_add_lightens_dark_pixels_alone() -> None:
+    ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(2, 0))
+    result = pixels(OPERATIONS["solarize-add"](ramp, 110, GREY))[0]
+    assert np.array_equal(result[:128], np.arange(128) + 110)
+    assert np.array_equal(result[128:], np.arange(128, 256))
+
+
+def test_a_signed_strength_goes_both_ways() -> None:
+    image, turn = colours(), Operation("rotate", 20.0, signed=True)
+    assert np.array_equal(pixels(operate(image, turn, 0.9, GREY)), pixels(image.rotate(20, fillcolor=(GREY,) * 3)))
+    assert np.array_equal(pixels(operate(image, turn, 0.1, GREY)), pixels(image.rotate(-20, fillcolor=(GREY,) * 3)))
+    bits = Operation("posterize", 4)
+    assert ImageChops.difference(operate(image, bits, 0.1, GREY), operate(image, bits, 0.9, GREY)).getbbox() is None
+
+
+def test_the_published_tables_have_25_pairs_at_the_published_strengths() -> None:
+    paper, v0 = POLICIES["autoaugment"], POLICIES["autoaugment-v0"]
+    assert len(paper) == len(v0) == 25
+    assert all(0 <= operation.probability <= 1 for pair in (*paper, *v0) for operation in pair)
+    assert paper[0] == (Operation("posterize", 4, False, 0.4), Operation("rotate", 30.0, True, 0.6))
+    assert paper[3] == (Operation("posterize", 5, False, 0.6), Operation("posterize", 5, False, 0.6))
+    assert paper[10] == (Operation("rotate", pytest.approx(80 / 3), True, 0.8), Operation("color", 0.0, True, 0.4))
+    assert paper[8][1] == Operation("solarize", pytest.approx(256 / 9), False, 0.6)
+    assert paper[18][0] == Operation("shear-x", pytest.approx(0.3 * 5 / 9), True, 0.6)
+    assert v0[0][1] == Operation("shear-y", pytest.approx(0.12), True, 0.8)
+    assert v0[5][0] == Operation("color", pytest.approx(-0.9), False, 0.2)
+    assert v0[15] == (Operation("rotate", pytest.approx(21.0), True), Operation("translate-y-pixels", 225.0, True, 0.8))
+    assert v0[22] == (Operation("posterize", 1, False, 0.8), Operation("solarize", 256.0, False, 0.6))
+    assert v0[21][1] == Operation("solarize-add", 77, False, 0.6)
+
+
+def test_randaugments_strengths_grow_with_the_magnitude() -> None:
+    assert len(rand_operations(9)) == 14
+    least, most = ({o.name: o.strength for o in rand_operations(m)} for m in (0, 30))
+    assert (least["rotate"], most["rotate"]) == (0, 30)
+    assert (least["posterize"], most["posterize"]) == (8, 4)
+    assert (least["solarize"], most["solarize"]) == (256, 0)
+    assert (least["brightness"], most["brightness"]) == (0, 0.9)
+    assert most["translate-x"] == pytest.approx(150 / 331)
+    image = colours()
+    unchanged = [
+        o.name
+        for o in rand_operations(0)
+        if np.array_equal(pixels(operate(image, o, 0.7, GREY)), pixels(image)) and o.name != "identity"
+    ]
+    assert set(unchanged) == least.keys() - {"identity", "autocontrast", "equalize"}
+
+
+def test_autoaugment_applies_the_pair_its_draws_choose() -> None:
+    image = colours()
+    augment = Augment(policy="autoaugment", crop="none")
+    third = np.array([2.5 / 25, 0.79, 0.0, 0.61, 0.0])  # equalize with 0.8, equalize with 0.6
+    assert np.array_equal(pixels(apply_policy(image, augment, third)), pixels(ImageOps.equalize(image)))
+    never = np.array([2.5 / 25, 0.81, 0.0, 0.61, 0.0])
+    assert np.array_equal(pixels(apply_policy(image, augment, never)), pixels(image))
+    first = np.array([0.0, 0.39, 0.0, 0.59, 0.9])  # posterize to 4 bits, then rotate by 30 degrees
+    wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
+    assert np.array_equal(pixels(apply_policy(image, augment, first)), pixels(wanted))
+
+
+def test_randaugment_applies_n_operations_in_order() -> None:
+    image = colours()
+    augment = Augment(policy="randaugment", randaugment=RandAugment(n=2, magnitude=30), crop="none")
+    posterize, rotate = (10.5 / 14, 0.0), (5.5 / 14, 0.9)
+    draws = np.array([*posterize, *rotate])
+    wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
+    assert np.array_equal(pixels(apply_policy(image, augment, draws)), pixels(wanted))
+
+
+@pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
+def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> None:
+    augment = Augment(policy=policy, crop="none", randaugment=RandAugment(n=3))  # type: ignore[arg-type]
+    draws = draw_host(augment, 0, np.arange(14_000, dtype=np.int64))
+    assert draws.shape == (14_000, 6 if policy == "randaugment" else 5)
+    num_choices = 14 if policy == "randaugment" else 25
+    counts = np.bincount((draws[:, 0] * num_choices).astype(int), minlength=num_choices)
+    assert counts.min() > 0.8 * 14_000 / num_choices
+    assert np.array_equal(draw_host(augment, 0, np.array([77], np.int64))[0], draws[77])
+
+
+@pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_policies_keep_size_and_mode_of_any_picture(policy: str, mode: str) -> None:
+    augment = Augment(policy=policy, crop="none")  # type: ignore[arg-type]
+    changed = 0
+    for row, draws in enumerate(draw_host(augment, 1, np.arange(120, dtype=np.int64))):
+        image = (colours() if row % 10 else colours(1, 1)).convert(mode)
+        result = apply_policy(image, augment, draws)
+        assert (result.size, result.mode) == (image.size, mode)
+        changed += not np.array_equal(pixels(result), pixels(image))
+    assert changed > 60

@@ -1,0 +1,122 @@
+"""Training sizes: their own, and growing with the step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_examples import noise
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.augment import draw_host
+from reconv.data.decode import host_train, train_preprocess
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.open import open_source
+from reconv.data.source import Source
+from reconv.data.sources.arrays import ArraySource
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import RecipeError
+from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.schema import Augment, BatchSizes, Cutmix, Data, Preprocess, Recipe
+from reconv.recipe.units import Duration
+
+PREPROCESS = Preprocess(size=24, resize=28)
+GROWING = ((Duration(0, "ep"), 12), (Duration(50, "%"), 18), (Duration(3, "ep"), 24))
+
+
+def stay(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def make_recipe(crop: str = "resized", workers: int = 0, source: str = "auto", **augment: object) -> Recipe:
+    return Recipe(
+        seed=3,
+        length=Duration(4, "ep"),
+        data=Data(source=source, preprocess=PREPROCESS, workers=workers),  # type: ignore[arg-type]
+        augment=Augment(crop=crop, pad=2, cutmix=Cutmix(alpha=1.0), **augment),  # type: ignore[arg-type]
+        batch=BatchSizes(size=4, group=2, micro=2),
+    )
+
+
+def plan_of(recipe: Recipe, num_train: int = 11) -> Plan:
+    return make_plan(recipe, Facts(num_train, 5, 3))
+
+
+def images_of(source: Source, recipe: Recipe, start: int, stop: int) -> list[tuple[Batch, ...]]:
+    plan = plan_of(recipe, len(source))
+    return [tuple(step) for step in TrainLoader(source, recipe, plan, stay).steps(start, stop)]
+
+
+def test_the_plan_says_which_size_comes_when() -> None:
+    plan = plan_of(make_recipe(progressive=GROWING))
+    assert plan.total_steps == 8
+    assert plan.sizes == ((0, 12), (4, 18), (6, 24))
+    assert [plan.size_at(step) for step in range(8)] == [12, 12, 12, 12, 18, 18, 24, 24]
+    assert "images: training 12 px, 18 px from step 4, 24 px from step 6; evaluation 24 px" in plan.lines
+    assert "images: training 16 px; evaluation 24 px" in plan_of(make_recipe(size=16)).lines
+    assert plan_of(make_recipe()).sizes == ((0, 24),)
+    late = ((Duration(2, "ep"), 32), (Duration(8, "step"), 40))
+    assert plan_of(make_recipe(size=16, progressive=late)).sizes == ((0, 16), (4, 32))
+
+
+def test_points_that_fall_back_are_refused_by_the_plan() -> None:
+    with pytest.raises(RecipeError, match=r"progressive must rise, but 3step is step 3, before step 4"):
+        plan_of(make_recipe(progressive=((Duration(2, "ep"), 12), (Duration(3, "step"), 18))))
+
+
+@pytest.mark.parametrize("crop", ["none", "pad", "resized"])
+def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Path, crop: str) -> None:
+    source = FolderSource(tree, "train")
+    expected = images_of(source, make_recipe(crop, progressive=GROWING), 0, 8)
+    assert [step[0]["images"].shape[-1] for step in expected] == [12, 12, 12, 12, 18, 18, 24, 24]
+    for workers, start in ((1, 0), (2, 0), (8, 0), (2, 3), (0, 5)):
+        found = images_of(source, make_recipe(crop, workers, progressive=GROWING), start, 8)
+        for left, right in zip(found, expected[start:], strict=True):
+            for one, other in zip(left, right, strict=True):
+                assert one.tensors.keys() == other.tensors.keys()
+                assert all(torch.equal(one[name], other[name]) for name in one.tensors)
+
+
+@pytest.mark.parametrize("crop", ["none", "pad", "resized"])
+def test_another_size_is_what_the_host_makes_at_that_size(crop: str) -> None:
+    pixels = np.stack([noise(30, 30, 3, number).transpose(2, 0, 1) for number in range(8)])
+    source = ArraySource("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
+    recipe = make_recipe(crop, progressive=GROWING)
+    for step, size in ((1, 12), (2, 18), (3, 18)):
+        plan = make_plan(recipe.model_copy(update={"length": Duration(2, "ep")}), Facts(8, 5, 3))
+        assert plan.size_at(step) == size
+        loader = TrainLoader(source, recipe, plan, stay)
+        (micro_batches,) = list(loader.steps(step, step + 1))
+        for batch in micro_batches:
+            draws = draw_host(recipe.augment, recipe.seed, batch.positions.numpy())
+            for row, index in enumerate(batch["indices"].tolist()):
+                spec = train_preprocess(PREPROCESS, recipe.augment, size)
+                wanted = host_train(pixels[index].transpose(1, 2, 0).copy(), spec, recipe.augment, draws[row])
+                assert np.array_equal(batch["images"][row].numpy(), wanted)
+
+
+def test_boxes_are_drawn_for_the_steps_size(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    steps = images_of(source, make_recipe(progressive=GROWING), 0, 8)
+    for step in steps:
+        for batch in step:
+            assert int(batch["mix_boxes"].max()) <= batch["images"].shape[-1]
+
+
+def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
+    recipe = make_recipe(source="synthetic-device", progressive=GROWING)
+    source = open_source("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
+    plan = plan_of(recipe, len(source))
+    steps = list(TrainLoader(source, recipe, plan, stay).steps(2, 8))
+    assert [step[0]["images"].shape[-1] for step in steps] == [12, 12, 18, 18, 24, 24]
+    assert steps[0][0]["images"] is steps[1][0]["images"]
+    assert int(steps[5][0].positions[0]) == 7 * 4
+
+
+def test_evaluation_stays_at_the_size_of_preprocessing(tree: Path) -> None:
+    recipe = make_recipe(size=12, progressive=GROWING)
+    (batch,) = list(EvalLoader(FolderSource(tree, "val"), recipe.data.preprocess, 8, stay, 0))
+    assert batch["images"].shape == (5, 3, 24, 24)

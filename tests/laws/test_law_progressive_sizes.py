@@ -1,0 +1,52 @@
+"""Law 1 over growing images: a run stopped around a change of size and resumed equals the run left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.errors import PreemptedError
+from reconv.report.events import Event, Planned, Progress, read_events
+
+from .conftest import EVERYTHING, Train
+from .test_law_resume import assert_same_bits
+
+GROWING = {
+    **EVERYTHING,
+    "augment.progressive": "[[0ep, 4], [3step, 6], [7step, 8]]",
+    "augment.cutmix.kind": "random",
+    "augment.cutmix.keep": "0.8",
+    "augment.cutmix.roll": "2",
+    "augment.combine": "both",
+    "augment.policy": "randaugment",
+    "augment.erase.probability": "0.3",
+    "augment.jitter.brightness": "0.2",
+    "log.every": "1step",
+}
+
+
+@pytest.mark.parametrize("stop_at", [2, 3, 7])
+def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, tmp_path: Path, stop_at: int) -> None:
+    whole = train("whole", GROWING)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    given = [(field, value, "--set") for field, value in GROWING.items()]
+    with pytest.raises(PreemptedError):
+        reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
+    resumed = train("parts", {**GROWING, "data.workers": "2"}, resume=True)
+    assert_same_bits(whole, resumed)
+    (plan, *_) = [event for event in read_events(whole.folder.events) if isinstance(event, Planned)]
+    assert "images: training 4 px, 6 px from step 3, 8 px from step 7; evaluation 8 px" in plan.lines
+
+
+def test_sizes_change_what_is_learnt(train: Train) -> None:
+    grown = train("grown", GROWING)
+    fixed = train("fixed", {name: value for name, value in GROWING.items() if name != "augment.progressive"})
+    assert any(not tensor.equal(fixed.bits()[name]) for name, tensor in grown.bits().items())
