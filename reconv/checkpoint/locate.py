@@ -13,6 +13,7 @@ from typing import Literal
 from reconv.checkpoint import manifest
 from reconv.checkpoint.runfolder import RunFolder, runs_in
 from reconv.checkpoint.store import SUFFIX, Store
+from reconv.checkpoint.tensorflow import is_tensorflow
 from reconv.errors import CheckpointError
 
 MODEL = f"model{SUFFIX}"
@@ -25,22 +26,24 @@ class Located:
 
     kind: Literal["run", "checkpoint", "weights"]
     run: RunFolder | None  # None: weights or a checkpoint from elsewhere
-    checkpoint: Path | None  # None: a bare weights file
+    checkpoint: Path | None  # of a weights file: the one it lies in; None: a bare weights file
     weights: Path  # of the network itself; `ema` has the averaged ones
     skipped: tuple[tuple[Path, str], ...] = ()  # newer checkpoints passed over, and why
 
     @property
     def ema(self) -> Path | None:
-        """The averaged weights of the checkpoint, if it has any."""
-        path = None if self.checkpoint is None else self.checkpoint / EMA
+        """The averaged weights of the checkpoint, if it has any and no file of it was named."""
+        path = None if self.checkpoint is None or self.kind == "weights" else self.checkpoint / EMA
         return path if path is not None and path.is_file() else None
 
 
 def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest") -> Located:
     """Find the checkpoint or weights that RUN means; `which` chooses a run's checkpoint, by step if a number."""
     path = Path(run)
+    if is_tensorflow(path):
+        return Located("weights", None, None, path)
     if path.is_file():
-        return Located("weights", _run_around(path.parent), None, path)
+        return Located("weights", _run_around(path.parent), _checkpoint_around(path), path)
     if (path / manifest.NAME).is_file():
         manifest.verify(path)
         return _checkpoint("checkpoint", _run_around(path), path)
@@ -98,6 +101,15 @@ def _checkpoint(
     if not (path / MODEL).is_file():
         raise CheckpointError(f"the checkpoint has no {MODEL}", where=str(path), then="name another checkpoint")
     return Located(kind, run, path, path / MODEL, skipped)
+
+
+def _checkpoint_around(path: Path) -> Path | None:
+    """The checkpoint that a network's weights file lies in, checked in full."""
+    folder = path.absolute().parent
+    if path.name not in (MODEL, EMA) or not (folder / manifest.NAME).is_file():
+        return None
+    manifest.verify(folder)
+    return folder
 
 
 def _run_around(path: Path) -> RunFolder | None:

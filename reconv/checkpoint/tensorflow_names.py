@@ -27,6 +27,8 @@ _STAGED = re.compile(
 )
 _NORM_PARTS = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean", "moving_variance": "running_var"}
 
+HEAD = "fc.weight"
+
 Layers = dict[int, dict[str, Tensor]]  # by the number of the layer, then by the part
 
 

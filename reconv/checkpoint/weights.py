@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from reconv.checkpoint.tensorflow import is_tensorflow, read_tensorflow
+from reconv.checkpoint.tensorflow_names import HEAD, to_resnet
 from reconv.errors import CheckpointError
 
 _EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 _RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
-_BACKBONE = "backbone."
+# Names of a popular family of CIFAR ResNets (linear, shortcut), and what torchvision calls the same layers.
+_SYNONYMS = ((re.compile(r"^linear\."), "fc."), (re.compile(r"\.shortcut\."), ".downsample."))
 _BLOCKED = re.compile(r"(?:GLOBAL|class|callable|instance of class)\s+['\"<]*([A-Za-z_][\w.]*\.\w+)")
 _NUM_LISTED = 5
 _MAX_NESTING = 4
@@ -47,19 +51,28 @@ class FitReport:
         return not (self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.kept)} tensors fit"]
+        lines = [f"{len(self.kept)} tensors kept"]
         changed = [f"{name} {list(there)} -> {list(here)}" for name, there, here in self.reshaped]
         for what, names in (
             ("missing in the file", self.missing),
-            ("not in the network", self.unexpected),
+            ("unexpected, not in the network", self.unexpected),
             ("of another shape", changed),
         ):
-            lines += [f"{len(names)} {what}: {_few(names)}"] if names else []
+            lines += [f"{len(names)} {what}: {few(names)}"] if names else []
         return "; ".join(lines)
 
 
-def read_weights(path: Path, *, prefer_ema: bool = True) -> dict[str, Tensor]:
-    """Read named tensors from a safetensors file or another program's pickle, without running any code in it."""
+def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None = None) -> dict[str, Tensor]:
+    """Read named tensors from a safetensors file, another program's pickle or a TensorFlow checkpoint of a ResNet.
+
+    No code in a file is run. TensorFlow's networks often have a background class in front of the others: it is left
+    out where the head has one class more than `num_classes`.
+    """
+    if is_tensorflow(path):
+        tensors = read_tensorflow(path)
+        state = to_resnet(tensors)
+        has_background = num_classes is not None and HEAD in state and len(state[HEAD]) == num_classes + 1
+        return to_resnet(tensors, drop_background=True) if has_background else state
     try:
         with path.open("rb") as file:
             is_safetensors = file.read(9)[8:] == b"{"  # eight bytes of length, then a JSON header
@@ -82,7 +95,7 @@ def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, sour
     tensors = _named_for(model, tensors)
     state = model.state_dict()
     report = _compare(state, tensors)
-    if not report.kept or (strict and not report.is_exact):
+    if all(_is_counter(name) for name in report.kept) or (strict and not report.is_exact):
         raise CheckpointError(
             "the weights are of another model",
             where=source,
@@ -114,13 +127,33 @@ def _is_counter(name: str) -> bool:
 
 
 def _named_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors, or those of the file's backbone alone, where only these have names that the network knows."""
+    """The tensors under the network's own names: synonyms translated, and a network inside the file unwrapped."""
     names = model.state_dict().keys()
-    if names.isdisjoint(tensors):
-        inner = {n.removeprefix(_BACKBONE): t for n, t in tensors.items() if n.startswith(_BACKBONE)}
-        if not names.isdisjoint(inner):
-            return inner
-    return tensors
+    known = {_translated(name, names): tensor for name, tensor in tensors.items()}
+    if names.isdisjoint(known) and (prefix := _common_prefix(names, known)):
+        return {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
+    return known
+
+
+def _translated(name: str, names: Collection[str]) -> str:
+    """The name torchvision has for a layer, where the network knows only that one."""
+    other = name
+    for pattern, ours in _SYNONYMS:
+        other = pattern.sub(ours, other)
+    return other if name not in names and other in names else name
+
+
+def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> str:
+    """What most tensors have in front of names that the network knows (`backbone.`, `net.`); empty: too few do."""
+    first = {name.partition(".")[0] for name in names}
+    counts: Counter[str] = Counter()
+    for tensor_name in tensors:
+        parts = tensor_name.split(".")
+        for i in range(1, len(parts)):
+            if parts[i] in first and ".".join(parts[i:]) in names:
+                counts[".".join(parts[:i]) + "."] += 1
+    prefix, num = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    return prefix if 2 * num >= len(names) else ""
 
 
 def _unpickle(path: Path) -> Any:
@@ -154,7 +187,7 @@ def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tenso
                 return tensors
             break
         node = inner
-    found = f"keys {_few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
+    found = f"keys {few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
     raise CheckpointError(
         "no weights in the file",
         where=str(path),
@@ -186,10 +219,11 @@ def _unreadable(path: Path, reason: str) -> CheckpointError:
         "the weights file cannot be read",
         where=str(path),
         why=f"damaged, cut short, or not a weights file: {reason}",
-        then="get it again, or name a .safetensors, .pth, .pt or .th file",
+        then="get it again, or name a .safetensors, .pth, .pt or .th file, or a TensorFlow checkpoint",
     )
 
 
-def _few(names: tuple[str, ...] | list[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
     return ", ".join(names[:_NUM_LISTED]) + more

@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from reconv.checkpoint.average import average, exponential_weights
 from reconv.checkpoint.weights import apply, fit, read_weights
 from reconv.errors import CheckpointError, Exit, UsageError
+from reconv.models import build_model
+
+FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
 
 
 def network(num_classes: int = 4) -> nn.Module:
@@ -213,6 +216,55 @@ def test_a_backbone_is_unwrapped_only_where_the_network_has_none() -> None:
     assert fit(network(), wrapped).is_exact
     detector = nn.ModuleDict({"backbone": network()})
     assert fit(detector, wrapped).unexpected == ("projector.weight",)
+
+
+@pytest.mark.parametrize("prefix", ["net.", "encoder.trunk.", "module.classifier_model."])
+def test_a_network_inside_a_larger_program_is_found_under_whatever_it_was_called(prefix: str) -> None:
+    wrapped = {**prefixed(prefix, RIGHT), "criterion.weight": torch.ones(3)}
+    model = network()
+    assert apply(model, wrapped, strict=True).is_exact
+    assert torch.equal(model.state_dict()["fc.weight"], RIGHT["fc.weight"])
+
+
+def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
+    with pytest.raises(CheckpointError, match="of another model"):
+        apply(
+            network(),
+            {"layer1.0.bn1.weight": RIGHT["bn1.weight"], "layer1.0.conv2.weight": torch.ones(1)},
+            strict=False,
+        )
+
+
+def test_batch_counters_alone_are_no_match() -> None:
+    with pytest.raises(CheckpointError, match="of another model"):
+        apply(network(), {"bn1.num_batches_tracked": torch.tensor(1), "other": torch.ones(1)}, strict=False)
+
+
+def test_linear_and_shortcut_are_synonyms_only_where_the_network_does_not_know_them() -> None:
+    ours = build_model("resnet8_cifar", num_classes=4, shortcut="B")
+    tensors = ours.state_dict()
+    foreign = {
+        name.replace("fc.", "linear.").replace(".downsample.", ".shortcut."): torch.randn_like(t.float())
+        for name, t in tensors.items()
+    }
+    assert sum(".shortcut." in name for name in foreign) > 6
+    assert apply(ours, foreign, strict=True).is_exact
+    assert torch.equal(ours.state_dict()["fc.bias"], foreign["linear.bias"])
+    own = nn.ModuleDict({"linear": nn.Linear(2, 2), "fc": nn.Linear(2, 2)})
+    report = fit(own, {"linear.weight": torch.ones(2, 2)})
+    assert (report.kept, set(report.missing)) == (("linear.weight",), {"linear.bias", "fc.weight", "fc.bias"})
+
+
+def test_a_tensorflow_checkpoint_is_read_under_torchvision_names_without_its_background() -> None:
+    path = FIXTURES / "official"
+    whole = read_weights(path)
+    assert len(whole["fc.weight"]) == 11
+    assert len(read_weights(path, num_classes=11)["fc.weight"]) == 11
+    assert len(read_weights(path, num_classes=7)["fc.weight"]) == 11
+    without = read_weights(path, num_classes=10)
+    assert torch.equal(without["fc.weight"], whole["fc.weight"][1:])
+    assert torch.equal(without["fc.bias"], whole["fc.bias"][1:])
+    assert torch.equal(without["conv1.weight"], whole["conv1.weight"])
 
 
 def test_files_without_batch_counters_fit_exactly() -> None:

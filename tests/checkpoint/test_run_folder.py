@@ -169,8 +169,9 @@ def test_checkpoint_folders_and_weights_files_know_their_run(tmp_path: Path) -> 
     found = locate(folder)
     assert (found.kind, found.run, found.checkpoint) == ("checkpoint", run, folder)
     found = locate(folder / "ema.safetensors")
-    assert (found.kind, found.run, found.checkpoint) == ("weights", run, None)
+    assert (found.kind, found.run, found.checkpoint) == ("weights", run, folder)
     assert found.weights == folder / "ema.safetensors"
+    assert found.ema is None  # the file that was named is the one that is meant
     assert find_run(folder) == run
     elsewhere = tmp_path / "elsewhere"
     folder.rename(elsewhere)
