@@ -22,17 +22,21 @@ class BatchNorm2d(nn.BatchNorm2d):
     """Batch norm whose statistics never leave a group of samples.
 
     A group with a single value per channel (one sample, one pixel) has no variance: its output is the bias, its
-    mean counts, and it leaves the running variance where it is.
+    mean counts, and it leaves the running variance where it is. A fixed norm uses its running statistics in training
+    too, and they never move.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.groups: tuple[int, ...] | None = None
-        # The last forward pass's mean and unbiased variance, group by group. It is overwritten and never read here:
-        # so a recomputed forward pass records nothing twice, and a compiled one has nothing to guard on.
-        self.recorded: tuple[tuple[Tensor, Tensor], ...] = ()
+        self.fixed = False
+        # The last forward pass's mean and unbiased variance [2, channels], group by group. It is overwritten and
+        # never read here: so a recomputed forward pass records nothing twice, and a compiled one guards on nothing.
+        self.recorded: tuple[Tensor, ...] = ()
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fixed:
+            return F.batch_norm(x, *self._running(), self.weight, self.bias, False, 0.0, self.eps)
         if not self.training or self.groups is None:
             return super().forward(x)
         parts = (x,) if len(self.groups) == 1 else x.split(self.groups)
@@ -40,17 +44,17 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.recorded = records
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _normalise(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One group's output, its mean and its unbiased variance."""
+    def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """One group's output, and its mean and unbiased variance."""
         running_mean, running_var = self._running()
         if x.numel() == x.shape[1]:
-            zero = (x - x) * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
-            return zero.to(x.dtype), (x.detach().flatten().to(running_mean.dtype), running_var.clone())
+            output = ((x - x) * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
+            return output, torch.stack([x.detach().flatten().to(running_mean.dtype), running_var])
         # With momentum 1 torch leaves the batch's own mean and unbiased variance in the running statistics it is
         # given, on every device, fused with the normalisation.
-        mean, variance = torch.zeros_like(running_mean), torch.zeros_like(running_var)
-        output = F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
-        return output, (mean, variance)
+        statistics = running_mean.new_zeros(2, self.num_features)
+        output = F.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
+        return output, statistics
 
     def _running(self) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None and self.running_var is not None
@@ -103,7 +107,7 @@ class LayerState:
         if active != self._active:
             self._active, self._momentum = active, None
         for group, num_samples in enumerate(self._groups):
-            flat = torch.cat([statistic for norm in active for statistic in norm.recorded[group]])
+            flat = torch.cat([norm.recorded[group].view(-1) for norm in active])
             self._pending.append((num_samples, flat))
         for norm in active:
             norm.recorded = ()
