@@ -37,7 +37,8 @@ Override = tuple[str, object, str]
 @click.option("--devices", metavar="N", type=click.IntRange(1, 1), default=1, help="How many devices; only 1 so far.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Another seed is another run.")
 @click.option("--model", metavar="NAME", help="Another network, as torchvision spells it.")
-@click.option("--init", metavar="WEIGHTS", help="Start from a weights file or a run.")
+@click.option("--init", metavar="WEIGHTS", help="Start from a file, a run, torchvision:NAME, timm:NAME or an address.")
+@click.option("--freeze", is_flag=True, help="Train the head alone; needs --init.")
 @click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
 @click.option("--quiet", is_flag=True, help="Print the result only.")
 @json_option
@@ -56,6 +57,7 @@ def train(
     seed: int | None,
     model: str | None,
     init: str | None,
+    freeze: bool,
     settings: tuple[str, ...],
     quiet: bool,
     json_file: str | None,
@@ -70,6 +72,7 @@ def train(
       reconv train quickstart
       reconv train resnet50 --data /imagenet --batch-size 512
       reconv train my.yaml --epochs 10 --set optimizer.momentum=0.875
+      reconv train resnet50 --data flowers/ --init torchvision:resnet50 --freeze --epochs 5
       reconv train resnet50 --data /imagenet --resume
     """
     if batch_size is not None and batch_per_device is not None:
@@ -87,6 +90,7 @@ def train(
         ("seed", seed, "--seed"),
         ("model.name", model, "--model"),
         ("model.init", init, "--init"),
+        ("model.freeze", freeze or None, "--freeze"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
 

@@ -54,9 +54,10 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> Trained:
                 why=f"names there are such as {', '.join(close)}",
                 then=f"a pattern with a star, as in {head_patterns(model)[0]}",
             )
-    trained = [name for name in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    chosen = {name for name in parameters if any(fnmatchcase(name, pattern) for pattern in patterns)}
     for name, parameter in parameters.items():
-        parameter.requires_grad_(name in trained)
+        parameter.requires_grad_(parameter.requires_grad and name in chosen)  # some networks have fixed layers anyway
+    trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
     for module in model.modules():
         if isinstance(module, BatchNorm2d):
             module.fixed = not any(p.requires_grad for p in module.parameters(recurse=False))

@@ -29,7 +29,7 @@ Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML
 
 _OVERRIDES = 1_000_000  # sorts after every file
 _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about the file that says them
-_PATH_FIELDS = (("data", "path"), ("model", "init"))
+_PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
     *("name", "description", "expect", "published", "measured"),
     *("data.path", "data.workers", "data.prefetch", "engine.threads"),
@@ -217,8 +217,8 @@ def _split_schedule(content: document.Document) -> None:
 
 
 def _anchor(value: str, folder: Path) -> str:
-    """A path made absolute; names of other zoos, as in torchvision:resnet50, stay."""
-    if not value or value.startswith(("torchvision:", "timm:")):
+    """A path made absolute; addresses and names of other zoos, as in torchvision:resnet50, stay."""
+    if not value or value.startswith(("torchvision:", "timm:", "http://", "https://")):
         return value
     return os.path.abspath(folder / os.path.expanduser(value))
 

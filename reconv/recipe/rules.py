@@ -76,8 +76,15 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _model(recipe: Recipe) -> Iterator[Contradiction]:
-    if recipe.model.freeze and recipe.model.init is None:
+    model, distill = recipe.model, recipe.distill
+    if model.freeze and model.init is None:
         yield Contradiction(("model.freeze", "model.init"), "would train a head on random weights; it needs model.init")
+    if model.train and model.init is None:
+        yield Contradiction(("model.train", "model.init"), "leaves the other weights random; it needs model.init")
+    if model.train and model.freeze:
+        yield Contradiction(("model.freeze", "model.train"), "trains the head alone, but model.train names parameters")
+    if distill.recipe is not None and distill.teacher is None:
+        yield Contradiction(("distill.recipe", "distill.teacher"), "is a teacher's, but distill.teacher names none")
 
 
 def _data(recipe: Recipe) -> Iterator[Contradiction]:

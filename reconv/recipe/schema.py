@@ -59,8 +59,9 @@ class Model(Section):
 
     name: str = "resnet50"
     options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = {}
-    init: str | None = None  # a weights file, a run, torchvision:NAME or timm:NAME
+    init: str | None = None  # a weights file, a run, torchvision:NAME, timm:NAME or an https address
     freeze: bool = False  # train the head only
+    train: Annotated[tuple[str, ...], Listed] = ()  # names of trained parameters, as in [layer4.*, fc.*]; empty: all
 
 
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
@@ -249,6 +250,15 @@ class Loss(Section):
     smoothing_form: Literal["uniform", "others"] = "uniform"
 
 
+class Distill(Section):
+    """A trained network whose answers are learned beside the labels: (1 - alpha) x loss + alpha x T^2 x divergence."""
+
+    teacher: str | None = None  # a run or a weights file; null: off
+    recipe: str | None = None  # of a teacher that is a bare weights file
+    alpha: Fraction = 0.5  # the teacher's share
+    temperature: PositiveFloat = 4
+
+
 class Ema(Section):
     """A moving average of the weights, evaluated and saved beside them."""
 
@@ -364,6 +374,7 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
+    distill: Distill = Distill()
     ema: Ema = Ema()
     average: Average = Average()
     stop: Stop = Stop()

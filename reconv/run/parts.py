@@ -21,10 +21,8 @@ from torch import Tensor, nn
 from reconv import __version__
 from reconv.batch import Batch
 from reconv.checkpoint import weights as saved_weights
-from reconv.checkpoint.locate import locate
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
-from reconv.checkpoint.weights import FitReport
 from reconv.data.loader import EvalLoader
 from reconv.data.open import open_source
 from reconv.data.pictures import grid
@@ -44,6 +42,7 @@ from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.events import Evaluated, Pictured, Saved
 from reconv.tasks.classification import Classification, ClassificationEvaluator
+from reconv.tasks.distillation import Teacher
 
 NUM_PICTURED = 32
 PICTURE_COLUMNS = 8
@@ -103,17 +102,9 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
 
 
-def start_from_weights(network: Network, recipe: Recipe) -> FitReport | None:
-    """Load `model.init`, if the recipe names one; a head of another size is left new."""
-    if recipe.model.init is None:
-        return None
-    located = locate(Path(recipe.model.init))
-    tensors = saved_weights.read_weights(located.ema or located.weights)
-    return saved_weights.apply(network.model, tensors, strict=False, source=recipe.model.init)
-
-
-def build_task(recipe: Recipe, num_classes: int) -> Classification:
-    return Classification(num_classes, recipe.loss.label_smoothing, recipe.loss.smoothing_form)
+def build_task(recipe: Recipe, num_classes: int, teacher: Teacher | None = None) -> Classification:
+    loss = recipe.loss
+    return Classification(num_classes, loss.label_smoothing, loss.smoothing_form, teacher=teacher)
 
 
 def build_early_stop(recipe: Recipe) -> EarlyStop:
@@ -233,7 +224,9 @@ class Saver:
         )
 
 
-def about_checkpoint(recipe: Recipe, plan: Plan, sources: Sources, device: Device) -> dict[str, Any]:
+def about_checkpoint(
+    recipe: Recipe, plan: Plan, sources: Sources, device: Device, teacher: str | None = None
+) -> dict[str, Any]:
     """What a checkpoint says of itself besides counters: enough to evaluate and predict without its run folder."""
     return {
         "format": 1,
@@ -243,6 +236,7 @@ def about_checkpoint(recipe: Recipe, plan: Plan, sources: Sources, device: Devic
         "total_steps": plan.total_steps,
         "threads": plan.threads,
         "device": device.kind,
+        "teacher": teacher,  # what identifies the weights that were learned from
         "versions": {"reconv": __version__, "torch": torch.__version__},
     }
 

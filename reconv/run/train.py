@@ -43,6 +43,8 @@ from reconv.report.summary import read_summary, write_summary, write_whole
 from reconv.run import parts
 from reconv.run.average import average_at_end
 from reconv.run.folder import Choice, RestorePoint, check_same_run, choose_folder, find_restore_point
+from reconv.run.start import start_network
+from reconv.run.teacher import open_teacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +266,13 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
             parameters=sum(p.numel() for p in network.model.parameters()),
         )
     )
-    fit_report = parts.start_from_weights(network, recipe)
-    if fit_report is not None:
-        emit(Noted("info", f"weights from {recipe.model.init}: {fit_report}"))
+    teacher = open_teacher(recipe, tuple(job.sources.train.class_names), device, job.point.state)
+    is_resumed = job.point.loaded is not None
+    notes = start_network(network, recipe, plan.num_classes, is_resumed=is_resumed)
+    for text in (*notes, *([teacher.note] if teacher else [])):
+        emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
-    task = parts.build_task(recipe, plan.num_classes)
+    task = parts.build_task(recipe, plan.num_classes, teacher.teacher if teacher else None)
     optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
     evaluation = parts.Evaluation(
@@ -287,7 +291,7 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
         network=network,
         optimizer=optimizer,
         average=average,
-        about=parts.about_checkpoint(recipe, plan, job.sources, device),
+        about=parts.about_checkpoint(recipe, plan, job.sources, device, teacher.fingerprint if teacher else None),
         metric=task.metric,
         chosen_weights=evaluation.chosen_weights,
         emit=emit,

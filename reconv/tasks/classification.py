@@ -17,6 +17,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.engine.protocols import Sums
 from reconv.errors import RecipeError
+from reconv.tasks.distillation import Teacher
 
 NUM_MISTAKES = 16
 
@@ -40,6 +41,7 @@ class Classification:
     label_smoothing: float = 0.0
     smoothing_form: Literal["uniform", "others"] = "uniform"
     metric: str = "top1"
+    teacher: Teacher | None = None  # in training only
 
     def __post_init__(self) -> None:
         if self.smoothing_form == "others" and self.label_smoothing * self.num_classes > self.num_classes - 1:
@@ -64,6 +66,8 @@ class Classification:
             targets = targets.to(logits.dtype)
         smoothing = self._uniform_share(logits.shape[1])
         loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        if self.teacher is not None:
+            loss = self.teacher.blend(loss, logits, batch["images"])
         right = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
         return Sums(loss, {"top1": right})
 

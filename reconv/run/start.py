@@ -1,0 +1,50 @@
+"""What a run starts from: weights by any name a person may give them, and the part of the network that is trained.
+
+Owns `model.init`, `model.freeze` and `model.train`. Refuses to know file formats. Invariant: whatever was kept, new or
+dropped is said, and a run that goes on from its own checkpoint does not need the weights it once started from.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reconv.checkpoint import weights as saved_weights
+from reconv.checkpoint.fetch_weights import is_remote
+from reconv.checkpoint.tensorflow import is_tensorflow
+from reconv.errors import CheckpointError
+from reconv.models.fixed import head_patterns, train_only
+from reconv.recipe.schema import Recipe
+from reconv.run.parts import Network
+from reconv.run.saved import find_weights
+
+
+def start_network(network: Network, recipe: Recipe, num_classes: int, *, is_resumed: bool) -> list[str]:
+    """Load the weights a recipe starts from and fix what it does not train; what a person should know of that."""
+    notes: list[str] = []
+    if recipe.model.init is not None and not is_resumed:
+        notes += _load(network, recipe, recipe.model.init, num_classes)
+    patterns = head_patterns(network.model) if recipe.model.freeze else recipe.model.train
+    if patterns:
+        notes.append(str(train_only(network.model, patterns)))
+    return notes
+
+
+def _load(network: Network, recipe: Recipe, name: str, num_classes: int) -> list[str]:
+    if not (is_remote(name) or Path(name).exists() or is_tensorflow(Path(name))):
+        raise CheckpointError(
+            "there are no such weights",
+            where=name,
+            why="neither a file, a run nor a TensorFlow checkpoint has this name",
+            then=f"ls '{Path(name).parent}'; or a published set by name, as in torchvision:resnet50",
+        )
+    found = find_weights(name)
+    path = found.located.ema or found.located.weights
+    tensors = saved_weights.read_weights(path, num_classes=num_classes)
+    report = saved_weights.apply(network.model, tensors, strict=False, source=str(path))
+    notes = [*found.notes, f"weights from {name}: {report}"]
+    new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
+    if new:
+        notes.append(f"new, drawn from the seed: {saved_weights.few(new)}")
+    if is_tensorflow(path) and recipe.model.options.get("padding") != "same":
+        notes.append("TensorFlow's networks pad strided layers otherwise: --set model.options.padding=same is theirs")
+    return notes
