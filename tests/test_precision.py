@@ -71,6 +71,8 @@ def test_the_dynamic_scale_halves_on_overflow_and_doubles_after_enough_finite_st
     assert scale_of(policy) == FIRST_SCALE / 4
     policy.update(OK)
     assert scale_of(policy) == FIRST_SCALE / 2
+    policy.update(OK)
+    assert scale_of(policy) == FIRST_SCALE / 2, "the count starts again after growing"
     for _ in range(40):
         policy.update(NOT_OK)
     assert scale_of(policy) == 1.0

@@ -69,6 +69,7 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
     assert len(names) > 15
     for name in names:
         assert torch.equal(shared[name], dict(small.named_parameters())[name]), name
+    assert not torch.equal(shared["layer1.0.conv1.weight"], shared["layer1.0.conv2.weight"])
     before = small.conv1.weight.clone()
     initialise(small, seed=8)
     assert not torch.equal(before, small.conv1.weight)
