@@ -61,6 +61,11 @@ TORCHVISION: Mapping[str, str] = {
     "efficientnet_b7": "efficientnet_b7_lukemelas-c5b4e57e.pth",
 }
 
+# What else a person must know of a set, as its publisher's programs do.
+_ADVICE: Mapping[str, str] = {
+    "googlenet": "they expect pixels from -1 to 1: --set data.preprocess.mean=[0.5,0.5,0.5] and the same for std",
+}
+
 _IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
 _PINNED = re.compile(r"sha256=([0-9a-fA-F]{8,64})")
 _REMOTE = ("http://", "https://")
@@ -98,7 +103,9 @@ def fetch_weights(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _held(path.with_name(path.name + ".lock")):
-            return _cached(path, expected) or _fetch(url, path, expected, progress or silent)
+            found = _cached(path, expected) or _fetch(url, path, expected, progress or silent)
+            advice = _ADVICE.get(name.partition(":")[2], "") if name.startswith("torchvision:") else ""
+            return Fetched(found.path, f"{found.note}; {advice}") if advice else found
     except OSError as error:
         raise ResourceError(
             "cannot keep weights in the cache",

@@ -7,6 +7,7 @@ without one need to be told theirs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from reconv.checkpoint.store import Store
 from reconv.checkpoint.tensorflow import is_tensorflow
 from reconv.checkpoint.weights import apply, read_weights
 from reconv.device import Device
+from reconv.download import Progress
 from reconv.errors import CheckpointError, UsageError
 from reconv.recipe.load import load
 from reconv.recipe.schema import Recipe
@@ -49,12 +51,29 @@ class Saved:
     step: int | None
 
 
-def find_weights(name: str | Path, which: Literal["newest", "best"] = "newest") -> Named:
-    """The file, run or checkpoint that a name means; what lies elsewhere is fetched into the cache."""
+def find_weights(
+    name: str | Path, which: Literal["newest", "best"] = "newest", tell: Callable[[str], None] | None = None
+) -> Named:
+    """The file, run or checkpoint that a name means; what lies elsewhere is fetched into the cache, and told so."""
     if is_remote(str(name)):
-        fetched = fetch_weights(str(name))
+        fetched = fetch_weights(str(name), progress=None if tell is None else _quarters(str(name), tell))
         return Named(Located("weights", None, None, fetched.path), (f"{name}: {fetched.note}",))
     return Named(locate(name, which=which))
+
+
+def _quarters(name: str, tell: Callable[[str], None]) -> Progress:
+    """Tell of a download when it begins, and at each quarter of it."""
+    told = -1
+
+    def progress(there: int, total: int | None) -> None:
+        nonlocal told
+        quarter = 4 * there // total if total else 0
+        if quarter > told:
+            told = quarter
+            of = f" of {total / 1e6:.1f} MB" if total else ""
+            tell(f"fetching {name}: {there / 1e6:.1f}{of}")
+
+    return progress
 
 
 def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:

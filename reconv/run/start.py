@@ -6,6 +6,7 @@ dropped is said, and a run that goes on from its own checkpoint does not need th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from reconv.checkpoint import weights as saved_weights
@@ -18,26 +19,34 @@ from reconv.run.parts import Network
 from reconv.run.saved import find_weights
 
 
-def start_network(network: Network, recipe: Recipe, num_classes: int, *, is_resumed: bool) -> list[str]:
-    """Load the weights a recipe starts from and fix what it does not train; what a person should know of that."""
-    notes: list[str] = []
-    if recipe.model.init is not None and not is_resumed:
-        notes += _load(network, recipe, recipe.model.init, num_classes)
-    patterns = head_patterns(network.model) if recipe.model.freeze else recipe.model.train
-    if patterns:
-        notes.append(str(train_only(network.model, patterns)))
-    return notes
-
-
-def _load(network: Network, recipe: Recipe, name: str, num_classes: int) -> list[str]:
-    if not (is_remote(name) or Path(name).exists() or is_tensorflow(Path(name))):
+def refuse_absent_weights(recipe: Recipe) -> None:
+    """Refuse weights that are not on this machine and have no name to fetch them by."""
+    name = recipe.model.init
+    if name is not None and not (is_remote(name) or Path(name).exists() or is_tensorflow(Path(name))):
         raise CheckpointError(
             "there are no such weights",
             where=name,
             why="neither a file, a run nor a TensorFlow checkpoint has this name",
             then=f"ls '{Path(name).parent}'; or a published set by name, as in torchvision:resnet50",
         )
-    found = find_weights(name)
+
+
+def start_network(
+    network: Network, recipe: Recipe, num_classes: int, *, is_resumed: bool, tell: Callable[[str], None]
+) -> list[str]:
+    """Load the weights a recipe starts from and fix what it does not train; what a person should know of that."""
+    notes: list[str] = []
+    if recipe.model.init is not None and not is_resumed:
+        refuse_absent_weights(recipe)
+        notes += _load(network, recipe, recipe.model.init, num_classes, tell)
+    patterns = head_patterns(network.model) if recipe.model.freeze else recipe.model.train
+    if patterns:
+        notes.append(str(train_only(network.model, patterns)))
+    return notes
+
+
+def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: Callable[[str], None]) -> list[str]:
+    found = find_weights(name, tell=tell)
     path = found.located.ema or found.located.weights
     tensors = saved_weights.read_weights(path, num_classes=num_classes)
     report = saved_weights.apply(network.model, tensors, strict=False, source=str(path))

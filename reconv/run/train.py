@@ -43,7 +43,7 @@ from reconv.report.summary import read_summary, write_summary, write_whole
 from reconv.run import parts
 from reconv.run.average import average_at_end
 from reconv.run.folder import Choice, RestorePoint, check_same_run, choose_folder, find_restore_point
-from reconv.run.start import start_network
+from reconv.run.start import refuse_absent_weights, start_network
 from reconv.run.teacher import open_teacher
 
 
@@ -89,6 +89,8 @@ def train(
     world = World.from_environment()
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = load(str(recipe), given).recipe
+    if not resume:  # a run that goes on no longer needs them
+        refuse_absent_weights(resolved)
     sources = parts.open_sources(resolved)
     make_plan(resolved, _facts(sources, world))  # what cannot be planned leaves no run folder behind
     choice = choose_folder(resolved, out=_path(out), resume=resume, runs=Path(runs))
@@ -268,7 +270,9 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
     )
     teacher = open_teacher(recipe, tuple(job.sources.train.class_names), device, job.point.state)
     is_resumed = job.point.loaded is not None
-    notes = start_network(network, recipe, plan.num_classes, is_resumed=is_resumed)
+    notes = start_network(
+        network, recipe, plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
+    )
     for text in (*notes, *([teacher.note] if teacher else [])):
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()

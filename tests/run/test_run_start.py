@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
+from reconv.cli import main
 from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
 from reconv.models import build_model
 from reconv.report.events import Event, Noted, Progress, read_events
@@ -145,10 +149,50 @@ def test_tensorflow_weights_start_a_run_that_is_told_about_the_padding(run: Run,
 
 
 @pytest.mark.parametrize("name", ["absent.pth", "absent/model.ckpt-3"])
-def test_weights_that_are_not_there_end_a_run_with_code_4(run: Run, name: str) -> None:
+def test_weights_that_are_not_there_end_a_run_with_code_4_and_leave_no_folder(
+    run: Run, tmp_path: Path, name: str
+) -> None:
     with pytest.raises(CheckpointError, match="no such weights") as caught:
         run("a", model__init=name)
     assert caught.value.code == Exit.CHECKPOINT
+    assert not (tmp_path / "a").exists()
+
+
+class Folder(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Quiet."""
+
+
+def test_an_address_starts_a_run_and_the_next_run_needs_no_server(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECONV_CACHE", str(tmp_path / "cache"))
+    file = weights_file(tmp_path / "w.pth", num_classes=10)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Folder, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/w.pth"
+        first = run("first", model__init=address)
+        server.shutdown()
+        thread.join()
+    notes = notes_of(first)
+    assert any(note.startswith(f"fetching {address}: 0.0 of") for note in notes)
+    assert any("not known beforehand" in note for note in notes)
+    second, third = run("second", model__init=address), run("third", model__init=str(file))
+    assert any("from the cache" in note for note in notes_of(second))
+    for name, tensor in tensors_of(third).items():
+        assert tensor.equal(tensors_of(first)[name]) and tensor.equal(tensors_of(second)[name])
+
+
+def test_the_command_line_starts_and_freezes(tmp_path: Path) -> None:
+    file = weights_file(tmp_path / "w.pth", num_classes=4)
+    settings = [word for field, value in SHORT.items() for word in ("--set", f"{field}={value}")]
+    out = ["train", "quickstart", "--out", str(tmp_path / "run"), "--quiet", *settings]
+    for words, code in ((["--freeze"], Exit.USAGE), (["--init", str(file), "--freeze"], Exit.DONE)):
+        with pytest.raises(SystemExit) as end:
+            main([*out, *words])
+        assert end.value.code == code
+    assert any("650 parameters are trained" in note for note in notes_of(tmp_path / "run"))
 
 
 def test_weights_without_a_single_matching_name_end_a_run_with_code_4(run: Run, tmp_path: Path) -> None:
