@@ -7,6 +7,7 @@ is not given overrides nothing.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reconv.cli.options import DEVICE_HELP, STDOUT, Verb, complete_recipes, emit_json, json_option, parse_settings
+from reconv.cli.rehearse import rehearse
 from reconv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +42,11 @@ Override = tuple[str, object, str]
 @click.option("--init", metavar="WEIGHTS", help="Start from a file, a run, torchvision:NAME, timm:NAME or an address.")
 @click.option("--freeze", is_flag=True, help="Train the head alone; needs --init.")
 @click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
+@click.option("--profile", metavar="A,B", help="Trace steps A to B, counted from 1, both included.")
+@click.option(
+    "--dry-run", metavar="N", type=click.IntRange(min=1), help="N steps, told and forgotten: speed, size, time."
+)
+@click.option("--compile-only", is_flag=True, help="Build and compile, train nothing, keep nothing.")
 @click.option("--quiet", is_flag=True, help="Print the result only.")
 @json_option
 def train(
@@ -59,6 +66,9 @@ def train(
     init: str | None,
     freeze: bool,
     settings: tuple[str, ...],
+    profile: str | None,
+    dry_run: int | None,
+    compile_only: bool,
     quiet: bool,
     json_file: str | None,
 ) -> int:
@@ -73,6 +83,7 @@ def train(
       reconv train resnet50 --data /imagenet --batch-size 512
       reconv train my.yaml --epochs 10 --set optimizer.momentum=0.875
       reconv train resnet50 --data flowers/ --init torchvision:resnet50 --freeze --epochs 5
+      reconv train resnet50 --data /imagenet --dry-run 50
       reconv train resnet50 --data /imagenet --resume
     """
     if batch_size is not None and batch_per_device is not None:
@@ -92,7 +103,21 @@ def train(
         ("model.init", init, "--init"),
         ("model.freeze", freeze or None, "--freeze"),
     ]
+    given.append(("profile", None if profile is None else _step_range(profile), "--profile"))
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read when torch is imported; else its profiler writes to stderr
+    if dry_run is not None or compile_only:
+        _refuse_with_rehearsal(dry_run, compile_only, resume, profile)
+        return rehearse(
+            recipe,
+            steps=dry_run,
+            data=data,
+            overrides=overrides,
+            device=device,
+            devices=devices,
+            quiet=quiet,
+            json_file=json_file,
+        )
 
     from reconv.run import train as run_train
 
@@ -119,6 +144,27 @@ def train(
     if json_file not in (None, STDOUT):
         emit_json(result.summary, json_file)
     return int(result.exit_code)
+
+
+def _step_range(text: str) -> list[int]:
+    """`50,53` as the first and the last step; a lone number is both."""
+    words = text.split(",")
+    if len(words) > 2 or not all(word.strip().isdecimal() for word in words):
+        raise UsageError(f"--profile takes two steps, not {text!r}", then="for example --profile 50,53")
+    return [int(words[0]), int(words[-1])]
+
+
+def _refuse_with_rehearsal(dry_run: int | None, compile_only: bool, resume: bool, profile: str | None) -> None:
+    """Refuse options that a rehearsal could only ignore."""
+    name = "--compile-only" if compile_only else "--dry-run"
+    others = {"--dry-run": compile_only and dry_run is not None, "--resume": resume, "--profile": profile is not None}
+    clash = next((other for other, is_given in others.items() if is_given), None)
+    if clash is not None:
+        raise UsageError(
+            f"{name} and {clash} do not go together",
+            why="a rehearsal starts afresh in a temporary folder and keeps nothing",
+            then="give one of them",
+        )
 
 
 def _say_finished(summary: Mapping[str, Any], folder: Path, json_file: str | None) -> None:

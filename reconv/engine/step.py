@@ -8,6 +8,7 @@ gradient is not finite changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,11 @@ class StepResult:
     ok: Tensor
 
 
+def unmarked(name: str) -> AbstractContextManager[None]:
+    """Nobody wants to know which part of a step runs."""
+    return nullcontext()
+
+
 @dataclass(frozen=True, slots=True)
 class PlainStep:
     """The step of one model on one device, in one or several micro-batches."""
@@ -43,6 +49,7 @@ class PlainStep:
     world: World
     rate: Callable[[int], float]
     ordered: bool  # each group its own forward and backward, so that any split adds gradients in the same order
+    mark: Callable[[str], AbstractContextManager[None]] = unmarked  # names the part of the step that runs inside
 
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch."""
@@ -52,17 +59,18 @@ class PlainStep:
         loss = self.world.sum(_total([s.loss.detach() for s in sums]))
         metrics = {name: self.world.sum(_total([s.metrics[name] for s in sums])) for name in sums[0].metrics}
 
-        grads = self.optimizer.grads()
-        self.world.reduce_gradients(grads)
-        self.precision.unscale(grads)
-        grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-        ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
+        with self.mark("optimizer"):
+            grads = self.optimizer.grads()
+            self.world.reduce_gradients(grads)
+            self.precision.unscale(grads)
+            grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+            ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
 
-        self.optimizer.step(self.rate(step), ok)
-        self.layers.commit(ok)
-        if self.average is not None:
-            self.average.update(step, ok)
-        self.precision.update(ok)
+            self.optimizer.step(self.rate(step), ok)
+            self.layers.commit(ok)
+            if self.average is not None:
+                self.average.update(step, ok)
+            self.precision.update(ok)
         return StepResult(loss, weight, metrics, grad_norm, ok)
 
     def _passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -70,12 +78,14 @@ class PlainStep:
             yield from batch.by_group() if self.ordered else (batch,)
 
     def _forward_backward(self, step: int, batch: Batch, weight: Tensor | float) -> Sums:
-        prepared = self.prepare(batch, step)
-        self.layers.enter(prepared, step)
-        with self.precision.autocast():
-            outputs = self.task.forward(self.model, prepared)
-        sums = self.task.loss(outputs, prepared)
-        self.precision.scale(sums.loss / weight).backward()
+        with self.mark("forward"):
+            prepared = self.prepare(batch, step)
+            self.layers.enter(prepared, step)
+            with self.precision.autocast():
+                outputs = self.task.forward(self.model, prepared)
+            sums = self.task.loss(outputs, prepared)
+        with self.mark("backward"):
+            self.precision.scale(sums.loss / weight).backward()
         return sums
 
 

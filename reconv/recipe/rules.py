@@ -280,6 +280,10 @@ def _table(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _rest(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.profile != "off" and recipe.profile[0] > recipe.profile[1]:
+        yield Contradiction(("profile",), f"ends at step {recipe.profile[1]}, before it begins ({recipe.profile[0]})")
+    if len(set(recipe.records)) < len(recipe.records):
+        yield Contradiction(("records",), f"names one twice: {', '.join(recipe.records)}")
     if recipe.precision.loss_scale != "dynamic" and recipe.precision.mode != "fp16":
         yield Contradiction(
             ("precision.loss_scale", "precision.mode"), f"is for fp16, but precision.mode is {recipe.precision.mode}"

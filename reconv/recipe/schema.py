@@ -318,6 +318,15 @@ class Log(Section):
     every: Duration = Duration(10, "step")
 
 
+RecordName = Literal["csv", "tensorboard", "wandb", "mlflow", "mlperf"]
+
+
+def _listed(value: object) -> object:
+    """`csv,mlperf` and a bare `csv` are lists too, and `off` is the empty one."""
+    value = () if value is False or value == "off" else value
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
 class Parallel(Section):
     reduce: Literal["fast", "ordered"] = "fast"  # ordered: group gradients are added in group order
 
@@ -384,6 +393,8 @@ class Recipe(Section):
     save: Save = Save()
     log: Log = Log()
     parallel: Parallel = Parallel()
+    records: Annotated[tuple[RecordName, ...], Listed, BeforeValidator(_listed)] = ()  # written beside the report
+    profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"  # trace these steps, from 1, both included
     expect: Expect | None = None
     published: Annotated[tuple[Claim, ...], Listed] = ()  # by others
     measured: Annotated[tuple[Measurement, ...], Listed] = ()  # by us

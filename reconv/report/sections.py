@@ -289,4 +289,4 @@ def changed_fields(recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 def scalar(value: Any) -> str:
     """A recipe's value as YAML would have it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

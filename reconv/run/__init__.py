@@ -1,7 +1,19 @@
 """The composition root: the only room that chooses classes. `train`, `evaluate` and `predict` are the library."""
 
 from reconv.run.average import Averaged, average
+from reconv.run.rehearse import Rehearsal, rehearse
 from reconv.run.train import RunResult, train
 from reconv.run.use import EvalResult, Prediction, evaluate, predict
 
-__all__ = ["Averaged", "EvalResult", "Prediction", "RunResult", "average", "evaluate", "predict", "train"]
+__all__ = [
+    "Averaged",
+    "EvalResult",
+    "Prediction",
+    "Rehearsal",
+    "RunResult",
+    "average",
+    "evaluate",
+    "predict",
+    "rehearse",
+    "train",
+]

@@ -28,6 +28,7 @@ from reconv.engine.loop import Counters, Fit
 from reconv.engine.schedule import learning_rate
 from reconv.engine.step import PlainStep
 from reconv.engine.stop import StopRequest
+from reconv.engine.trace import Trace
 from reconv.engine.watch import Watch
 from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
 from reconv.optim import Ema, build_optimizer
@@ -38,6 +39,7 @@ from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
 from reconv.report.console import Observer, make_console
 from reconv.report.events import Attempt, Ended, Event, EventLog, Noted, Planned, read_events
+from reconv.report.exporters import Records, require_packages
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary, write_whole
 from reconv.run import parts
@@ -45,6 +47,7 @@ from reconv.run.average import average_at_end
 from reconv.run.folder import Choice, RestorePoint, check_same_run, choose_folder, find_restore_point
 from reconv.run.start import refuse_absent_weights, start_network
 from reconv.run.teacher import open_teacher
+from reconv.run.tracing import build_trace, refuse_profile_beyond_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,10 @@ def train(
     resolved = load(str(recipe), given).recipe
     if not resume:  # a run that goes on no longer needs them
         refuse_absent_weights(resolved)
+    require_packages(resolved.records)
     sources = parts.open_sources(resolved)
-    make_plan(resolved, _facts(sources, world))  # what cannot be planned leaves no run folder behind
+    plan = make_plan(resolved, _facts(sources, world))
+    refuse_profile_beyond_end(resolved, plan)  # what cannot be planned leaves no run folder behind
     choice = choose_folder(resolved, out=_path(out), resume=resume, runs=Path(runs))
     with ExitStack() as stack:
         stack.enter_context(choice.folder.lock())
@@ -100,20 +105,25 @@ def train(
         if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
             return RunResult(choice.folder.path, read_summary(choice.folder.path), Exit.DONE)
         stop = stack.enter_context(StopRequest())
-        job = _prepare_job(resolved, sources, choice, device, world)
+        job = prepare_job(resolved, sources, choice, device, world)
         log = stack.enter_context(EventLog(job.folder.events))
-        observers: list[Callable[[Event], object]] = [log.write, *([on_event] if on_event is not None else [])]
+        observers = [on_event] if on_event is not None else []
         if console is not None:
             screen = make_console(console, job.folder.path)
             stack.callback(_say_result, screen, job.folder)
             observers.append(screen.observe)
 
         def emit(event: Event) -> None:
+            stamped = log.write(event)
             for observe in observers:
-                observe(event)
+                observe(stamped)
+
+        records = Records(resolved, job.folder.path, emit)
+        stack.callback(records.close)
+        observers.append(records.observe)
 
         _announce(job, (*choice.notes, *said), command, emit)
-        return _run(job, stop, emit)
+        return run_job(job, stop, emit)
 
 
 def _say_result(screen: Observer, folder: RunFolder) -> None:
@@ -138,7 +148,7 @@ def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> 
     )
 
 
-def _prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_name: str, world: World) -> Job:
+def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_name: str, world: World) -> Job:
     """Find the point to resume from, make the plan and open the device."""
     point = find_restore_point(Store(choice.folder.checkpoints)) if choice.exists else RestorePoint(None, ())
     state = point.state
@@ -184,15 +194,16 @@ def _environment(job: Job) -> dict[str, Any]:
     }
 
 
-def _run(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResult:
+def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResult:
     """Build the parts, run the loop, and wind down whatever happens."""
     start_s, clock, counters = time.perf_counter(), Clock(), Counters()
     first_step = int(job.point.state.get("step", 0))
     code: int = Exit.UNEXPECTED
     reason = "unexpected error"
     told: dict[str, Any] = {}
+    trace = build_trace(job.recipe, job.folder, job.device, first_step, emit, clock)
     try:
-        fit, evaluation = _assemble(job, stop, emit, clock)
+        fit, evaluation = _assemble(job, stop, emit, clock, trace)
         counters = fit.counters
         fit.run()
         if fit.ended_early:
@@ -221,6 +232,7 @@ def _run(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResul
             ) from error
         raise
     finally:
+        trace.close()
         steps_done = max(0, counters.step - first_step)
         emit(
             Ended(
@@ -252,7 +264,9 @@ def _write_results(folder: RunFolder) -> None:
         ending.add_note(f"the summary and report could not be written: {error}")
 
 
-def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock: Clock) -> tuple[Fit, parts.Evaluation]:
+def _assemble(
+    job: Job, stop: StopRequest, emit: Callable[[Event], None], clock: Clock, trace: Trace
+) -> tuple[Fit, parts.Evaluation]:
     """The parts of the run, restored to where it left off."""
     recipe, plan, device = job.recipe, job.plan, job.device
     network = parts.build_network(recipe, plan.num_classes, device)
@@ -330,6 +344,7 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
         world=job.world,
         rate=rate,
         ordered=recipe.parallel.reduce == "ordered",
+        mark=trace.mark,
     )
     watch = Watch(
         device,
@@ -343,9 +358,9 @@ def _assemble(job: Job, stop: StopRequest, emit: Callable[[Event], None], clock:
     fit = Fit(
         plan=plan,
         task=task,
-        step=step,
+        step=trace.step(step),
         rate=rate,
-        batches=TrainLoader(job.sources.train, recipe, plan, device.move),
+        batches=trace.batches(TrainLoader(job.sources.train, recipe, plan, device.move)),
         evaluate=evaluation,
         save=saver if plan.save is not None else None,
         watch=watch,

@@ -1,0 +1,76 @@
+"""What `train --dry-run N` and `train --compile-only` print.
+
+Owns the words about a rehearsal. Refuses to know how it is done. Invariant: a number that was not measured is not
+printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from reconv.cli.options import emit_json
+
+if TYPE_CHECKING:
+    from reconv.report.events import Event
+    from reconv.run.rehearse import Rehearsal
+
+
+def rehearse(
+    recipe: str,
+    *,
+    steps: int | None,
+    data: str | None,
+    overrides: Sequence[tuple[str, object, str]],
+    device: str,
+    devices: int,
+    quiet: bool,
+    json_file: str | None,
+) -> int:
+    """Rehearse a run (without `steps`: only what compiles) and say what it showed."""
+    from reconv.report.events import Noted, Planned
+    from reconv.run.rehearse import rehearse as run_rehearsal
+
+    def say(event: Event) -> None:
+        if isinstance(event, Planned):
+            click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps of it", *event.lines]))
+        elif isinstance(event, Noted):
+            click.echo(event.text)
+
+    says = None if quiet or json_file is not None else say
+    result = run_rehearsal(
+        recipe, steps=steps, data=data, overrides=overrides, device=device, devices=devices, on_event=says
+    )
+    if json_file is not None:
+        emit_json(asdict(result), json_file)
+    else:
+        click.echo("\n".join(lines(result, is_compiling_only=steps is None)))
+    return 0
+
+
+def lines(result: Rehearsal, *, is_compiling_only: bool) -> list[str]:
+    """The result of a rehearsal, a line a matter."""
+    from reconv.report import words
+
+    said = [
+        f"made ready in {result.setup_s:.1f} s; first step {result.first_step_s:.2f} s"
+        + ("" if result.step_s is None else f", later ones {1000 * result.step_s:.0f} ms"),
+        f"peak memory {words.size(result.peak_memory_bytes)}",
+    ]
+    if is_compiling_only:
+        return [*said, "nothing was trained, nothing was kept"]
+    if result.images_per_s is not None:
+        wait = words.percent(result.data_wait_fraction, 0)
+        said.append(
+            f"{words.rate(result.images_per_s)} images/s, {words.rate(result.compute_images_per_s)} without waiting "
+            f"for data ({wait} of the time)"
+        )
+    if result.estimated_s is not None:
+        said.append(f"the run of {result.total_steps:,} steps will take about {words.clock_time(result.estimated_s)}")
+    if result.checkpoint_bytes is not None and result.estimated_disk_bytes is not None:
+        each = words.size(result.checkpoint_bytes)
+        said.append(f"and at most {words.size(result.estimated_disk_bytes)} of disk: checkpoints of {each}")
+    return [*said, *result.notes, f"{result.steps} steps were rehearsed, nothing was kept"]

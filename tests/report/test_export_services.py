@@ -1,0 +1,218 @@
+"""Weights and Biases and MLflow, each played by a stand-in that records how its public API is called.
+
+`tools/prove_records.py` runs the same records against the real packages.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reconv
+from reconv.errors import UsageError
+from reconv.report.events import Event, Noted, Progress, read_events
+
+SMALL = {
+    "length": "6step",
+    "data.percent": "20",
+    "save.every": "2step",
+    "log.every": "1step",
+    "evaluate.every": "3step",
+    "schedule.warmup": "2step",
+}
+
+WANDB = """
+import json, os
+from types import SimpleNamespace
+FAIL_AT_STEP = None
+def told(name, **values):
+    with open(os.environ["TOLD"], "a") as file:
+        file.write(json.dumps({"call": name, **values}) + "\\n")
+class Settings(SimpleNamespace):
+    pass
+class Image:
+    def __init__(self, path):
+        assert os.path.isfile(path), path
+        self.path = path
+class Run:
+    def log(self, values, step):
+        if step == FAIL_AT_STEP:
+            raise RuntimeError("the service fell over")
+        told("log", step=step, values={k: v if isinstance(v, float) else "image" for k, v in values.items()})
+    def finish(self, exit_code):
+        told("finish", exit_code=exit_code)
+def init(*, project, name, id, resume, dir, mode, config, settings):
+    told("init", project=project, id=id, resume=resume, dir=dir, mode=mode, config=config, console=settings.console)
+    return Run()
+"""
+
+MLFLOW_TRACKING = """
+import json, os
+from pathlib import Path
+from types import SimpleNamespace
+def told(name, **values):
+    with open(os.environ["TOLD"], "a") as file:
+        file.write(json.dumps({"call": name, **values}) + "\\n")
+class MlflowClient:
+    def __init__(self, tracking_uri):
+        assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+        told("client", uri=tracking_uri)
+        self.state = os.environ["TOLD"] + ".runs"
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="7") if os.path.exists(self.state) else None
+    def create_experiment(self, name, artifact_location):
+        told("experiment", artifact_location=artifact_location)
+        return "7"
+    def search_runs(self, experiment_ids, filter_string):
+        runs = json.loads(Path(self.state).read_text()) if os.path.exists(self.state) else {}
+        found = [run for tag, run in runs.items() if f"'{tag}'" in filter_string]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=run)) for run in found]
+    def create_run(self, experiment_id, run_name, tags):
+        Path(self.state).write_text(json.dumps({tags["reconv.run"]: "r1"}))
+        told("run")
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+    def update_run(self, run_id, status):
+        told("update", run_id=run_id, status=status)
+    def log_batch(self, run_id, metrics=(), params=()):
+        assert len(params) <= 100 and len(metrics) <= 1000
+        told("batch", run_id=run_id, metrics=[list(m) for m in metrics], params=dict(map(list, params)))
+    def log_artifact(self, run_id, local_path, artifact_path):
+        assert os.path.isfile(local_path)
+        told("artifact", path=artifact_path)
+    def set_terminated(self, run_id, status):
+        told("end", run_id=run_id, status=status)
+"""
+
+MLFLOW_ENTITIES = """
+from collections import namedtuple
+Metric = namedtuple("Metric", "key value timestamp step")
+Param = namedtuple("Param", "key value")
+"""
+
+
+class KilledError(Exception):
+    """Stands for a process that ends in the middle of a run."""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The stand-ins on the path; the file where they write how they were called."""
+    packages = tmp_path / "packages"
+    (packages / "mlflow").mkdir(parents=True)
+    (packages / "wandb.py").write_text(WANDB)
+    (packages / "mlflow" / "__init__.py").write_text("")
+    (packages / "mlflow" / "tracking.py").write_text(MLFLOW_TRACKING)
+    (packages / "mlflow" / "entities.py").write_text(MLFLOW_ENTITIES)
+    monkeypatch.syspath_prepend(packages)
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("WANDB_ERROR_REPORTING", "MLFLOW_DISABLE_TELEMETRY"):
+        monkeypatch.setenv(name, "to be removed again")  # whatever the records set ends with the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
+    known = set(sys.modules)
+    yield tmp_path / "told.jsonl"
+    for name in set(sys.modules) - known:
+        if name.split(".")[0] in ("wandb", "mlflow"):
+            del sys.modules[name]
+
+
+def _train(records: str, *, resume: bool = False, kill_at: int | None = None, out: str = "run") -> Path:
+    def watch(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == kill_at:
+            raise KilledError
+
+    given = [(field, value, "--set") for field, value in {**SMALL, "records": records}.items()]
+    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=watch).folder
+
+
+def _calls(told: Path, name: str) -> list[dict[str, Any]]:
+    return [call for line in told.read_text().splitlines() if (call := json.loads(line))["call"] == name]
+
+
+def test_wandb_is_offline_and_gets_every_log_point_evaluation_and_picture(told: Path) -> None:
+    run = _train("wandb")
+    [start] = _calls(told, "init")
+    assert start["mode"] == "offline"
+    assert start["dir"] == str(run)
+    assert start["console"] == "off"
+    assert start["config"]["schedule.lr"] == 0.1
+    logs = _calls(told, "log")
+    assert [log["step"] for log in logs if "train/loss" in log["values"]] == [1, 2, 3, 4, 5, 6]
+    assert [log["step"] for log in logs if "val/top1" in log["values"]] == [3, 6]
+    assert sum("image" in log["values"].values() for log in logs) == 2
+    assert [log["step"] for log in logs] == sorted(log["step"] for log in logs)
+    assert [call["exit_code"] for call in _calls(told, "finish")] == [0]
+
+
+def test_wandb_goes_online_only_when_the_user_says_so(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "online")
+    _train("wandb")
+    assert [call["mode"] for call in _calls(told, "init")] == ["online"]
+
+
+def test_all_attempts_of_a_run_share_one_wandb_id_and_two_runs_do_not(told: Path) -> None:
+    with pytest.raises(KilledError):
+        _train("wandb", kill_at=5)
+    _train("wandb", resume=True)
+    _train("wandb", out="another")
+    first, second, another = (call["id"] for call in _calls(told, "init"))
+    assert first == second != another
+    assert [call["exit_code"] for call in _calls(told, "finish")] == [1, 0, 0]
+
+
+def test_mlflow_keeps_a_run_in_the_run_folder_and_goes_on_with_it(told: Path) -> None:
+    with pytest.raises(KilledError):
+        _train("mlflow", kill_at=5)
+    run = _train("mlflow", resume=True)
+    assert [call["uri"] for call in _calls(told, "client")] == [
+        f"sqlite:///{run.resolve() / 'mlflow' / 'mlflow.db'}"
+    ] * 2
+    assert len(_calls(told, "experiment")) == len(_calls(told, "run")) == 1
+    assert [call["status"] for call in _calls(told, "update")] == ["RUNNING"]
+    assert [call["status"] for call in _calls(told, "end")] == ["FAILED", "FINISHED"]
+    batches = _calls(told, "batch")
+    params = {name: value for batch in batches for name, value in batch["params"].items()}
+    assert params["model.name"] == "resnet8_cifar"
+    losses = [metric[3] for batch in batches for metric in batch["metrics"] if metric[0] == "train/loss"]
+    assert losses == [1, 2, 3, 4, 5, 6]
+    assert len(_calls(told, "artifact")) == 2  # the first batch and the mistakes
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_record_whose_package_is_missing_is_refused_before_anything_is_made(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError) as error:
+        reconv.train("quickstart", overrides=[("records", name, "--set")])
+    assert error.value.code == 2
+    assert f"pip install 'reconv[{name}]'" in error.value.then
+    assert list(Path().iterdir()) == []
+
+
+def test_a_record_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(told: Path) -> None:
+    (told.parent / "packages" / "wandb.py").write_text(WANDB.replace("FAIL_AT_STEP = None", "FAIL_AT_STEP = 2"))
+    run = _train("wandb,csv")
+    events = read_events(run / "events.jsonl")
+    warnings = [e.text for e in events if isinstance(e, Noted) and e.level == "warning"]
+    assert len(warnings) == 1
+    assert "wandb" in warnings[0]
+    assert "the service fell over" in warnings[0]
+    assert [log["step"] for log in _calls(told, "log")] == [0, 1]
+    assert len((run / "training.csv").read_text().splitlines()) == 1 + 6
+    assert json.loads((run / "summary.json").read_text())["exit_code"] == 0
+
+
+def test_a_record_that_cannot_even_be_opened_does_not_stop_the_run(told: Path) -> None:
+    (told.parent / "packages" / "wandb.py").write_text("raise ImportError('half an installation')")
+    run = _train("wandb")
+    warnings = [e.text for e in read_events(run / "events.jsonl") if isinstance(e, Noted) and e.level == "warning"]
+    assert len(warnings) == 1
+    assert "half an installation" in warnings[0]
+    assert json.loads((run / "summary.json").read_text())["exit_code"] == 0
