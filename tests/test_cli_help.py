@@ -43,7 +43,7 @@ def _modules_after(words: list[str]) -> tuple[int, set[str], str]:
 
 
 def test_the_verbs_of_the_contract_are_all_there() -> None:
-    expected = ["train", "eval", "predict", "recipes", "report", "data", "doctor", "completion"]
+    expected = ["train", "eval", "predict", "average", "recipes", "report", "data", "doctor", "completion"]
     assert sorted(reconv.commands) == sorted(expected)
     assert ("recipes", "show") in VERBS
     assert ("data", "get") in VERBS
