@@ -80,11 +80,12 @@ def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Pa
                 assert all(torch.equal(one[name], other[name]) for name in one.tensors)
 
 
+@pytest.mark.parametrize("policy", ["none", "randaugment"])
 @pytest.mark.parametrize("crop", ["none", "pad", "resized"])
-def test_another_size_is_what_the_host_makes_at_that_size(crop: str) -> None:
+def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str) -> None:
     pixels = np.stack([noise(30, 30, 3, number).transpose(2, 0, 1) for number in range(8)])
     source = ArraySource("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
-    recipe = make_recipe(crop, progressive=GROWING)
+    recipe = make_recipe(crop, progressive=GROWING, policy=policy)
     for step, size in ((1, 12), (2, 18), (3, 18)):
         plan = make_plan(recipe.model_copy(update={"length": Duration(2, "ep")}), Facts(8, 5, 3))
         assert plan.size_at(step) == size
