@@ -59,17 +59,26 @@ class Classification:
         return model(batch["images"])
 
     def loss(self, outputs: Any, batch: Batch) -> Sums:
-        """The cross-entropy sum, in at least fp32, and the number of right answers."""
-        logits = _full(outputs)
-        targets = batch.tensors.get("soft_targets", batch["targets"])
-        if targets.is_floating_point():
-            targets = targets.to(logits.dtype)
-        smoothing = self._uniform_share(logits.shape[1])
-        loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+        """The cross-entropy sum, in at least fp32, and the number of right answers.
+
+        A network with auxiliary heads gives (logits, logits of each head, weight of a head's loss).
+        """
+        main, heads, head_weight = outputs if isinstance(outputs, tuple) else (outputs, (), 0.0)
+        logits = _full(main)
+        loss = self._cross_entropy(logits, batch)
+        for head in heads:
+            loss = loss + head_weight * self._cross_entropy(_full(head), batch)
         if self.teacher is not None:
             loss = self.teacher.blend(loss, logits, batch["images"])
         right = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
         return Sums(loss, {"top1": right})
+
+    def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
+        targets = batch.tensors.get("soft_targets", batch["targets"])
+        if targets.is_floating_point():
+            targets = targets.to(logits.dtype)
+        smoothing = self._uniform_share(logits.shape[1])
+        return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
     def _uniform_share(self, num_classes: int) -> float:
         """The share spread over all classes that gives the targets of either form, mixed targets included.

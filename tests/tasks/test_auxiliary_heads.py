@@ -1,0 +1,38 @@
+"""Auxiliary heads: their losses are added in training, and gone at evaluation."""
+
+from __future__ import annotations
+
+import torch
+
+from reconv.batch import Batch
+from reconv.models import build_model
+from reconv.tasks.classification import Classification
+
+
+def batch_of(num: int) -> Batch:
+    draw = torch.Generator().manual_seed(num)
+    targets = torch.randint(10, (num,), generator=draw)
+    images = torch.randn(num, 3, 32, 32, generator=draw)
+    return Batch({"images": images, "targets": targets, "indices": torch.arange(num)}, torch.arange(num), (num,))
+
+
+def test_googlenets_loss_is_that_of_its_answer_and_three_tenths_of_each_heads() -> None:
+    model = build_model("googlenet", num_classes=10, dropout=0.0, aux_dropout=0.0)
+    model.train()
+    batch, task = batch_of(4), Classification(10, label_smoothing=0.1)
+    outputs = task.forward(model, batch)
+    alone = [torch.nn.functional.cross_entropy(x, batch["targets"], reduction="sum", label_smoothing=0.1)
+             for x in (outputs.logits, *outputs.auxiliary)]  # fmt: skip
+    assert len(alone) == 3
+    sums = task.loss(outputs, batch)
+    torch.testing.assert_close(sums.loss, alone[0] + 0.3 * (alone[1] + alone[2]))
+    assert int(sums.metrics["top1"]) == int((outputs.logits.argmax(1) == batch["targets"]).sum())
+
+
+def test_at_evaluation_the_heads_are_gone() -> None:
+    model = build_model("googlenet", num_classes=10)
+    model.eval()
+    evaluator, batch = Classification(10).evaluator(), batch_of(4)
+    with torch.no_grad():
+        evaluator.update(model(batch["images"]), batch)
+    assert evaluator.num_samples == 4
