@@ -31,6 +31,20 @@ def test_every_preset_is_in_the_table_and_in_the_json(capsys: pytest.CaptureFixt
     assert all(entry["expect"] is None or entry["expect"]["source"] for entry in entries)
 
 
+def test_the_list_tells_what_is_published_from_what_we_have_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {entry["name"]: entry for entry in json.loads(_run(["recipes", "--json"], capsys))}
+    claim = entries["resnet50-nv-90ep-8gpu-mixed"]["published"][0]
+    assert (claim["value"], claim["spread"], claim["images_per_s"], claim["hours"]) == (0.7723, 0.0004, 5815.8, 8)
+    assert entries["resnet50-nv-90ep-8gpu-mixed"]["measured"] == []
+    assert entries["quickstart"]["published"] == []
+    assert entries["quickstart"]["measured"][0]["n"] == 7
+    lines = {line.split()[0]: line for line in _run(["recipes"], capsys).splitlines()}
+    assert "top1 77.23 % ± 0.04   not yet" in lines["resnet50-nv-90ep-8gpu-mixed"]
+    assert "top1 75.96 % ± 0.09*  not yet" in lines["resnet50-gc-pod16-lars"]
+    assert "no figure             not yet" in lines["resnet50-habana-8card-bf16"]
+    assert "top1 99.44 % ± 0.23 (n=7, 2026-11-15)" in lines["quickstart"]
+
+
 def test_the_list_goes_into_a_file_when_one_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "deep" / "list.json"
     assert _run(["recipes", "--json", str(file)], capsys) == ""
@@ -46,7 +60,7 @@ def test_show_prints_every_field_with_the_origin_that_load_gives(name: str, caps
     assert {field: entry["value"] for field, entry in shown.items()} == fields
     text = _run(["recipes", "show", name], capsys)
     for field, entry in shown.items():
-        line = next(line for line in text.splitlines() if line.split()[:1] == [field])
+        line = next(line for line in reversed(text.splitlines()) if line.split()[:1] == [field])  # the header is first
         assert line.endswith(entry["origin"])
 
 

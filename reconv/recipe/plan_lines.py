@@ -60,16 +60,15 @@ def _rate(recipe: Recipe, plan: Plan) -> str:
     schedule = recipe.schedule
     if schedule.per is None:
         return f"lr {schedule.lr:g}"
-    batch = f"{plan.global_batch}" if schedule.per == 1 else f"{plan.global_batch}/{schedule.per}"
-    return f"lr {_power_of_two(schedule.lr)} x {batch} = {plan.schedule.peak_lr:g}"
+    if schedule.per == 1:
+        return f"lr {_power_of_two(schedule.lr)} x {plan.global_batch} = {plan.schedule.peak_lr:g}"
+    return f"lr {schedule.lr:g} x {plan.global_batch}/{schedule.per} = {plan.schedule.peak_lr:g}"
 
 
 def _power_of_two(rate: float) -> str:
-    """A rate per image as people publish it, 2^-11; any other as a number."""
-    exponent = math.log2(rate)
-    if rate >= 1 / 64 or abs(exponent - round(2 * exponent) / 2) > 1e-12:
-        return f"{rate:g}"
-    return f"2^{round(2 * exponent) / 2:g}"
+    """A rate per image as people publish it, 2^-11 or 2^-9.5; any other as a number."""
+    halves = 2 * math.log2(rate)
+    return f"2^{round(halves) / 2:g}" if abs(halves - round(halves)) < 1e-12 else f"{rate:g}"
 
 
 def _published(recipe: Recipe, plan: Plan) -> list[str]:

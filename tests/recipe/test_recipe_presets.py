@@ -12,15 +12,21 @@ NUM_TRAIN = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000, "auto": 1_28
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_is_valid_claims_something_and_can_be_planned(name: str) -> None:
     resolved = load(name)
-    recipe = resolved.recipe
+    recipe, header = resolved.recipe, " ".join(resolved.header.split())
     assert recipe.name == name
     assert recipe.description
-    assert all(word in resolved.header for word in ("command:", "hardware:", "expected:"))
-    assert f"reconv train {name}" in resolved.header
+    assert all(f"{word}:" in header for word in ("command", "hardware", "expected", "published", "measured by us"))
+    assert f"reconv train {name}" in header
     if recipe.expect is not None:
-        assert "source:" in resolved.header
         assert recipe.expect.source
-        assert f"{recipe.expect.value:.4f}".rstrip("0") in resolved.header, "header and field promise the same"
+        assert f"{recipe.expect.value:.4f}".rstrip("0") in header, "header and field promise the same"
+        figures = [figure.value for figure in (*recipe.published, *recipe.measured)]
+        assert figures, "a promise rests on a figure"
+    for claim in recipe.published:
+        assert claim.value is None or f"{claim.value:.4f}".rstrip("0") in header, "header and field cite the same"
+    assert ("measured by us: not" in header) == (not recipe.measured)
+    for found in recipe.measured:
+        assert all(text in header for text in (found.date, f"n = {found.n}", f"{found.value:.4f}".rstrip("0")))
     plan = make_plan(recipe, Facts(NUM_TRAIN[recipe.data.source], 1000, 10, cores=2))
     assert plan.total_steps > 0
 

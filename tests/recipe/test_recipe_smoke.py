@@ -1,0 +1,122 @@
+"""A smoke twin of the presets: the same blocks, optimizer, schedule and augmentation, two steps of four tiny images.
+
+Networks are narrow and one block a stage deep. Presets that differ only in sizes, lengths and numbers share a twin;
+every preset has one.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.recipe.load import Override, load
+from reconv.recipe.names import preset_names
+from reconv.recipe.schema import Recipe
+from reconv.report.events import Event, Progress
+
+SIDE = 32  # pixels: the least that every network here takes
+TINY: dict[str, dict[str, object]] = {
+    "resnet": {"depths": [1, 1, 1, 1], "width": 8},
+    "resnext": {"depths": [1, 1, 1, 1], "width": 8, "groups": 4, "width_per_group": 16},
+    "se_resnext": {"depths": [1, 1, 1, 1], "width": 8, "groups": 4, "width_per_group": 16},
+    "resnet_cifar": {"depths": [1, 1, 1], "width": 8},
+    "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.25, "top_width": 64},
+    "mobilenet_v": {"width_coefficient": 0.25},
+    "googlenet": {"conv_init": "fan_out", "linear_init": "torch"},  # drawn faster than truncated normals
+}
+
+
+@cache
+def recipe_of(name: str) -> Recipe:
+    return load(name).recipe
+
+
+def family_of(recipe: Recipe) -> str:
+    """resnext101_32x4d is a resnext, resnet20_cifar a resnet_cifar, efficientnet_b4 an efficientnet."""
+    name = recipe.model.name
+    return re.sub(r"(_b)?\d.*?(_cifar)?$", r"\2", name)
+
+
+def trained_as(name: str) -> tuple[object, ...]:
+    """What of network, optimizer and schedule is other code, not only another number."""
+    recipe = recipe_of(name)
+    schedule = recipe.schedule
+    options = {key: value for key, value in recipe.model.options.items() if isinstance(value, str | bool)}
+    return (
+        family_of(recipe),
+        tuple(sorted(options.items())),
+        recipe.optimizer.kind,
+        (schedule.kind, schedule.update, schedule.origin, schedule.warmup_from),
+    )
+
+
+def fed_with(name: str) -> tuple[object, ...]:
+    """The same of the images and their labels."""
+    recipe = recipe_of(name)
+    augment = recipe.augment
+    return (
+        (augment.crop, augment.policy, augment.mixup.on and augment.mixup.per, augment.cutmix.on, augment.combine),
+        (recipe.data.preprocess.standardise, recipe.data.preprocess.scale),
+        (recipe.loss.label_smoothing > 0, recipe.loss.smoothing_form),
+    )
+
+
+def twins() -> list[str]:
+    """Presets that have between them every way to train and every way to feed that any preset has."""
+    chosen: list[str] = []
+    for way in (trained_as, fed_with):
+        covered = {way(name) for name in chosen}
+        for name in preset_names():
+            if way(name) not in covered:
+                covered.add(way(name))
+                chosen.append(name)
+    return sorted(chosen)
+
+
+def shrink(recipe: Recipe) -> list[Override]:
+    """What makes a recipe small and leaves its mathematics: any device, no data at hand, two steps."""
+    group = recipe.batch.group if isinstance(recipe.batch.group, int) and recipe.batch.group <= 4 else 4
+    values: dict[str, object] = {
+        "model.options": TINY.get(family_of(recipe), {}),
+        "data.source": "synthetic",
+        "data.resident": "host",
+        "data.num_samples": 4,
+        "data.num_classes": 10,
+        "data.preprocess.size": SIDE,
+        "data.preprocess.resize": None,
+        "batch.size": 4,
+        "batch.group": group,
+        "length": "2step",
+        "schedule.warmup": "1step" if recipe.schedule.warmup.value else "0step",
+        "schedule.horizon": None,
+        "precision": {"mode": "fp32", "loss_scale": "dynamic"},
+        "engine.compile": "off",
+        "evaluate.every": "off",
+        "save.every": "off",
+        "save.pin": [],
+        "average.last": "off",
+        "log.every": "1step",
+    }
+    return [(field, value, "twin") for field, value in values.items()]
+
+
+def test_every_preset_has_a_twin() -> None:
+    names = preset_names()
+    assert len(names) >= 90
+    for way in (trained_as, fed_with):
+        assert {way(name) for name in names} == {way(name) for name in twins()}
+
+
+@pytest.mark.parametrize("name", twins())
+def test_a_smoke_twin_trains(name: str, tmp_path: Path) -> None:
+    events: list[Event] = []
+    small = shrink(recipe_of(name))
+    result = reconv.train(name, overrides=small, out=tmp_path / "run", device="cpu", on_event=events.append)
+    assert result.exit_code == 0
+    losses = [event.loss for event in events if isinstance(event, Progress)]
+    assert len(losses) == 2
+    assert all(0 < loss < 100 for loss in losses)
