@@ -15,13 +15,19 @@ import torch
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import efficientnet, googlenet, mobilenet, resnet, zoo
+from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, zoo
 from reconv.models.init import initialise
 from reconv.models.network import Auxiliary, Network, Spec
 
 __all__ = ["Auxiliary", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
 
-_TABLE: Mapping[str, Spec] = {**resnet.TABLE, **mobilenet.TABLE, **googlenet.TABLE, **efficientnet.TABLE}
+_TABLE: Mapping[str, Spec] = {
+    **resnet.TABLE,
+    **mobilenet.TABLE,
+    **googlenet.TABLE,
+    **efficientnet.TABLE,
+    **fastnet.TABLE,
+}
 
 
 def model_names() -> list[str]:

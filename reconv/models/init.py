@@ -67,6 +67,11 @@ def _conv(values: Tensor, module: nn.Conv2d, own_name: str, rule: Initialisation
         return _truncated(values, math.sqrt(2.0 / fan) / _TRUNCATED_STD, generator)
     if rule.conv == "truncated":
         return _truncated(values, _SMALL_STD, generator)
+    if rule.conv == "dirac":  # what comes in goes on unchanged; the channels beyond that are torch's own
+        bound = 1.0 / math.sqrt(fan_in)
+        values.uniform_(-bound, bound, generator=generator)
+        torch.nn.init.dirac_(values[: values.shape[1]])
+        return values
     raise ValueError(f"unknown convolution rule {rule.conv}")
 
 

@@ -18,7 +18,7 @@ from reconv.models.conv import SameConv2d, SameMaxPool2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import ProxyNorm, fit_groups
 
-ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated"]
+ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated", "dirac"]
 LinearInit = Literal["torch", "glorot", "normal", "truncated", "uniform_out"]
 Stem = Literal["imagenet", "cifar"]
 ZeroGamma = Literal["never", "always", "no-projection"]

@@ -1,0 +1,130 @@
+"""A small network for CIFAR-10 whose first layer is not learned: it whitens 2 x 2 patches of the training images.
+
+Owns the architecture and the whitening filters. Refuses to know where images come from and when they are seen.
+Invariant: the filters are a function of the images given to `whiten`, ordinary weights of the checkpoint, and fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv.errors import UsageError
+from reconv.models.network import ConvInit, Initialisation, Network, Spec
+
+_PATCH = 2  # pixels on a side of what is whitened
+_SMALLEST_VARIANCE = 5e-4  # added to each, of normalised pixels: directions that hardly vary are noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastNetSpec(Spec):
+    """The network in numbers."""
+
+    widths: tuple[int, ...] = (64, 256, 256)  # channels of each group of two convolutions
+    head_scale: float = 1 / 9  # of the logits: a small one keeps the first steps gentle
+    whiten_bias: bool = True  # whether the whitening layer learns a bias
+    norm_eps: float = 1e-12
+    bn_momentum: float = 0.4  # running statistics follow within a few of the run's few hundred steps
+    conv_init: ConvInit = "dirac"
+
+    def build(self) -> FastNet:
+        """The network, with torch's own initial values."""
+        return FastNet(self)
+
+
+class Group(nn.Module):
+    """Two 3 x 3 convolutions with their norms, which only shift, and a max-pool as early as possible."""
+
+    def __init__(self, spec: Spec, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv1 = spec.make_conv(in_channels, out_channels, 3)
+        self.pool = nn.MaxPool2d(2)
+        self.norm1 = _shift_only(spec.make_norm(out_channels))
+        self.conv2 = spec.make_conv(out_channels, out_channels, 3)
+        self.norm2 = _shift_only(spec.make_norm(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.norm1(self.pool(self.conv1(x))))
+        return F.gelu(self.norm2(self.conv2(x)))
+
+
+class Whitening(nn.Conv2d):
+    """A convolution of fixed filters, two for each direction of a patch: one and its opposite."""
+
+    def __init__(self, in_channels: int, learns_bias: bool) -> None:
+        super().__init__(in_channels, 2 * in_channels * _PATCH**2, _PATCH, bias=True)
+        self.weight.requires_grad_(False)
+        if self.bias is not None:
+            self.bias.requires_grad_(learns_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(super().forward(x))
+
+
+class Head(nn.Module):
+    """The largest value of each channel, and a linear layer."""
+
+    def __init__(self, channels: int, num_classes: int, scale: float) -> None:
+        super().__init__()
+        self.fc = nn.Linear(channels, num_classes, bias=False)
+        self._scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = F.max_pool2d(x, (x.shape[2], x.shape[3])).flatten(1)
+        logits: Tensor = self.fc(largest) * self._scale
+        return logits
+
+
+class FastNet(Network):
+    """Whitening, groups of convolutions at halving sides, and a head."""
+
+    def __init__(self, spec: FastNetSpec) -> None:
+        super().__init__()
+        if not spec.widths:
+            raise UsageError("model option widths needs at least one group")
+        self.whitening = Whitening(spec.in_channels, spec.whiten_bias)
+        widths = (self.whitening.out_channels, *spec.widths)
+        self.groups = nn.Sequential(*(Group(spec, before, after) for before, after in pairwise(widths)))
+        self.head = Head(widths[-1], spec.num_classes, spec.head_scale)
+        self.initialisation = Initialisation(spec.conv_init, spec.linear_init)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] of images [n, channels, height, width]."""
+        logits: Tensor = self.head(self.groups(self.whitening(images)))
+        return logits
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """The whitening, every group, and the head."""
+        groups = [(f"groups.{index}", group) for index, group in self.groups.named_children()]
+        return [("whitening", self.whitening), *groups, ("head", self.head)]
+
+    def whiten(self, images: Tensor) -> None:
+        """Set the first layer's filters from normalised training images [n, channels, height, width]."""
+        filters = whitening_filters(images)
+        with torch.no_grad():
+            self.whitening.weight.copy_(torch.cat([filters, -filters]))
+
+
+def whitening_filters(images: Tensor, smallest: float = _SMALLEST_VARIANCE) -> Tensor:
+    """Filters [d, channels, 2, 2] whose answers to patches of the images are uncorrelated and have variance 1."""
+    channels = images.shape[1]
+    patches = images.double().unfold(2, _PATCH, 1).unfold(3, _PATCH, 1)  # [n, channels, rows, columns, 2, 2]
+    flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels * _PATCH**2)
+    mean = flat.mean(0)
+    variances, directions = torch.linalg.eigh(flat.T @ flat / len(flat) - torch.outer(mean, mean))
+    filters: Tensor = directions.T / (variances[:, None] + smallest).sqrt()
+    return filters.flip(0).reshape(-1, channels, _PATCH, _PATCH)
+
+
+def _shift_only(norm: nn.Module) -> nn.Module:
+    """The norm with its scale fixed at 1."""
+    norm.get_parameter("weight").requires_grad_(False)
+    return norm
+
+
+TABLE: Mapping[str, FastNetSpec] = {"fastnet_cifar": FastNetSpec()}

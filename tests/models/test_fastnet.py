@@ -1,0 +1,79 @@
+"""The fast CIFAR network: its size, its shapes, its whitening layer and what is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.models import build_model, stages_of
+from reconv.models.fastnet import FastNet, whitening_filters
+
+
+def correlated_images(num_images: int = 64, side: int = 12) -> Tensor:
+    """Smooth colourful noise: neighbouring pixels and channels go together, as in photographs."""
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(num_images, 3, side + 1, side + 1, generator=generator)
+    smooth = noise[..., 1:, 1:] + 0.7 * noise[..., :-1, 1:] + 0.7 * noise[..., 1:, :-1]
+    return smooth + 0.5 * smooth.mean(1, keepdim=True) + 0.3
+
+
+def test_the_number_of_parameters_is_that_of_its_layers() -> None:
+    whitening = 24 * 3 * 2 * 2 + 24
+    convolutions = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 256 * 256 + 256 * 256 + 256 * 256)
+    norms = 2 * 2 * (64 + 256 + 256)
+    model = build_model("fastnet_cifar", num_classes=10)
+    assert sum(p.numel() for p in model.parameters()) == whitening + convolutions + norms + 2560 == 1_972_792
+
+
+@pytest.mark.parametrize("side", [8, 32])
+def test_stages_fold_to_the_logits_and_halve_the_side(side: int) -> None:
+    model = build_model("fastnet_cifar", num_classes=7, widths=[16, 32]).eval()
+    images = torch.randn(2, 3, side, side)
+    value, sides = images, []
+    for _, stage in stages_of(model):
+        value = stage(value)
+        sides.append(value.shape[-1])
+    assert torch.equal(value, model(images))
+    assert value.shape == (2, 7)
+    assert sides[:3] == [side - 1, (side - 1) // 2, (side - 1) // 4]
+
+
+def test_whitened_patches_have_the_identity_as_covariance() -> None:
+    images = correlated_images()
+    answers = torch.nn.functional.conv2d(images.double(), whitening_filters(images, smallest=0.0))
+    rows = answers.permute(1, 0, 2, 3).flatten(1)
+    assert len(rows) == 12
+    torch.testing.assert_close(torch.cov(rows, correction=0), torch.eye(12, dtype=torch.float64), atol=1e-9, rtol=0)
+
+
+def test_the_first_layer_holds_each_filter_and_its_opposite() -> None:
+    model = build_model("fastnet_cifar", num_classes=10)
+    assert isinstance(model, FastNet)
+    images = correlated_images()
+    model.whiten(images)
+    first, second = model.whitening.weight.chunk(2)
+    assert torch.equal(first, -second)
+    assert torch.equal(first, whitening_filters(images).float())
+    # The direction that varies most, the mean brightness, comes first and has the smallest filter.
+    assert first[0].norm() == first.flatten(1).norm(dim=1).min()
+
+
+def test_filters_and_scales_are_fixed_and_all_else_is_trained() -> None:
+    model = build_model("fastnet_cifar", num_classes=10)
+    fixed = {name for name, p in model.named_parameters() if not p.requires_grad}
+    scales = {f"groups.{g}.norm{n}.weight" for g in range(3) for n in (1, 2)}
+    assert fixed == {"whitening.weight", *scales}
+    quiet = build_model("fastnet_cifar", num_classes=10, whiten_bias=False)
+    assert {name for name, p in quiet.named_parameters() if not p.requires_grad} == fixed | {"whitening.bias"}
+
+
+def test_convolutions_start_by_handing_their_input_on() -> None:
+    model = build_model("fastnet_cifar", num_classes=10)
+    assert isinstance(model, FastNet)
+    group = model.groups[1]
+    images = torch.randn(2, 64, 9, 9)
+    answers = group.get_submodule("conv1")(images)
+    assert answers.shape[1] == 256
+    torch.testing.assert_close(answers[:, :64], images)
+    assert answers[:, 64:].std() > 0.1
