@@ -54,6 +54,13 @@ def draw_flips(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.bo
     return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.flip
 
 
+def alternate_flips(augment: Augment, seed: int, indices: I64, epochs: I64) -> npt.NDArray[np.bool_]:
+    """Whether each image is mirrored: as its own draw says in even epochs, the other way in odd ones."""
+    own = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.flip
+    flips: npt.NDArray[np.bool_] = own != (epochs % 2 == 1)
+    return flips
+
+
 def draw_erased(erase: Erase, seed: int, positions: I64, size: int) -> I64:
     """The box each position's image loses [n, 4]; the first of ten that is smaller than the image, else none."""
     draws = uniforms(key(seed, "erase"), positions, 1 + 2 * _ERASE_TRIES + 2)
@@ -156,12 +163,17 @@ def _inside(width: int, height: int, ratio: tuple[float, float]) -> tuple[int, i
     return width, height
 
 
-def pad_crop(images: U8, draws: F64, pad: int) -> U8:
-    """Crops of the images' own size [n, channels, size, size] out of the images with a black border around them."""
-    num_images, channels, height, width = images.shape
-    padded = np.zeros((num_images, channels, height + 2 * pad, width + 2 * pad), np.uint8)
-    padded[:, :, pad : pad + height, pad : pad + width] = images
-    corners = (draws * (2 * pad + 1)).astype(np.intp)
+def crop_corners(draws: F64, pad: int) -> I64:
+    """Top and left of each crop [n, 2] in the image with its border."""
+    return (draws * (2 * pad + 1)).astype(np.int64)
+
+
+def pad_crop(images: U8, draws: F64, pad: int, form: str = "black") -> U8:
+    """Crops of the images' own size [n, channels, size, size] out of the images with a border around them."""
+    height, width = images.shape[2:]
+    border = ((0, 0), (0, 0), (pad, pad), (pad, pad))
+    padded = np.pad(images, border) if form == "black" else np.pad(images, border, mode="reflect")
+    corners = crop_corners(draws, pad)
     crops = np.empty_like(images)
     # Half again as fast as one fancy index into a view of all windows (512 images of 32 px).
     for row, (top, left) in enumerate(corners.tolist()):

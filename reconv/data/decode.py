@@ -98,7 +98,7 @@ def train_picture(image: Image.Image, preprocess: Preprocess, augment: Augment, 
         return _planes(recolour(cropped, augment, draws))
     centre = eval_picture(image, preprocess)
     if augment.crop == "pad":
-        centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.pad)[0]
+        centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.pad, augment.pad_form)[0]
     if is_recolouring(augment):
         square = picture(np.ascontiguousarray(centre.transpose(1, 2, 0)), preprocess.channels)
         centre = _planes(recolour(square, augment, draws))

@@ -31,15 +31,24 @@ class Fetch(Protocol):
 
 def make_fetch(source: Source, preprocess: Preprocess, augment: Augment | None) -> Fetch:
     """The fastest way to fill rows; `augment` is None for evaluation."""
+    ready = ready_array(source, preprocess, augment)
+    if ready is None or not isinstance(source, ArraySource):
+        return Decode(source, preprocess, augment)
+    return Gather(ready, source.targets, augment)
+
+
+def ready_array(source: Source, preprocess: Preprocess, augment: Augment | None) -> U8 | None:
+    """All images [n, channels, size, size] before their crop; None where they do not lie in memory or must be resized
+    each time."""
+    if not isinstance(source, ArraySource):
+        return None
+    if augment is not None and (augment.crop == "resized" or is_recolouring(augment)):
+        return None
+    wanted = (preprocess.channels, preprocess.size, preprocess.size)
+    if source.images.shape[1:] == wanted and shorter_side(preprocess) in (None, preprocess.size):
+        return source.images
     size_bytes = len(source) * preprocess.channels * preprocess.size**2
-    is_whole = augment is None or not (augment.crop == "resized" or is_recolouring(augment))
-    if isinstance(source, ArraySource) and is_whole:
-        wanted = (preprocess.channels, preprocess.size, preprocess.size)
-        if source.images.shape[1:] == wanted and shorter_side(preprocess) in (None, preprocess.size):
-            return Gather(source.images, source.targets, augment)
-        if size_bytes <= _MAX_RESIDENT_BYTES:
-            return Gather(_preprocessed(source, preprocess), source.targets, augment)
-    return Decode(source, preprocess, augment)
+    return _preprocessed(source, preprocess) if size_bytes <= _MAX_RESIDENT_BYTES else None
 
 
 class Gather:
@@ -51,6 +60,7 @@ class Gather:
         self._ready = ready
         self._targets = targets
         self._pad = augment.pad if augment is not None and augment.crop == "pad" else 0
+        self._pad_form = "black" if augment is None else augment.pad_form
 
     def __call__(self, indices: I64, draws: F64 | None, images: U8, targets: I64) -> None:
         """Copy the rows, cropping them all at once."""
@@ -58,7 +68,7 @@ class Gather:
         if draws is None or self._pad == 0:
             np.take(self._ready, indices, axis=0, out=images)
         else:
-            images[:] = pad_crop(self._ready[indices], draws, self._pad)
+            images[:] = pad_crop(self._ready[indices], draws, self._pad, self._pad_form)
 
 
 class Decode:

@@ -15,15 +15,17 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.augment import ERASED, F64, draw_erased, draw_flips, draw_host, effective
+from reconv.data.augment import ERASED, F64, alternate_flips, draw_erased, draw_flips, draw_host, effective
 from reconv.data.decode import train_preprocess
 from reconv.data.fetch import Fetch, make_fetch
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
+from reconv.data.resident import Resident
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
 from reconv.recipe.plan import Plan
@@ -119,14 +121,21 @@ class TrainLoader:
         self._rows = slice(first, first + plan.batch_per_device)  # of the global batch
         # Reading ahead may reach into the next size.
         self._fetch_of_size = lru_cache(maxsize=2)(self._make_fetch)
+        self._resident_of_size = lru_cache(maxsize=1)(self._make_resident)
 
     def _make_fetch(self, size: int) -> Fetch:
         preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
         return make_fetch(self._source, preprocess, self._augment)
 
+    def _make_resident(self, size: int) -> Resident:
+        preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
+        return Resident(self._source, preprocess, self._augment, self._move)
+
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """This rank's micro-batches of each step in [start, stop), on the device."""
         if isinstance(self._source, SyntheticOnDevice):
+            return self._repeated_steps(start, stop)
+        if self._recipe.data.resident == "device":
             return self._resident_steps(start, stop)
         return self._loaded_steps(start, stop)
 
@@ -139,6 +148,16 @@ class TrainLoader:
                 yield self._finish(pending)
 
     def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        """Images that lie on the device are cropped there; only what was drawn travels."""
+        for step in range(start, stop):
+            positions = self._order.positions(step)[self._rows]
+            indices = self._order.indices_of(positions)
+            resident = self._resident_of_size(self._plan.size_at(step))
+            draws = draw_host(self._augment, self._recipe.seed, positions)
+            drawn = self._cut(step, positions, indices, resident.drawn(indices, draws), resident.size)
+            yield tuple(resident.crop(batch) for batch in drawn)
+
+    def _repeated_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """The first step's batches stay on the device and are repeated under each step's positions."""
         filler, size = _Filler(self._recipe.data.preprocess.channels, None), 0
         first: tuple[Batch, ...] = ()
@@ -157,22 +176,30 @@ class TrainLoader:
         return filler.start(self._fetch_of_size(size), size, step, positions, indices, draws)
 
     def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
-        tensors = pending.wait()
-        augment, seed, size = self._augment, self._recipe.seed, pending.images.shape[-1]
-        tensors["flips"] = torch.from_numpy(draw_flips(augment, seed, pending.positions))
+        tensors, size = pending.wait(), pending.images.shape[-1]
+        return self._cut(pending.step, pending.positions, pending.indices, tensors, size)
+
+    def _cut(self, step: int, positions: I64, indices: I64, tensors: dict[str, Tensor], size: int) -> tuple[Batch, ...]:
+        """This rank's micro-batches on the device, from rows and all that is drawn for them."""
+        augment, seed = self._augment, self._recipe.seed
+        tensors["flips"] = torch.from_numpy(self._flips(positions, indices))
         if augment.erase.probability > 0:
-            tensors[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, pending.positions, size))
-        positions = torch.from_numpy(pending.positions)
+            tensors[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, positions, size))
         batches = []
         start = 0
         for groups in self._micro_batches:
             rows = slice(start, start + sum(groups))
             piece = {name: tensor[rows] for name, tensor in tensors.items()}
-            drawn = draw_mix(augment, seed, pending.step, pending.positions[rows], groups, size)
+            drawn = draw_mix(augment, seed, step, positions[rows], groups, size)
             piece |= {name: torch.from_numpy(array) for name, array in drawn.items()}
-            batches.append(Batch(piece, positions[rows], groups).map(self._move))
+            batches.append(Batch(piece, torch.from_numpy(positions[rows]), groups).map(self._move))
             start = rows.stop
         return tuple(batches)
+
+    def _flips(self, positions: I64, indices: I64) -> npt.NDArray[np.bool_]:
+        if self._augment.flip_form == "random" or self._augment.flip == 0:
+            return draw_flips(self._augment, self._recipe.seed, positions)
+        return alternate_flips(self._augment, self._recipe.seed, indices, self._order.epoch_of(positions))
 
 
 class EvalLoader:

@@ -22,9 +22,12 @@ from reconv.recipe.schema import Data
 def open_source(kind: str, path: Path | None, split: Split, data: Data) -> Source:
     """One split of the data of this kind; `auto` finds out what is at `path`."""
     source = _open(kind, path, split, data)
-    if split == "val" or data.percent == 100:
-        return source
-    indices = spread(len(source), data.percent)
+    return source if split == "val" or data.percent == 100 else thinned(source, data.percent)
+
+
+def thinned(source: Source, percent: float) -> Source:
+    """A share of a source's samples, evenly spread."""
+    indices = spread(len(source), percent)
     return source.take(indices) if isinstance(source, ArraySource) else Subset(source, indices)
 
 

@@ -29,6 +29,9 @@ class Cpu:
         """The tensor on this device."""
         return tensor.to(self.torch)
 
+    def autotune(self, is_on: bool) -> None:
+        """Convolutions have no algorithms to choose from here."""
+
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """A copy, taken now."""
         copied = value.detach().clone()

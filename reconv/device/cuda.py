@@ -9,6 +9,8 @@ from torch import Tensor
 
 from reconv.errors import UsageError
 
+_MAX_PINNED_BYTES = 64 * 2**20  # of one tensor; larger ones move once, and pinned memory is not given back
+
 
 class Cuda:
     """One GPU of this machine."""
@@ -36,8 +38,14 @@ class Cuda:
             torch.set_num_threads(threads)
 
     def move(self, tensor: Tensor) -> Tensor:
-        """The tensor on this device; asynchronous when it is pinned."""
+        """The tensor on this device, without waiting for what the device still has to do."""
+        if tensor.device.type == "cpu" and tensor.nbytes <= _MAX_PINNED_BYTES:
+            tensor = tensor.pin_memory()  # a copy from ordinary memory waits for the stream
         return tensor.to(self.torch, non_blocking=True)
+
+    def autotune(self, is_on: bool) -> None:
+        """Try every convolution algorithm on the first input of a shape, and keep the fastest."""
+        torch.backends.cudnn.benchmark = is_on
 
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """Start a copy into pinned memory; the call waits for that copy alone."""

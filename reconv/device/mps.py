@@ -32,6 +32,9 @@ class Mps:
         dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
         return tensor.to(self.torch, dtype, non_blocking=True)
 
+    def autotune(self, is_on: bool) -> None:
+        """Convolutions have no algorithms to choose from here."""
+
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep the value; the call waits and copies."""
         kept = value.detach().clone()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from reconv.optim.decay import DecayGroups, decay_groups
+from reconv.optim.decay import DecayGroups, decay_groups, norm_biases
 from reconv.optim.ema import Ema
 from reconv.optim.lars import LARS
 from reconv.optim.rmsprop import RMSprop
@@ -15,7 +15,7 @@ from reconv.optim.sgd import SGD, Path
 if TYPE_CHECKING:
     from reconv.recipe import schema
 
-__all__ = ["LARS", "SGD", "DecayGroups", "Ema", "RMSprop", "build_optimizer", "decay_groups"]
+__all__ = ["LARS", "SGD", "DecayGroups", "Ema", "RMSprop", "build_optimizer", "decay_groups", "norm_biases"]
 
 _SKIPPED = {"none": "all", "norm": "not-norm", "norm-bias": "not-norm-bias"}  # what is left to decay
 
@@ -29,6 +29,7 @@ def build_optimizer(section: schema.Optimizer, model: nn.Module, *, alpha: float
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
             path=_path(section.path),
+            rates={} if section.norm_bias_lr == 1 else dict.fromkeys(norm_biases(model), section.norm_bias_lr),
         )
     if section.kind == "lars":
         return LARS(

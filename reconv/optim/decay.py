@@ -38,6 +38,12 @@ def decay_groups(model: nn.Module, rule: str) -> DecayGroups:
     return groups
 
 
+def norm_biases(model: nn.Module) -> list[str]:
+    """The names of the biases of all norms."""
+    named = ((name, module) for name, module in model.named_modules() if isinstance(module, NORMS))
+    return [f"{name}.bias" if name else "bias" for name, module in named if module.bias is not None]
+
+
 def _is_free(rule: str, module: nn.Module, own_name: str, name: str) -> bool:
     if rule == "all":
         return False

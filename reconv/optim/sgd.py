@@ -6,6 +6,7 @@ that is not ok changes neither weights nor momentum, and nobody on the host has 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -21,13 +22,21 @@ MOMENTUM = "momentum"
 class SGD(Slots):
     """torch.optim.SGD's mathematics: g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v).
 
-    Buffers start at zero, which gives torch's first step (v = g) without a special case.
+    Buffers start at zero, which gives torch's first step (v = g) without a special case. A parameter in `rates` learns
+    at a multiple of lr, and is decayed as fast as the others: rate x decay is the same.
     """
 
     def __init__(
-        self, groups: DecayGroups, *, momentum: float, nesterov: bool, weight_decay: float, path: Path = "foreach"
+        self,
+        groups: DecayGroups,
+        *,
+        momentum: float,
+        nesterov: bool,
+        weight_decay: float,
+        path: Path = "foreach",
+        rates: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(groups, {MOMENTUM: 0.0} if momentum else {})
+        super().__init__(groups, {MOMENTUM: 0.0} if momentum else {}, rates)
         self._momentum = momentum
         self._nesterov = nesterov
         self._weight_decay = weight_decay
@@ -41,8 +50,8 @@ class SGD(Slots):
                 group.params,
                 group.grads,
                 group.slots.get(MOMENTUM, []),
-                lr,
-                self._weight_decay if group.is_decayed else 0.0,
+                lr * group.rate,
+                self._weight_decay / group.rate if group.is_decayed else 0.0,
                 ok,
                 momentum=self._momentum,
                 nesterov=self._nesterov,

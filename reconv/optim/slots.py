@@ -25,12 +25,17 @@ class Group:
     grads: list[Tensor]
     slots: dict[str, list[Tensor]]  # by the name of the slot
     is_decayed: bool
+    rate: float = 1.0  # times the learning rate
 
 
 class Slots:
     """Parameters by name, and one tensor per slot (momentum, mean square) for each of them."""
 
-    def __init__(self, groups: DecayGroups, initial: Mapping[str, float]) -> None:
+    def __init__(
+        self, groups: DecayGroups, initial: Mapping[str, float], rates: Mapping[str, float] | None = None
+    ) -> None:
+        """`rates` are the parameters that learn at a multiple of the rate."""
+        self._rates = rates or {}
         self._groups = [(groups.decayed, True), (groups.free, False)]
         self._tensors = {
             slot: {
@@ -52,13 +57,17 @@ class Slots:
                 parameter.grad = None
 
     def groups(self) -> Iterator[Group]:
-        """Each decay group that has gradients."""
+        """The parameters with gradients, each decay group by rate."""
         for parameters, is_decayed in self._groups:
-            with_grad = {name: p for name, p in parameters.items() if p.grad is not None}
-            if with_grad:
-                grads = [p.grad for p in with_grad.values() if p.grad is not None]
-                slots = {slot: [tensors[name] for name in with_grad] for slot, tensors in self._tensors.items()}
-                yield Group(list(with_grad.values()), grads, slots, is_decayed)
+            by_rate: dict[float, list[str]] = {}
+            for name, parameter in parameters.items():
+                if parameter.grad is not None:
+                    by_rate.setdefault(self._rates.get(name, 1.0), []).append(name)
+            for rate, names in by_rate.items():
+                params = [parameters[name] for name in names]
+                grads = [p.grad for p in params if p.grad is not None]
+                slots = {slot: [tensors[name] for name in names] for slot, tensors in self._tensors.items()}
+                yield Group(list(params), grads, slots, is_decayed, rate)
 
     def state(self) -> dict[str, Tensor]:
         """Every slot under its own and its parameter's name."""

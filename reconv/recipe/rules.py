@@ -141,6 +141,13 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
         "jitter": augment.jitter.on,
         "erase.probability": augment.erase.probability > 0,
     }
+    if augment.crop == "pad" and augment.pad_form == "reflect":
+        smallest = min([augment.size or recipe.data.preprocess.size, *(size for _, size in augment.progressive)])
+        if augment.pad >= smallest:
+            yield Contradiction(
+                ("augment.pad", "augment.pad_form"),
+                f"{augment.pad} is more than an image of {smallest} pixels can reflect; it needs one pixel less",
+            )
     if augment.train_like_eval:
         for name in (name for name, is_on in extras.items() if is_on):
             yield Contradiction(
@@ -233,6 +240,7 @@ def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
         "trust": (optimizer.trust != 0.001, optimizer.kind == "lars", "lars"),
         "skip": (optimizer.skip != "norm-bias", optimizer.kind == "lars", "lars"),
         "path": (optimizer.path == "fused", not is_rmsprop, "sgd and lars when fused"),
+        "norm_bias_lr": (optimizer.norm_bias_lr != 1, optimizer.kind == "sgd", "sgd"),
     }
     for name, (is_given, is_used, kinds) in given.items():
         if is_given and not is_used:
@@ -280,6 +288,9 @@ def _table(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _rest(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.engine.autotune and recipe.engine.deterministic:
+        text = "may choose another algorithm in each run, but engine.deterministic promises the same bits"
+        yield Contradiction(("engine.autotune", "engine.deterministic"), text)
     if recipe.profile != "off" and recipe.profile[0] > recipe.profile[1]:
         yield Contradiction(("profile",), f"ends at step {recipe.profile[1]}, before it begins ({recipe.profile[0]})")
     if len(set(recipe.records)) < len(recipe.records):

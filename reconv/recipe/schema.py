@@ -91,6 +91,8 @@ class Data(Section):
     percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
     workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
+    # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
+    resident: Literal["host", "device"] = "host"
     preprocess: Preprocess = Preprocess()
     num_samples: Positive | None = None  # synthetic only
     num_classes: Positive | None = None  # synthetic only
@@ -161,11 +163,14 @@ class Augment(Section):
     interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
     crop: Literal["none", "pad", "resized"] = "resized"
     pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
+    pad_form: Literal["black", "reflect"] = "black"  # what those pixels are
     area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)  # for crop: resized
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
     attempts: Annotated[int, Field(gt=0, le=1000)] = 10  # boxes drawn before the fallback
     fallback: Literal["centre", "whole"] = "centre"  # the largest centred box of a fitting ratio, or the whole image
     flip: Fraction = 0.5
+    # alternating: the draw is an image's own, for all epochs, and every second epoch mirrors the other images instead
+    flip_form: Literal["random", "alternating"] = "random"
     jitter: Jitter = Jitter()
     # autoaugment: the ImageNet policy of the paper; autoaugment-v0: the one EfficientNet was trained with.
     policy: Literal["none", "autoaugment", "autoaugment-v0", "randaugment"] = "none"
@@ -174,7 +179,8 @@ class Augment(Section):
     erase: Erase = Erase()
     mixup: Mixup = Mixup()
     cutmix: Cutmix = Cutmix()
-    combine: Literal["one-of", "both"] = "one-of"  # with MixUp and CutMix on: one a group by a coin, or one on the other
+    # With MixUp and CutMix on: a coin chooses one for each group, or CutMix cuts MixUp's images (four-way labels).
+    combine: Literal["one-of", "both"] = "one-of"
 
     @property
     def mixes(self) -> bool:
@@ -203,6 +209,7 @@ class Optimizer(Section):
     trust: PositiveFloat = 0.001  # lars: a step is at most this share of the weight's norm
     skip: Literal["norm-bias", "norm", "none"] = "norm-bias"  # lars: plain momentum without decay for these
     path: Literal["auto", "foreach", "fused"] = "auto"  # the same mathematics; auto: fused where torch has it
+    norm_bias_lr: PositiveFloat = 1  # sgd: times the rate, for the biases of norms; rate x decay stays as it is
 
     @property
     def used_epsilon(self) -> float:
@@ -296,6 +303,7 @@ class NonFinite(Section):
 class Engine(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_off)] = "auto"
     deterministic: bool = False
+    autotune: bool = False  # cuda: try every convolution algorithm on the first image of a size, and keep the fastest
     threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
     channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(_off)] = "auto"
     non_finite: NonFinite = NonFinite()
@@ -305,6 +313,9 @@ class Evaluate(Section):
     every: Duration | Off = Duration(1, "ep")
     offset: Duration = Duration(0, "ep")  # the first evaluation comes here, the next `every` later
     batch: Positive = 256
+    # Several views of each image, their logits averaged; also for prediction. flip: and its mirror image.
+    # flip-translate: and both moved by a pixel to the upper left and to the lower right, which count half in all.
+    tta: Literal["none", "flip", "flip-translate"] = "none"
 
 
 class Save(Section):

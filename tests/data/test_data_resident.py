@@ -1,0 +1,131 @@
+"""Images that stay on the device, and alternating flips: the bytes of the host's path, and a law of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.augment import alternate_flips, pad_crop
+from reconv.data.loader import TrainLoader
+from reconv.data.open import open_source
+from reconv.data.source import Source
+from reconv.data.sources.arrays import ArraySource
+from reconv.errors import RecipeError
+from reconv.recipe.load import load
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import Augment, BatchSizes, Data, Erase, Mixup, Preprocess, Recipe
+
+NUM_IMAGES = 50
+
+
+def stay(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@pytest.fixture
+def source() -> ArraySource:
+    pixels = np.random.default_rng(4).integers(0, 256, (NUM_IMAGES, 3, 8, 8), dtype=np.uint8)
+    return ArraySource("cifar10", pixels, np.arange(NUM_IMAGES) % 10, tuple("abcdefghij"), "noise")
+
+
+def recipe_of(resident: str, augment: Augment, size: int = 8, tail: str = "wrap") -> Recipe:
+    preprocess = Preprocess(size=size, resize=None)
+    return Recipe(
+        seed=11,
+        data=Data(preprocess=preprocess, tail=tail, resident=resident, workers=0),  # type: ignore[arg-type]
+        augment=augment,
+        batch=BatchSizes(size=12, group=3, micro=6),
+    )
+
+
+def batches(source: Source, recipe: Recipe, start: int = 0, stop: int = 9) -> Iterator[Batch]:
+    plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
+    for micro_batches in TrainLoader(source, recipe, plan, stay).steps(start, stop):
+        yield from micro_batches
+
+
+@pytest.mark.parametrize("form", ["black", "reflect"])
+@pytest.mark.parametrize("crop", ["pad", "none"])
+@pytest.mark.parametrize("size", [8, 6])
+def test_batches_cropped_on_the_device_are_those_of_the_host(
+    source: ArraySource, form: str, crop: str, size: int
+) -> None:
+    augment = Augment(
+        crop=crop,  # type: ignore[arg-type]
+        pad=3,
+        pad_form=form,  # type: ignore[arg-type]
+        flip_form="alternating",
+        mixup=Mixup(alpha=0.3),
+        erase=Erase(probability=0.5),
+    )
+    host = list(batches(source, recipe_of("host", augment, size)))
+    device = list(batches(source, recipe_of("device", augment, size)))
+    assert len(host) == len(device) == 18
+    for a, b in zip(host, device, strict=True):
+        assert a.tensors.keys() == b.tensors.keys()
+        assert a.groups == b.groups and torch.equal(a.positions, b.positions)
+        assert [name for name in a.tensors if not torch.equal(a[name], b[name])] == []
+    assert device[0]["images"].shape == (6, 3, size, size)
+    assert device[0]["images"].dtype == torch.uint8
+
+
+def test_the_resident_stream_can_begin_at_any_step(source: ArraySource) -> None:
+    recipe = recipe_of("device", Augment(crop="pad", pad=2, flip_form="alternating"))
+    whole, late = list(batches(source, recipe)), list(batches(source, recipe, start=5))
+    assert len(late) == 8
+    assert all(torch.equal(a["images"], b["images"]) for a, b in zip(whole[10:], late, strict=True))
+
+
+def test_a_border_wider_than_the_image_is_black(source: ArraySource) -> None:
+    augment = Augment(crop="pad", pad=20)
+    host, device = (next(batches(source, recipe_of(where, augment)))["images"] for where in ("host", "device"))
+    assert torch.equal(host, device)
+    assert (device.flatten(1).amax(1) == 0).any()
+
+
+def test_reflected_crops_repeat_the_inside_and_not_the_edge() -> None:
+    image = np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4)
+    upper_left = pad_crop(image, np.array([[0.0, 0.0]]), 2, "reflect")
+    assert upper_left[0, 0].tolist() == [[10, 9, 8, 9], [6, 5, 4, 5], [2, 1, 0, 1], [6, 5, 4, 5]]
+
+
+def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(source: ArraySource) -> None:
+    augment = Augment(crop="none", flip_form="alternating")
+    plan_steps = 4 * NUM_IMAGES // 12  # the stream is wrapped: 4 epochs are not a whole number of steps
+    seen: dict[int, list[bool]] = {}
+    for batch in batches(source, recipe_of("host", augment), stop=plan_steps):
+        for index, flip in zip(batch["indices"].tolist(), batch["flips"].tolist(), strict=True):
+            seen.setdefault(index, []).append(flip)
+    assert len(seen) == NUM_IMAGES
+    assert all(a != b for flips in seen.values() for a, b in pairwise(flips))
+    first = [flips[0] for flips in seen.values()]
+    assert 0.25 < sum(first) / len(first) < 0.75
+
+
+def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
+    indices, augment = np.arange(1000, dtype=np.int64), Augment(flip=0.3, flip_form="alternating")
+    even = alternate_flips(augment, 5, indices, np.zeros(1000, np.int64))
+    assert abs(even.mean() - 0.3) < 0.05
+    assert np.array_equal(alternate_flips(augment, 5, indices[::-1], np.full(1000, 2)), even[::-1])
+    assert np.array_equal(alternate_flips(augment, 5, indices, np.full(1000, 7)), ~even)
+    assert not np.array_equal(alternate_flips(augment, 6, indices, np.zeros(1000, np.int64)), even)
+
+
+def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source: ArraySource) -> None:
+    with pytest.raises(RecipeError, match="cannot stay on the device"):
+        next(batches(source, recipe_of("device", Augment(crop="resized"))))
+    synthetic = open_source("synthetic", None, "train", Data(num_samples=24, preprocess=Preprocess(size=8)))
+    with pytest.raises(RecipeError, match=r"data\.resident=host"):
+        next(batches(synthetic, recipe_of("device", Augment(crop="pad"))))
+
+
+def test_a_border_that_cannot_be_reflected_is_refused() -> None:
+    with pytest.raises(RecipeError, match="can reflect"):
+        load("quickstart", [("augment.pad", "8", "--set"), ("augment.pad_form", "reflect", "--set")])
+    assert load("quickstart", [("augment.pad", "7", "--set"), ("augment.pad_form", "reflect", "--set")])
