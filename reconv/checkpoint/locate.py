@@ -12,7 +12,7 @@ from typing import Literal
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.runfolder import RunFolder, runs_in
-from reconv.checkpoint.store import SUFFIX, Store
+from reconv.checkpoint.store import SUFFIX, Store, is_checkpoint_name
 from reconv.checkpoint.tensorflow import is_tensorflow
 from reconv.errors import CheckpointError
 
@@ -44,8 +44,8 @@ def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest"
         return Located("weights", None, None, path)
     if path.is_file():
         return Located("weights", _run_around(path.parent), _checkpoint_around(path), path)
-    if (path / manifest.NAME).is_file():
-        manifest.verify(path)
+    if path.is_dir() and ((path / manifest.NAME).is_file() or is_checkpoint_name(path.name)):
+        manifest.verify(path)  # a checkpoint that is named is meant, also when it is damaged
         return _checkpoint("checkpoint", _run_around(path), path)
     folder = find_run(path)
     store = Store(folder.checkpoints)

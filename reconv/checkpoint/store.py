@@ -68,6 +68,11 @@ def folder_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name is meant as a checkpoint."""
+    return _STEP.fullmatch(name) is not None
+
+
 class Store:
     """The checkpoints of one run folder."""
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reconv.cli.options import DEVICE_HELP, F, Verb, complete_recipes, emit_json, json_option, percent, print_table
+from reconv.errors import DataError
 
 if TYPE_CHECKING:
     from reconv.run import EvalResult, Prediction
+
+NUM_BAD_NAMED = 5
 
 
 def model_options(verb: F) -> F:
@@ -73,6 +76,7 @@ def evaluate(
         best=best,
         batch=batch_size,
         recipe=recipe,
+        tell=_tell,
     )
     if json_file is not None:
         emit_json([_score(result) for result in results], json_file)
@@ -132,16 +136,37 @@ def predict(
     """
     from reconv.run import predict as run_predict
 
-    predictions = run_predict(run, images, top=top, device=device, weights=weights or "auto", best=best, recipe=recipe)
+    predictions = run_predict(
+        run,
+        images,
+        top=top,
+        device=device,
+        weights=weights or "auto",
+        best=best,
+        recipe=recipe,
+        skip_bad=True,
+        tell=_tell,
+    )
+    bad = [prediction for prediction in predictions if prediction.error]
     if json_file is not None:
         emit_json([_answer(prediction) for prediction in predictions], json_file)
-        return
-    rows = [
-        [str(prediction.path) if rank == 0 else "", name, percent(score)]
-        for prediction in predictions
-        for rank, (name, score) in enumerate(prediction.labels)
-    ]
-    print_table(["image", "name", "score"], rows)
+    elif len(bad) < len(predictions):
+        rows = [
+            [str(prediction.path) if rank == 0 else "", name, percent(score)]
+            for prediction in predictions
+            for rank, (name, score) in enumerate(prediction.labels)
+        ]
+        print_table(["image", "name", "score"], rows)
+    if bad:
+        raise DataError(
+            f"{len(bad)} of {len(predictions)} pictures could not be read; the others are answered",
+            where="; ".join(f"{prediction.path}: {prediction.error}" for prediction in bad[:NUM_BAD_NAMED]),
+        )
+
+
+def _tell(text: str) -> None:
+    """What a person should know besides the result, apart from it."""
+    click.echo(text, err=True)
 
 
 def _answer(prediction: Prediction) -> dict[str, Any]:
@@ -149,4 +174,5 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
     return {
         "path": str(prediction.path),
         "labels": [{"name": name, "score": score} for name, score in prediction.labels],
+        **({"error": prediction.error} if prediction.error else {}),
     }

@@ -1,7 +1,7 @@
 """Scores of a run's checkpoints, evaluated after the fact, in `evaluations.csv`.
 
-Owns that file. Refuses to know how a score is made. Invariant: one row a checkpoint, in order; the file is replaced
-whole.
+Owns that file. Refuses to know how a score is made. Invariant: one row for a checkpoint, its weights and the data
+it was scored on, in order of steps; the file is replaced whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from reconv.report.whole import write_whole
 
 FILE_NAME = "evaluations.csv"
-_OWN_COLUMNS = ("step", "weights", "num_samples")
+_OWN_COLUMNS = ("step", "weights", "checkpoint", "data", "num_samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class CheckpointScore:
 
     step: int
     weights: str
+    checkpoint: str  # digest of its manifest: a step trained again is another checkpoint
+    data: str  # fingerprint of the validation set
     num_samples: int
     metrics: dict[str, float]
 
@@ -38,8 +40,10 @@ def read_scores(run_dir: Path) -> list[CheckpointScore]:
             CheckpointScore(
                 int(row["step"]),
                 row["weights"],
+                row["checkpoint"],
+                row["data"],
                 int(row["num_samples"]),
-                {name: float(value) for name, value in row.items() if name not in _OWN_COLUMNS},
+                {name: float(value) for name, value in row.items() if name not in _OWN_COLUMNS and value},
             )
             for row in csv.DictReader(lines)
         ]
@@ -51,6 +55,7 @@ def write_scores(run_dir: Path, scores: Sequence[CheckpointScore]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*_OWN_COLUMNS, *names])
-    for score in sorted(scores, key=lambda score: score.step):
-        writer.writerow([score.step, score.weights, score.num_samples, *(score.metrics[name] for name in names)])
+    for score in sorted(scores, key=lambda score: (score.step, score.weights, score.data)):
+        own = (score.step, score.weights, score.checkpoint, score.data, score.num_samples)
+        writer.writerow([*own, *(score.metrics.get(name, "") for name in names)])
     write_whole(run_dir / FILE_NAME, text.getvalue())

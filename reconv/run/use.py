@@ -6,28 +6,38 @@ Invariant: the preprocessing is the one saved with the model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from reconv.batch import Batch
+from reconv.checkpoint.files import Files, writing
 from reconv.checkpoint.locate import Located, locate
+from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import Store
 from reconv.data.decode import decode, host_eval
 from reconv.data.reader import read
+from reconv.data.source import Source
 from reconv.data.sources.folder import is_image_name
 from reconv.device import Device, open_device
 from reconv.engine.evaluate import evaluate as one_pass
-from reconv.errors import DataError, UsageError
+from reconv.errors import CheckpointError, DataError, UsageError
 from reconv.recipe.schema import Recipe
 from reconv.report.html import write_report
 from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.run import parts
 from reconv.run.saved import build_saved, find_weights, read_saved
+from reconv.tasks.views import averaged_views
 
 PREDICT_BATCH = 64
+
+Tell = Callable[[str], None]  # told what a person should know besides the result
+
+
+def _silent(text: str) -> None:
+    """Nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Prediction:
 
     path: Path
     labels: tuple[tuple[str, float], ...]
+    error: str = ""  # why there are no labels, when a bad picture is not to stop the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +83,10 @@ def evaluate(
     best: bool = False,
     batch: int | None = None,
     recipe: str | None = None,
+    tell: Tell = _silent,
 ) -> list[EvalResult]:
     """Score a run on the whole validation set, once; `all` scores every checkpoint in order, skipping those done."""
-    located = find_weights(run, "best" if best else "newest").located
+    located = _find(run, best, tell)
     if not all:
         model = open_model(located, device=device, weights=weights, recipe=recipe)
         return [_score(model, data, batch)]
@@ -82,7 +94,7 @@ def evaluate(
         raise UsageError("--averaged is one set of weights, --all scores every checkpoint", then="leave one out")
     if located.run is None:
         raise UsageError(f"--all needs a run folder, and {run} is not one", where=str(run))
-    return _score_every_checkpoint(located, data=data, device=device, weights=weights, batch=batch)
+    return _score_every_checkpoint(located, data=data, device=device, weights=weights, batch=batch, tell=tell)
 
 
 def predict(
@@ -94,24 +106,39 @@ def predict(
     weights: str = "auto",
     best: bool = False,
     recipe: str | None = None,
+    skip_bad: bool = False,
+    tell: Tell = _silent,
 ) -> list[Prediction]:
-    """Name what each picture (or every picture in each folder) shows."""
+    """Name what each picture (or every picture in each folder) shows; `skip_bad`: a bad one gets its error instead."""
     files = [file for path in paths for file in _pictures(Path(path))]
-    located = find_weights(run, "best" if best else "newest").located
+    located = _find(run, best, tell)
     model = open_model(located, device=device, weights=weights, recipe=recipe)
     prepare = parts.eval_prepare(model.recipe, model.network)
     model.network.model.eval()
+    forward = averaged_views(model.network.model, model.recipe.evaluate.tta)
     results: list[Prediction] = []
     for start in range(0, len(files), PREDICT_BATCH):
-        chunk = files[start : start + PREDICT_BATCH]
-        batch = _batch_of_pictures(chunk, model)
+        pictures, bad = _decode(files[start : start + PREDICT_BATCH], model, skip_bad)
+        results += bad
+        if not pictures:
+            continue
+        chunk, batch = list(pictures), _batch_of(list(pictures.values()), model)
         with torch.inference_mode(), model.network.precision.autocast():
-            logits = model.network.model(prepare(batch, 0)["images"])
+            logits = forward(prepare(batch, 0)["images"])
         scores, classes = logits.double().softmax(dim=1).topk(min(top, logits.shape[1]))
         for file, row, names in zip(chunk, scores.tolist(), classes.tolist(), strict=True):
             labels = tuple((model.class_names[c], score) for c, score in zip(names, row, strict=True))
             results.append(Prediction(file, labels))
-    return results
+    order = {file: number for number, file in enumerate(files)}
+    return sorted(results, key=lambda result: order[result.path])
+
+
+def _find(run: str | Path, best: bool, tell: Tell) -> Located:
+    """What RUN means; checkpoints that had to be passed over are told."""
+    located = find_weights(run, "best" if best else "newest").located
+    for path, reason in located.skipped:
+        tell(f"{path.name} is not usable ({reason}); fell back")
+    return located
 
 
 def open_model(located: Located, *, device: str, weights: str, recipe: str | None) -> Model:
@@ -124,14 +151,12 @@ def open_model(located: Located, *, device: str, weights: str, recipe: str | Non
 
 def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResult:
     recipe = model.recipe
-    if data is not None:
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
-    source = parts.open_sources(recipe).val
+    source = _validation_set(recipe, data)
     theirs, known = model.class_names, model.step is not None  # bare weights only have a number of classes
     if len(source.class_names) != len(theirs) or (known and source.class_names != theirs):
         raise DataError(
             "the classes of this data are not the ones the model was trained on",
-            where=str(parts.data_path(recipe)),
+            where=source.origin,
             why=f"{len(source.class_names)} classes here, {len(model.class_names)} in the model",
         )
     task = parts.build_task(recipe, len(model.class_names))
@@ -143,28 +168,53 @@ def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResu
         loader,
         parts.eval_prepare(recipe, model.network),
         model.network.precision,
+        forward=averaged_views(model.network.model, recipe.evaluate.tta),
     )
     return EvalResult(model.path, model.step, model.weights, evaluator.result(), evaluator.num_samples)
 
 
 def _score_every_checkpoint(
-    located: Located, *, data: str | Path | None, device: str, weights: str, batch: int | None
+    located: Located,
+    *,
+    data: str | Path | None,
+    device: str,
+    weights: str,
+    batch: int | None,
+    tell: Tell,
 ) -> list[EvalResult]:
-    """Score each checkpoint of a run once, in order, into evaluations.csv and its curve; rows already there stay."""
+    """Score each valid checkpoint of a run once, in order, into evaluations.csv and its curve; rows there stay."""
     assert located.run is not None
     folder, store = located.run.path, Store(located.run.checkpoints)
-    scores = {score.step: score for score in read_scores(folder)}
+    known = {(s.step, s.weights, s.checkpoint, s.data): s for s in read_scores(folder)}
+    results: list[EvalResult] = []
     for step in store.steps():
-        if step not in scores:
-            model = open_model(locate(store.path(step)), device=device, weights=weights, recipe=None)
-            result = _score(model, data, batch)
-            scores[step] = CheckpointScore(step, result.weights, result.num_samples, result.metrics)
-            write_scores(folder, list(scores.values()))
-    write_report(folder)
-    return [
-        EvalResult(store.path(score.step), score.step, score.weights, score.metrics, score.num_samples)
-        for _, score in sorted(scores.items())
-    ]
+        path = store.path(step)
+        try:
+            here, digest = locate(path), manifest_digest(path)
+        except CheckpointError as error:
+            tell(f"{path.name} is not usable and was left out: {error.what}")
+            continue
+        saved = read_saved(here, weights=weights, recipe=None)
+        source = _validation_set(saved.recipe, data)
+        key = (step, saved.weights, digest, source.fingerprint()[:16])
+        if key not in known:
+            result = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch)
+            known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
+            with writing(Files(), folder):
+                write_scores(folder, list(known.values()))
+        score = known[key]
+        results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples))
+    with writing(Files(), folder):
+        write_report(folder)
+    if not results:
+        raise CheckpointError("no checkpoint of this run is usable", where=str(store.folder))
+    return results
+
+
+def _validation_set(recipe: Recipe, data: str | Path | None) -> Source:
+    if data is not None:
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
+    return parts.open_sources(recipe).val
 
 
 def _pictures(path: Path) -> list[Path]:
@@ -178,9 +228,24 @@ def _pictures(path: Path) -> list[Path]:
     return [path]
 
 
-def _batch_of_pictures(files: Sequence[Path], model: Model) -> Batch:
+def _decode(files: Sequence[Path], model: Model, skip_bad: bool) -> tuple[dict[Path, torch.Tensor], list[Prediction]]:
+    """The pictures that decode, preprocessed, and an answer without labels for those that do not."""
     preprocess = model.recipe.data.preprocess
-    images = [torch.tensor(host_eval(decode(read(file), preprocess.channels, str(file)), preprocess)) for file in files]
-    rows = torch.arange(len(files))
-    batch = Batch({"images": torch.stack(images), "indices": rows, "targets": rows * 0}, rows, (len(files),))
+    pictures: dict[Path, torch.Tensor] = {}
+    bad: list[Prediction] = []
+    for file in files:
+        try:
+            image = decode(read(file), preprocess.channels, str(file))
+        except DataError as error:
+            if not skip_bad:
+                raise
+            bad.append(Prediction(file, (), error.what))
+        else:
+            pictures[file] = torch.tensor(host_eval(image, preprocess))
+    return pictures, bad
+
+
+def _batch_of(images: Sequence[torch.Tensor], model: Model) -> Batch:
+    rows = torch.arange(len(images))
+    batch = Batch({"images": torch.stack(list(images)), "indices": rows, "targets": rows * 0}, rows, (len(images),))
     return batch.map(model.device.move)

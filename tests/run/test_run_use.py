@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,47 @@ def test_every_checkpoint_is_scored_once_in_order(run: Path) -> None:
     rows = (run / "evaluations.csv").read_text().splitlines()
     assert len(rows) == 4
     assert "every checkpoint" in (run / "report.html").read_text()
-    (run / "evaluations.csv").write_text("\n".join([*rows[:2], rows[2].replace(rows[2].split(",")[3], "0.5"), rows[3]]))
+    top1 = rows[2].split(",")[5]
+    (run / "evaluations.csv").write_text("\n".join([*rows[:2], rows[2].replace(top1, "0.5"), rows[3]]))
     again = reconv.evaluate(run, all=True)
     assert again[1].metrics["top1"] == 0.5  # a row that is there is not computed again
     assert [again[0], again[2]] == [first[0], first[2]]
+    raw = reconv.evaluate(run, all=True, weights="raw")
+    assert {r.weights for r in raw} == {"raw"}  # other weights are other scores
+    assert raw[2].metrics == reconv.evaluate(run, weights="raw")[0].metrics
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_scores_and_said(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (copy / "checkpoints" / "step-000000066" / "ema.safetensors").write_bytes(b"torn")
+    told: list[str] = []
+    assert [r.step for r in reconv.evaluate(copy, all=True, tell=told.append)] == [22, 44]
+    assert any("step-000000066" in text for text in told)
+    told.clear()
+    assert reconv.evaluate(copy, tell=told.append)[0].step == 44
+    assert any("fell back" in text and "step-000000066" in text for text in told)
+
+
+def test_a_named_checkpoint_without_its_manifest_is_an_error_not_another_checkpoint(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    named = copy / "checkpoints" / "step-000000066"
+    (named / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="manifest"):
+        reconv.evaluate(named)
+
+
+def test_a_bad_picture_does_not_silence_the_good_ones(run: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 90).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    Image.new("L", (8, 8), 200).save(tmp_path / "c.png")
+    answers = reconv.predict(run, [tmp_path], skip_bad=True)
+    assert [a.path.name for a in answers] == ["a.png", "b.png", "c.png"]
+    assert [bool(a.labels) for a in answers] == [True, False, True]
+    assert answers[1].error
+    with pytest.raises(DataError):
+        reconv.predict(run, [tmp_path])
 
 
 def test_a_checkpoint_folder_and_its_weights_are_runs_too(run: Path) -> None:
