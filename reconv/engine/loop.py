@@ -114,11 +114,7 @@ class Fit:
         """Train from the counters' step to the plan's end."""
         start, total = self.counters.step, self.plan.total_steps
         self._saved_step = start
-        num_evaluated = len(self.counters.history)
-        self._evaluate_if_due(start)  # an evaluation that a stop cut short
-        if self._ends_early(start):
-            if self.save is not None and len(self.counters.history) > num_evaluated:
-                self._save(start, "end")
+        if self._catch_up(start):
             return
         interval = _Interval()
         for step, micro_batches in enumerate(self._fetched(start, total), start):
@@ -138,10 +134,21 @@ class Fit:
                 if not interval.is_empty:
                     self._log(step, interval, result)
                 break
-            if self.stop.requested and step + 1 < total:
+            if self.stop.requested and (step + 1 < total or self._evaluation_missing(step + 1)):
                 self._leave(step + 1)
         self.watch.settle()
         self.counters.skipped = self.watch.skipped
+
+    def _catch_up(self, start: int) -> bool:
+        """Do the evaluation that a stop cut short, and say whether the run is over with it."""
+        num_evaluated = len(self.counters.history)
+        self._evaluate_if_due(start)
+        if self._evaluation_missing(start):
+            self._leave(start)
+        ends = self._ends_early(start)
+        if self.save is not None and len(self.counters.history) > num_evaluated:
+            self._save(start, "end" if ends or start == self.plan.total_steps else "interval")
+        return ends
 
     def _fetched(self, start: int, total: int) -> Any:
         """The stream of micro-batches, with the time spent waiting for each on the clock."""
@@ -174,11 +181,14 @@ class Fit:
             )
         )
 
-    def _evaluate_if_due(self, done: int) -> bool:
-        """Evaluate, and say whether the chosen metric is the best so far."""
+    def _evaluation_missing(self, done: int) -> bool:
         every = self.plan.evaluate
         due = every is not None and done > 0 and every.due(done, self.plan.total_steps)
-        if not due or self.counters.evaluated_at(done):
+        return due and not self.counters.evaluated_at(done)
+
+    def _evaluate_if_due(self, done: int) -> bool:
+        """Evaluate, and say whether the chosen metric is the best so far."""
+        if not self._evaluation_missing(done):
             return False
         before = self.counters.best(self.metric, self.chosen_weights)
         try:

@@ -6,7 +6,6 @@ known before its weights can be saved, and `settle` leaves nothing pending.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,18 +31,31 @@ class _Pending:
 class Watch:
     """Reads each step's verdict after the next step has been started."""
 
-    def __init__(self, device: Device, emit: Emit, *, policy: str, budget: int, scaled: bool, skipped: int = 0) -> None:
+    def __init__(
+        self,
+        device: Device,
+        emit: Emit,
+        *,
+        policy: str,
+        budget: int,
+        loss_scale: Callable[[], Tensor | None] = lambda: None,
+        skipped: int = 0,
+    ) -> None:
         self._device = device
         self._emit = emit
         self._policy = policy
         self._budget = budget
-        self._scaled = scaled  # a dynamic loss scale overflows now and then by design
+        self._loss_scale = loss_scale  # a dynamic one overflows now and then by design, until it is down to 1
         self._pending: _Pending | None = None
         self.skipped = skipped  # steps not applied so far, counted over all attempts
 
     def started(self, step: int, result: StepResult, batches: Sequence[Batch]) -> None:
         """A step is under way: read the one before it."""
-        verdict = torch.stack([result.ok.double(), result.loss.double(), torch.isfinite(result.loss).double()])
+        scale = self._loss_scale()
+        lowered = torch.ones_like(result.ok) if scale is None else scale <= 1
+        verdict = torch.stack(
+            [result.ok.double(), result.loss.double(), torch.isfinite(result.loss).double(), lowered.double()]
+        )
         previous, self._pending = self._pending, _Pending(step, self._device.later(verdict), batches)
         if previous is not None:
             self._judge(previous)
@@ -55,15 +67,14 @@ class Watch:
             self._judge(previous)
 
     def _judge(self, pending: _Pending) -> None:
-        ok, loss, loss_is_finite = pending.read().tolist()
-        if ok or (self._scaled and loss_is_finite):
+        ok, loss, loss_is_finite, scale_is_lowest = pending.read().tolist()
+        if ok or (loss_is_finite and not scale_is_lowest):
             return
         self.skipped += 1
         stop = self._policy == "stop" or self.skipped > self._budget
         samples = [int(i) for batch in pending.batches for i in batch["indices"].tolist()]
         what = "gradient" if loss_is_finite else "loss"
-        number = loss if loss_is_finite else float("nan") if math.isnan(loss) else loss
-        self._emit(NonFiniteStep(pending.step + 1, number, tuple(samples), "stop" if stop else "skip"))
+        self._emit(NonFiniteStep(pending.step + 1, loss, tuple(samples), "stop" if stop else "skip"))
         if stop:
             named = ", ".join(map(str, samples[:NUM_SAMPLES_NAMED])) + (
                 ", ..." if len(samples) > NUM_SAMPLES_NAMED else ""

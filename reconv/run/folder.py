@@ -26,6 +26,18 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
+def existing_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunFolder | None:
+    """The run that `--resume` means, if there is one: the one in `--out`, else the newest, unfinished ones first."""
+    if out is not None:
+        return RunFolder(out) if RunFolder(out).is_run() else None
+    return RunFolder.newest_unfinished(runs, recipe.name) or next(iter(RunFolder.all(runs, recipe.name)), None)
+
+
+def known_data_path(folder: RunFolder) -> str | None:
+    """Where a run found its data."""
+    return load(str(folder.recipe)).recipe.data.path if folder.recipe.is_file() else None
+
+
 def choose_folder(recipe: Recipe, *, out: Path | None, resume: bool, runs: Path) -> Choice:
     """The folder a command means."""
     if out is not None:
@@ -40,19 +52,13 @@ def choose_folder(recipe: Recipe, *, out: Path | None, resume: bool, runs: Path)
         nothing = (f"nothing to resume in {out}: starting afresh",) if resume and not exists else ()
         return Choice(RunFolder.at(out), exists, nothing)
     if resume:
-        found = RunFolder.newest_unfinished(runs, recipe.name) or _newest(runs, recipe.name)
+        found = existing_run(recipe, out=None, runs=runs)
         if found is not None:
             return Choice(found, exists=True)
         return Choice(
             RunFolder.create(runs, recipe.name), False, (f"no run of {recipe.name} in {runs}: starting afresh",)
         )
     return Choice(RunFolder.create(runs, recipe.name), exists=False)
-
-
-def _newest(runs: Path, recipe_name: str) -> RunFolder | None:
-    """The newest run of a recipe, finished or not."""
-    folders = RunFolder.all(runs, recipe_name)
-    return folders[0] if folders else None
 
 
 def check_same_run(folder: RunFolder, recipe: Recipe) -> tuple[str, ...]:
@@ -72,7 +78,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> tuple[str, ...]:
         raise RecipeError(
             "the recipe has changed since this run was started:\n" + "\n".join(f"    {line}" for line in refused),
             where=str(folder.recipe),
-            then="repeat the settings of the first command with --resume, or start a new run without --resume",
+            then="repeat the settings of the first command, name another run with --out, or start a new one",
         )
     return tuple(said)
 

@@ -24,7 +24,7 @@ from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
 from reconv.data.loader import EvalLoader
-from reconv.data.open import open_source
+from reconv.data.open import open_source, thinned
 from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.source import Source, Subset
@@ -33,8 +33,9 @@ from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import evaluate
 from reconv.engine.loop import Counters
 from reconv.engine.protocols import Emit, Prepare
-from reconv.errors import DataError
+from reconv.errors import DataError, RecipeError
 from reconv.models import build_model, initialise
+from reconv.models.fastnet import FastNet
 from reconv.models.layers import LayerState
 from reconv.optim import Ema
 from reconv.precision import Policy, build_precision
@@ -43,9 +44,12 @@ from reconv.recipe.schema import Recipe
 from reconv.report.events import Evaluated, Pictured, Saved
 from reconv.tasks.classification import Classification, ClassificationEvaluator
 from reconv.tasks.distillation import Teacher
+from reconv.tasks.views import averaged_views
 
+NEED_NO_PATH = ("digits", "synthetic", "synthetic-device")
 NUM_PICTURED = 32
 PICTURE_COLUMNS = 8
+NUM_WHITENED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,33 @@ def data_path(recipe: Recipe) -> Path | None:
     return Path(text).expanduser() if text else None
 
 
+def with_data_path(recipe: Recipe, known: str | None) -> Recipe:
+    """The recipe with the place of its data filled in, so that the run's own copy of it says where that was."""
+    if recipe.data.path is not None or recipe.data.source in NEED_NO_PATH:
+        return recipe
+    path = os.environ.get("DATA_DIR") or known
+    if path is None:
+        return recipe
+    data = recipe.data.model_copy(update={"path": str(Path(path).expanduser().absolute())})
+    return recipe.model_copy(update={"data": data})
+
+
+def check_model(recipe: Recipe, num_classes: int) -> None:
+    """Refuse a network that cannot be built, before anything is written for it."""
+    with torch.device("meta"):
+        build_model(recipe.model.name, **model_options(recipe, num_classes))
+
+
+def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
+    """The keyword arguments of the recipe's network."""
+    options = dict(recipe.model.options)
+    if "num_classes" in options:
+        raise RecipeError("model.options.num_classes: the number of classes follows from the data", then="leave it out")
+    if recipe.data.preprocess.channels != 3:
+        options.setdefault("in_channels", recipe.data.preprocess.channels)
+    return {**options, "num_classes": num_classes}
+
+
 @dataclass(frozen=True, slots=True)
 class Network:
     """A model on its device with everything that runs it."""
@@ -86,10 +117,7 @@ class Network:
 
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     """The recipe's model, initialised from its seed, on the device."""
-    options = dict(recipe.model.options)
-    if recipe.data.preprocess.channels != 3:
-        options.setdefault("in_channels", recipe.data.preprocess.channels)
-    model = build_model(recipe.model.name, num_classes=num_classes, **options)
+    model = build_model(recipe.model.name, **model_options(recipe, num_classes))
     initialise(model, recipe.seed)
     precision = build_precision(recipe.precision, device.kind)
     wish = recipe.engine.channels_last
@@ -98,13 +126,23 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     compiled = recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
-    forward = torch.compile(model) if compiled else model
+    forward = torch.compile(model, dynamic=False) if compiled else model
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
 
 
 def build_task(recipe: Recipe, num_classes: int, teacher: Teacher | None = None) -> Classification:
     loss = recipe.loss
     return Classification(num_classes, loss.label_smoothing, loss.smoothing_form, teacher=teacher)
+
+
+def whiten(network: Network, recipe: Recipe, source: Source) -> str:
+    """Give a network that begins with a whitening layer its filters; what a person should know of that."""
+    if not isinstance(network.model, FastNet):
+        return ""
+    some = thinned(source, min(100.0, 100 * NUM_WHITENED / len(source)))
+    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0)
+    network.model.whiten(EvalPrepare(recipe.data.preprocess, torch.float32)(batch)["images"])
+    return f"the first layer whitens patches of {len(some):,} training images, and is not trained"
 
 
 def build_early_stop(recipe: Recipe) -> EarlyStop:
@@ -130,6 +168,7 @@ class Evaluation:
     loader: EvalLoader
     prepare: Prepare
     num_samples: int
+    tta: str = "none"  # the views of an image whose answers are averaged
     last: ClassificationEvaluator | None = None
 
     @property
@@ -153,7 +192,14 @@ class Evaluation:
     ) -> Evaluated:
         start_s = time.perf_counter()
         evaluator = evaluate(
-            model, self.task, self.task.evaluator(), self.loader, self.prepare, self.network.precision, stop_requested
+            model,
+            self.task,
+            self.task.evaluator(),
+            self.loader,
+            self.prepare,
+            self.network.precision,
+            stop_requested,
+            averaged_views(model, self.tta),
         )
         if evaluator.num_samples != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")

@@ -41,10 +41,19 @@ from reconv.report.console import Observer, make_console
 from reconv.report.events import Attempt, Ended, Event, EventLog, Noted, Planned, read_events
 from reconv.report.exporters import Records, require_packages
 from reconv.report.html import write_report
-from reconv.report.summary import read_summary, write_summary, write_whole
+from reconv.report.summary import read_summary, write_summary
+from reconv.report.whole import write_whole
 from reconv.run import parts
 from reconv.run.average import average_at_end
-from reconv.run.folder import Choice, RestorePoint, check_same_run, choose_folder, find_restore_point
+from reconv.run.folder import (
+    Choice,
+    RestorePoint,
+    check_same_run,
+    choose_folder,
+    existing_run,
+    find_restore_point,
+    known_data_path,
+)
 from reconv.run.start import refuse_absent_weights, start_network
 from reconv.run.teacher import open_teacher
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
@@ -92,12 +101,16 @@ def train(
     world = World.from_environment()
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = load(str(recipe), given).recipe
+    earlier = existing_run(resolved, out=_path(out), runs=Path(runs)) if resume else None
+    resolved = parts.with_data_path(resolved, known_data_path(earlier) if earlier else None)
+    require_packages(resolved.records)
     if not resume:  # a run that goes on no longer needs them
         refuse_absent_weights(resolved)
-    require_packages(resolved.records)
     sources = parts.open_sources(resolved)
     plan = make_plan(resolved, _facts(sources, world))
-    refuse_profile_beyond_end(resolved, plan)  # what cannot be planned leaves no run folder behind
+    refuse_profile_beyond_end(resolved, plan)
+    parts.check_model(resolved, plan.num_classes)
+    open_device(device)  # what cannot be planned or built leaves no run folder behind
     choice = choose_folder(resolved, out=_path(out), resume=resume, runs=Path(runs))
     with ExitStack() as stack:
         stack.enter_context(choice.folder.lock())
@@ -161,8 +174,12 @@ def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_n
         )
     plan = make_plan(recipe, _facts(sources, world, state.get("threads")))
     device = open_device(device_name, threads=plan.threads)
-    torch.use_deterministic_algorithms(recipe.engine.deterministic)
+    device.autotune(recipe.engine.autotune)
+    if torch.are_deterministic_algorithms_enabled() != recipe.engine.deterministic:
+        # Only when it changes: the call imports torch's compiler, which takes seconds.
+        torch.use_deterministic_algorithms(recipe.engine.deterministic)
     write_whole(choice.folder.recipe, dump(recipe))
+    choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
     return Job(recipe, plan, sources, device, world, choice.folder, point)
 
 
@@ -196,8 +213,8 @@ def _environment(job: Job) -> dict[str, Any]:
 
 def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResult:
     """Build the parts, run the loop, and wind down whatever happens."""
-    start_s, clock, counters = time.perf_counter(), Clock(), Counters()
     first_step = int(job.point.state.get("step", 0))
+    start_s, clock, counters = time.perf_counter(), Clock(), Counters(first_step)
     code: int = Exit.UNEXPECTED
     reason = "unexpected error"
     told: dict[str, Any] = {}
@@ -287,6 +304,8 @@ def _assemble(
     notes = start_network(
         network, recipe, plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
     )
+    if recipe.model.init is None and not is_resumed and (said := parts.whiten(network, recipe, job.sources.train)):
+        notes.append(said)
     for text in (*notes, *([teacher.note] if teacher else [])):
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
@@ -300,6 +319,7 @@ def _assemble(
         loader=parts.eval_loader(recipe, job.sources.val, device, plan.eval_batch, plan.workers),
         prepare=parts.eval_prepare(recipe, network),
         num_samples=plan.num_val,
+        tta=recipe.evaluate.tta,
     )
     saver = parts.Saver(
         folder=job.folder,
@@ -351,10 +371,9 @@ def _assemble(
         emit,
         policy=recipe.engine.non_finite.policy,
         budget=recipe.engine.non_finite.budget,
-        scaled=network.precision.expects_overflow,
+        loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
         skipped=counters.skipped,
     )
-    mixed = recipe.augment.mixup.alpha > 0 or recipe.augment.cutmix.alpha > 0
     fit = Fit(
         plan=plan,
         task=task,
@@ -371,7 +390,7 @@ def _assemble(
         counters=counters,
         metric=task.metric,
         chosen_weights=evaluation.chosen_weights,
-        metrics_note="on mixed images" if mixed else "",
+        metrics_note="on mixed images" if recipe.augment.mixes else "",
         keep_best=recipe.save.keep_best,
         loss_scale=lambda: network.precision.loss_scale,
         early=parts.build_early_stop(recipe),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -125,9 +123,11 @@ def test_two_micro_batches_are_divided_by_the_weight_of_both() -> None:
         assert torch.allclose(a, b, rtol=0, atol=1e-14)
 
 
-def watch(policy: str, budget: int = 2, scaled: bool = False) -> tuple[Watch, list[Event]]:
+def watch(policy: str, budget: int = 2, scale: float | None = None) -> tuple[Watch, list[Event]]:
     events: list[Event] = []
-    return Watch(open_device("cpu"), events.append, policy=policy, budget=budget, scaled=scaled), events
+    loss_scale = None if scale is None else torch.tensor(scale)
+    watcher = Watch(open_device("cpu"), events.append, policy=policy, budget=budget, loss_scale=lambda: loss_scale)
+    return watcher, events
 
 
 def result(loss: float, ok: bool) -> StepResult:
@@ -170,14 +170,15 @@ def test_settle_waits_for_the_last_step() -> None:
         watcher.settle()
 
 
-@pytest.mark.parametrize("loss,stops", [(1.0, False), (NAN, True)])
-def test_an_overflow_under_dynamic_loss_scaling_is_no_incident_but_a_bad_loss_is(loss: float, stops: bool) -> None:
-    watcher, _ = watch("stop", scaled=True)
+@pytest.mark.parametrize("loss,scale,stops", [(1.0, 1024.0, False), (NAN, 1024.0, True), (1.0, 1.0, True)])
+def test_an_overflow_is_no_incident_while_a_dynamic_loss_scale_can_still_fall(
+    loss: float, scale: float, stops: bool
+) -> None:
+    watcher, _ = watch("stop", scale=scale)
     watcher.started(0, result(loss, False), [batch()])
-    outcome: Callable[[], None] = watcher.settle
     if stops:
         with pytest.raises(DivergedError):
-            outcome()
+            watcher.settle()
     else:
-        outcome()
+        watcher.settle()
         assert watcher.skipped == 0

@@ -15,7 +15,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError, RecipeError
-from reconv.report.events import Attempt, Event, Noted, Progress, Saved, read_events
+from reconv.report.events import Attempt, Evaluated, Event, Noted, Progress, Saved, read_events
 
 from .conftest import EVERYTHING, Outcome, Train
 
@@ -173,3 +173,84 @@ def test_a_changed_recipe_is_refused_with_every_difference(train: Train) -> None
         train("run", {**EVERYTHING, "length": "1ep", "seed": "3", "batch.size": "32"}, resume=True)
     assert "seed" in str(refusal.value) and "batch.size" in str(refusal.value)
     assert refusal.value.code == 2
+
+
+def test_an_extended_run_that_is_killed_goes_on(train: Train, tmp_path: Path) -> None:
+    """The summary of the shorter run must not make the longer one look finished."""
+    whole = train("whole", EVERYTHING)
+    train("run", {**EVERYTHING, "length": "1ep"})
+
+    def die(event: Event) -> None:
+        if isinstance(event, Saved) and event.step == 9:
+            raise SystemExit
+
+    given = [(field, value, "--set") for field, value in EVERYTHING.items()]
+    with pytest.raises(SystemExit):
+        reconv.train("quickstart", out=tmp_path / "run", overrides=given, resume=True, on_event=die)
+    (tmp_path / "run" / "summary.json").unlink()  # a killed process writes none
+    longer = train("run", EVERYTHING, resume=True)
+    assert longer.summary["steps"] == whole.summary["steps"] == 10
+    attempts = [e for e in read_events(longer.folder.events) if isinstance(e, Attempt)]
+    assert [a.from_step for a in attempts] == [0, 5, 9]
+
+
+def test_an_attempt_begins_without_the_summary_of_an_earlier_one(train: Train, tmp_path: Path) -> None:
+    train("run", {**EVERYTHING, "length": "1ep"})
+    there: list[bool] = []
+    given = [(field, value, "--set") for field, value in EVERYTHING.items()]
+    reconv.train(
+        "quickstart",
+        out=tmp_path / "run",
+        overrides=given,
+        resume=True,
+        on_event=lambda event: there.append((tmp_path / "run" / "summary.json").exists()),
+    )
+    assert there and not any(there)
+
+
+@pytest.mark.parametrize("stop_at", [5, 10])
+def test_a_stop_during_an_evaluation_is_made_good_by_the_resume(train: Train, tmp_path: Path, stop_at: int) -> None:
+    """Also during the last one: exit 75, and the resumed run evaluates before anything else."""
+    settings = {**EVERYTHING, "log.every": "1step", "evaluate.batch": "36"}
+    whole = train("whole", settings)
+    given = [(field, value, "--set") for field, value in settings.items()]
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == stop_at:  # logged right before its evaluation
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(PreemptedError):
+        reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
+    resumed = train("parts", settings, resume=True)
+    assert_same_bits(whole, resumed)
+    scored = [(e.step, e.weights) for e in read_events(resumed.folder.events) if isinstance(e, Evaluated)]
+    assert scored == [(5, "raw"), (5, "ema"), (10, "raw"), (10, "ema")]
+    assert resumed.summary["value"] == whole.summary["value"]
+
+
+def test_a_run_that_goes_on_knows_where_its_data_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _cifar(tmp_path / "data" / "cifar-10-batches-bin")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
+    tiny = {
+        "length": "2step",
+        "batch.size": "4",
+        "save.every": "1step",
+        "evaluate.every": "off",
+        "model.name": "resnet8_cifar",
+    }
+    given = [(f, v, "--set") for f, v in tiny.items()]
+    given += [("schedule.milestones", "[1step]", "--set")]
+    first = reconv.train("cifar10-resnet20", out=tmp_path / "run", overrides=given)
+    monkeypatch.delenv("DATA_DIR")
+    longer = [*given[1:], ("length", "4step", "--set")]
+    assert reconv.train("cifar10-resnet20", out=tmp_path / "run", overrides=longer, resume=True).summary["steps"] == 4
+    assert reconv.evaluate(first.folder)[0].num_samples == 10
+
+
+def _cifar(folder: Path) -> None:
+    """CIFAR-10 binary files of ten images each."""
+    folder.mkdir(parents=True)
+    (folder / "batches.meta.txt").write_text("\n".join(f"class-{n}" for n in range(10)))
+    for name in [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]:
+        draw = random.Random(name)
+        (folder / name).write_bytes(b"".join(bytes([n]) + draw.randbytes(3072) for n in range(10)))
