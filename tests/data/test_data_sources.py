@@ -199,6 +199,54 @@ def test_names_that_are_not_utf8_are_read(tree: Path) -> None:
     assert source.fingerprint()
 
 
+def test_links_that_lead_nowhere_are_counted_and_named_not_dropped(tree: Path) -> None:
+    for number in range(7):
+        (tree / "train" / "ant" / f"x{number}.png").symlink_to(tree / "not-mounted" / f"{number}.png")
+    (tree / "train" / "bee" / "more").symlink_to(tree / "not-mounted")
+    with pytest.raises(DataError) as caught:
+        FolderSource(tree, "train")
+    assert caught.value.what.startswith("8 under ")
+    assert str(tree / "train" / "ant" / "x0.png") in caught.value.what
+    assert "and 3 more" in caught.value.what
+
+
+def test_a_class_all_of_whose_images_are_not_mounted_is_not_called_empty(tree: Path) -> None:
+    folder = tree / "train" / "dog"
+    folder.mkdir()
+    (folder / "1.png").symlink_to(tree / "not-mounted.png")
+    with pytest.raises(DataError, match=r"1 under .*dog/1\.png"):
+        FolderSource(tree, "train")
+
+
+def test_a_class_folder_that_is_not_mounted_is_not_dropped(tree: Path) -> None:
+    (tree / "train" / "dog").symlink_to(tree / "not-mounted")
+    with pytest.raises(DataError, match=r"1 under .*train/dog"):
+        FolderSource(tree, "train")
+
+
+def test_an_image_name_that_is_no_file_is_refused(tree: Path) -> None:
+    os.mkfifo(tree / "val" / "ant" / "pipe.jpg")
+    with pytest.raises(DataError, match=r"pipe\.jpg"):
+        FolderSource(tree, "val")
+
+
+def test_links_to_files_and_class_folders_are_images_like_any_other(tree: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tree / "train" / "cat").rename(elsewhere)
+    (tree / "train" / "cat").symlink_to(elsewhere)
+    (tree / "train" / "ant" / "linked.png").symlink_to(next(elsewhere.iterdir()))
+    assert len(FolderSource(tree, "train")) == 12
+
+
+def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) -> None:
+    os.mkdir(os.path.join(os.fsencode(tree / "train"), b"\xff\xfe"))
+    with pytest.raises(DataError) as caught:
+        FolderSource(tree, "train")
+    assert "\\xff\\xfe" in caught.value.what
+    assert caught.value.code == Exit.DATA
+    str(caught.value).encode()
+
+
 def test_synthetic_images_are_functions_of_their_index_and_show_their_class() -> None:
     train, val = (Synthetic(split, 40, 4, 16, 3) for split in ("train", "val"))  # type: ignore[arg-type]
     assert np.array_equal(pixels(train.sample(7)), pixels(train.sample(7)))

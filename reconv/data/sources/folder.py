@@ -1,7 +1,8 @@
 """A tree of image files: train/<class>/..., and val/ or validation/ beside it.
 
 Owns the listing and its compact index. Refuses to know decoding. Invariant: samples are in the order of class name,
-then path, so every machine with the same tree sees the same indices; a class folder without images is an error.
+then path, so every machine with the same tree sees the same indices; a class folder without images is an error, and
+so is a link that leads nowhere: a half-mounted data set must not train on what is left of it.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ class FolderSource:
         _refuse_unknown_classes(self._folder, present, self.class_names)
         numbers = {name: number for number, name in enumerate(self.class_names)}
         packed, ends, targets = bytearray(), array("q", [0]), array("i")
+        astray: list[str] = []
         for class_name in present:
-            files = _image_files(self._folder, class_name)
+            files = _image_files(self._folder, class_name, astray)
             for file in files:
                 packed += os.fsencode(file)
                 ends.append(len(packed))
             targets.extend([numbers[class_name]] * len(files))
+        _refuse_astray(self._folder, astray)
         self._packed = bytes(packed)
         self._ends = np.frombuffer(ends, np.int64)
         self._targets = np.frombuffer(targets, np.int32)
@@ -110,9 +113,12 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
     """Names of the class folders, sorted."""
     try:
         with os.scandir(folder) as entries:
-            names = tuple(sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")))
+            seen = [entry for entry in entries if not entry.name.startswith(".")]
+            names = tuple(sorted(entry.name for entry in seen if entry.is_dir()))
+            astray = [entry.path for entry in seen if entry.is_symlink() and not entry.is_dir() and not entry.is_file()]
     except OSError as error:
         raise unreadable(folder, error) from error
+    _refuse_astray(folder, astray)
     if not names:
         raise DataError(
             f"no class folders in {folder}",
@@ -120,39 +126,70 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
             why="each class is a folder of images: train/cat/1.jpg",
             then="sort the images into one folder per class",
         )
+    _refuse_unwritable_names(folder, names)
     return names
+
+
+def _refuse_unwritable_names(folder: Path, names: tuple[str, ...]) -> None:
+    """Class names go into checkpoints, reports and answers; file names go nowhere and may be any bytes."""
+    broken = [name for name in names if any("\udc80" <= letter <= "\udcff" for letter in name)]
+    if broken:
+        shown = [os.fsencode(name).decode("utf-8", "backslashreplace") for name in broken]
+        raise DataError(
+            f"class folders whose names are not UTF-8: {_first(shown)}",
+            where=str(folder),
+            why="the name of a class is saved with the model, as UTF-8 text",
+            then="rename them",
+        )
+
+
+def _refuse_astray(folder: Path, astray: list[str]) -> None:
+    if astray:
+        raise DataError(
+            f"{len(astray)} under {folder} cannot be read as images or folders of them: {_first(sorted(astray))}",
+            where=str(folder),
+            why="links that lead nowhere or to a folder, or not files at all: is everything mounted?",
+            then="mount or copy what they stand for, or remove them",
+        )
+
+
+def _first(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def _refuse_unknown_classes(folder: Path, present: tuple[str, ...], known: tuple[str, ...]) -> None:
     unknown = sorted(set(present) - set(known))
     if unknown:
-        listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise DataError(
-            f"classes that training does not have: {listed}",
+            f"classes that training does not have: {_first(unknown)}",
             where=str(folder),
             why="validation classes are looked up in the list of training classes",
             then="remove or rename these folders, or add them to train/",
         )
 
 
-def _image_files(folder: Path, class_name: str) -> list[str]:
-    """Paths of the class's images relative to its folder, at any depth, sorted."""
+def _image_files(folder: Path, class_name: str, astray: list[str]) -> list[str]:
+    """Paths of the class's images relative to its folder, at any depth, sorted; adds to `astray` what is no file."""
     top = os.path.join(folder, class_name)
     files: list[str] = []
+    num_astray = len(astray)
     pending = [""]
     try:
         while pending:
             inner = pending.pop()
             with os.scandir(os.path.join(top, inner)) as entries:
                 for entry in entries:
-                    name = os.path.join(inner, entry.name)
-                    if is_image_name(entry.name) and entry.is_file():
-                        files.append(name)
-                    elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                        pending.append(name)
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_file():
+                        files += [os.path.join(inner, entry.name)] if is_image_name(entry.name) else []
+                    elif entry.is_dir(follow_symlinks=False):
+                        pending.append(os.path.join(inner, entry.name))
+                    elif entry.is_symlink() or is_image_name(entry.name):
+                        astray.append(entry.path)
     except OSError as error:
         raise unreadable(top, error) from error
-    if not files:
+    if not files and len(astray) == num_astray:
         raise DataError(
             f"class folder {class_name} has no images",
             where=top,
