@@ -106,18 +106,17 @@ def parse_settings(settings: Sequence[str]) -> list[tuple[str, object, str]]:
 
 def emit_json(result: object, json_file: str) -> None:
     """Write a result as JSON to stdout or to a file."""
-    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-    if json_file == STDOUT:
-        click.echo(text)
+    if json_file == STDOUT:  # which may take ASCII alone
+        click.echo(json.dumps(result, indent=2, allow_nan=False))
     else:
-        write_text(Path(json_file), text + "\n")
+        write_text(Path(json_file), json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file the user named, or say why it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may be any bytes
     except OSError as error:
         raise ResourceError(
             f"Cannot write {path}", where=str(path.parent), why=str(error.strerror), then="name another file"

@@ -152,12 +152,16 @@ _CLASSES: dict[str, type[Event]] = {
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def encode(event: Event) -> str:
-    """The event as one line of strict JSON, without the newline; non-finite numbers become words."""
+def encode(event: Event, *, ascii_only: bool = False) -> str:
+    """The event as one line of strict JSON, without the newline; non-finite numbers become words.
+
+    A file name that is not UTF-8 holds lone surrogates, which no UTF-8 file takes: they are written as JSON escapes.
+    """
     values = {f.name: getattr(event, f.name) for f in fields(event)}
     stamp = values.pop("time_s")
     record = {"kind": event.kind, **({} if stamp is None else {"time_s": stamp}), **values}
-    return json.dumps(_plain(record), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    line = json.dumps(_plain(record), allow_nan=False, ensure_ascii=ascii_only, separators=(",", ":"))
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def decode(line: str) -> Event | None:

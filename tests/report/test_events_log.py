@@ -42,6 +42,9 @@ EVERY_KIND: list[Event] = [
 ]
 
 
+BYTES = "mean/caf\udce9.png"  # how Python spells a file name that is not UTF-8
+
+
 def progress(step: int, loss: float = 1.0) -> Progress:
     return Progress(step, step / 10, loss, 0.1, {}, "", 1.0, None, None, 0.0, 0, None)
 
@@ -180,3 +183,18 @@ def test_however_often_it_was_killed_each_step_counts_as_its_last_attempt(length
     kept = [e for e in latest_by_step(events) if isinstance(e, Progress)]
     assert {e.step: e.loss for e in kept} == expected
     assert len(kept) == len(expected)
+
+
+def test_file_names_that_are_not_utf8_are_written_and_read_back(tmp_path: Path) -> None:
+    event = Pictured("Worst mistakes", "pictures/mistakes.png", (f"said 7 · {BYTES}",), 3, 8)
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.write(event)
+    (tmp_path / "events.jsonl").read_text(encoding="utf-8")
+    assert read_events(tmp_path / "events.jsonl") == [event]
+
+
+def test_an_event_can_be_told_in_ascii_alone() -> None:
+    for event in (*EVERY_KIND, Noted("info", f"{BYTES} \U0001f600", 0)):
+        line = encode(event, ascii_only=True)
+        assert line.isascii()
+        assert decode(line) == event

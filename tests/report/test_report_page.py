@@ -298,3 +298,13 @@ def test_a_picture_told_again_replaces_the_first(tmp_path: Path, fake_run: Calla
     page = render([run])
     assert page.count("<h2>Worst mistakes</h2>") == 1
     assert "said 8" not in page
+
+
+def test_a_caption_with_a_file_name_that_is_not_utf8_is_shown_escaped(
+    tmp_path: Path, fake_run: Callable[..., Path]
+) -> None:
+    run = fake_run(tmp_path / "run")
+    with EventLog(run / "events.jsonl") as log:
+        log.write(Noted("warning", "cannot read caf\udce9.png", 3))
+    text = write_report(run).read_text(encoding="utf-8")
+    assert "cannot read caf\\udce9.png" in text
