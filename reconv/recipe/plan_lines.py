@@ -79,7 +79,7 @@ def _published(recipe: Recipe, plan: Plan) -> list[str]:
         product = math.prod(batch)
         here = "" if product == plan.global_batch else f"; here {plan.global_batch:,}"
         factors = " x ".join(map(str, batch))
-        words = {2: "samples x cards", 3: "samples x accumulated x cards"}.get(len(batch), "samples")
+        words = {2: "samples x replicas", 3: "samples x accumulated x replicas"}.get(len(batch), "samples")
         lines.append(f"published with a batch of {factors} = {product:,} ({words}){here}")
     return lines
 

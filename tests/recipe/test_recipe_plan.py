@@ -236,11 +236,11 @@ def test_the_plan_prints_the_rate_as_it_was_published(batch: int, schedule: dict
 def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> None:
     claim = {"source": "somebody", "batch": [20, 6, 16]}
     text = lines_of(1_281_167, batch={"size": 1920}, published=[claim, claim])
-    assert text.count("published with a batch of 20 x 6 x 16 = 1,920 (samples x accumulated x cards)") == 1
+    assert text.count("published with a batch of 20 x 6 x 16 = 1,920 (samples x accumulated x replicas)") == 1
     assert "here" not in text
-    assert "= 1,920 (samples x accumulated x cards); here 256" in lines_of(1_281_167, published=[claim])
+    assert "= 1,920 (samples x accumulated x replicas); here 256" in lines_of(1_281_167, published=[claim])
     two = {"source": "somebody", "batch": [256, 8]}
-    assert "256 x 8 = 2,048 (samples x cards)" in lines_of(1_281_167, batch={"size": 2048}, published=[two])
+    assert "256 x 8 = 2,048 (samples x replicas)" in lines_of(1_281_167, batch={"size": 2048}, published=[two])
 
 
 @pytest.mark.parametrize(
