@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from reconv.data.detect import detect
-from reconv.data.source import Source, Split, Subset, spread
+from reconv.data.source import BACKGROUND, Source, Split, Subset, WithBackground, spread
 from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.cifar import open_cifar
 from reconv.data.sources.digits import open_digits
@@ -22,7 +22,17 @@ from reconv.recipe.schema import Data
 def open_source(kind: str, path: Path | None, split: Split, data: Data) -> Source:
     """One split of the data of this kind; `auto` finds out what is at `path`."""
     source = _open(kind, path, split, data)
+    if data.background:
+        source = with_background(source)
     return source if split == "val" or data.percent == 100 else thinned(source, data.percent)
+
+
+def with_background(source: Source) -> Source:
+    """The same samples, with a background as class 0."""
+    if not isinstance(source, ArraySource):
+        return WithBackground(source)
+    names, origin = (BACKGROUND, *source.class_names), f"{source.origin}; class 0 is the background"
+    return ArraySource(source.kind, source.images, source.targets + 1, names, origin)
 
 
 def thinned(source: Source, percent: float) -> Source:

@@ -26,6 +26,9 @@ class Sample:
     name: str
 
 
+BACKGROUND = "background"
+
+
 class Source(Protocol):
     """Samples by index."""
 
@@ -65,6 +68,28 @@ class Subset:
     def fingerprint(self) -> str:
         """The source's digest with the share taken."""
         return f"{self._source.fingerprint()}/{len(self._indices)}"
+
+
+class WithBackground:
+    """A source whose classes are counted from 1: class 0 is a background that no sample has."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.kind = source.kind
+        self.class_names = (BACKGROUND, *source.class_names)
+        self.origin = f"{source.origin}; class 0 is the background"
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def sample(self, index: int) -> Sample:
+        """The source's sample, its class one higher."""
+        sample = self._source.sample(index)
+        return Sample(sample.data, sample.target + 1, sample.name)
+
+    def fingerprint(self) -> str:
+        """The source's digest with the shift."""
+        return f"{self._source.fingerprint()}+1"
 
 
 def spread(num_samples: int, percent: float) -> I64:

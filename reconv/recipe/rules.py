@@ -88,6 +88,8 @@ def _model(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _data(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.data.background and recipe.data.source == "synthetic-device":
+        yield Contradiction(("data.background", "data.source"), "images made on the device have no background class")
     data, preprocess = recipe.data, recipe.data.preprocess
     for name, values in (("mean", preprocess.mean), ("std", preprocess.std)):
         if len(values) != preprocess.channels:

@@ -93,6 +93,7 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
     # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
     resident: Literal["host", "device"] = "host"
+    background: bool = False  # class 0 is a background that no sample has, as TensorFlow's programs count: 1001 classes
     preprocess: Preprocess = Preprocess()
     num_samples: Positive | None = None  # synthetic only
     num_classes: Positive | None = None  # synthetic only

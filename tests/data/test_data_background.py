@@ -1,0 +1,38 @@
+"""A background class in front of the others, as TensorFlow's programs count them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.data.open import open_source
+from reconv.recipe.schema import Data
+
+
+@pytest.mark.parametrize("kind", ["digits", "synthetic"])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_every_target_is_one_higher_and_class_0_is_never_there(kind: str, split: str) -> None:
+    plain = open_source(kind, None, split, Data())  # type: ignore[arg-type]
+    shifted = open_source(kind, None, split, Data(background=True))  # type: ignore[arg-type]
+    assert shifted.class_names == ("background", *plain.class_names)
+    assert len(shifted) == len(plain) > 100
+    for index in range(50):
+        assert shifted.sample(index).target == plain.sample(index).target + 1
+    assert shifted.fingerprint() != plain.fingerprint()
+
+
+def test_a_network_with_a_background_class_trains_as_well(tmp_path: Path) -> None:
+    given = [("data.background", "true", "--set"), ("length", "4ep", "--set")]
+    result = reconv.train("quickstart", out=tmp_path / "run", overrides=given)
+    assert float(result.summary["value"]) > 0.9
+    [prediction] = reconv.predict(result.folder, [_picture(tmp_path)], top=11)
+    assert "background" in dict(prediction.labels)
+
+
+def _picture(folder: Path) -> Path:
+    from PIL import Image
+
+    Image.new("L", (8, 8), 100).save(folder / "grey.png")
+    return folder / "grey.png"
