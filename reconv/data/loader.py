@@ -7,11 +7,12 @@ of a step are a function of recipe, data and step alone; workers, ranks and the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _EVAL_AHEAD = 2  # batches
+_STEPS_MOVED = 16  # whose draws travel at once when images stay on the device
 
 
 @dataclass(slots=True)
@@ -148,14 +150,33 @@ class TrainLoader:
                 yield self._finish(pending)
 
     def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
-        """Images that lie on the device are cropped there; only what was drawn travels."""
-        for step in range(start, stop):
-            positions = self._order.positions(step)[self._rows]
-            indices = self._order.indices_of(positions)
-            resident = self._resident_of_size(self._plan.size_at(step))
-            draws = draw_host(self._augment, self._recipe.seed, positions)
-            drawn = self._cut(step, positions, indices, resident.drawn(indices, draws), resident.size)
-            yield tuple(resident.crop(batch) for batch in drawn)
+        """Images that lie on the device are cropped there; what was drawn travels for some steps of one size at once.
+
+        A step of small images is as short as the host can launch it: draws and copies step by step took a fifth of it.
+        """
+        while start < stop:
+            steps = self._steps_of_one_size(range(start, min(start + _STEPS_MOVED, stop)))
+            yield from self._cropped_on_device(steps)
+            start += len(steps)
+
+    def _steps_of_one_size(self, steps: Sequence[int]) -> list[int]:
+        """The first of the steps, up to a change of the image size."""
+        size = self._plan.size_at(steps[0])
+        return list(takewhile(lambda step: self._plan.size_at(step) == size, steps))
+
+    def _cropped_on_device(self, steps: Sequence[int]) -> Iterator[tuple[Batch, ...]]:
+        size = self._plan.size_at(steps[0])
+        resident = self._resident_of_size(size)
+        positions = np.concatenate([self._order.positions(step)[self._rows] for step in steps])
+        indices = self._order.indices_of(positions)
+        draws = draw_host(self._augment, self._recipe.seed, positions)
+        tensors = resident.drawn(indices, draws) | self._drawn(positions, indices, size)
+        moved = Batch(tensors, torch.from_numpy(positions), (len(positions),)).map(self._move)
+        num_rows = len(positions) // len(steps)
+        for number, step in enumerate(steps):
+            rows = slice(number * num_rows, (number + 1) * num_rows)
+            batch = Batch({name: t[rows] for name, t in moved.tensors.items()}, moved.positions[rows], (num_rows,))
+            yield tuple(resident.crop(piece) for piece in self._cut(step, positions[rows], batch, size))
 
     def _repeated_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """The first step's batches stay on the device and are repeated under each step's positions."""
@@ -176,23 +197,29 @@ class TrainLoader:
         return filler.start(self._fetch_of_size(size), size, step, positions, indices, draws)
 
     def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
-        tensors, size = pending.wait(), pending.images.shape[-1]
-        return self._cut(pending.step, pending.positions, pending.indices, tensors, size)
+        positions, size = pending.positions, pending.images.shape[-1]
+        tensors = pending.wait() | self._drawn(positions, pending.indices, size)
+        batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
+        return self._cut(pending.step, positions, batch, size)
 
-    def _cut(self, step: int, positions: I64, indices: I64, tensors: dict[str, Tensor], size: int) -> tuple[Batch, ...]:
-        """This rank's micro-batches on the device, from rows and all that is drawn for them."""
+    def _drawn(self, positions: I64, indices: I64, size: int) -> dict[str, Tensor]:
+        """What is drawn for each row alone and done on the device."""
         augment, seed = self._augment, self._recipe.seed
-        tensors["flips"] = torch.from_numpy(self._flips(positions, indices))
+        drawn = {"flips": torch.from_numpy(self._flips(positions, indices))}
         if augment.erase.probability > 0:
-            tensors[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, positions, size))
+            drawn[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, positions, size))
+        return drawn
+
+    def _cut(self, step: int, positions: I64, batch: Batch, size: int) -> tuple[Batch, ...]:
+        """This rank's micro-batches on the device, with what is drawn for their groups; `positions` are the batch's."""
         batches = []
         start = 0
         for groups in self._micro_batches:
             rows = slice(start, start + sum(groups))
-            piece = {name: tensor[rows] for name, tensor in tensors.items()}
-            drawn = draw_mix(augment, seed, step, positions[rows], groups, size)
+            piece = {name: tensor[rows] for name, tensor in batch.tensors.items()}
+            drawn = draw_mix(self._augment, self._recipe.seed, step, positions[rows], groups, size)
             piece |= {name: torch.from_numpy(array) for name, array in drawn.items()}
-            batches.append(Batch(piece, torch.from_numpy(positions[rows]), groups).map(self._move))
+            batches.append(Batch(piece, batch.positions[rows], groups).map(self._move))
             start = rows.stop
         return tuple(batches)
 

@@ -60,7 +60,12 @@ class Resident:
             images = self._images[tensors["indices"]]
         else:
             images = self._cropped(tensors["indices"], tensors.pop(_CORNERS))
-        return Batch({**tensors, "images": images.permute(0, 3, 1, 2)}, batch.positions, batch.groups)
+        images = images.permute(0, 3, 1, 2)
+        if images.shape[1] == 1:
+            # With one channel both layouts hold the same bytes and torch keeps whichever strides it is given, but the
+            # convolution of channels last has other bits.
+            images = images.reshape(-1).view(images.shape)
+        return Batch({**tensors, "images": images}, batch.positions, batch.groups)
 
     def _cropped(self, indices: Tensor, corners: Tensor) -> Tensor:
         """Crops [n, size, size, channels]; the border is not stored: its pixels are found by reflection or are 0."""

@@ -20,6 +20,7 @@ from reconv.errors import RecipeError
 from reconv.recipe.load import load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Augment, BatchSizes, Data, Erase, Mixup, Preprocess, Recipe
+from reconv.recipe.units import Duration
 
 NUM_IMAGES = 50
 
@@ -129,3 +130,11 @@ def test_a_border_that_cannot_be_reflected_is_refused() -> None:
     with pytest.raises(RecipeError, match="can reflect"):
         load("quickstart", [("augment.pad", "8", "--set"), ("augment.pad_form", "reflect", "--set")])
     assert load("quickstart", [("augment.pad", "7", "--set"), ("augment.pad_form", "reflect", "--set")])
+
+
+def test_growing_images_change_size_on_the_device_where_they_do_on_the_host(source: ArraySource) -> None:
+    sizes = ((Duration(0, "step"), 6), (Duration(5, "step"), 7), (Duration(20, "step"), 8))
+    augment = Augment(crop="pad", pad=2, progressive=sizes)
+    host, device = (list(batches(source, recipe_of(where, augment), stop=24)) for where in ("host", "device"))
+    assert [batch["images"].shape[-1] for batch in device[::2]] == [6] * 5 + [7] * 15 + [8] * 4
+    assert all(torch.equal(a["images"], b["images"]) for a, b in zip(host, device, strict=True))
