@@ -1,15 +1,18 @@
 """What a person sees while a run goes on: a live display on a terminal, plain lines elsewhere.
 
 Owns the words and their layout on a terminal. Refuses to know the engine and the run folder's files: it is told
-events. Invariant: what it shows is a function of the events; nothing it does changes the run.
+events. Invariant: what it shows is a function of the events; nothing it does changes the run, and a screen that is
+gone (a closed pipe, a full disk) is given up while the run goes on.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -49,28 +52,63 @@ class Observer(Protocol):
 
 def make_console(mode: str, run_dir: Path | None = None, stream: TextIO | None = None) -> Observer:
     """The observer for a mode (auto, plain, quiet, json); `run_dir` is where the report will be."""
-    stream = sys.stdout if stream is None else stream
+    if mode not in ("auto", "plain", "quiet", "json"):
+        raise UsageError(f"there is no console mode {mode!r}", then="choose auto, plain, quiet or json")
+    screen = stream or sys.stdout
+    if screen is None:  # the process was started without one: >&-
+        return Forgiving(None)
+    if isinstance(screen, io.TextIOWrapper):
+        screen.reconfigure(errors="backslashreplace")  # it may take ASCII alone
+    return Forgiving(_observer(mode, run_dir, screen))
+
+
+def _observer(mode: str, run_dir: Path | None, stream: TextIO) -> Observer:
     match mode:
         case "json":
             return JsonLines(stream)
         case "quiet":
             return Quiet(stream, run_dir)
-        case "plain":
+        case "auto" if stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
+            return Terminal(stream, run_dir)
+        case _:
             return Plain(stream, run_dir)
-        case "auto":
-            can_move_cursor = stream.isatty() and os.environ.get("TERM") not in (None, "dumb")
-            return Terminal(stream, run_dir) if can_move_cursor else Plain(stream, run_dir)
-    raise UsageError(f"there is no console mode {mode!r}", then="choose auto, plain, quiet or json")
+
+
+class Forgiving:
+    """Passes everything on until the screen fails for the first time, and is silent from then on."""
+
+    def __init__(self, screen: Observer | None) -> None:
+        self._screen = screen
+
+    def observe(self, event: Event) -> None:
+        self._tell(lambda screen: screen.observe(event))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._tell(lambda screen: screen.finish(summary))
+
+    def close(self) -> None:
+        self._tell(lambda screen: screen.close())
+
+    def _tell(self, say: Callable[[Observer], None]) -> None:
+        if self._screen is None:
+            return
+        try:
+            say(self._screen)
+        except (OSError, ValueError):  # ValueError: the stream was closed
+            lost, self._screen = self._screen, None
+            with suppress(OSError, ValueError):
+                lost.close()  # a live display has put itself in the place of sys.stdout
 
 
 def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
-    """The last thing said: the result and where the report is, and how to go on when there is more to do."""
+    """The last thing said: the result, the report if it could be written, and how to go on if there is more to do."""
     result = words.result(summary)
     if summary["exit_code"] != Exit.DONE:
         result = f"{words.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     elif summary.get("stopped_early"):
         result = f"ended early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
-    lines = [f"{result} · report: {run_dir / summary['report']}" if run_dir else result]
+    report = run_dir / summary["report"] if run_dir else None
+    lines = [f"{result} · report: {report}" if report and report.exists() else result]
     if summary["resume"] and summary["exit_code"] != Exit.DONE:
         lines.append(f"to go on: {summary['resume']}")
     return lines
@@ -83,10 +121,10 @@ class JsonLines:
         self._stream = stream
 
     def observe(self, event: Event) -> None:
-        print(encode(event), file=self._stream, flush=True)
+        print(encode(event, ascii_only=True), file=self._stream, flush=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        print(json.dumps({"kind": "summary", **summary}, ensure_ascii=False), file=self._stream, flush=True)
+        print(json.dumps({"kind": "summary", **summary}), file=self._stream, flush=True)
 
     def close(self) -> None:
         self._stream.flush()
@@ -140,7 +178,11 @@ class Terminal:
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         from rich.console import Console
 
-        self._console: RichConsole = Console(file=stream, highlight=False)
+        class Screen(Console):
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError  # rich would end the process
+
+        self._console: RichConsole = Screen(file=stream, highlight=False)
         self._told = Told(run_dir)
         self._live: Live | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import subprocess
@@ -13,7 +14,8 @@ import pytest
 
 from reconv.errors import UsageError
 from reconv.report.console import make_console
-from reconv.report.events import decode, read_events
+from reconv.report.events import Noted, decode, read_events
+from reconv.report.html import write_report
 from reconv.report.summary import summarise
 
 
@@ -24,7 +26,25 @@ class FakeTerminal(io.StringIO):
         return True
 
 
+class LostScreen(FakeTerminal):
+    """A terminal that takes some writes, then fails each time, as a closed pipe or a full disk does."""
+
+    def __init__(self, error: Exception, num_writes: int) -> None:
+        super().__init__()
+        self.error = error
+        self.num_left = num_writes
+        self.num_refused = 0
+
+    def write(self, text: str) -> int:
+        if self.num_left == 0:
+            self.num_refused += 1
+            raise self.error
+        self.num_left -= 1
+        return super().write(text)
+
+
 def play(mode: str, run: Path, stream: io.StringIO) -> str:
+    write_report(run)
     console = make_console(mode, run, stream)
     for event in read_events(run / "events.jsonl"):
         console.observe(event)
@@ -127,3 +147,59 @@ def test_rich_is_imported_only_for_a_terminal() -> None:
     code = "import sys, reconv.report.console as c; c.make_console('plain'); print('rich' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("I/O operation on closed file")], ids=repr
+)
+@pytest.mark.parametrize("mode", ["auto", "json"])
+def test_a_screen_that_fails_is_given_up(
+    tmp_path: Path,
+    fake_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    error: Exception,
+    term: str,
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    stdout = sys.stdout
+    stream = LostScreen(error, num_writes=20)
+    play(mode, fake_run(tmp_path / "run"), stream)
+    assert 1 <= stream.num_refused <= 3  # the write that failed, and giving the terminal back
+    assert sys.stdout is stdout
+
+
+@pytest.mark.parametrize("mode", ["auto", "plain", "quiet", "json"])
+def test_a_process_without_stdout_has_a_console(
+    tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    run = fake_run(tmp_path / "run")
+    monkeypatch.setattr(sys, "stdout", None)
+    console = make_console(mode, run)
+    console.observe(Noted("info", "hello"))
+    console.finish(summarise(run))
+    console.close()
+
+
+@pytest.mark.parametrize("mode", ["plain", "json"])
+def test_a_stream_of_ascii_alone_is_told_everything(tmp_path: Path, fake_run: Callable[..., Path], mode: str) -> None:
+    run = write_report(fake_run(tmp_path / "run")).parent
+    written = io.BytesIO()
+    console = make_console(mode, run, io.TextIOWrapper(written, encoding="ascii"))
+    console.observe(Noted("info", "caf\udce9 ± 1"))
+    console.finish(summarise(run))
+    first, last = written.getvalue().decode("ascii").splitlines()
+    if mode == "json":
+        assert json.loads(first)["text"] == "caf\udce9 ± 1"
+        assert json.loads(last)["kind"] == "summary"
+    else:
+        assert first == "caf\\udce9 \\xb1 1"
+        assert "report.html" in last
+
+
+def test_a_report_that_was_not_written_is_not_named(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
+    run = fake_run(tmp_path / "run")
+    stream = io.StringIO()
+    make_console("quiet", run, stream).finish(summarise(run))
+    assert stream.getvalue() == "top-1 99.44 % (expected 99.0 ± 0.5: met)\n"
