@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -114,3 +118,23 @@ def test_a_report_that_cannot_be_written_ends_with_6(run: Path) -> None:
 
 def test_a_second_run_in_the_same_folder_is_refused_without_resume(run: Path) -> None:
     _run([*SHORT, "--out", str(run)], code=2)
+
+
+@pytest.mark.parametrize("epochs", ["1000000", "0.0000125"])
+def test_any_number_of_epochs_reaches_the_recipe(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _run([*SHORT[:2], "--epochs", epochs, "--dry-run", "1", "--quiet", "--set", "schedule.warmup=0%"])
+    assert capsys.readouterr().out
+
+
+def _train_into(stdout: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"exec {shlex.quote(sys.executable)} -m reconv {shlex.join(SHORT)} --out run {stdout}"
+    return subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("stdout", ["> /dev/full", "> >(head -1)"])
+def test_a_run_goes_on_when_its_screen_is_gone(stdout: str) -> None:
+    done = _train_into(stdout, PYTHONIOENCODING="ascii")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 3

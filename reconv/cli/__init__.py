@@ -7,9 +7,12 @@ rest of the package is imported only inside a verb. Invariant: `--help` imports 
 from __future__ import annotations
 
 import errno
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -51,7 +54,11 @@ for _verb in (train, evaluate, predict, average, recipes, report, data, doctor, 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the command line and end the process with the documented exit code."""
     words = list(sys.argv[1:] if args is None else args)
-    sys.exit(_run(words))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # it may take ASCII alone, and file names may be any bytes
+    code = _run(words)
+    _let_go_of_streams()
+    sys.exit(code)
 
 
 def _run(words: list[str]) -> int:
@@ -61,13 +68,13 @@ def _run(words: list[str]) -> int:
         code = reconv.main(words, prog_name="reconv", standalone_mode=False)
         return int(code or Exit.DONE)
     except click.Abort:
-        click.echo("Interrupted before anything was saved.", err=True)
+        _say(_interrupted(words))
         return Exit.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except PreemptedError as error:
-        click.secho(str(error), fg="yellow", err=True)  # saved, as it should be: no error
+        _say(str(error), colour="yellow")  # saved, as it should be: no error
         return error.code
     except ReconvError as error:
         _complain(str(error), debug)
@@ -82,6 +89,24 @@ def _run(words: list[str]) -> int:
         return _unexpected(error, debug)
     except Exception as error:
         return _unexpected(error, debug)
+
+
+def _interrupted(words: Sequence[str]) -> str:
+    """What an interrupt has left: a training keeps what it saved, everything else has nothing to lose."""
+    if words[:1] != ["train"] or any(word.startswith(("--dry-run", "--compile-only")) for word in words):
+        return "Interrupted."
+    again = "the same command" if "--resume" in words else "the same command with --resume"
+    return f"Interrupted without saving the current step. What was saved before stands; to go on: {again}"
+
+
+def _let_go_of_streams() -> None:
+    """Send what nobody took nowhere: Python would try once more and end with 120 instead of our code."""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
@@ -100,8 +125,14 @@ def _unexpected(error: Exception, debug: bool) -> int:
 def _complain(text: str, debug: bool) -> None:
     """Print an error in red on stderr, after its traceback if that was asked for."""
     if debug:
-        traceback.print_exc()
+        _say(traceback.format_exc().rstrip())
     first, _, rest = text.partition("\n")
-    click.secho(f"error: {first}", fg="red", bold=True, err=True)
+    _say(f"error: {first}", colour="red", bold=True)
     if rest:
-        click.secho(rest, fg="red", err=True)
+        _say(rest, colour="red")
+
+
+def _say(text: str, *, colour: str | None = None, bold: bool = False) -> None:
+    """Print on stderr; with nobody there to read it, the exit code still tells."""
+    with suppress(OSError):
+        click.secho(text, fg=colour, bold=bold, err=True)

@@ -6,10 +6,10 @@ is not given overrides nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def train(
             then="give one of them",
         )
     given: list[Override] = [
-        ("length", None if epochs is None else f"{epochs:g}ep", "--epochs"),
+        ("length", None if epochs is None else _epochs(epochs), "--epochs"),
         ("batch.size", batch_size, "--batch-size"),
         ("batch.size", None if batch_per_device is None else batch_per_device * devices, "--batch-per-device"),
         ("schedule.lr", lr, "--lr"),
@@ -121,6 +121,7 @@ def train(
 
     from reconv.run import train as run_train
 
+    console = "json" if json_file == STDOUT else "quiet" if quiet else "auto"
     num_events = 0
 
     def count(event: Event) -> None:
@@ -135,15 +136,20 @@ def train(
         overrides=overrides,
         device=device,
         devices=devices,
-        console="json" if json_file == STDOUT else "quiet" if quiet else "auto",
+        console=console,
         on_event=count,
         command=["reconv", *sys.argv[1:]],
     )
     if num_events == 0:
-        _say_finished(result.summary, result.folder, json_file)
+        _say_finished(result.summary, result.folder, console)
     if json_file not in (None, STDOUT):
         emit_json(result.summary, json_file)
     return int(result.exit_code)
+
+
+def _epochs(number: float) -> str:
+    """A number of epochs as a duration: recipes do not write exponents."""
+    return f"{Decimal(repr(number)).normalize():f}ep"
 
 
 def _step_range(text: str) -> list[int]:
@@ -167,13 +173,13 @@ def _refuse_with_rehearsal(dry_run: int | None, compile_only: bool, resume: bool
         )
 
 
-def _say_finished(summary: Mapping[str, Any], folder: Path, json_file: str | None) -> None:
+def _say_finished(summary: Mapping[str, Any], folder: Path, console: str) -> None:
     """Repeat the result of a run that had nothing left to do; a run that did something has said it itself."""
-    from reconv.report.console import final_lines
+    from reconv.report.console import make_console
+    from reconv.report.events import Noted
 
-    if json_file == STDOUT:
-        click.echo(json.dumps({"kind": "summary", **summary}, ensure_ascii=False))
-        return
-    click.echo(f"{folder} is finished: nothing to do")
-    for line in final_lines(summary, folder):
-        click.echo(line)
+    screen = make_console(console, folder)
+    if console == "auto":
+        screen.observe(Noted("info", f"{folder} is finished: nothing to do"))
+    screen.finish(summary)
+    screen.close()
