@@ -3,16 +3,27 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconv.recipe.units import Duration
 
+VALUES = {
+    "ep": st.floats(0, 1e12) | st.integers(0, 10**12).map(float),
+    "min": st.floats(0, 1e12) | st.integers(0, 10**12).map(float),
+    "step": st.integers(0, 10**12).map(float),
+    "%": st.floats(0, 100),
+}
+
 
 @settings(deadline=None)
-@given(st.one_of(st.floats(0, 1e12), st.integers(0, 10**12).map(float)), st.sampled_from(["ep", "min"]))
-def test_a_printed_duration_parses_to_itself(value: float, unit: str) -> None:
-    assert Duration.parse(str(Duration(value, unit))) == Duration(value, unit)
+@given(st.sampled_from(sorted(VALUES)).flatmap(lambda unit: st.builds(Duration, VALUES[unit], st.just(unit))))
+@example(Duration(1e6, "ep"))
+@example(Duration(5e-324, "%"))
+@example(Duration(1.25e-5, "ep"))
+@example(Duration(1e12, "step"))
+def test_a_printed_duration_parses_to_itself(duration: Duration) -> None:
+    assert Duration.parse(str(duration)) == duration
 
 
 @pytest.mark.parametrize(
