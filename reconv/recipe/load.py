@@ -92,6 +92,20 @@ class _Draft:
         for known in [p for p in self.origins if p[: len(path)] == path]:
             del self.origins[known]
 
+    def drop(self, key: str) -> None:
+        """Take a top-level key out, as if nobody had written it."""
+        self.tree.pop(key, None)
+        self._forget((key,))
+
+    def holds(self, path: document.Path, value: Any) -> bool:
+        """Whether a key has this value already."""
+        node: Any = self.tree
+        for key in path:
+            if not isinstance(node, dict) or key not in node:
+                return False
+            node = node[key]
+        return bool(node == value)
+
     def origin(self, path: document.Path) -> _Origin:
         """Where a key, or the nearest section around it, was written."""
         while path and path not in self.origins:
@@ -228,9 +242,16 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
         return _Origin(depth, line, f"{layer.shown}:{line}")
 
     draft.problems += [(at(problem.line), problem.text) for problem in layer.content.problems]
+    if any(_decides(draft, path, value) for path, value in _keys(layer.content.tree, ())):
+        draft.drop("expect")  # another network or length promises nothing, unless this file says it anew
     for path, value in _keys(layer.content.tree, ()):
         if depth == 0 or path[0] not in _OWN_FIELDS:
             draft.put(path, value, at(layer.content.lines.get(path, 0)))
+
+
+def _decides(draft: _Draft, path: document.Path, value: Any) -> bool:
+    """Whether a key gives a recipe it extends another result."""
+    return not isinstance(value, dict) and not may_change(".".join(path)) and not draft.holds(path, value)
 
 
 def _keys(tree: Mapping[str, Any], prefix: document.Path) -> Iterator[tuple[document.Path, Any]]:

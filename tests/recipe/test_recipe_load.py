@@ -188,6 +188,33 @@ def test_null_takes_a_whole_inherited_section_away(write) -> None:
     assert resolved.origins["expect"].endswith("my.yaml:2")
 
 
+@pytest.mark.parametrize(
+    "said", ["model: {name: resnet34}", "length: 3ep", "batch: {size: 64}", "data: {tail: wrap}", "seed: 5"]
+)
+def test_what_changes_the_result_does_not_inherit_what_is_expected(write, said: str) -> None:
+    assert load("resnet18").recipe.expect is not None
+    path = write(f"extends: resnet18\n{said}\n")
+    assert load(path).recipe.expect is None
+    assert load(write(f"extends: {path}\nlog: {{every: 7step}}\n", "far.yaml")).recipe.expect is None
+    restated = load(write(f"extends: resnet18\n{said}\nexpect: {{metric: top1, value: 0.5}}\n")).recipe.expect
+    assert restated is not None
+    assert (restated.value, restated.on) == (0.5, "")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "name: mine\ndescription: of mine",
+        "data: {path: /imagenet, workers: 3}",
+        "save: {every: 10min}",
+        "log: {every: 7step}",
+        "model: {name: resnet18}",
+    ],
+)
+def test_what_cannot_change_the_result_inherits_what_is_expected(write, said: str) -> None:
+    assert load(write(f"extends: resnet18\n{said}\n")).recipe.expect == load("resnet18").recipe.expect
+
+
 def test_a_problem_in_a_parent_is_shown_with_the_parents_line(write) -> None:
     write("length: 5ep\nbatch: {sise: 3}\n", "far.yaml")
     assert "far.yaml:2: batch.sise" in problems(write("extends: far.yaml\nseed: x\n"))[1]
