@@ -208,6 +208,16 @@ def cut_groups(num_samples: int, group: int) -> tuple[int, ...]:
     return (*(group,) * full, rest)
 
 
+def _even(num_samples: int, limit: int) -> tuple[int, ...]:
+    """As few parts of at most `limit` as there can be, equal or one apart, larger first.
+
+    Batch norm of one sample is nothing, so that a part has two even where that is one more than the limit.
+    """
+    num_parts = max(1, min(math.ceil(num_samples / limit), num_samples // 2))
+    size, num_larger = divmod(num_samples, num_parts)
+    return (size + 1,) * num_larger + (size,) * (num_parts - num_larger)
+
+
 def _split(recipe: Recipe, facts: Facts) -> _Split:
     size, world = recipe.batch.size, facts.world_size
     if size % world:
@@ -218,11 +228,8 @@ def _split(recipe: Recipe, facts: Facts) -> _Split:
         )
     per_device = size // world
     if recipe.batch.group == "micro":
-        micro = min(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
-        if recipe.batch.micro == "auto":
-            micro = max(n for n in range(1, micro + 1) if per_device % n == 0)
-        groups = cut_groups(per_device, micro)
-        return _Split(per_device, micro, len(groups), micro, groups * world)
+        groups = _even(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
+        return _Split(per_device, groups[0], len(groups), groups[0], groups * world)
     group = size if recipe.batch.group == "all" else recipe.batch.group
     groups = cut_groups(size, group)
     if not set(range(0, size, per_device)) <= {0, *accumulate(groups)}:

@@ -52,8 +52,11 @@ def _batch(plan: Plan) -> str:
 
 
 def _sizes(sizes: list[int]) -> str:
-    """Sizes that differ only at the end: `16, the last 9`."""
-    return str(sizes[0]) if len(set(sizes)) == 1 else f"{sizes[0]}, the last {sizes[-1]}"
+    """Sizes that differ only at the end, `16, the last 9`, or by one, `86 or 85`."""
+    first, *middle, last = sizes if len(sizes) > 1 else sizes * 2
+    if set(middle) - {first}:
+        return f"{first} or {last}"
+    return str(first) if first == last else f"{first}, the last {last}"
 
 
 def _rate(recipe: Recipe, plan: Plan) -> str:

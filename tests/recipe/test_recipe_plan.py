@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import RecipeError
-from reconv.recipe.plan import Every, Facts, Plan, cut_groups, make_plan
+from reconv.recipe.plan import AUTO_MICRO_IMAGES, Every, Facts, Plan, cut_groups, make_plan
 from reconv.recipe.schema import Recipe
 
 
@@ -43,7 +44,7 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
     assert tuple(g for micro_batches in dealt for groups in micro_batches for g in groups) == plan.group_sizes
     assert plan.micro_batch % plan.group == 0
     if micro != "auto" and micro < plan.batch_per_device:
-        assert max(sum(groups) for groups in dealt[0]) <= micro + 1
+        assert max(sum(groups) for groups in dealt[0]) <= max(micro + 1, 3)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,10 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
         ({"size": 40, "group": 16, "micro": 500}, 1, 48, 1),
         ({"size": 40, "group": 8, "micro": 16}, 1, 16, 3),
         ({"size": 1024, "group": "micro"}, 2, 256, 2),
-        ({"size": 100, "group": "micro", "micro": 33}, 1, 33, 3),
+        ({"size": 100, "group": "micro", "micro": 33}, 1, 25, 4),
+        ({"size": 257, "group": "micro"}, 1, 129, 2),
+        ({"size": 3, "group": "micro", "micro": 2}, 1, 3, 1),
+        ({"size": 1, "group": "micro"}, 1, 1, 1),
     ],
 )
 def test_micro_batches_are_whole_numbers_of_groups(batch, world, micro_batch, num_micro_batches) -> None:
@@ -208,6 +212,23 @@ def test_uneven_parts_are_shown() -> None:
     text = " ".join(plan_of(batch={"size": 41, "group": 8, "micro": 16}).lines)
     assert "global batch 41 = 1 device x 41, in 3 micro-batches of 16, the last 9" in text
     assert "5 groups of 8, the last 9 samples" in text
+
+    text = " ".join(plan_of(batch={"size": 342, "group": "micro", "micro": 100}).lines)
+    assert "in 4 micro-batches of 86 or 85;" in text
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3), st.integers(1, 2000), st.just("auto") | st.integers(1, 600))
+def test_groups_tied_to_the_hardware_are_few_and_even(world: int, per_device: int, micro: int | str) -> None:
+    plan = plan_of(batch={"size": world * per_device, "group": "micro", "micro": micro}, world=world)
+    limit = AUTO_MICRO_IMAGES if micro == "auto" else int(micro)
+    sizes = [sum(groups) for groups in plan.micro_batches(world - 1)]
+    assert sum(sizes) == per_device
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= max(limit, 3)
+    assert len(sizes) <= math.ceil(per_device / limit)
+    assert min(sizes) > 1 or per_device == 1
+    assert plan.micro_batch == max(sizes)
 
 
 def test_groups_tied_to_the_hardware_are_announced() -> None:
