@@ -42,7 +42,8 @@ def build_model(name: str, num_classes: int = 1000, **options: Any) -> nn.Module
         if package in zoo.PACKAGES and foreign_name:
             return zoo.build_foreign(package, foreign_name, num_classes, options)
         model = model_spec(name, num_classes, **options).build()
-    initialise(model, seed=0)
+    if next(model.parameters()).device.type != "meta":  # no values there; drawing them would import torch's compiler
+        initialise(model, seed=0)
     return model
 
 

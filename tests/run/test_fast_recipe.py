@@ -105,7 +105,7 @@ def test_evaluate_and_training_average_the_same_views(tmp_path: Path) -> None:
 TRAIN_ONE_STEP = """
 import sys
 import reconv
-reconv.train("quickstart", out=sys.argv[1], device="cpu", overrides=[("length", "1step", "--set")])
+reconv.train("quickstart", out=sys.argv[1], device="cpu", overrides=[("length", "2ep", "--set")])
 print([name for name in ("torch._inductor", "torch._dynamo", "sympy") if name in sys.modules])
 """
 
