@@ -93,15 +93,22 @@ class Requirement:
 
 
 def requirements() -> list[Requirement]:
-    """What the installed package declares, read from its metadata."""
+    """What the installed package declares, read from its metadata; nothing where it runs from its source."""
     found = []
-    for line in importlib.metadata.requires("reconv") or []:
+    for line in _declared():
         spec, _, marker = line.partition(";")
         match = re.match(r"\s*([A-Za-z0-9._-]+)\s*(.*?)\s*$", spec)
         extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", marker)
         if match is not None:
             found.append(Requirement(match[1], match[2].strip("() "), extra[1] if extra else ""))
     return found
+
+
+def _declared() -> list[str]:
+    try:
+        return importlib.metadata.requires("reconv") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def fits(version: str, bounds: str) -> bool:
@@ -130,7 +137,11 @@ def _versions() -> Iterator[Finding]:
     topic = "versions"
     python = platform.python_version()
     yield Finding(topic, "python", python, f"{python} ({platform.python_implementation()})")
-    yield Finding(topic, "reconv", __version__, __version__)
+    if _installed("reconv") is None:
+        text = f"{__version__}, not installed: which versions it needs is not known here"
+        yield Finding(topic, "reconv", __version__, text, "note", "pip install -e .")
+    else:
+        yield Finding(topic, "reconv", __version__, __version__)
     yield Finding(topic, "system", platform.platform(), platform.platform())
     for need in requirements():
         if need.extra:

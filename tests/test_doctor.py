@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from reconv import __version__
 from reconv.cli import main
 from reconv.doctor import (
     Finding,
@@ -184,3 +186,10 @@ def test_the_verb_prints_the_findings_of_this_machine(capsys: pytest.CaptureFixt
     assert all(
         word in text for word in ("versions", "allocator", "huge_pages", "shared_memory_bytes", "disk_free_bytes")
     )
+
+
+def test_a_source_tree_that_is_not_installed_is_examined_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
+    found = _finding(machine, "reconv")
+    assert (found.value, found.level) == (__version__, "note")
+    assert requirements() == []
