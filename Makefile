@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CORES  := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
+BROWSER := $(shell for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	command -v $$name && break; done)
+
 # A stamp per set of packages: installing again is needed only when pyproject.toml changes.
 BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
@@ -24,7 +27,9 @@ train: $(BASE)
 
 # One torch thread per worker: xdist already uses every core.
 test: $(FULL)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m "not slow" $(ARGS)
+	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal \
+		-m "not slow$(if $(BROWSER),, and not browser)" $(ARGS)
 
 slow: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m slow $(ARGS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -41,6 +43,35 @@ def test_the_wheel_holds_recipes_digits_their_licence_and_the_type_marker(wheel:
     assert "reconv/data/digits.LICENSE.txt" in wheel
     assert any(name.endswith("licenses/LICENSE") for name in wheel)
     assert not any(name.startswith("tests") for name in wheel)
+
+
+def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
+    script = f"import hatchling.build; print(hatchling.build.build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    with tarfile.open(tmp_path / done.stdout.split()[-1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tools = {f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")}
+    assert len(tools) >= 2
+    assert {*tools, ".ci/run", "Makefile", "README.md", "docs/report.png", "tests/test_coverage.py"} <= names
+
+
+def test_python_is_new_enough_to_unpack_archives_safely() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11.4"
+    assert "Python 3.11.4 or newer" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["chromium", "google-chrome", ""])
+def test_make_test_leaves_browser_tests_out_only_where_there_is_no_browser(tmp_path: Path, name: str) -> None:
+    if name:
+        (tmp_path / name).symlink_to(sys.executable)
+    make = shutil.which("make")
+    assert make is not None, "the Makefile is tested with make; install it, as in: apt-get install make"
+    done = subprocess.run([make, "-n", "test"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ("are left out" in done.stdout) == (not name)
+    assert ('-m "not slow and not browser"' in done.stdout) == (not name)
+    assert ('-m "not slow" ' in done.stdout) == bool(name)
 
 
 def _imports(path: Path) -> set[str]:

@@ -11,6 +11,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from reconv.report.html import render, write_report
 
+pytestmark = pytest.mark.browser
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
