@@ -15,15 +15,15 @@ from torch import Tensor, nn
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
     """A 64-bit pattern as the int64 that torch can hold."""
     x &= _MASK
     return x - (1 << 64) if x >> 63 else x
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MULTIPLY_1 = _signed(0xBF58476D1CE4E5B9)
-_MULTIPLY_2 = _signed(0x94D049BB133111EB)
+_GOLDEN = signed(0x9E3779B97F4A7C15)
+_MULTIPLY_1 = signed(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = signed(0x94D049BB133111EB)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -40,14 +40,18 @@ def mix(x: Tensor) -> Tensor:
 
 def row_keys(positions: Tensor, step: int) -> Tensor:
     """One key per sample from its position and the step."""
-    return mix(mix(positions + _GOLDEN) + _signed(step * _GOLDEN + 1))
+    return mix(mix(positions + _GOLDEN) + signed(step * _GOLDEN + 1))
 
 
 def uniforms(rows: Tensor, layer_key: int, num_elements: int) -> Tensor:
     """Float32 numbers in [0, 1), one per sample and element: shape [n, num_elements]."""
-    samples = mix(rows + _signed(layer_key))
-    elements = (torch.arange(num_elements, device=rows.device) + 1) * _GOLDEN
-    return _shift(mix(samples[:, None] + elements[None, :]), 40).to(torch.float32) * 2.0**-24
+    samples = mix(rows + signed(layer_key))
+    return draw(samples[:, None], torch.arange(num_elements, device=rows.device)[None, :])
+
+
+def draw(keys: Tensor, elements: Tensor) -> Tensor:
+    """Float32 numbers in [0, 1), one for each key and number of an element."""
+    return _shift(mix(keys + (elements + 1) * _GOLDEN), 40).to(torch.float32) * 2.0**-24
 
 
 class Noise(nn.Module):

@@ -10,21 +10,48 @@ from reconv.optim.decay import DecayGroups, decay_groups, norm_biases
 from reconv.optim.ema import Ema
 from reconv.optim.lars import LARS
 from reconv.optim.rmsprop import RMSprop
+from reconv.optim.rounding import HalfWeights, Rounding, widened
 from reconv.optim.sgd import SGD, Path
 
 if TYPE_CHECKING:
     from reconv.recipe import schema
 
-__all__ = ["LARS", "SGD", "DecayGroups", "Ema", "RMSprop", "build_optimizer", "decay_groups", "norm_biases"]
+__all__ = [
+    "LARS",
+    "SGD",
+    "DecayGroups",
+    "Ema",
+    "HalfWeights",
+    "RMSprop",
+    "Rounding",
+    "build_optimizer",
+    "decay_groups",
+    "norm_biases",
+]
 
 _SKIPPED = {"none": "all", "norm": "not-norm", "norm-bias": "not-norm-bias"}  # what is left to decay
 
 
-def build_optimizer(section: schema.Optimizer, model: nn.Module, *, alpha: float | None = None) -> SGD | LARS | RMSprop:
-    """The optimizer a recipe names, over the network's trainable parameters; `alpha` is the plan's."""
+def build_optimizer(
+    section: schema.Optimizer, model: nn.Module, *, alpha: float | None = None, rounding: Rounding | None = None
+) -> SGD | LARS | RMSprop | HalfWeights:
+    """The optimizer a recipe names, over the network's trainable parameters.
+
+    `alpha` is the plan's; `rounding` is for parameters in half precision.
+    """
+    groups = decay_groups(model, _SKIPPED[section.skip] if section.kind == "lars" else section.decay)
+    if rounding is None:
+        return _build(section, groups, model, alpha)
+    wide = widened(groups)
+    return HalfWeights(groups, wide, _build(section, wide, model, alpha), rounding)
+
+
+def _build(
+    section: schema.Optimizer, groups: DecayGroups, model: nn.Module, alpha: float | None
+) -> SGD | LARS | RMSprop:
     if section.kind == "sgd":
         return SGD(
-            decay_groups(model, section.decay),
+            groups,
             momentum=section.momentum,
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
@@ -33,7 +60,7 @@ def build_optimizer(section: schema.Optimizer, model: nn.Module, *, alpha: float
         )
     if section.kind == "lars":
         return LARS(
-            decay_groups(model, _SKIPPED[section.skip]),
+            groups,
             momentum=section.momentum,
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
@@ -42,7 +69,7 @@ def build_optimizer(section: schema.Optimizer, model: nn.Module, *, alpha: float
             path=_path(section.path),
         )
     return RMSprop(
-        decay_groups(model, section.decay),
+        groups,
         form="tensorflow" if section.kind == "rmsprop-tf" else "torch",
         alpha=section.alpha if alpha is None else alpha,
         epsilon=section.used_epsilon,

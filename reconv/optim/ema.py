@@ -1,7 +1,8 @@
 """A moving average of a network's weights and buffers.
 
 Owns the averaged copy. Refuses to know who evaluates it. Invariant: every tensor of the network's state is either
-averaged (floats) or copied (counters); none is left behind.
+averaged (floats) or copied (counters); none is left behind. Averages of half-precision weights are float32: their
+moves are smaller than a step of the weights' own type.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import CheckpointError
+from reconv.precision import at_least_float32
 
 
 class Ema:
@@ -21,13 +23,14 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float, ramp: bool = True) -> None:
         self._decay = decay
         self._ramp = ramp
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model = at_least_float32(copy.deepcopy(model).eval().requires_grad_(False))
         current, averaged = model.state_dict(keep_vars=True), self.model.state_dict()
         assert list(current) == list(averaged), "the copy has other tensors than the network"
         self._floats: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         self._others: tuple[list[Tensor], list[Tensor]] = ([], [])
         for name, tensor in current.items():
-            pair = self._floats.setdefault(tensor.dtype, ([], [])) if tensor.is_floating_point() else self._others
+            dtype = averaged[name].dtype
+            pair = self._floats.setdefault(dtype, ([], [])) if dtype.is_floating_point else self._others
             pair[0].append(averaged[name])
             pair[1].append(tensor.detach())
         num_paired = sum(len(pair[0]) for pair in (*self._floats.values(), self._others))

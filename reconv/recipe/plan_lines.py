@@ -33,6 +33,10 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
             "batch.group: micro ties batch norm and mixing to the hardware: another micro-batch or number of devices "
             "gives another result"
         )
+    if recipe.precision.rounding == "nearest":
+        lines.append(
+            "precision.rounding: nearest drops updates below half a step of a 16-bit weight: training may stall"
+        )
     return tuple(lines)
 
 

@@ -297,11 +297,29 @@ def _rest(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(("profile",), f"ends at step {recipe.profile[1]}, before it begins ({recipe.profile[0]})")
     if len(set(recipe.records)) < len(recipe.records):
         yield Contradiction(("records",), f"names one twice: {', '.join(recipe.records)}")
-    if recipe.precision.loss_scale != "dynamic" and recipe.precision.mode != "fp16":
-        yield Contradiction(
-            ("precision.loss_scale", "precision.mode"), f"is for fp16, but precision.mode is {recipe.precision.mode}"
-        )
+    yield from _precision(recipe)
     yield from _figures(recipe)
+
+
+def _precision(recipe: Recipe) -> Iterator[Contradiction]:
+    precision = recipe.precision
+    given = {
+        "loss_scale": (precision.loss_scale != "dynamic", precision.is_scaled, "fp16, 16.16 and 16.32"),
+        "rounding": (precision.rounding != "auto", precision.mode == "16.16", "16.16, whose weights are halves"),
+        "ops": (precision.ops.float32 or precision.ops.lower, precision.has_lower, "modes with a type below fp32"),
+        "partials": (precision.partials == "half", precision.has_lower, "modes with a type below fp32"),
+    }
+    for name, (is_given, is_used, modes) in given.items():
+        if is_given and not is_used:
+            yield Contradiction(
+                (f"precision.{name}", "precision.mode"), f"is for {modes}, but precision.mode is {precision.mode}"
+            )
+    for name in sorted(set(precision.ops.float32) & set(precision.ops.lower)):
+        yield Contradiction(
+            ("precision.ops.float32", "precision.ops.lower"), f"and precision.ops.lower both name {name}"
+        )
+    for name in sorted(set(precision.ops.lower) & {"cross_entropy", "nll_loss"}):
+        yield Contradiction(("precision.ops.lower",), f"cannot have {name}: the loss is computed in float32")
 
 
 def _figures(recipe: Recipe) -> Iterator[Contradiction]:

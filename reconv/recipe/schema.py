@@ -289,9 +289,73 @@ class Stop(Section):
     patience: Positive | Off = "off"  # after so many evaluations without a better one
 
 
+# As torch calls them. Those of the loss, which is float32 always, may be listed as such.
+OperationName = Literal[
+    "conv2d",
+    "linear",
+    "matmul",
+    "mm",
+    "bmm",
+    "addmm",
+    "mv",
+    "dot",
+    "t",
+    "batch_norm",
+    "group_norm",
+    "layer_norm",
+    "max_pool2d",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "mean",
+    "relu",
+    "relu6",
+    "silu",
+    "gelu",
+    "sigmoid",
+    "add",
+    "mul",
+    "cat",
+    "softmax",
+    "log_softmax",
+    "topk",
+    "cross_entropy",
+    "nll_loss",
+]
+
+
+class PrecisionOps(Section):
+    """Operations of the network whose type the recipe decides; the others run as the mode has them."""
+
+    float32: Annotated[tuple[OperationName, ...], Listed] = ()
+    lower: Annotated[tuple[OperationName, ...], Listed] = ()  # bfloat16 or float16, by the mode
+
+
+def _mode(value: object) -> object:
+    """YAML reads a bare 16.16 as a number; people mean the name."""
+    return f"{value:.2f}" if isinstance(value, float) else value
+
+
 class Precision(Section):
-    mode: Literal["fp64", "fp32", "tf32", "bf16", "fp16"] = "fp32"
-    loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"  # fp16 only
+    """Which types weights and products have. Batch norm statistics are never below fp32, nor is the loss."""
+
+    # bf16, fp16: fp32 weights, and products as torch's autocast chooses. bf16-all, 16.32: fp32 weights, and the whole
+    # network on a half cast of them. 16.16: half weights too, no copy of them in fp32. 32.32: fp32.
+    mode: Annotated[
+        Literal["fp64", "fp32", "tf32", "bf16", "fp16", "bf16-all", "16.16", "16.32", "32.32"], BeforeValidator(_mode)
+    ] = "fp32"
+    loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"  # fp16, 16.16 and 16.32
+    rounding: Literal["auto", "nearest", "stochastic"] = "auto"  # of a 16.16 weight's update; auto: stochastic
+    ops: PrecisionOps = PrecisionOps()
+    # cuda: whether parts of a sum in a half-precision matrix product may be added in half; auto: as torch has it, half
+    partials: Literal["auto", "full", "half"] = "auto"
+
+    @property
+    def has_lower(self) -> bool:
+        return self.mode in ("bf16", "fp16", "bf16-all", "16.16", "16.32")
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.mode in ("fp16", "16.16", "16.32")
 
 
 class NonFinite(Section):

@@ -37,7 +37,7 @@ from reconv.errors import DataError, RecipeError
 from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
 from reconv.models.layers import LayerState
-from reconv.optim import Ema
+from reconv.optim import Ema, Rounding
 from reconv.precision import Policy, build_precision
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -145,6 +145,13 @@ def whiten(network: Network, recipe: Recipe, source: Source) -> str:
     return f"the first layer whitens patches of {len(some):,} training images, and is not trained"
 
 
+def build_rounding(recipe: Recipe) -> Rounding | None:
+    """How updated weights are rounded where they are halves; None where they are not."""
+    if recipe.precision.mode != "16.16":
+        return None
+    return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
+
+
 def build_early_stop(recipe: Recipe) -> EarlyStop:
     stop = recipe.stop
     return EarlyStop(None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience)
@@ -155,7 +162,7 @@ def eval_loader(recipe: Recipe, source: Source, device: Device, batch: int, work
 
 
 def eval_prepare(recipe: Recipe, network: Network) -> EvalPrepare:
-    return EvalPrepare(recipe.data.preprocess, network.precision.dtype, network.channels_last)
+    return EvalPrepare(recipe.data.preprocess, network.precision.input_dtype, network.channels_last)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from reconv.checkpoint.weights import apply, read_weights
 from reconv.device import Device
 from reconv.download import Progress
 from reconv.errors import CheckpointError, UsageError
+from reconv.precision import at_least_float32
 from reconv.recipe.load import load
 from reconv.recipe.schema import Recipe
 from reconv.run import parts
@@ -100,6 +101,7 @@ def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:
 def build_saved(saved: Saved, recipe: Recipe, device: Device) -> parts.Network:
     """The network of saved weights, with them in it; `recipe` is theirs, or differs in how it computes."""
     network = parts.build_network(recipe, len(saved.class_names), device)
+    at_least_float32(network.model)
     apply(network.model, saved.tensors, strict=True, source=str(saved.path))
     return network
 

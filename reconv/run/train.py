@@ -310,7 +310,8 @@ def _assemble(
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
     task = parts.build_task(recipe, plan.num_classes, teacher.teacher if teacher else None)
-    optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha)
+    rounding = parts.build_rounding(recipe)
+    optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
     evaluation = parts.Evaluation(
         network=network,
@@ -345,7 +346,11 @@ def _assemble(
 
     prepare = parts.PicturedFirstBatch(
         prepare=TrainPrepare(
-            recipe.data.preprocess, recipe.augment, plan.num_classes, network.precision.dtype, network.channels_last
+            recipe.data.preprocess,
+            recipe.augment,
+            plan.num_classes,
+            network.precision.input_dtype,
+            network.channels_last,
         ),
         recipe=recipe,
         folder=job.folder,

@@ -1,38 +1,54 @@
 """Precision as one policy object: which dtype, which autocast, which loss scale.
 
-Owns casts, the loss scale and the switches for reduced float32 products. Refuses to know who steps. Invariant: the
-loss scale lives on the device and no method reads it on the host; fp64, fp32, tf32 and bf16 scale by nothing at all.
+Owns casts and the loss scale. Refuses to know who steps. Invariant: the loss scale lives on the device and no method
+reads it on the host; policies without float16 scale by nothing at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from reconv.errors import CheckpointError, UsageError
-
-if TYPE_CHECKING:
-    from reconv.recipe import schema
+from reconv.errors import CheckpointError
+from reconv.precision.casts import Casts
 
 FIRST_SCALE = 65536.0
 LAST_SCALE = 2.0**24  # the largest float16 is 65504: beyond this a gradient above 0.004 overflows
 GROWTH = 2.0
 BACKOFF = 0.5
 GROWTH_INTERVAL_STEPS = 2000
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def at_least_float32(model: nn.Module) -> nn.Module:
+    """A network that is not trained, with parameters that hold averages too; a policy's casts make halves of them."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+    return model
 
 
 class Policy:
-    """Casts only: parameters in one dtype, autocast to another or none."""
+    """Casts only: parameters in one dtype, products in another or the same."""
 
-    def __init__(self, mode: str, device_kind: str, dtype: torch.dtype, autocast: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        mode: str,
+        device_kind: str,
+        *,
+        dtype: torch.dtype,
+        input_dtype: torch.dtype,
+        autocast: torch.dtype | None = None,
+        casts: Casts | None = None,
+    ) -> None:
         self.mode = mode
-        self.dtype = dtype  # of parameters and inputs
+        self.dtype = dtype  # of parameters
+        self.input_dtype = input_dtype  # of images
         self._device_kind = device_kind
         self._autocast = autocast
+        self._casts = casts
 
     @property
     def loss_scale(self) -> Tensor | None:
@@ -45,14 +61,28 @@ class Policy:
         return False
 
     def model(self, model: nn.Module) -> nn.Module:
-        """The network with its parameters in the policy's dtype."""
-        return model.to(self.dtype)
+        """The network with its parameters in the policy's dtype.
+
+        Buffers never become halves: running statistics move by less than half a step of such a type, and would stall.
+        """
+        if self.dtype not in HALVES:
+            return model.to(self.dtype)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(self.dtype)
+        return model
 
     def autocast(self) -> AbstractContextManager[None]:
-        """The context of a forward pass and its loss."""
+        """The context of a forward pass."""
+        if self._casts is not None:
+            return self._with_casts(self._casts)
         if self._autocast is None:
             return nullcontext()
         return torch.autocast(self._device_kind, self._autocast)
+
+    @contextmanager
+    def _with_casts(self, casts: Casts) -> Iterator[None]:
+        with torch.autocast(self._device_kind, self._autocast, enabled=self._autocast is not None), casts:
+            yield
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss to differentiate."""
@@ -83,8 +113,16 @@ class Policy:
 class ScaledPolicy(Policy):
     """Float16: gradients too small for the format are lifted by a scale, found by trial or given."""
 
-    def __init__(self, device_kind: str, static_scale: float | None) -> None:
-        super().__init__("fp16", device_kind, torch.float32, torch.float16)
+    def __init__(self, plain: Policy, static_scale: float | None) -> None:
+        super().__init__(
+            plain.mode,
+            plain._device_kind,
+            dtype=plain.dtype,
+            input_dtype=plain.input_dtype,
+            autocast=plain._autocast,
+            casts=plain._casts,
+        )
+        device_kind = plain._device_kind
         self._is_dynamic = static_scale is None
         first = FIRST_SCALE if static_scale is None else static_scale
         self._scale = torch.full((), first, device=device_kind)
@@ -117,24 +155,3 @@ class ScaledPolicy(Policy):
 
     def state(self) -> dict[str, Tensor]:
         return {"loss_scale": self._scale, "growth_steps": self._growth_steps}
-
-
-def build_precision(section: schema.Precision, device_kind: str) -> Policy:
-    """The policy a recipe names, for a kind of device."""
-    mode = section.mode
-    if mode == "fp64" and device_kind == "mps":
-        raise UsageError("mps has no float64", then="use precision.mode fp32, or --device cpu")
-    if mode == "tf32" and device_kind != "cuda":
-        raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", then="use precision.mode fp32")
-    if device_kind == "cuda":
-        _allow_tf32(mode == "tf32")
-    if mode == "fp16":
-        return ScaledPolicy(device_kind, None if section.loss_scale == "dynamic" else float(section.loss_scale))
-    dtype = torch.float64 if mode == "fp64" else torch.float32
-    return Policy(mode, device_kind, dtype, torch.bfloat16 if mode == "bf16" else None)
-
-
-def _allow_tf32(allowed: bool) -> None:
-    """Set what float32 products may be; torch's default lets convolutions, but not matrices, use TF32."""
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
-    torch.backends.cudnn.conv.fp32_precision = "tf32" if allowed else "ieee"  # type: ignore[attr-defined]
