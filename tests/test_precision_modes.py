@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import pytest
@@ -182,6 +182,7 @@ def problems(fields: Mapping[str, object]) -> str:
         ({"mode": "bf16", "ops.lower": "[cross_entropy]"}, "the loss is computed in float32"),
         ({"mode": "bf16", "ops.lower": "[conv3d]"}, "batch_norm, group_norm"),
         ({"mode": "16.17"}, "16.16, 16.32"),
+        ({"mode": "16.161"}, "16.16, 16.32"),
     ],
 )
 def test_contradictions_and_unknown_names_are_refused(fields: dict[str, object], said: str) -> None:
@@ -197,3 +198,25 @@ def test_half_partials_are_refused_where_there_are_none() -> None:
     with pytest.raises(UsageError, match="partials"):
         policy_of("bf16", partials="half")
     assert policy_of("bf16", partials="full").mode == "bf16"
+
+
+@pytest.mark.parametrize(("partials", "allowed"), [("auto", True), ("half", True), ("full", False)])
+def test_partials_and_tf32_set_torchs_own_switches(partials: str, allowed: bool, switches: None) -> None:
+    matmul = torch.backends.cuda.matmul
+    build_precision(Precision.model_validate({"mode": "bf16", "partials": partials}), "cuda")
+    assert matmul.allow_bf16_reduced_precision_reduction is allowed
+    assert matmul.allow_fp16_reduced_precision_reduction is allowed
+    assert matmul.fp32_precision == "ieee"
+    build_precision(Precision(mode="tf32"), "cuda")
+    assert matmul.fp32_precision == "tf32"
+
+
+@pytest.fixture
+def switches() -> Iterator[None]:
+    """Torch's switches for cuda, which exist without it, left as they were found."""
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    halves = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
+    singles = matmul.fp32_precision, conv.fp32_precision
+    yield
+    matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = halves
+    matmul.fp32_precision, conv.fp32_precision = singles

@@ -332,7 +332,7 @@ class PrecisionOps(Section):
 
 def _mode(value: object) -> object:
     """YAML reads a bare 16.16 as a number; people mean the name."""
-    return f"{value:.2f}" if isinstance(value, float) else value
+    return {16.16: "16.16", 16.32: "16.32", 32.32: "32.32"}.get(value, value) if isinstance(value, float) else value
 
 
 class Precision(Section):
