@@ -132,7 +132,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     if ("name",) not in draft.origins:
         stem = re.sub(r"^\W+|[^\w .+-]", "-", asked.path.stem)[:100]
         draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", _Origin(0, 0, "file name"))
-    for override in overrides:
+    for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
         _add_override(draft, override)
     recipe = _validate(draft)
     if recipe is None or draft.problems:
@@ -250,8 +250,10 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
 
 
 def _decides(draft: _Draft, path: document.Path, value: Any) -> bool:
-    """Whether a key gives a recipe it extends another result."""
-    return not isinstance(value, dict) and not may_change(".".join(path)) and not draft.holds(path, value)
+    """Whether a key gives a recipe another result than it promises; a promise holds for every seed."""
+    if isinstance(value, dict) or path == ("seed",):
+        return False
+    return not may_change(".".join(path)) and not draft.holds(path, value)
 
 
 def _keys(tree: Mapping[str, Any], prefix: document.Path) -> Iterator[tuple[document.Path, Any]]:
@@ -279,6 +281,8 @@ def _add_override(draft: _Draft, override: Override) -> None:
         path, value = ("schedule",), said
     elif path == ("schedule",) and isinstance(value, dict):
         value = split_rate(value)
+    if _decides(draft, path, value):
+        draft.drop("expect")
     draft.put(path, value, origin)
     if isinstance(value, dict):
         for inner, item in _keys(value, path):

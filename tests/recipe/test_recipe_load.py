@@ -188,9 +188,7 @@ def test_null_takes_a_whole_inherited_section_away(write) -> None:
     assert resolved.origins["expect"].endswith("my.yaml:2")
 
 
-@pytest.mark.parametrize(
-    "said", ["model: {name: resnet34}", "length: 3ep", "batch: {size: 64}", "data: {tail: wrap}", "seed: 5"]
-)
+@pytest.mark.parametrize("said", ["model: {name: resnet34}", "length: 3ep", "batch: {size: 64}", "data: {tail: wrap}"])
 def test_what_changes_the_result_does_not_inherit_what_is_expected(write, said: str) -> None:
     assert load("resnet18").recipe.expect is not None
     path = write(f"extends: resnet18\n{said}\n")
@@ -358,3 +356,25 @@ def test_figures_are_about_the_file_that_states_them(write) -> None:
     parent = write("published: [{source: somebody, value: 0.5}]\nmeasured: []\n", "parent.yaml")
     assert load(parent).recipe.published[0].source == "somebody"
     assert load(write(f"extends: {parent}\n", "child.yaml")).recipe.published == ()
+
+
+@pytest.mark.parametrize(
+    "field,value,is_kept",
+    [
+        ("seed", "3", True),
+        ("save.every", "off", True),
+        ("data.workers", "2", True),
+        ("length", "25ep", True),  # what the recipe says anyway
+        ("length", "2ep", False),
+        ("model.name", "resnet20_cifar", False),
+        ("schedule.lr", "0.5", False),
+    ],
+)
+def test_an_override_that_decides_the_result_drops_the_promise(field: str, value: str, is_kept: bool) -> None:
+    recipe = load("quickstart", [(field, value, "--set")]).recipe
+    assert (recipe.expect is not None) == is_kept
+
+
+def test_a_promise_may_be_made_anew_beside_other_overrides() -> None:
+    recipe = load("quickstart", [("expect.value", "0.5", "--set"), ("length", "2ep", "--set")]).recipe
+    assert recipe.expect is not None and recipe.expect.value == 0.5
