@@ -27,8 +27,9 @@ from reconv.recipe.schema import Average, Recipe, Stop
 from reconv.report.clock import rates_of
 from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved
 from reconv.run import parts
+from reconv.run.assemble import Job
 from reconv.run.folder import Choice
-from reconv.run.train import Job, prepare_job, run_job
+from reconv.run.train import prepare_job, run_job
 
 COMPILING_STEPS = 2  # the first compiles; the second finds the optimizer's state there, and shows a step as it will be
 _MEASURING = Every()  # at the end, once

@@ -20,30 +20,24 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
-from reconv.data.loader import TrainLoader
-from reconv.data.prepare import TrainPrepare
-from reconv.device import Device, is_out_of_memory, open_device
+from reconv.device import is_out_of_memory, open_device
 from reconv.doctor import Machine, usable_cores
-from reconv.engine.loop import Counters, Fit
-from reconv.engine.schedule import learning_rate
-from reconv.engine.step import PlainStep
+from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
-from reconv.engine.trace import Trace
-from reconv.engine.watch import Watch
 from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
-from reconv.optim import Ema, build_optimizer
 from reconv.parallel.world import World
 from reconv.recipe.load import Override, dump, load
-from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
 from reconv.report.console import Observer, make_console
-from reconv.report.events import Attempt, Ended, Event, EventLog, Noted, Planned, read_events
+from reconv.report.events import Attempt, Ended, Event, EventLog, Noted, read_events
 from reconv.report.exporters import Records, require_packages
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary
 from reconv.report.whole import write_whole
 from reconv.run import parts
+from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
 from reconv.run.folder import (
     Choice,
@@ -54,8 +48,7 @@ from reconv.run.folder import (
     find_restore_point,
     known_data_path,
 )
-from reconv.run.start import refuse_absent_weights, start_network
-from reconv.run.teacher import open_teacher
+from reconv.run.start import refuse_absent_weights
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
 
 
@@ -66,19 +59,6 @@ class RunResult:
     folder: Path
     summary: dict[str, Any]
     exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Everything decided before the first part is built."""
-
-    recipe: Recipe
-    plan: Plan
-    sources: parts.Sources
-    device: Device
-    world: World
-    folder: RunFolder
-    point: RestorePoint
 
 
 def train(
@@ -220,7 +200,7 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
     told: dict[str, Any] = {}
     trace = build_trace(job.recipe, job.folder, job.device, first_step, emit, clock)
     try:
-        fit, evaluation = _assemble(job, stop, emit, clock, trace)
+        fit, evaluation = assemble(job, stop, emit, clock, trace)
         counters = fit.counters
         fit.run()
         if fit.ended_early:
@@ -279,125 +259,3 @@ def _write_results(folder: RunFolder) -> None:
         if ending is None:
             raise
         ending.add_note(f"the summary and report could not be written: {error}")
-
-
-def _assemble(
-    job: Job, stop: StopRequest, emit: Callable[[Event], None], clock: Clock, trace: Trace
-) -> tuple[Fit, parts.Evaluation]:
-    """The parts of the run, restored to where it left off."""
-    recipe, plan, device = job.recipe, job.plan, job.device
-    network = parts.build_network(recipe, plan.num_classes, device)
-    emit(
-        Planned(
-            recipe=recipe.name,
-            task=recipe.task,
-            model=recipe.model.name,
-            total_steps=plan.total_steps,
-            steps_per_epoch=plan.steps_per_epoch,
-            global_batch=plan.global_batch,
-            lines=plan.lines,
-            parameters=sum(p.numel() for p in network.model.parameters()),
-        )
-    )
-    teacher = open_teacher(recipe, tuple(job.sources.train.class_names), device, job.point.state)
-    is_resumed = job.point.loaded is not None
-    notes = start_network(
-        network, recipe, plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
-    )
-    if recipe.model.init is None and not is_resumed and (said := parts.whiten(network, recipe, job.sources.train)):
-        notes.append(said)
-    for text in (*notes, *([teacher.note] if teacher else [])):
-        emit(Noted("info", text, int(job.point.state.get("step", 0))))
-    network.model.train()
-    task = parts.build_task(recipe, plan.num_classes, teacher.teacher if teacher else None)
-    rounding = parts.build_rounding(recipe)
-    optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding)
-    average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
-    evaluation = parts.Evaluation(
-        network=network,
-        average=average,
-        task=task,
-        loader=parts.eval_loader(recipe, job.sources.val, device, plan.eval_batch, plan.workers),
-        prepare=parts.eval_prepare(recipe, network),
-        num_samples=plan.num_val,
-        tta=recipe.evaluate.tta,
-    )
-    saver = parts.Saver(
-        folder=job.folder,
-        store=Store(job.folder.checkpoints),
-        recipe=recipe,
-        plan=plan,
-        network=network,
-        optimizer=optimizer,
-        average=average,
-        about=parts.about_checkpoint(recipe, plan, job.sources, device, teacher.fingerprint if teacher else None),
-        metric=task.metric,
-        chosen_weights=evaluation.chosen_weights,
-        emit=emit,
-    )
-    counters = Counters()
-    if job.point.loaded is not None:
-        saver.restore(job.point.loaded.parts)
-        state = job.point.state
-        counters = Counters(state["step"], list(state["history"]), state["skipped"])
-
-    def rate(step: int) -> float:
-        return learning_rate(plan.schedule, step)
-
-    prepare = parts.PicturedFirstBatch(
-        prepare=TrainPrepare(
-            recipe.data.preprocess,
-            recipe.augment,
-            plan.num_classes,
-            network.precision.input_dtype,
-            network.channels_last,
-        ),
-        recipe=recipe,
-        folder=job.folder,
-        class_names=tuple(job.sources.train.class_names),
-        emit=emit,
-        done=counters.step > 0,
-    )
-    step = PlainStep(
-        model=network.forward,
-        task=task,
-        prepare=prepare,
-        layers=network.layers,
-        precision=network.precision,
-        optimizer=optimizer,
-        average=average,
-        world=job.world,
-        rate=rate,
-        ordered=recipe.parallel.reduce == "ordered",
-        mark=trace.mark,
-    )
-    watch = Watch(
-        device,
-        emit,
-        policy=recipe.engine.non_finite.policy,
-        budget=recipe.engine.non_finite.budget,
-        loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
-        skipped=counters.skipped,
-    )
-    fit = Fit(
-        plan=plan,
-        task=task,
-        step=trace.step(step),
-        rate=rate,
-        batches=trace.batches(TrainLoader(job.sources.train, recipe, plan, device.move)),
-        evaluate=evaluation,
-        save=saver if plan.save is not None else None,
-        watch=watch,
-        clock=clock,
-        device=device,
-        emit=emit,
-        stop=stop,
-        counters=counters,
-        metric=task.metric,
-        chosen_weights=evaluation.chosen_weights,
-        metrics_note="on mixed images" if recipe.augment.mixes else "",
-        keep_best=recipe.save.keep_best,
-        loss_scale=lambda: network.precision.loss_scale,
-        early=parts.build_early_stop(recipe),
-    )
-    return fit, evaluation

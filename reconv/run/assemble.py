@@ -1,0 +1,210 @@
+"""A job becomes a loop: the parts of a run, built one by one and restored to where the run left off.
+
+Owns the order of building. Refuses to know folders, consoles and endings (train). Invariant: a resumed run is built
+from the recipe exactly as a new one, and then takes the checkpoint's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.store import Store
+from reconv.data.loader import TrainLoader
+from reconv.data.prepare import TrainPrepare
+from reconv.device import Device
+from reconv.engine.loop import Counters, Fit
+from reconv.engine.protocols import Optimizer
+from reconv.engine.schedule import learning_rate
+from reconv.engine.step import PlainStep
+from reconv.engine.stop import StopRequest
+from reconv.engine.trace import Trace
+from reconv.engine.watch import Watch
+from reconv.optim import Ema, build_optimizer
+from reconv.parallel.world import World
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.report.clock import Clock
+from reconv.report.events import Event, Noted, Planned
+from reconv.run import parts
+from reconv.run.folder import RestorePoint
+from reconv.run.start import start_network
+from reconv.run.teacher import open_teacher
+from reconv.tasks.classification import Classification
+
+Emit = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything decided before the first part is built."""
+
+    recipe: Recipe
+    plan: Plan
+    sources: parts.Sources
+    device: Device
+    world: World
+    folder: RunFolder
+    point: RestorePoint
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """What learns: the network, its task, and what moves its weights."""
+
+    network: parts.Network
+    task: Classification
+    optimizer: Optimizer
+    average: Ema | None
+    teacher_fingerprint: str | None
+
+
+def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace) -> tuple[Fit, parts.Evaluation]:
+    """The loop of a run and its evaluation, restored to where the run left off."""
+    learner = build_learner(job, emit)
+    evaluation = build_evaluation(job, learner)
+    saver = build_saver(job, learner, evaluation, emit)
+    counters = _restore(job, saver)
+    network, recipe = learner.network, job.recipe
+    fit = Fit(
+        plan=job.plan,
+        task=learner.task,
+        step=trace.step(build_step(job, learner, counters, emit, trace)),
+        rate=lambda step: learning_rate(job.plan.schedule, step),
+        batches=trace.batches(TrainLoader(job.sources.train, recipe, job.plan, job.device.move)),
+        evaluate=evaluation,
+        save=saver if job.plan.save is not None else None,
+        watch=build_watch(job, network, counters, emit),
+        clock=clock,
+        device=job.device,
+        emit=emit,
+        stop=stop,
+        counters=counters,
+        metric=learner.task.metric,
+        chosen_weights=evaluation.chosen_weights,
+        metrics_note="on mixed images" if recipe.augment.mixes else "",
+        keep_best=recipe.save.keep_best,
+        loss_scale=lambda: network.precision.loss_scale,
+        early=parts.build_early_stop(recipe),
+    )
+    return fit, evaluation
+
+
+def build_learner(job: Job, emit: Emit) -> Learner:
+    """The network with its starting weights, its task and its optimizer; what a person should know of it is told."""
+    recipe, plan = job.recipe, job.plan
+    network = parts.build_network(recipe, plan.num_classes, job.device)
+    emit(
+        Planned(
+            recipe=recipe.name,
+            task=recipe.task,
+            model=recipe.model.name,
+            total_steps=plan.total_steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            global_batch=plan.global_batch,
+            lines=plan.lines,
+            parameters=sum(p.numel() for p in network.model.parameters()),
+        )
+    )
+    teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
+    for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
+        emit(Noted("info", text, int(job.point.state.get("step", 0))))
+    network.model.train()
+    task = parts.build_task(recipe, plan.num_classes, teacher.teacher if teacher else None)
+    rounding = parts.build_rounding(recipe)
+    optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding)
+    average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
+    return Learner(network, task, optimizer, average, teacher.fingerprint if teacher else None)
+
+
+def _start(job: Job, network: parts.Network, emit: Emit) -> list[str]:
+    """Give the network the weights it starts from."""
+    recipe, is_resumed = job.recipe, job.point.loaded is not None
+    notes = start_network(
+        network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
+    )
+    if recipe.model.init is None and not is_resumed and (said := parts.whiten(network, recipe, job.sources.train)):
+        notes.append(said)
+    return notes
+
+
+def build_evaluation(job: Job, learner: Learner) -> parts.Evaluation:
+    recipe, plan = job.recipe, job.plan
+    return parts.Evaluation(
+        network=learner.network,
+        average=learner.average,
+        task=learner.task,
+        loader=parts.eval_loader(recipe, job.sources.val, job.device, plan.eval_batch, plan.workers),
+        prepare=parts.eval_prepare(recipe, learner.network),
+        num_samples=plan.num_val,
+        tta=recipe.evaluate.tta,
+    )
+
+
+def build_saver(job: Job, learner: Learner, evaluation: parts.Evaluation, emit: Emit) -> parts.Saver:
+    return parts.Saver(
+        folder=job.folder,
+        store=Store(job.folder.checkpoints),
+        recipe=job.recipe,
+        plan=job.plan,
+        network=learner.network,
+        optimizer=learner.optimizer,
+        average=learner.average,
+        about=parts.about_checkpoint(job.recipe, job.plan, job.sources, job.device, learner.teacher_fingerprint),
+        metric=learner.task.metric,
+        chosen_weights=evaluation.chosen_weights,
+        emit=emit,
+    )
+
+
+def _restore(job: Job, saver: parts.Saver) -> Counters:
+    """Put the checkpoint's tensors back, if there is one, and return the counters to go on from."""
+    if job.point.loaded is None:
+        return Counters()
+    saver.restore(job.point.loaded.parts)
+    state = job.point.state
+    return Counters(state["step"], list(state["history"]), state["skipped"])
+
+
+def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, trace: Trace) -> PlainStep:
+    recipe, plan, network = job.recipe, job.plan, learner.network
+    prepare = TrainPrepare(
+        recipe.data.preprocess,
+        recipe.augment,
+        plan.num_classes,
+        network.precision.input_dtype,
+        network.channels_last,
+    )
+    return PlainStep(
+        model=network.forward,
+        task=learner.task,
+        prepare=parts.PicturedFirstBatch(
+            prepare=prepare,
+            recipe=recipe,
+            folder=job.folder,
+            class_names=tuple(job.sources.train.class_names),
+            emit=emit,
+            done=counters.step > 0,
+        ),
+        layers=network.layers,
+        precision=network.precision,
+        optimizer=learner.optimizer,
+        average=learner.average,
+        world=job.world,
+        rate=lambda step: learning_rate(plan.schedule, step),
+        ordered=recipe.parallel.reduce == "ordered",
+        mark=trace.mark,
+    )
+
+
+def build_watch(job: Job, network: parts.Network, counters: Counters, emit: Emit) -> Watch:
+    policy = job.recipe.engine.non_finite
+    return Watch(
+        job.device,
+        emit,
+        policy=policy.policy,
+        budget=policy.budget,
+        loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
+        skipped=counters.skipped,
+    )
