@@ -11,6 +11,7 @@ Where a curve begins: `warmup`, at the end of warm-up; `start`, at step 0, so th
 `scaled`, at step 0, with warm-up multiplying the curve instead of replacing it. Curves that run to an end (cosine,
 linear, polynomial) reach their end value at the horizon H, by default step T of a run of T steps, which is never taken:
 the share gone at step s is (s - W) / (H - W), or s / H. `step`, `milestones` and `table` count from step 0 always.
+A milestone counts from the first step that reaches it, or from the first that exceeds it: the plan has settled which.
 
 `one-cycle` is a curve of its own: W steps from the start value at step 0 to the peak at step W - 1, and on to the end
 value at the last step.

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from reconv.errors import RecipeError
 from reconv.recipe.plan_lines import count, plan_lines
@@ -331,7 +331,9 @@ def _schedule(section: Schedule, global_batch: int, steps_per_epoch: int, total:
         period = None if section.period is None else _exact_steps(section.period, steps_per_epoch, total)
     else:
         period = Fraction(total, section.drops)
+    milestones = [_exact_steps(milestone, steps_per_epoch, total) for milestone in section.milestones]
     _check_schedule(section, peak, warmup, horizon, total)
+    _check_milestones(section, milestones)
     return SchedulePlan(
         kind=section.kind,
         peak_lr=peak,
@@ -340,7 +342,7 @@ def _schedule(section: Schedule, global_batch: int, steps_per_epoch: int, total:
         steps_per_epoch=float(steps_per_epoch),
         warmup_steps=warmup,
         period_steps=period,
-        milestone_steps=tuple(math.ceil(_exact_steps(m, steps_per_epoch, total)) for m in section.milestones),
+        milestone_steps=tuple(math.floor(m) + 1 if section.after == "exceeded" else math.ceil(m) for m in milestones),
         factor=section.factor,
         power=section.power,
         tick_steps=steps_per_epoch if section.update == "epoch" else 1,
@@ -371,6 +373,17 @@ def _check_schedule(section: Schedule, peak: float, warmup: int, horizon: int, t
             f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}: a {section.kind} schedule falls",
             then="lower schedule.end_lr (it is not scaled with the batch) or raise schedule.lr",
         )
+
+
+def _check_milestones(section: Schedule, steps: Sequence[Fraction]) -> None:
+    """Refuse milestones of several units that are out of order in this run."""
+    for (before, start), (after, end) in pairwise(zip(section.milestones, steps, strict=True)):
+        if start >= end:
+            raise RecipeError(
+                f"schedule.milestones must rise, but {after} (step {float(end):,g}) follows {before} "
+                f"(step {float(start):,g})",
+                then="put the milestones in order, or give them in one unit",
+            )
 
 
 def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int, int], ...]:

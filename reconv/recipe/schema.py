@@ -239,6 +239,7 @@ class Schedule(Section):
     drops: Positive | None = None  # exponential: the run is so many periods
     staircase: bool = False  # exponential: whole factors only
     milestones: Annotated[tuple[Duration, ...], Listed] = ()
+    after: Literal["reached", "exceeded"] = "reached"  # when a milestone counts: at its step, or at the next one
     values: Annotated[tuple[PositiveFloat, ...], Listed] = ()  # table: the rate from each milestone on; lr before
     factor: PositiveFloat = 0.1  # step, milestones, exponential
     power: PositiveFloat = 2  # polynomial

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from reconv.engine.schedule import learning_rate
+from reconv.recipe.load import load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 
@@ -185,19 +186,32 @@ def test_graphcores_cosine_is_counted_from_step_0_and_scaled_by_warm_up(exponent
     assert found[half] < lr0 * half / w, "the curve is scaled, not the peak"
 
 
-def test_graphcores_steps_are_at_fractions_of_the_run() -> None:
+@pytest.mark.parametrize(
+    ("epochs", "batch", "num_train", "exponent", "tenths"),
+    [(100, 1023, IMAGENET, -11, (3.0, 6.0, 8.0, 9.0)), (10, 32, 50_000, -6, (5.0, 7.5))],
+)
+def test_graphcores_steps_are_at_fractions_of_the_run(epochs, batch, num_train, exponent, tenths) -> None:
     found, per_epoch, total = rates(
-        "100ep", 1023, kind="milestones", lr="2^-11 per image", milestones=["30%", "60%", "80%", "90%"], warmup="5ep",
-        warmup_from="zero", origin="scaled",
+        f"{epochs}ep", batch, num_train, kind="milestones", lr=f"2^{exponent} per image", after="exceeded",
+        milestones=[f"{10 * share:g}%" for share in tenths], warmup="5ep", warmup_from="zero", origin="scaled",
     )  # fmt: skip
-    lr0, w = 2.0**-11 * 1023, 5 * per_epoch
-    points = [total * tenths // 10 for tenths in (3, 6, 8, 9)]
-    assert [total * tenths % 10 for tenths in (3, 6, 8, 9)] == [0] * 4, "whole steps, where reaching decides"
+    lr0, w = 2.0**exponent * batch, 5 * per_epoch
+    assert all(total * share % 10 == 0 for share in tenths), "whole steps, where reaching and exceeding differ"
 
     def formula(i: int) -> float:
-        return lr0 * 0.1 ** sum(i >= point for point in points) * min(1, i / w)
+        return lr0 * 0.1 ** sum(10 * i > share * total for share in tenths) * min(1, i / w)
 
     check(found, formula)
+
+
+def test_graphcores_smoke_test_follows_the_formula_at_every_step() -> None:
+    plan = make_plan(load("cifar10-resnet8-gc").recipe, Facts(50_000, 10_000, 10)).schedule
+    total, w = 10 * 1562, 5 * 1562
+
+    def formula(i: int) -> float:
+        return 2.0**-6 * 32 * 0.1 ** ((i > total / 2) + (i > 3 * total / 4)) * min(1, i / w)
+
+    check(np.array([learning_rate(plan, step) for step in range(total)]), formula)
 
 
 def test_a_fraction_that_is_no_whole_step_drops_at_the_first_step_past_it() -> None:

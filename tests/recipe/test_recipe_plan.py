@@ -174,6 +174,16 @@ def test_a_schedule_that_cannot_be_is_refused(schedule, words: str) -> None:
         plan_of(batch={"size": 100}, length="150step", schedule=schedule)
 
 
+@pytest.mark.parametrize("kind", ["milestones", "table"])
+@pytest.mark.parametrize("points", [["50%", "3ep"], ["250step", "2ep"], ["50%", "499step"]])
+def test_milestones_of_several_units_that_do_not_rise_in_this_run_are_refused(kind: str, points: list[str]) -> None:
+    schedule = {"kind": kind, "milestones": points, **({"values": [0.5, 0.25]} if kind == "table" else {})}
+    with pytest.raises(RecipeError, match=f"must rise, but {points[1]} .* follows {points[0]}"):
+        plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule)
+    longer = plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule | {"milestones": points[::-1]})
+    assert list(longer.schedule.milestone_steps) == sorted(longer.schedule.milestone_steps)
+
+
 def test_workers_and_threads_follow_the_cores_unless_said() -> None:
     assert [plan_of(cores=n).workers for n in (2, 64)] == [2, 8]
     assert plan_of(cores=64).threads == 64
