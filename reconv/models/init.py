@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from reconv import keys
 from reconv.models.network import Initialisation, Network
+from reconv.models.zoo import redraw
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # The standard deviation of a normal cut at two deviations, by which TensorFlow divides so that the drawn values
@@ -22,7 +23,9 @@ _SMALL_STD = 0.01  # of the rules `normal` and `truncated`: MobileNetV2's head, 
 
 
 def initialise(model: nn.Module, seed: int) -> None:
-    """Give every parameter its initial value, and running statistics theirs."""
+    """Give every parameter its initial value, running statistics included; other packages' networks draw their own."""
+    if redraw(model, seed):
+        return
     rule = model.initialisation if isinstance(model, Network) else Initialisation()
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -47,7 +50,7 @@ def _draw(module: nn.Module, name: str, own_name: str, parameter: Tensor, rule: 
         return _conv(values, module, own_name, rule, generator)
     if isinstance(module, nn.Linear):
         return _linear(values, module, own_name, rule, generator)
-    # A parameter of another package's own layer (a scale, a token): its constructor knows best.
+    # A parameter of another kind of layer: its constructor knows best.
     return parameter.detach()
 
 
