@@ -16,10 +16,12 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.engine.protocols import Sums
-from reconv.errors import RecipeError
+from reconv.errors import RecipeError, UsageError
+from reconv.models.network import Auxiliary
 from reconv.tasks.distillation import Teacher
 
 NUM_MISTAKES = 16
+FOREIGN_HEAD_WEIGHT = 0.3  # GoogLeNet's, which says it of its own heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,8 @@ class Classification:
         return model(batch["images"])
 
     def loss(self, outputs: Any, batch: Batch) -> Sums:
-        """The cross-entropy sum, in at least fp32, and the number of right answers.
-
-        A network with auxiliary heads gives (logits, logits of each head, weight of a head's loss).
-        """
-        main, heads, head_weight = outputs if isinstance(outputs, tuple) else (outputs, (), 0.0)
+        """The cross-entropy sum, in at least fp32, and the number of right answers."""
+        main, heads, head_weight = _answers(outputs)
         logits = _full(main)
         loss = self._cross_entropy(logits, batch)
         for head in heads:
@@ -140,6 +139,27 @@ class ClassificationEvaluator:
         """The wrong answers with the highest loss, worst first."""
         rows = [] if self._worst is None else self._worst.tolist()
         return [Mistake(int(i), int(t), int(p), c, loss) for loss, i, t, p, c in rows if loss >= 0]
+
+
+def _answers(outputs: Any) -> Auxiliary:
+    """What a network gave in training: logits, those of its auxiliary heads, and the weight of each head's loss.
+
+    Other packages' networks name theirs `logits` and `aux_logits...`, None where a head is switched off.
+    """
+    if isinstance(outputs, Auxiliary):
+        return outputs
+    if isinstance(outputs, Tensor):
+        return Auxiliary(outputs, (), 0.0)
+    names = getattr(outputs, "_fields", ())
+    fields = dict(zip(names, outputs, strict=True)) if "logits" in names else {}
+    heads = {name: value for name, value in fields.items() if name.startswith("aux") and value is not None}
+    if not fields or len(heads) + 1 < sum(value is not None for value in fields.values()):
+        raise UsageError(
+            f"this network answers with a {type(outputs).__name__} in training, not with logits",
+            why="known are a tensor of logits, and named tuples of logits and aux_logits",
+            then="take a network, or options of it, that gives one answer per image",
+        )
+    return Auxiliary(fields["logits"], tuple(heads.values()), FOREIGN_HEAD_WEIGHT)
 
 
 def _full(outputs: Any) -> Tensor:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import pytest
 import torch
+from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.tasks.classification import Classification
 
@@ -36,3 +41,42 @@ def test_at_evaluation_the_heads_are_gone() -> None:
     with torch.no_grad():
         evaluator.update(model(batch["images"]), batch)
     assert evaluator.num_samples == 4
+
+
+class GoogLeNetOutputs(NamedTuple):
+    """As torchvision names and orders its own."""
+
+    logits: Tensor
+    aux_logits2: Tensor | None
+    aux_logits1: Tensor | None
+
+
+class InceptionOutputs(NamedTuple):
+    """As torchvision names its own."""
+
+    logits: Tensor
+    aux_logits: Tensor | None
+
+
+class Boxes(NamedTuple):
+    logits: Tensor
+    boxes: Tensor
+
+
+@pytest.mark.parametrize(("kind", "num_heads"), [(GoogLeNetOutputs, 2), (InceptionOutputs, 1)])
+def test_the_heads_of_other_packages_networks_count_three_tenths_each_where_they_are(
+    kind: type[GoogLeNetOutputs] | type[InceptionOutputs], num_heads: int
+) -> None:
+    batch, task = batch_of(4), Classification(10)
+    answers = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(1))
+    alone = [torch.nn.functional.cross_entropy(x, batch["targets"], reduction="sum") for x in answers]
+    sums = task.loss(kind(*answers[: num_heads + 1]), batch)
+    torch.testing.assert_close(sums.loss, alone[0] + 0.3 * sum(alone[1 : num_heads + 1]))
+    torch.testing.assert_close(task.loss(kind(answers[0], *[None] * num_heads), batch).loss, alone[0])
+
+
+@pytest.mark.parametrize("form", [tuple, list, lambda pair: Boxes(*pair), lambda pair: {"out": pair[0]}])
+def test_answers_of_another_form_are_refused_in_words(form: type) -> None:
+    batch = batch_of(4)
+    with pytest.raises(UsageError, match="in training, not with logits"):
+        Classification(10).loss(form([torch.zeros(4, 10), torch.zeros(4, 10)]), batch)
