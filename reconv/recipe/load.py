@@ -21,8 +21,8 @@ from reconv.recipe import document
 from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, holds_text, takes_null
 from reconv.recipe.names import nearest, preset_names, preset_path
-from reconv.recipe.rules import ContradictionError
-from reconv.recipe.schema import Recipe
+from reconv.recipe.rules import SCHEDULE_FIELDS, ContradictionError
+from reconv.recipe.schema import Recipe, Schedule
 from reconv.recipe.units import split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin shown to people
@@ -97,6 +97,16 @@ class _Draft:
         self.tree.pop(key, None)
         self._forget((key,))
 
+    def switch_schedule(self, kind: object) -> None:
+        """Take out what another kind of schedule than the present one does not use: it was said about the old curve."""
+        written = self.tree.get("schedule")
+        if kind not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("kind") == kind:
+            return
+        used = SCHEDULE_FIELDS[str(kind)]
+        for name in [name for name in written if name in Schedule.model_fields and name not in used]:
+            del written[name]
+            self._forget(("schedule", name))
+
     def holds(self, path: document.Path, value: Any) -> bool:
         """Whether a key has this value already."""
         node: Any = self.tree
@@ -132,6 +142,7 @@ def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
     if ("name",) not in draft.origins:
         stem = re.sub(r"^\W+|[^\w .+-]", "-", asked.path.stem)[:100]
         draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", _Origin(0, 0, "file name"))
+    draft.switch_schedule(_kind_of(overrides))
     for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
         _add_override(draft, override)
     recipe = _validate(draft)
@@ -244,6 +255,8 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
     draft.problems += [(at(problem.line), problem.text) for problem in layer.content.problems]
     if any(_decides(draft, path, value) for path, value in _keys(layer.content.tree, ())):
         draft.drop("expect")  # another network or length promises nothing, unless this file says it anew
+    section = layer.content.tree.get("schedule")
+    draft.switch_schedule(section.get("kind") if isinstance(section, dict) else None)
     for path, value in _keys(layer.content.tree, ()):
         if depth == 0 or path[0] not in _OWN_FIELDS:
             draft.put(path, value, at(layer.content.lines.get(path, 0)))
@@ -287,6 +300,17 @@ def _add_override(draft: _Draft, override: Override) -> None:
     if isinstance(value, dict):
         for inner, item in _keys(value, path):
             draft.put(tuple(str(key) for key in inner), item, origin)
+
+
+def _kind_of(overrides: Sequence[Override]) -> object:
+    """The kind of schedule that overrides ask for, wherever among them it stands; None: they leave it."""
+    for name, value, _ in reversed(overrides):
+        typed = document.read_value(value) if isinstance(value, str) and name.startswith("schedule") else value
+        if name == "schedule.kind":
+            return typed
+        if name == "schedule" and isinstance(typed, dict) and "kind" in typed:
+            return typed["kind"]
+    return None
 
 
 def _typed(name: str, text: str) -> Any:

@@ -65,11 +65,16 @@ def _sizes(sizes: list[int]) -> str:
 
 def _rate(recipe: Recipe, plan: Plan) -> str:
     schedule = recipe.schedule
+    typed = [schedule.lr] if schedule.uses_lr else list(schedule.values)
+    used = ", ".join(f"{rate:g}" for rate in ([plan.schedule.peak_lr] if schedule.uses_lr else plan.schedule.values))
+    until = ""
+    if schedule.kind == "table" and schedule.uses_lr:
+        until = f" until {schedule.milestones[0]}" if plan.schedule.milestone_steps[0] > 0 else " after warm-up"
     if schedule.per is None:
-        return f"lr {schedule.lr:g}"
+        return f"lr {used}{until}"
     if schedule.per == 1:
-        return f"lr {_power_of_two(schedule.lr)} x {plan.global_batch} = {plan.schedule.peak_lr:g}"
-    return f"lr {schedule.lr:g} x {plan.global_batch}/{schedule.per} = {plan.schedule.peak_lr:g}"
+        return f"lr {', '.join(map(_power_of_two, typed))} x {plan.global_batch} = {used}{until}"
+    return f"lr {', '.join(f'{rate:g}' for rate in typed)} x {plan.global_batch}/{schedule.per} = {used}{until}"
 
 
 def _power_of_two(rate: float) -> str:
@@ -111,7 +116,8 @@ def _groups(recipe: Recipe, plan: Plan) -> str:
     sizes = list(plan.group_sizes)
     if len(sizes) == 1:
         return f"1 group of {count(sizes[0], 'sample')}: batch norm and mixing see the whole batch"
-    return f"{count(len(sizes), 'group')} of {_sizes(sizes)} samples: batch norm and mixing stay inside a group"
+    noun = "sample" if set(sizes) == {1} else "samples"
+    return f"{count(len(sizes), 'group')} of {_sizes(sizes)} {noun}: batch norm and mixing stay inside a group"
 
 
 def _curve(recipe: Recipe, plan: Plan) -> str:
@@ -139,7 +145,8 @@ def _shape(typed: Schedule, plan: Plan) -> str:
             return f"{schedule.kind}{power} to {schedule.end_lr:g}{horizon}"
         case "milestones":
             steps = ", ".join(f"{step:,}" for step in schedule.milestone_steps)
-            return f"milestones: x {schedule.factor:g} after {steps} steps"
+            noun = "step" if schedule.milestone_steps == (1,) else "steps"
+            return f"milestones: x {schedule.factor:g} after {steps} {noun}"
         case "table":
             pairs = zip(schedule.values, typed.milestones, strict=True)
             late = sum(step >= plan.total_steps for step in schedule.milestone_steps)
@@ -149,7 +156,7 @@ def _shape(typed: Schedule, plan: Plan) -> str:
         case "step":
             return f"step: x {schedule.factor:g} every {typed.period}"
         case "exponential":
-            drops = f"{typed.drops} times in the run" if typed.drops else f"every {typed.period}"
+            drops = f"{count(typed.drops, 'time')} in the run" if typed.drops else f"every {typed.period}"
             often = "an epoch" if typed.drops is None and typed.period is None else drops
             stairs = ", in whole steps down" if schedule.staircase else ""
             return f"exponential: x {schedule.factor:g} {often}{stairs}"
@@ -196,10 +203,14 @@ def _ending(recipe: Recipe, plan: Plan) -> list[str]:
     if stop.target != "off" or stop.patience != "off":
         reasons = [
             *([f"{stop.target:g} is reached"] if stop.target != "off" else []),
-            *([f"{count(stop.patience, 'evaluation')} in a row are no better"] if stop.patience != "off" else []),
+            *([_no_better(stop.patience)] if stop.patience != "off" else []),
         ]
         lines.append(f"ends early when {' or '.join(reasons)}")
     return lines
+
+
+def _no_better(patience: int) -> str:
+    return "an evaluation is no better" if patience == 1 else f"{patience:,} evaluations in a row are no better"
 
 
 def _interval(typed: str, every: Every, plan: Plan) -> str:

@@ -6,7 +6,7 @@ Invariant: all contradictions of a recipe are found at once, each with the field
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,6 +15,23 @@ from reconv.recipe.units import Duration
 
 if TYPE_CHECKING:
     from reconv.recipe.schema import Recipe
+
+
+_EVERY_KIND = ("kind", "lr", "per", "warmup")
+_RISING = (*_EVERY_KIND, "update", "warmup_from")  # warm-up before a curve
+_FALLING = (*_RISING, "origin", "end_lr", "end_ratio", "horizon")
+SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {  # what each kind of schedule uses
+    "constant": _RISING,
+    "cosine": _FALLING,
+    "linear": _FALLING,
+    "polynomial": (*_FALLING, "power"),
+    "step": (*_RISING, "origin", "period", "factor"),
+    "milestones": (*_RISING, "origin", "milestones", "after", "factor"),
+    "table": (*_RISING, "origin", "milestones", "after", "values"),
+    "exponential": (*_RISING, "origin", "period", "drops", "staircase", "factor"),
+    "one-cycle": (*_EVERY_KIND, "end_lr", "end_ratio", "start_ratio", "anneal"),  # by epochs it would miss its peak
+}
+_METRICS = {"classification": ("top1", "top5", "loss")}  # what the evaluations of a task report
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +222,7 @@ def _batch(recipe: Recipe) -> Iterator[Contradiction]:
 
 def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
     schedule, length = recipe.schedule, recipe.length
+    yield from _unused_schedule(recipe)
     if schedule.kind == "step" and schedule.period is None:
         yield Contradiction(("schedule.kind", "schedule.period"), "step needs schedule.period, as in 30ep")
     if schedule.kind == "milestones" and not schedule.milestones:
@@ -227,6 +245,25 @@ def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
         yield Contradiction(
             ("schedule.warmup", "length"), f"{schedule.warmup} is longer than the whole run: length is {length}"
         )
+
+
+def _unused_schedule(recipe: Recipe) -> Iterator[Contradiction]:
+    """What the kind of schedule does not look at, when it is not at its default."""
+    schedule = recipe.schedule
+    blank = type(schedule)()
+    for name in type(schedule).model_fields:
+        if name not in SCHEDULE_FIELDS[schedule.kind] and getattr(schedule, name) != getattr(blank, name):
+            kinds = [kind for kind, used in SCHEDULE_FIELDS.items() if name in used]
+            yield Contradiction(
+                (f"schedule.{name}", "schedule.kind"),
+                f"is for the {'kind' if len(kinds) == 1 else 'kinds'} {_and(kinds)}, but schedule.kind is "
+                f"{schedule.kind}",
+            )
+
+
+def _and(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
@@ -287,6 +324,13 @@ def _table(recipe: Recipe) -> Iterator[Contradiction]:
     elif num_values != num_milestones:
         text = f"has {num_values}, but schedule.milestones {num_milestones}: each value begins at its milestone"
         yield Contradiction(("schedule.values", "schedule.milestones"), text)
+    schedule = recipe.schedule
+    if not schedule.uses_lr and schedule.lr not in (type(schedule)().lr, *schedule.values[:1]):
+        yield Contradiction(
+            ("schedule.lr", "schedule.values", "schedule.milestones"),
+            f"{schedule.lr:g} has no effect: the table begins at {schedule.milestones[0]}; "
+            "its rates are schedule.values",
+        )
 
 
 def _rest(recipe: Recipe) -> Iterator[Contradiction]:
@@ -329,6 +373,10 @@ def _figures(recipe: Recipe) -> Iterator[Contradiction]:
         *(("published", claim) for claim in recipe.published),
         *(("measured", found) for found in recipe.measured),
     ]
+    known = _METRICS[recipe.task]
+    if recipe.expect is not None and recipe.expect.metric not in known:
+        text = f"{recipe.expect.metric} is not reported by {recipe.task}, which has {_and(known)}"
+        yield Contradiction(("expect.metric", "task"), text)
     for field, figure in named:
         if figure is None:
             continue

@@ -246,6 +246,14 @@ class Schedule(Section):
     start_ratio: Fraction = 0.04  # one-cycle: the first rate as a share of the peak
     anneal: Literal["cosine", "linear"] = "cosine"  # one-cycle: the form of both ways
 
+    @property
+    def uses_lr(self) -> bool:
+        """Whether lr is the rate of any step: not where a table holds from step 0 and no warm-up leads to lr."""
+        if self.kind != "table" or not self.milestones:
+            return True
+        from_start = self.milestones[0].value == 0 and self.after == "reached"
+        return not from_start or (self.warmup.value > 0 and self.origin != "scaled")
+
     @model_validator(mode="before")
     @classmethod
     def _split_rate(cls, given: Any) -> Any:

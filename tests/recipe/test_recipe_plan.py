@@ -300,6 +300,32 @@ def test_the_plan_says_what_the_schedule_does(schedule: dict[str, Any], said: st
     assert said in lines_of(10_000, schedule=schedule)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ({"values": [0.2, 0.02], "milestones": ["0ep", "30ep"]}, "; lr 0.2, 0.02"),
+        ({"values": [0.2, 0.02], "milestones": ["0ep", "30ep"], "per": 128}, "; lr 0.2, 0.02 x 256/128 = 0.4, 0.04"),
+        ({"values": [0.2, 0.02], "milestones": ["1ep", "30ep"], "lr": 0.5}, "; lr 0.5 until 1ep"),
+        ({"values": [0.2], "milestones": ["0ep"], "lr": 0.5, "warmup": "1ep"}, "; lr 0.5 after warm-up"),
+    ],
+)
+def test_the_plan_prints_the_rates_that_a_table_uses(schedule: dict[str, Any], said: str) -> None:
+    assert plan_of(schedule=schedule | {"kind": "table"}).lines[0].endswith(said)
+
+
+def test_one_drop_one_sample_and_one_evaluation_are_singular() -> None:
+    text = lines_of(
+        10_000,
+        schedule={"kind": "milestones", "milestones": ["1step"]},
+        batch={"size": 4, "group": 1},
+        stop={"patience": 1},
+    )
+    assert "x 0.1 after 1 step" in text and "1 steps" not in text
+    assert "4 groups of 1 sample:" in text
+    assert "ends early when an evaluation is no better" in text
+    assert "x 0.1 1 time in the run" in lines_of(10_000, schedule={"kind": "exponential", "drops": 1})
+
+
 def test_a_horizon_inside_warm_up_is_refused() -> None:
     with pytest.raises(RecipeError, match="where warm-up ends only at step"):
         plan_of(schedule={"warmup": "5ep", "horizon": "3ep"})
