@@ -22,11 +22,14 @@ def mean_weights(num: int) -> list[float]:
 
 
 def exponential_weights(num: int, decay: float) -> list[float]:
-    """Shares that shrink by `decay` per file into the past; the last file has the largest."""
+    """The shares of the recursion V = c0, then V = decay V + (1 - decay) c for each next file.
+
+    Graphcore's averaging program computes that. The first file so keeps the weight of all that came before it.
+    """
     if not 0 < decay <= 1:
         raise UsageError(f"the decay of an exponential average must be in (0, 1], not {decay}")
-    raw = [decay ** (num - 1 - i) for i in range(num)]
-    return [share / sum(raw) for share in raw]
+    later = [(1 - decay) * decay ** (num - 1 - i) for i in range(1, num)]
+    return [decay ** (num - 1), *later] if num else []
 
 
 def average(paths: Sequence[Path], weights: Sequence[float] | None = None) -> dict[str, Tensor]:

@@ -99,13 +99,13 @@ def test_an_interrupted_run_averages_the_same_checkpoints_to_the_same_bits(run: 
 def test_the_command_averages_part_of_them_with_falling_shares(run: Path, tmp_path: Path) -> None:
     target = tmp_path / "two.safetensors"
     before = (run / "averaged.safetensors").read_bytes()
-    words = ["--last", "2ep", "--kind", "exponential", "--decay", "0.5", "--out", str(target)]
+    words = ["--last", "2ep", "--kind", "exponential", "--decay", "0.25", "--out", str(target)]
     with pytest.raises(SystemExit) as end:
         main(["average", str(run), *words, "--json", str(tmp_path / "told.json")])
     assert end.value.code == 0
     told = json.loads((tmp_path / "told.json").read_text())
     assert told == {"path": str(target), "steps": [15, 20], "kind": "exponential"}
-    assert_is(target, weighted_by_hand(run, {15: 0.5, 20: 1.0}))
+    assert_is(target, weighted_by_hand(run, {15: 0.25, 20: 0.75}))
     assert (run / "averaged.safetensors").read_bytes() == before
     [scored] = reconv.evaluate(target, recipe=str(run / "recipe.yaml"))
     assert scored.num_samples == 360
@@ -115,6 +115,13 @@ def test_the_command_makes_what_the_run_itself_made(run: Path, tmp_path: Path) -
     result = average(run, last="3ep", out=tmp_path / "again.safetensors")
     assert result.steps == (10, 15, 20)
     assert result.path.read_bytes() == (run / "averaged.safetensors").read_bytes()
+
+
+def test_a_run_that_averages_exponentially_runs_the_recursion_over_its_checkpoints(tmp_path: Path) -> None:
+    train(tmp_path / "run", average__kind="exponential", average__decay="0.75")
+    first, second, third = (weighted_by_hand(tmp_path / "run", {step: 1.0}) for step in (10, 15, 20))
+    value = {n: 0.75 * (0.75 * first[n] + 0.25 * second[n]) + 0.25 * third[n] for n in first}
+    assert_is(tmp_path / "run/averaged.safetensors", value)
 
 
 def test_moving_averages_can_be_averaged_too(tmp_path: Path) -> None:
