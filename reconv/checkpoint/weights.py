@@ -25,7 +25,7 @@ from reconv.checkpoint.tensorflow_names import HEAD, to_resnet
 from reconv.errors import CheckpointError
 
 _EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
-_RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
+_RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "checkpoint", "ckpt")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 # Names of a popular family of CIFAR ResNets (linear, shortcut), and what torchvision calls the same layers.
 _SYNONYMS = ((re.compile(r"^linear\."), "fc."), (re.compile(r"\.shortcut\."), ".downsample."))
@@ -44,6 +44,7 @@ class FitReport:
     missing: tuple[str, ...]  # in the network only
     unexpected: tuple[str, ...]  # in the file only
     reshaped: tuple[tuple[str, Shape, Shape], ...]  # in both; shape in the file, shape in the network
+    is_mostly_new: bool = False  # fewer than half of the network's tensors were kept, the head's not counted
 
     @property
     def is_exact(self) -> bool:
@@ -51,7 +52,10 @@ class FitReport:
         return not (self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.kept)} tensors kept"]
+        noun = "tensor" if len(self.kept) == 1 else "tensors"
+        lines = [f"{len(self.kept)} {noun} kept"]
+        if self.is_mostly_new:
+            lines = [f"WARNING: only {lines[0]}, less than half of the network, which is otherwise new"]
         changed = [f"{name} {list(there)} -> {list(here)}" for name, there, here in self.reshaped]
         for what, names in (
             ("missing in the file", self.missing),
@@ -111,7 +115,11 @@ def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, sour
 
 def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> FitReport:
     both = [name for name in state if name in tensors]
+    head = next((name.rpartition(".")[0] for name in reversed(state)), "")
+    body = [name for name in state if name.rpartition(".")[0] != head and not _is_counter(name)]
+    num_kept = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
     return FitReport(
+        is_mostly_new=2 * num_kept < len(body),
         kept=tuple(n for n in both if state[n].shape == tensors[n].shape),
         missing=tuple(n for n in state if n not in tensors and not _is_counter(n)),
         unexpected=tuple(n for n in tensors if n not in state and not _is_counter(n)),
@@ -127,12 +135,19 @@ def _is_counter(name: str) -> bool:
 
 
 def _named_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors under the network's own names: synonyms translated, and a network inside the file unwrapped."""
+    """The tensors under the network's own names: synonyms translated, and a network inside the file unwrapped.
+
+    A file is unwrapped where more of the network is found below a prefix than without it; what stands beside the
+    prefix under the network's own name, as a new head often does, is kept where the prefix has no such tensor.
+    """
     names = model.state_dict().keys()
     known = {_translated(name, names): tensor for name, tensor in tensors.items()}
-    if names.isdisjoint(known) and (prefix := _common_prefix(names, known)):
-        return {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
-    return known
+    beside = {name: tensor for name, tensor in known.items() if name in names}
+    prefix, num_below = _common_prefix(names, known)
+    if num_below <= len(beside) or 2 * (num_below + len(beside)) < len(names):
+        return known
+    below = {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
+    return {**beside, **below}
 
 
 def _translated(name: str, names: Collection[str]) -> str:
@@ -143,8 +158,8 @@ def _translated(name: str, names: Collection[str]) -> str:
     return other if name not in names and other in names else name
 
 
-def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> str:
-    """What most tensors have in front of names that the network knows (`backbone.`, `net.`); empty: too few do."""
+def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    """What most tensors have in front of names that the network knows (`backbone.`, `net.`), and how many have it."""
     first = {name.partition(".")[0] for name in names}
     counts: Counter[str] = Counter()
     for tensor_name in tensors:
@@ -152,8 +167,7 @@ def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> str
         for i in range(1, len(parts)):
             if parts[i] in first and ".".join(parts[i:]) in names:
                 counts[".".join(parts[:i]) + "."] += 1
-    prefix, num = max(counts.items(), key=lambda item: item[1], default=("", 0))
-    return prefix if 2 * num >= len(names) else ""
+    return max(counts.items(), key=lambda item: item[1], default=("", 0))
 
 
 def _unpickle(path: Path) -> Any:
@@ -170,7 +184,19 @@ def _unpickle(path: Path) -> Any:
                 why="a pickle can run any code; only plain tensors and containers are read",
                 then="have its author save model.state_dict() alone, best as .safetensors",
             ) from error
-        raise _unreadable(path, text.partition("\n")[0] or type(error).__name__) from error
+        raise _unreadable(path, _reason(path, error)) from error
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Why torch did not read a file, without its advice to read it in a way that runs code."""
+    text = str(error).partition("\n")[0]
+    if not any(words in text for words in ("weights_only", "Weights only", "magic number")):
+        return text or type(error).__name__
+    with path.open("rb") as file:
+        is_plain_pickle = file.read(1) == b"\x80"
+    return (
+        "a pickle that torch.save did not write, or a part of one" if is_plain_pickle else "not what torch.save writes"
+    )
 
 
 def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:

@@ -54,6 +54,7 @@ FOREIGN: dict[str, Any] = {
     "timm ema": {"state_dict": WRONG, "state_dict_ema": RIGHT},
     "lightning": {"state_dict": {**prefixed("model.", RIGHT), "criterion.weight": torch.ones(3)}, "epoch": 1},
     "lightning compiled": {"state_dict": prefixed("model._orig_mod.", RIGHT), "hyper_parameters": {"lr": 0.1}},
+    "a container called checkpoint": {"checkpoint": {"state_dict": RIGHT}, "epoch": 3},
     "nested twice": {"state_dict": {"model": prefixed("module.model.", RIGHT)}},
 }
 
@@ -133,6 +134,14 @@ def test_damaged_files_are_refused_with_their_path(tmp_path: Path) -> None:
             assert caught.value.where == str(path)
             num_cases += 1
     assert num_cases == 14
+
+
+def test_a_plain_pickle_is_refused_in_our_words_and_without_advice_to_run_it(tmp_path: Path) -> None:
+    for protocol in (2, 4):
+        (tmp_path / "w.pkl").write_bytes(pickle.dumps({"fc.weight": [1.0, 2.0]}, protocol=protocol))
+        with pytest.raises(CheckpointError, match=r"a pickle that torch\.save did not write") as caught:
+            read_weights(tmp_path / "w.pkl")
+        assert not any(word in str(caught.value) for word in ("weights_only", "Re-running", "torch.load"))
 
 
 @pytest.mark.parametrize("payload", [{}, {"epoch": 3}, [1, 2], torch.ones(3), {"state_dict": {}}, {"model": {"a": 1}}])
@@ -218,6 +227,31 @@ def test_a_backbone_is_unwrapped_only_where_the_network_has_none() -> None:
     assert fit(detector, wrapped).unexpected == ("projector.weight",)
 
 
+@pytest.mark.parametrize("head", ["fc.", "linear.", "backbone.fc."])
+def test_a_head_beside_a_backbone_does_not_hide_it(head: str) -> None:
+    model = build_model("resnet8_cifar", num_classes=4)
+    tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
+    body = {name: t for name, t in tensors.items() if not name.startswith("fc.")}
+    rest = {name.replace("fc.", head): t for name, t in tensors.items() if name.startswith("fc.")}
+    report = apply(model, {**prefixed("backbone.", body), **rest, "projector.bias": torch.ones(1)}, strict=False)
+    assert report.missing == () and len(report.kept) == len(tensors)
+    assert not report.is_mostly_new
+    for name in ("conv1.weight", "fc.weight"):
+        assert torch.equal(model.state_dict()[name], tensors[name])
+
+
+def test_weights_for_less_than_half_of_a_network_are_told_loudly_and_a_new_head_is_not() -> None:
+    model = build_model("resnet8_cifar", num_classes=4)
+    tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
+    few = fit(model, {name: tensors[name] for name in ("fc.weight", "conv1.weight")})
+    assert few.is_mostly_new
+    assert "WARNING: only 2 tensors kept, less than half of the network" in str(few)
+    headless = fit(model, {name: t for name, t in tensors.items() if not name.startswith("fc.")})
+    assert not headless.is_mostly_new
+    assert "WARNING" not in str(headless)
+    assert "1 tensor kept" in str(fit(network(), {"fc.weight": RIGHT["fc.weight"]}))
+
+
 @pytest.mark.parametrize("prefix", ["net.", "encoder.trunk.", "module.classifier_model."])
 def test_a_network_inside_a_larger_program_is_found_under_whatever_it_was_called(prefix: str) -> None:
     wrapped = {**prefixed(prefix, RIGHT), "criterion.weight": torch.ones(3)}
@@ -290,14 +324,16 @@ def test_the_mean_of_files_is_the_float64_mean_with_statistics_and_the_last_coun
     assert "bn1.running_var" in found
 
 
-def test_an_exponential_mean_is_the_recursion_it_stands_for(tmp_path: Path) -> None:
-    paths = save_weights(tmp_path, 3)
-    shares = exponential_weights(3, 0.5)
-    assert shares == pytest.approx([1 / 7, 2 / 7, 4 / 7])
-    found = average(paths, shares)["fc.weight"]
-    a, b, c = (weights_of(i)["fc.weight"].double() for i in range(3))
-    torch.testing.assert_close(found, ((a + 2 * b + 4 * c) / 7).float(), rtol=1e-7, atol=1e-8)
-    assert exponential_weights(4, 1.0) == [0.25] * 4
+@pytest.mark.parametrize("decay", [0.5, 0.99, 1.0])
+def test_an_exponential_mean_is_the_recursion_it_stands_for(tmp_path: Path, decay: float) -> None:
+    """V = c0; V = d V + (1 - d) c for each next checkpoint: the first keeps the whole weight of what came before."""
+    found = average(save_weights(tmp_path, 4), exponential_weights(4, decay))
+    for name in ("fc.weight", "bn1.running_var"):
+        value = weights_of(0)[name].double()
+        for i in range(1, 4):
+            value = decay * value + (1 - decay) * weights_of(i)[name].double()
+        torch.testing.assert_close(found[name], value.float(), rtol=1e-6, atol=1e-7)
+    assert exponential_weights(1, decay) == [1.0]
 
 
 def test_the_mean_of_equal_half_precision_files_is_that_file(tmp_path: Path) -> None:
