@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.unused import unused_options
 
 if TYPE_CHECKING:
     from reconv.recipe.plan import Every, Plan
@@ -37,6 +38,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         lines.append(
             "precision.rounding: nearest drops updates below half a step of a 16-bit weight: training may stall"
         )
+    lines += [f"has no effect: {field} ({why})" for field, why in unused_options(recipe)]
     return tuple(lines)
 
 

@@ -1,0 +1,73 @@
+"""Options whose parent is off: said in the plan, since they look as if they did something.
+
+Owns which option needs which other. Refuses to know what is wrong (rules): a recipe with such options is valid, and is
+often a child of one that uses them. Invariant: only values other than the defaults are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from reconv.recipe.fields import flatten
+from reconv.recipe.schema import Recipe
+
+
+def unused_options(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Each option that has no effect, and why."""
+    values, defaults = flatten(recipe), _defaults()
+    seen: set[str] = set()
+    for is_on, why, fields in _needs(recipe):
+        for field in () if is_on else fields:
+            if field not in seen and values[field] != defaults[field]:
+                seen.add(field)
+                yield field, why
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return dict(flatten(Recipe()))
+
+
+def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+    """Whether options are used, why not, and which they are."""
+    yield from _needs_of_images(recipe)
+    schedule, distill, average = recipe.schedule, recipe.distill, recipe.average
+    smoothed = recipe.loss.label_smoothing > 0
+    yield smoothed, "loss.label_smoothing is 0", ("loss.smoothing_form",)
+    yield distill.teacher is not None, "distill.teacher is null", ("distill.alpha", "distill.temperature")
+    yield recipe.ema.decay > 0, "ema.decay is 0", ("ema.ramp",)
+    yield average.last != "off", "average.last is off", ("average.kind", "average.decay")
+    yield average.kind == "exponential", "average.kind is mean", ("average.decay",)
+    yield schedule.warmup.value > 0, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.origin")
+    skips = recipe.engine.non_finite.policy == "skip"
+    yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
+    yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset",)
+    yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best")
+
+
+def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+    augment, cutmix = recipe.augment, recipe.augment.cutmix
+    spec, as_is = recipe.data.preprocess, "augment.train_like_eval is true"
+    crops = ("pad", "pad_form", "area", "ratio", "attempts", "fallback")
+    yield not augment.train_like_eval, as_is, _of("augment", "crop", "flip", "flip_form", *crops)
+    by_image = "data.preprocess.standardise is true"
+    # Grey images cannot have the default means: there is one value for each channel.
+    yield not spec.standardise or spec.channels == 1, by_image, _of("data.preprocess", "mean", "std")
+    yield not spec.standardise, by_image, ("data.preprocess.scale",)
+    crop = f"augment.crop is {augment.crop}"
+    yield augment.crop == "pad", crop, _of("augment", "pad", "pad_form")
+    yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback")
+    yield augment.flip > 0, "augment.flip is 0", ("augment.flip_form",)
+    policy = f"augment.policy is {augment.policy}"
+    yield augment.policy == "randaugment", policy, _of("augment.randaugment", "n", "magnitude")
+    yield augment.policy != "none", policy, ("augment.fill",)
+    yield augment.erase.probability > 0, "augment.erase.probability is 0", _of("augment.erase", "area", "ratio")
+    yield augment.mixup.on, "augment.mixup.alpha is 0", _of("augment.mixup", "per", "partner", "fold")
+    off = "alpha is 0" if cutmix.kind == "beta" else "keep is 1"
+    yield cutmix.on, f"augment.cutmix.{off}", _of("augment.cutmix", "kind", "roll")
+
+
+def _of(section: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{section}.{name}" for name in names)
