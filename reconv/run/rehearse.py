@@ -23,7 +23,7 @@ from reconv.errors import UsageError
 from reconv.parallel.world import World
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Every, Plan
-from reconv.recipe.schema import Average, Recipe, Stop
+from reconv.recipe.schema import Recipe, Stop
 from reconv.report.clock import rates_of
 from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved
 from reconv.run import parts
@@ -96,7 +96,7 @@ def rehearse(
 
 def _without_traces(recipe: Recipe) -> Recipe:
     """The recipe without what would be written beside the run, or end it before the steps asked for."""
-    return recipe.model_copy(update={"records": (), "profile": "off", "average": Average(), "stop": Stop()})
+    return recipe.model_copy(update={"records": (), "profile": "off", "stop": Stop()})
 
 
 def _cut_short(job: Job, steps: int | None) -> Job:
@@ -114,7 +114,7 @@ def _cut_short(job: Job, steps: int | None) -> Job:
             save=None if plan.save is None else _MEASURING,
         )
         sources = parts.Sources(sources.train, Subset(sources.val, np.arange(num_val, dtype=np.int64)))
-    plan = replace(plan, log=Every(steps=1), pinned_steps=())
+    plan = replace(plan, log=Every(steps=1), pinned_steps=(), average=None)
     return replace(job, plan=plan, sources=sources)
 
 
@@ -177,8 +177,20 @@ def _estimated_s(
 
 
 def _disk_bytes(recipe: Recipe, plan: Plan, checkpoint_bytes: int | None) -> int | None:
-    """What the checkpoints that are kept will take."""
+    """What the checkpoints that are kept will take at most: the last, the best, the pinned and those for an average.
+
+    They may be different ones all: a checkpoint that a good evaluation or a signal had saved is no part of an average.
+    """
     if checkpoint_bytes is None or plan.save is None:
         return None
     kept = recipe.save.keep_last if plan.save.minutes else min(recipe.save.keep_last, plan.save.count(plan.total_steps))
-    return checkpoint_bytes * (kept + recipe.save.keep_best + len(plan.pinned_steps))
+    return checkpoint_bytes * (kept + recipe.save.keep_best + len(plan.pinned_steps) + _num_averaged(plan))
+
+
+def _num_averaged(plan: Plan) -> int:
+    """How many checkpoints of the saving interval an average of the last ones needs."""
+    if plan.average is None:
+        return 0
+    regular = replace(plan.average.save, at_end=False)
+    before = max(0, plan.total_steps - plan.average.steps)
+    return regular.count(plan.total_steps) - (regular.count(before) if before else 0)

@@ -73,6 +73,22 @@ def test_a_dry_run_tells_what_the_whole_run_will_take() -> None:
     assert result.peak_memory_bytes > 0
 
 
+@pytest.mark.parametrize(
+    ("given", "num_kept"),
+    [
+        ({"average.last": "10ep"}, 2 + 1 + 10),
+        ({"average.last": "100%", "save.keep_last": "1"}, 1 + 1 + 25),
+        ({"average.last": "10ep", "save.every": "2ep", "save.keep_best": "false"}, 2 + 5),
+        ({"average.last": "3ep", "save.pin": "[4ep, 8ep]"}, 2 + 1 + 2 + 3),
+    ],
+)
+def test_a_dry_run_counts_the_checkpoints_that_an_average_keeps(given: dict[str, str], num_kept: int) -> None:
+    settings = [*GIVEN, *((field, value, "--set") for field, value in given.items())]
+    result = rehearse("quickstart", steps=1, overrides=settings)
+    assert result.checkpoint_bytes is not None
+    assert result.estimated_disk_bytes == num_kept * result.checkpoint_bytes
+
+
 def test_too_few_steps_give_no_speed_and_say_so() -> None:
     result = rehearse("quickstart", steps=2, overrides=GIVEN)
     assert result.images_per_s is None
