@@ -9,8 +9,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from reconv.errors import UsageError
+
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 RULES = ("all", "not-norm-bias", "not-norm", "nvidia-by-name")
+_NORM_NAME = "bn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ def decay_groups(model: nn.Module, rule: str) -> DecayGroups:
     """Sort the trainable parameters by a rule: all, not-norm-bias, not-norm or nvidia-by-name."""
     if rule not in RULES:
         raise ValueError(f"unknown decay rule {rule!r}: one of {', '.join(RULES)}")
+    if rule == "nvidia-by-name":
+        _refuse_nameless_norms(model)
     groups = DecayGroups({}, {})
     seen: set[int] = set()
     for module_name, module in model.named_modules():
@@ -38,6 +43,17 @@ def decay_groups(model: nn.Module, rule: str) -> DecayGroups:
     return groups
 
 
+def _refuse_nameless_norms(model: nn.Module) -> None:
+    """Refuse the rule by name where no norm of the network has such a name: it would silently decay all of them."""
+    norms = [name for name, module in model.named_modules() if isinstance(module, NORMS)]
+    if norms and not any(_NORM_NAME in name for name in norms):
+        raise UsageError(
+            f"optimizer.decay nvidia-by-name matches no norm of this network and would decay all {len(norms)}",
+            why=f"it goes by {_NORM_NAME!r} in a name, and here norms are called {norms[0]}, as in other families",
+            then="--set optimizer.decay=not-norm, which goes by the kind of a layer",
+        )
+
+
 def norm_biases(model: nn.Module) -> list[str]:
     """The names of the biases of all norms."""
     named = ((name, module) for name, module in model.named_modules() if isinstance(module, NORMS))
@@ -48,5 +64,5 @@ def _is_free(rule: str, module: nn.Module, own_name: str, name: str) -> bool:
     if rule == "all":
         return False
     if rule == "nvidia-by-name":
-        return "bn" in name  # a ResNet's shortcut norms (downsample.1) and fc bias are decayed under this rule
+        return _NORM_NAME in name  # a ResNet's shortcut norms (downsample.1) and fc bias are decayed under this rule
     return isinstance(module, NORMS) or (rule == "not-norm-bias" and own_name == "bias")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.optim import LARS, SGD, RMSprop, build_optimizer, decay_groups
 from reconv.recipe.schema import Optimizer
@@ -237,6 +238,15 @@ def test_the_vendors_rule_by_name_decays_shortcut_norms_and_the_last_bias() -> N
     assert len(free) == 2 * 7
     assert {"layer2.0.downsample.1.weight", "layer2.0.downsample.1.bias", "fc.bias", "conv1.weight"} <= decayed.keys()
     assert len(free) + len(decayed) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["efficientnet_cifar", "mobilenet_v2"])
+def test_the_vendors_rule_by_name_is_refused_where_no_norm_has_such_a_name(name: str) -> None:
+    model = build_model(name, num_classes=10)
+    with pytest.raises(UsageError, match="matches no norm") as caught:
+        decay_groups(model, "nvidia-by-name")
+    assert "optimizer.decay=not-norm" in caught.value.then
+    assert len(decay_groups(model, "not-norm").free) > 50
 
 
 def test_automatic_path_is_fused_and_foreach_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
