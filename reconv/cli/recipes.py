@@ -6,6 +6,8 @@ origin.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,11 @@ from reconv.cli.options import (
 
 if TYPE_CHECKING:
     from reconv.recipe.schema import Recipe
+
+
+_COLUMNS = ("recipe", "network", "length", "batch", "published", "measured by us", "published by")
+_LEAST_MISSED = ("published by", "network", "length", "batch")  # on a narrow terminal
+_LEAST = 14  # characters of a last column that are worth showing
 
 
 class RecipesGroup(NearestGroup):
@@ -55,14 +62,33 @@ def recipes(ctx: click.Context, json_file: str | None) -> None:
     if json_file is not None:
         emit_json([_entry(name, recipe) for name, recipe in found], json_file)
         return
-    print_table(
-        ["recipe", "network", "length", "batch", "published", "measured by us", "published by"],
-        [[name, *_row(recipe)] for name, recipe in found],
-    )
+    table = [
+        list(_COLUMNS),
+        *([name, *_row(recipe)] for name, recipe in found),
+    ]
+    if sys.stdout.isatty():
+        table = fit(table, shutil.get_terminal_size().columns)
+    print_table(table[0], table[1:])
+    hidden = "" if len(table[0]) == len(_COLUMNS) else " A wider terminal, or --json, has more columns."
     click.echo(
         "* may not carry over, or is no exact figure: reconv recipes show NAME says why, and prints every value; "
-        "reconv train NAME trains it."
+        f"reconv train NAME trains it.{hidden}"
     )
+
+
+def fit(table: list[list[str]], width: int) -> list[list[str]]:
+    """A table cut to a terminal's width, a line for each row: what is least missed left out, the last column cut."""
+    for name in ("", *_LEAST_MISSED):
+        kept = [column for column in zip(*table, strict=True) if column[0] != name]
+        table = [list(line) for line in zip(*kept, strict=True)]
+        room = width - sum(max(map(len, column)) + 2 for column in kept[:-1])
+        if room >= min(_LEAST, max(map(len, kept[-1]))):
+            break
+    return [[*line[:-1], _shortened(line[-1], max(room, _LEAST))] for line in table]
+
+
+def _shortened(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: room - 1].rstrip() + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
