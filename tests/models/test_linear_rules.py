@@ -1,0 +1,33 @@
+"""The rules by which the last layer gets its first values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from reconv.models import build_model
+
+# Bound of the values and their deviation, by inputs and outputs of the layer: resnet20_cifar has 64 inputs.
+INPUTS, OUTPUTS = 64, 500
+UNIFORM = {
+    "torch": 1 / math.sqrt(INPUTS),
+    "uniform_out": 1 / math.sqrt(OUTPUTS),
+    "glorot": math.sqrt(6 / (INPUTS + OUTPUTS)),
+}
+
+
+@pytest.mark.parametrize("rule", [*UNIFORM, "normal", "truncated"])
+def test_the_last_layer_has_the_bound_and_the_deviation_of_its_rule(rule: str) -> None:
+    layer = build_model("resnet20_cifar", num_classes=OUTPUTS, linear_init=rule).fc
+    largest, deviation = layer.weight.abs().max().item(), layer.weight.std().item()
+    if rule in UNIFORM:
+        assert 0.99 * UNIFORM[rule] < largest <= UNIFORM[rule]
+        assert deviation == pytest.approx(UNIFORM[rule] / math.sqrt(3), rel=0.02)
+    elif rule == "normal":
+        assert deviation == pytest.approx(0.01, rel=0.02)
+        assert 0.03 < largest < 0.06
+    else:  # a normal cut at two deviations is narrower than the normal
+        assert deviation == pytest.approx(0.01 * 0.8796, rel=0.02)
+        assert largest <= 0.02
+    assert bool(layer.bias.any()) == (rule == "torch")
