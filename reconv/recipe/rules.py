@@ -165,7 +165,7 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
         if augment.pad >= smallest:
             yield Contradiction(
                 ("augment.pad", "augment.pad_form"),
-                f"{augment.pad} is more than an image of {smallest} pixels can reflect; it needs one pixel less",
+                f"{augment.pad} is more than an image of {smallest} px can reflect; it needs one pixel less",
             )
     if augment.train_like_eval:
         for name in (name for name, is_on in extras.items() if is_on):

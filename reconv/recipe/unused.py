@@ -40,7 +40,11 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield recipe.ema.decay > 0, "ema.decay is 0", ("ema.ramp",)
     yield average.last != "off", "average.last is off", ("average.kind", "average.decay")
     yield average.kind == "exponential", "average.kind is mean", ("average.decay",)
-    yield schedule.warmup.value > 0, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.origin")
+    warms = schedule.warmup.value > 0
+    yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.origin")
+    yield warms or schedule.kind != "constant", "schedule.kind is constant, without warm-up", ("schedule.update",)
+    from_0 = schedule.kind in ("step", "milestones", "table") and schedule.origin == "start"
+    yield not from_0, f"schedule.kind {schedule.kind} counts from step 0 always", ("schedule.origin",)
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset",)

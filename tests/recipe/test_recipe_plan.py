@@ -86,6 +86,11 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits
     assert fits in caught.value.then
 
 
+def test_a_device_with_one_sample_has_one_sample() -> None:
+    with pytest.raises(RecipeError, match="8 devices take 1 sample each"):
+        plan_of(batch={"size": 8}, world=8)
+
+
 def test_the_tail_is_dropped_or_wraps() -> None:
     assert plan_of(1000, batch={"size": 64}, length="2ep").total_steps == 2 * 15
     assert plan_of(1000, batch={"size": 64}, length="2ep", data={"tail": "wrap"}).total_steps == 2 * 16

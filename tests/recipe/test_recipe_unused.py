@@ -39,6 +39,14 @@ def notices(**sections: Any) -> list[str]:
         ({"average": {"last": "3ep", "decay": 0.5}}, "average.decay (average.kind is mean)"),
         ({"schedule": {"warmup_from": "zero"}}, "schedule.warmup_from (schedule.warmup is 0)"),
         (
+            {"schedule": {"kind": "constant", "update": "epoch"}},
+            "schedule.update (schedule.kind is constant, without warm-up)",
+        ),
+        (
+            {"schedule": {"kind": "step", "period": "30ep", "warmup": "5ep", "origin": "start"}},
+            "schedule.origin (schedule.kind step counts from step 0 always)",
+        ),
+        (
             {"data": {"preprocess": {"standardise": True, "std": [0.5, 0.5, 0.5]}}},
             "data.preprocess.std (data.preprocess.standardise is true)",
         ),
