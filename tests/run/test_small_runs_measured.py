@@ -16,11 +16,12 @@ import reconv
 from reconv.cli import main
 from reconv.models import build_model
 from reconv.report.events import Evaluated, Event, Progress
+from reconv.run.train import RunResult
 
 SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
 
 
-def train(folder: Path, seen: list[Event] | None = None, **fields: str) -> reconv.RunResult:
+def train(folder: Path, seen: list[Event] | None = None, **fields: str) -> RunResult:
     given = [(name, value, "--set") for name, value in (SHORT | fields).items()]
     return reconv.train("quickstart", out=folder, overrides=given, on_event=None if seen is None else seen.append)
 
