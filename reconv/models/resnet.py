@@ -37,14 +37,14 @@ class ResNetSpec(Spec):
     stem: Literal["imagenet", "cifar", "deep"] = "imagenet"  # 7x7/2 and pool; one 3x3; three 3x3, /2, and pool
     shortcut: Literal["A", "B"] = "B"  # where shapes change: zero padding, or a projection
     project_first: bool = False  # a projection in the first stage too, as TensorFlow's programs have it
-    zero_gamma: ZeroGamma = "never"  # blocks whose last norm starts at zero
+    zero_gamma: ZeroGamma = "never"  # blocks whose last norm starts at zero; no-projection: never basic ones
     se_units: int = 0  # squeeze and excitation of so many hidden units; 0: none
     se_ratio: int = 0  # or of the block's channels divided by this
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.width, self.groups, self.width_per_group) < 1 or not self.depths or min(self.depths) < 1:
-            raise UsageError(f"a ResNet needs positive widths, groups and depths, not {self}")
+        if not self.depths:
+            raise UsageError("model option depths needs at least one stage")
         if self.block == "basic" and (self.groups, self.width_per_group) != (1, 64):
             raise UsageError("groups and width_per_group belong to bottleneck blocks, and this ResNet has basic ones")
         if self.version == "v2" and self.zero_gamma != "never":
@@ -258,14 +258,13 @@ class ResNet(Network):
         return logits
 
     def _zero_norms(self) -> frozenset[str]:
-        """The norms that the zero-gamma rule names."""
-        if self.spec.zero_gamma == "never":
-            return frozenset()
-        is_for_all = self.spec.zero_gamma == "always"
+        """The norms that the zero-gamma rule names; Graphcore's, no-projection, never touches basic blocks."""
+        rule = self.spec.zero_gamma
         return frozenset(
             f"{name}.{block.last_norm}"
             for name, block in self.named_modules()
-            if isinstance(block, BasicBlock | Bottleneck) and (is_for_all or block.downsample is None)
+            if (rule == "always" and isinstance(block, BasicBlock | Bottleneck))
+            or (rule == "no-projection" and isinstance(block, Bottleneck) and block.downsample is None)
         )
 
 

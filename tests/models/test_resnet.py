@@ -48,12 +48,22 @@ def test_shortcut_a_has_no_parameters_and_keeps_every_channel() -> None:
     assert sum(p.numel() for p in with_projection.parameters()) == 269_722 + (16 * 32 + 64) + (32 * 64 + 128)
 
 
-@pytest.mark.parametrize(("rule", "num_zero"), [("never", 0), ("always", 9), ("no-projection", 7)])
-def test_zero_gamma_rules_name_the_right_blocks(rule: str, num_zero: int) -> None:
-    model = build_model("resnet20_cifar", shortcut="B", zero_gamma=rule)
-    zeros = [name for name, p in model.named_parameters() if name.endswith("bn2.weight") and p.abs().sum() == 0]
+@pytest.mark.parametrize(
+    ("name", "last", "rule", "num_zero"),
+    [
+        ("resnet20_cifar", "bn2", "never", 0),
+        ("resnet20_cifar", "bn2", "always", 9),
+        ("resnet20_cifar", "bn2", "no-projection", 0),  # the rule is for bottlenecks
+        ("resnet29_bottleneck_cifar", "bn3", "never", 0),
+        ("resnet29_bottleneck_cifar", "bn3", "always", 9),
+        ("resnet29_bottleneck_cifar", "bn3", "no-projection", 6),
+    ],
+)
+def test_zero_gamma_rules_name_the_right_blocks(name: str, last: str, rule: str, num_zero: int) -> None:
+    model = build_model(name, shortcut="B", zero_gamma=rule)
+    zeros = [n for n, p in model.named_parameters() if n.endswith(f"{last}.weight") and p.abs().sum() == 0]
     assert len(zeros) == num_zero
-    others = [p for name, p in model.named_parameters() if "bn1.weight" in name]
+    others = [p for n, p in model.named_parameters() if "bn1.weight" in n]
     assert others and all(torch.equal(p, torch.ones_like(p)) for p in others)
 
 
