@@ -30,6 +30,13 @@ _TABLE: Mapping[str, Spec] = {
 }
 
 
+_NEEDS_NORM: Mapping[str, tuple[str, ...]] = {
+    "norm_groups": ("group", "proxy"),
+    "proxy_eps": ("proxy",),
+    "bn_momentum": ("batch",),
+}
+
+
 def model_names() -> list[str]:
     """Every name that `build_model` knows, apart from timm:NAME and torchvision:NAME."""
     return list(_TABLE)
@@ -66,7 +73,16 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
             why=f"did you mean {close[0]}?" if close else "",
             then="its options are: " + ", ".join(valid),
         )
-    return replace(spec, num_classes=num_classes, **options)
+    chosen = {option: value for option, value in options.items() if value is not None}  # null: the network's own
+    whole = replace(spec, num_classes=num_classes, **chosen)
+    for option, norms in _NEEDS_NORM.items():
+        if option in chosen and whole.norm not in norms:
+            raise UsageError(
+                f"model option {option} has no effect with norm: {whole.norm}",
+                why=f"it belongs to {' and '.join(norms)}",
+                then=f"leave it out, or --set model.options.{option}=null where a recipe gives it",
+            )
+    return whole.with_groups()
 
 
 def stages_of(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -56,11 +56,6 @@ class EfficientNetSpec(Spec):
     zero_gamma: ZeroGamma = "never"  # no-projection: blocks that have a shortcut
     linear_init: LinearInit = "uniform_out"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.depth_divisor, self.expand_ratio, self.group_dim) < 1 or self.top_width < 0:
-            raise UsageError("depth_divisor, expand_ratio and group_dim are at least 1, top_width at least 0")
-
     def build(self) -> EfficientNet:
         """The network, with torch's own initial values."""
         return EfficientNet(self)

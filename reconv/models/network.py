@@ -6,21 +6,25 @@ Invariant: a spec that exists is valid, and folding the input through `stages()`
 
 from __future__ import annotations
 
+import math
 import types
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.conv import SameConv2d, SameMaxPool2d
 from reconv.models.layers import BatchNorm2d
-from reconv.models.norm import ProxyNorm, fit_groups
+from reconv.models.norm import MOST_GROUPS, ProxyNorm, fit_groups
 
 ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated", "dirac"]
 LinearInit = Literal["torch", "glorot", "normal", "truncated", "uniform_out"]
 Stem = Literal["imagenet", "cifar"]
+# no-projection, of ResNets: bottlenecks without a projection, never basic blocks (Graphcore's rule); of inverted
+# residuals: blocks that have a shortcut.
 ZeroGamma = Literal["never", "always", "no-projection"]
 
 
@@ -73,7 +77,7 @@ class Spec:
     num_classes: int = 1000  # 1001 where label 0 is the background
     in_channels: int = 3
     norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalised
-    norm_groups: int = 32  # for group and proxy; at most one per channel
+    norm_groups: int | None = None  # for group and proxy; at most one per channel; null: as many as fit, up to 32
     norm_eps: float = 1e-5
     proxy_eps: float = 0.03
     bn_momentum: float = 0.1  # share of the new value; TensorFlow's decay is 1 - this
@@ -89,9 +93,7 @@ class Spec:
                 value = tuple(value)
                 object.__setattr__(self, field.name, value)
             _check_option(field.name, value, hints[field.name])
-        for name in ("num_classes", "in_channels"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"model option {name} must be at least 1, not {getattr(self, name)}")
+            _check_range(field.name, value)
 
     def make_conv(
         self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
@@ -107,10 +109,19 @@ class Spec:
             return BatchNorm2d(channels, self.norm_eps, self.bn_momentum)
         if self.norm == "layer":
             return nn.GroupNorm(1, channels, self.norm_eps)
-        groups = fit_groups(self.norm_groups, channels)
+        groups = min(self.norm_groups or MOST_GROUPS, channels)
         if self.norm == "group" or not activated:
             return nn.GroupNorm(groups, channels, self.norm_eps)
         return ProxyNorm(groups, channels, self.norm_eps, self.proxy_eps)
+
+    def with_groups(self) -> Self:
+        """The spec with a number of groups that divides every layer: the one given, or the largest up to 32."""
+        if self.norm not in ("group", "proxy"):
+            return self
+        with torch.device("meta"):
+            plain = replace(self, norm="layer").build()
+        channels = {module.num_channels for module in plain.modules() if isinstance(module, nn.GroupNorm)}
+        return replace(self, norm_groups=fit_groups(self.norm_groups, channels))
 
     def make_max_pool(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> nn.Module:
         """A max-pool; padding and ceil are torch's, SAME has its own rule."""
@@ -121,6 +132,31 @@ class Spec:
     def build(self) -> Network:
         """The network this spec describes, with torch's own initial values."""
         raise NotImplementedError
+
+
+_POSITIVE = (lambda number: number > 0, "above 0")
+_WHOLE = (lambda number: number >= 1, "at least 1")
+_NOT_NEGATIVE = (lambda number: number >= 0, "at least 0")
+_FRACTION = (lambda number: 0 <= number <= 1, "between 0 and 1")
+_RATE = (lambda number: 0 <= number < 1, "at least 0 and below 1")
+# What an option of a name may be, whichever architecture has it; of a list: each item.
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("norm_eps", "proxy_eps", "width_coefficient", "depth_coefficient", "head_scale"), _POSITIVE),
+    **dict.fromkeys(("num_classes", "in_channels", "norm_groups", "widths", "depths"), _WHOLE),
+    **dict.fromkeys(("width", "groups", "width_per_group", "depth_divisor", "expand_ratio", "group_dim"), _WHOLE),
+    **dict.fromkeys(("se_units", "se_ratio", "top_width"), _NOT_NEGATIVE),
+    **dict.fromkeys(("dropout", "aux_dropout", "drop_connect"), _RATE),
+    "bn_momentum": _FRACTION,
+}
+
+
+def _check_range(name: str, value: object) -> None:
+    """Refuse a number that an option of this name cannot have."""
+    is_right, words = _RANGES.get(name, (lambda number: True, ""))
+    for number in value if isinstance(value, tuple) else (value,):
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if is_number and not (math.isfinite(number) and is_right(number)):
+            raise UsageError(f"model option {name} cannot be {number}", why=f"it must be {words or 'a finite number'}")
 
 
 def _check_option(name: str, value: object, hint: Any) -> None:

@@ -6,7 +6,8 @@ Invariant: every norm has `weight` and `bias` under the same names, so a network
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Literal
 
@@ -25,6 +26,7 @@ ACTIVATIONS: dict[str, Function] = {
     "silu": partial(F.silu, inplace=True),
 }
 
+MOST_GROUPS = 32  # of a norm whose groups are not given
 _NUM_QUANTILES = 200
 
 
@@ -58,16 +60,23 @@ class ProxyNorm(nn.GroupNorm):
         return (activations - mean.to(dtype).view(1, -1, 1, 1)) * inverse_std.to(dtype).view(1, -1, 1, 1)
 
 
-def fit_groups(num_groups: int, num_channels: int) -> int:
-    """The number of groups for so many channels: at most one per channel, and an exact divisor."""
-    fitted = min(num_groups, num_channels)
-    if fitted < 1 or num_channels % fitted:
-        divisors = [d for d in range(1, num_channels + 1) if num_channels % d == 0]
+def fit_groups(num_groups: int | None, channels: Collection[int]) -> int:
+    """A number of groups that divides every layer, small ones having one per channel; None: the largest up to 32."""
+
+    def fits(number: int) -> bool:
+        return all(layer % min(number, layer) == 0 for layer in channels)
+
+    if num_groups is None:
+        return next(number for number in range(MOST_GROUPS, 0, -1) if fits(number))
+    if not fits(num_groups):
+        common = math.gcd(*channels)
+        layer = min(layer for layer in channels if layer % min(num_groups, layer))
+        divisors = ", ".join(str(d) for d in range(1, common + 1) if common % d == 0)
         raise UsageError(
-            f"norm_groups: {num_groups} does not divide a layer of {num_channels} channels",
-            then=f"choose one that divides every layer; here: {', '.join(map(str, divisors))}",
+            f"norm_groups: {num_groups} does not divide a layer of {layer} channels",
+            then=f"one that divides every layer of this network: {divisors}",
         )
-    return fitted
+    return num_groups
 
 
 def normed(norm: nn.Module, x: Tensor, function: Function) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import build_model
+from reconv.models import build_model, model_names, model_spec
 from reconv.models.conv import SameConv2d, SameMaxPool2d, same_padding
 from reconv.models.norm import ACTIVATIONS, ProxyNorm, normed
 
@@ -49,7 +49,8 @@ def test_padding_changes_only_strided_layers() -> None:
 def test_norms_that_do_not_look_at_the_batch_treat_each_sample_alone(
     norm: str, kind: type[nn.Module], num_norms: int
 ) -> None:
-    model = build_model("resnet8_cifar", num_classes=10, norm=norm, norm_groups=8).double().train()
+    groups = {} if norm == "layer" else {"norm_groups": 8}
+    model = build_model("resnet8_cifar", num_classes=10, norm=norm, **groups).double().train()
     assert sum(type(m) is kind for m in model.modules()) == num_norms
     x = torch.randn(3, 3, 16, 16, dtype=torch.float64)
     torch.testing.assert_close(model(x)[:1], model(x[:1]), rtol=1e-10, atol=1e-10)
@@ -65,6 +66,84 @@ def test_groups_that_do_not_divide_are_refused_with_those_that_do() -> None:
     with pytest.raises(UsageError, match="norm_groups: 5") as caught:
         build_model("resnet8_cifar", norm="group", norm_groups=5)
     assert "1, 2, 4, 8, 16" in caught.value.then
+
+
+def groups_of(name: str, **options: object) -> set[int]:
+    with torch.device("meta"):
+        model = build_model(name, **options)
+    return {m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_groups"),
+    [("resnet18", 32), ("resnext50_32x4d", 32), ("efficientnet_b0", 8), ("mobilenet_v2", 8), ("googlenet", 8)],
+)
+def test_groups_that_are_not_given_are_as_many_as_divide_every_layer(name: str, num_groups: int) -> None:
+    for norm in ("group", "proxy"):
+        assert groups_of(name, norm=norm) == {num_groups}
+
+
+def test_every_network_has_group_norm_without_being_told_how_many() -> None:
+    assert [name for name in model_names() if not groups_of(name, norm="group")] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("resnet18", (1, 2, 4, 8, 16, 32, 64)), ("efficientnet_b0", (1, 2, 4, 8))]
+)
+def test_the_advised_groups_are_those_that_divide_every_layer(name: str, advice: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="norm_groups: 7 does not divide") as caught:
+        groups_of(name, norm="group", norm_groups=7)
+    assert caught.value.then.endswith("this network: " + ", ".join(map(str, advice)))
+    for number in advice:
+        assert groups_of(name, norm="group", norm_groups=number) == {number}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "norms"),
+    [("norm_groups", 8, ("batch", "layer")), ("proxy_eps", 0.1, ("batch", "layer", "group")),
+     ("bn_momentum", 0.2, ("group", "layer", "proxy"))],
+)  # fmt: skip
+def test_an_option_of_another_norm_is_refused_and_null_takes_it_back(
+    option: str, value: float, norms: tuple[str, ...]
+) -> None:
+    for norm in ("batch", "group", "layer", "proxy"):
+        if norm in norms:
+            with pytest.raises(UsageError, match=f"{option} has no effect with norm: {norm}"):
+                build_model("resnet8_cifar", norm=norm, **{option: value})
+        else:
+            build_model("resnet8_cifar", norm=norm, **{option: value})
+        build_model("resnet8_cifar", norm=norm, **{option: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "said"),
+    [
+        ("efficientnet_b0", "drop_connect", 1.5, "below 1"),
+        ("efficientnet_b0", "drop_connect", -0.1, "at least 0"),
+        ("efficientnet_b0", "dropout", -1, "at least 0"),
+        ("efficientnet_b0", "width_coefficient", 0.0, "above 0"),
+        ("efficientnet_b0", "expand_ratio", 0, "at least 1"),
+        ("efficientnet_b0", "top_width", -1, "at least 0"),
+        ("mobilenet_v2", "dropout", 1.0, "below 1"),
+        ("mobilenet_v2", "depth_divisor", 0, "at least 1"),
+        ("googlenet", "aux_dropout", 2, "below 1"),
+        ("fastnet_cifar", "widths", [64, 0], "at least 1"),
+        ("resnet18", "norm_eps", -1, "above 0"),
+        ("resnet18", "norm_eps", float("nan"), "above 0"),
+        ("resnet18", "bn_momentum", 2.0, "between 0 and 1"),
+        ("resnet18", "bn_momentum", -0.1, "between 0 and 1"),
+        ("resnet18", "norm_groups", 0, "at least 1"),
+        ("resnet18", "proxy_eps", float("inf"), "above 0"),
+        ("resnet18", "se_ratio", -4, "at least 0"),
+        ("resnet18", "depths", [2, -1], "at least 1"),
+    ],
+)
+def test_a_number_out_of_its_options_range_is_refused_before_anything_is_built(
+    name: str, option: str, value: object, said: str
+) -> None:
+    with pytest.raises(UsageError, match=f"model option {option}") as caught:
+        model_spec(name, **{option: value})
+    assert said in caught.value.why
 
 
 @pytest.mark.parametrize("name", ["relu", "silu"])
