@@ -115,7 +115,7 @@ def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, sour
 
 def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> FitReport:
     both = [name for name in state if name in tensors]
-    head = next((name.rpartition(".")[0] for name in reversed(state)), "")
+    head = list(state)[-1].rpartition(".")[0] if state else ""
     body = [name for name in state if name.rpartition(".")[0] != head and not _is_counter(name)]
     num_kept = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
     return FitReport(
