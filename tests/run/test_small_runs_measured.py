@@ -14,8 +14,11 @@ import torch
 
 import reconv
 from reconv.cli import main
+from reconv.device import open_device
 from reconv.models import build_model
+from reconv.recipe.load import load
 from reconv.report.events import Evaluated, Event, Progress
+from reconv.run import parts
 from reconv.run.train import RunResult
 
 SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
@@ -83,6 +86,19 @@ def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_pa
 def test_the_batch_of_evaluation_is_its_own_and_changes_no_count(tmp_path: Path) -> None:
     scores = [train(tmp_path / size, **{"evaluate.batch": size}).summary["value"] for size in ("7", "360")]
     assert scores[0] == scores[1] is not None
+
+
+def test_channels_last_lays_the_weights_out_so_and_learns_the_same(tmp_path: Path) -> None:
+    losses = {}
+    for wish in ("on", "off"):
+        recipe = load("quickstart", [("engine.channels_last", wish, "--set")]).recipe
+        network = parts.build_network(recipe, 10, open_device("cpu"))
+        kernels = [weight for weight in network.model.parameters() if weight.ndim == 4 and min(weight.shape[1:]) > 1]
+        assert {k.is_contiguous(memory_format=torch.channels_last) for k in kernels} == {wish == "on"}
+        seen: list[Event] = []
+        train(tmp_path / wish, seen, **{"engine.channels_last": wish, "evaluate.every": "off"})
+        losses[wish] = [event.loss for event in seen if isinstance(event, Progress)]
+    assert losses["on"] == pytest.approx(losses["off"], rel=1e-4)
 
 
 @pytest.fixture
