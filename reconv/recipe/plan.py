@@ -242,7 +242,8 @@ def _split(recipe: Recipe, facts: Facts) -> _Split:
 def _spread_group(group: int, per_device: int, world: int) -> RecipeError:
     fitting = [n for n in range(1, per_device + 1) if per_device % n == 0][-6:]
     return RecipeError(
-        f"groups of {group} samples do not fall on whole devices: {world} devices take {count(per_device, 'sample')} each",
+        f"groups of {group} samples do not fall on whole devices: {world} devices take "
+        f"{count(per_device, 'sample')} each",
         why="batch norm and mixing stay inside a group, and a group cannot be spread over devices",
         then=f"group sizes that fit: {_listed(fitting)}, as in --set batch.group={fitting[-1]} (it changes batch norm)",
     )
