@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+from reconv.cache import CACHE_VARIABLE, cache_folder
 from reconv.checkpoint.files import replace_file
 from reconv.download import Progress, digest, download, silent
 from reconv.errors import CheckpointError, ResourceError, UsageError
@@ -26,7 +27,6 @@ from reconv.errors import CheckpointError, ResourceError, UsageError
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 HUB_URL = "https://huggingface.co/"
 URL_VARIABLE = "RECONV_WEIGHTS_URL"  # a mirror of torchvision's folder
-CACHE_VARIABLE = "RECONV_CACHE"
 
 # torchvision's files of the networks we have. The eight digits at the end of a name begin the file's sha256. A bare
 # name is torchvision's first set (IMAGENET1K_V1), `.v2` the one of its later recipe, where there is one.
@@ -113,12 +113,6 @@ def fetch_weights(
             why=error.strerror or str(error),
             then=f"make room, or name another folder: {CACHE_VARIABLE}=DIR",
         ) from error
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept: $RECONV_CACHE, else ~/.cache/reconv."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "reconv"
 
 
 def _address(name: str, base_url: str | None) -> tuple[str, str]:

@@ -19,9 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.checkpoint.crc32c import crc32c, masked
-from reconv.checkpoint.sstable import Field, MalformedError, has_footer, read_message, read_table
+from reconv.checkpoint.sstable import has_footer, read_table
+from reconv.crc32c import crc32c, masked
 from reconv.errors import CheckpointError
+from reconv.wire import Field, MalformedError, read_message
 
 _INDEX_SUFFIX = ".index"
 _DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
