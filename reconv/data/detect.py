@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.reader import unreadable
+from reconv.data.reader import listing, unreadable
 from reconv.data.sources.cifar import LAYOUTS, Layout
 from reconv.data.sources.folder import split_folder
+from reconv.data.sources.hf import MARK
+from reconv.data.sources.shards import why_shards
+from reconv.data.sources.table import find_tables
+from reconv.data.sources.tar import TAR
+from reconv.data.sources.tfrecord import TFRECORD
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"
@@ -72,7 +77,30 @@ def _recognise(folder: Path) -> Iterator[Found]:
         if (folder / first).is_file() and ((folder / layout.names).is_file() or folder.name == layout.folder):
             why = f"it has {first} and {layout.names}" if folder.name != layout.folder else f"found {layout.folder}/"
             yield Found(layout.kind, folder, why, layout)
-    if split_folder(folder, "train") is not None:
+    yield from _recognise_pictures(folder)
+
+
+def _recognise_pictures(folder: Path) -> Iterator[Found]:
+    """Everything that may lie in train/ or flat; a train/ that holds nothing else is a tree of class folders."""
+    train = split_folder(folder, "train")
+    try:
+        inner = listing(train)[1] if train is not None else []
+        shards = [(form.kind, why) for form in (TFRECORD, TAR) if (why := why_shards(form, folder)) is not None]
+        tables = find_tables(folder)
+    except DataError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return  # someone else's folder beside the data is no reason to stop
+        raise
+    if (folder / MARK).is_file():
+        yield Found("hf", folder, f"it has {MARK}")
+        return
+    for kind, why in shards:
+        # Archives left beside the class folders they were unpacked to are no shards.
+        if kind != TAR.kind or not inner:
+            yield Found(kind, folder, why)
+    if tables:
+        yield Found("csv", folder, f"{tables[0]} has the columns file and label")
+    if train is not None and (inner or not (shards or tables)):
         yield Found("folder", folder, "it has train/")
 
 

@@ -6,6 +6,8 @@ sample, and the training split alone is thinned by `data.percent`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from reconv.data.detect import detect
@@ -14,9 +16,22 @@ from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.cifar import open_cifar
 from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
+from reconv.data.sources.hf import HfSource
+from reconv.data.sources.shards import ShardSource
 from reconv.data.sources.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
+from reconv.data.sources.table import TableSource
+from reconv.data.sources.tar import open_tar
+from reconv.data.sources.tfrecord import TFRECORD
 from reconv.errors import DataError
 from reconv.recipe.schema import Data
+
+_OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
+    "folder": FolderSource,
+    "tfrecord": partial(ShardSource, TFRECORD),
+    "tar": open_tar,
+    "csv": TableSource,
+    "hf": HfSource,
+}
 
 
 def open_source(kind: str, path: Path | None, split: Split, data: Data) -> Source:
@@ -56,7 +71,7 @@ def _open(kind: str, path: Path | None, split: Split, data: Data) -> Source:
     found = detect(path, kind)
     if found.layout is not None:
         return open_cifar(found.layout, found.path, split, found.why)
-    return FolderSource(found.path, split, found.why)
+    return _OPENERS[found.kind](found.path, split, found.why)
 
 
 def _open_synthetic(kind: str, split: Split, data: Data) -> Synthetic:

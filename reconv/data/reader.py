@@ -1,7 +1,7 @@
 """The one place where data files are read: a range of bytes of a file.
 
-Owns opening, reading and the error for what cannot be read. Refuses to know formats. Invariant: the bytes asked for
-come back whole, or a `DataError` names the file.
+Owns opening, reading, listing and the error for what cannot be read. Refuses to know formats. Invariant: the bytes
+asked for come back whole, or a `DataError` names the file.
 """
 
 from __future__ import annotations
@@ -37,6 +37,39 @@ def size_bytes(path: str | Path) -> int:
         return os.stat(path).st_size
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+class Window:
+    """A file read forwards in pieces, for walking through it: what was read last is not read again."""
+
+    def __init__(self, path: str | Path, piece_bytes: int = 4096) -> None:
+        self.path = path
+        self._piece_bytes = piece_bytes
+        self._size = size_bytes(path)
+        self._start = 0
+        self._piece = b""
+
+    def take(self, start: int, length: int) -> bytes:
+        """Exactly these bytes."""
+        at = start - self._start
+        if at < 0 or at + length > len(self._piece):
+            ahead = min(self._piece_bytes, self._size - start)
+            self._start, self._piece, at = start, read(self.path, start, max(length, ahead)), 0
+        return self._piece[at : at + length]
+
+
+def listing(folder: str | Path) -> tuple[list[str], list[str]]:
+    """Names of the files and of the folders in a folder, each sorted; hidden ones are left out."""
+    files: list[str] = []
+    folders: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    (folders if entry.is_dir() else files).append(entry.name)
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    return sorted(files), sorted(folders)
 
 
 def unreadable(path: str | Path, error: OSError) -> DataError:

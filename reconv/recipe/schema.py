@@ -85,7 +85,19 @@ class Preprocess(Section):
 class Data(Section):
     """Where samples come from and how they are read."""
 
-    source: Literal["auto", "digits", "cifar10", "cifar100", "folder", "synthetic", "synthetic-device"] = "auto"
+    source: Literal[
+        "auto",
+        "digits",
+        "cifar10",
+        "cifar100",
+        "folder",
+        "tfrecord",
+        "tar",
+        "csv",
+        "hf",
+        "synthetic",
+        "synthetic-device",
+    ] = "auto"
     path: str | None = None
     tail: Literal["drop", "wrap"] = "drop"  # the part of an epoch that does not fill a batch
     percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples

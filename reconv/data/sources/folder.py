@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from reconv.data.names import PackedNames
 from reconv.data.reader import read, size_bytes, unreadable
 from reconv.data.source import Sample, Split, spread
 from reconv.errors import DataError
@@ -48,17 +50,17 @@ class FolderSource:
         present = self.class_names if split == "train" else _class_folders(self._folder)
         _refuse_unknown_classes(self._folder, present, self.class_names)
         numbers = {name: number for number, name in enumerate(self.class_names)}
-        packed, ends, targets = bytearray(), array("q", [0]), array("i")
+        targets = array("i")
         astray: list[str] = []
-        for class_name in present:
-            files = _image_files(self._folder, class_name, astray)
-            for file in files:
-                packed += os.fsencode(file)
-                ends.append(len(packed))
-            targets.extend([numbers[class_name]] * len(files))
+
+        def files() -> Iterator[str]:
+            for class_name in present:
+                found = _image_files(self._folder, class_name, astray)
+                targets.extend([numbers[class_name]] * len(found))
+                yield from found
+
+        self._names = PackedNames(files())
         _refuse_astray(self._folder, astray)
-        self._packed = bytes(packed)
-        self._ends = np.frombuffer(ends, np.int64)
         self._targets = np.frombuffer(targets, np.int32)
 
     def __len__(self) -> int:
@@ -67,13 +69,11 @@ class FolderSource:
     @property
     def index_bytes(self) -> int:
         """Memory held by the index."""
-        return len(self._packed) + self._ends.nbytes + self._targets.nbytes
+        return self._names.num_bytes + self._targets.nbytes
 
     def path(self, index: int) -> str:
         """The file of a sample."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        name = os.fsdecode(self._packed[self._ends[index] : self._ends[index + 1]])
+        name = self._names[index]
         return os.path.join(self._folder, self.class_names[self._targets[index]], name)
 
     def sample(self, index: int) -> Sample:
@@ -88,8 +88,8 @@ class FolderSource:
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
-        digest.update(self._packed)
-        digest.update(self._ends.data)
+        for piece in self._names.content():
+            digest.update(piece)
         digest.update(self._targets.data)
         for index in spread(len(self), 100 * min(1, _SIZES_IN_FINGERPRINT / len(self))):
             digest.update(size_bytes(self.path(int(index))).to_bytes(8, "little"))
