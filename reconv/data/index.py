@@ -95,7 +95,7 @@ def _make(folder: Path, names: Sequence[str], scan: Callable[[str], Scanned]) ->
     with ThreadPoolExecutor(_SCANS_AT_ONCE) as pool:
         for number, scanned in enumerate(pool.map(scan, [str(folder / name) for name in names])):
             piece = np.zeros(len(scanned.samples), ROW)
-            if scanned.samples:
+            if len(scanned.samples):
                 offsets, lengths, targets = np.array(scanned.samples, np.int64).T
                 piece["offset"], piece["length"], piece["label"] = offsets, lengths, targets
             piece["shard"] = number

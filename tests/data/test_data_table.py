@@ -1,0 +1,132 @@
+"""A folder of pictures and a CSV table."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from data_examples import encode, noise
+
+from reconv.data.detect import detect
+from reconv.data.open import open_source
+from reconv.data.sources.table import TableSource
+from reconv.errors import DataError, Exit
+from reconv.recipe.schema import Data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Ten pictures, half of them one folder down."""
+    root = tmp_path / "flat"
+    (root / "more").mkdir(parents=True)
+    for number in range(10):
+        name = f"{number}.png" if number % 2 else f"more/{number}.png"
+        (root / name).write_bytes(encode(noise(5, 6, 3, number)))
+    return root
+
+
+def write(folder: Path, *lines: str, name: str = "labels.csv") -> Path:
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_table_with_splits_is_found_and_read_in_its_order(folder: Path) -> None:
+    rows = ["7.png,cat,train", "more/0.png,ant,train", "1.png,ant,val", "more/2.png,bee,train", "3.png,cat,validation"]
+    write(folder, "file,label,split", *rows)
+    found = detect(folder)
+    assert (found.kind, found.path) == ("csv", folder)
+    assert "labels.csv" in found.why
+    train, val = (open_source("auto", folder, split, Data()) for split in ("train", "val"))  # type: ignore[arg-type]
+    assert train.class_names == val.class_names == ("ant", "bee", "cat")
+    assert [train.sample(index).target for index in range(len(train))] == [2, 0, 1]
+    assert [val.sample(index).target for index in range(len(val))] == [0, 2]
+    assert train.sample(0).data == encode(noise(5, 6, 3, 7))
+    assert train.sample(1).name == os.path.join(folder, "more/0.png")
+    assert train.fingerprint() != val.fingerprint()
+
+
+def test_without_a_split_every_fifth_row_is_validation_and_it_is_said(folder: Path) -> None:
+    names = [f"{n}.png" if n % 2 else f"more/{n}.png" for n in range(10)]
+    write(folder, "label,file", *(f"{n % 3},{name}" for n, name in enumerate(names)))
+    train, val = TableSource(folder, "train"), TableSource(folder, "val")
+    assert (len(train), len(val)) == (8, 2)
+    assert [os.path.relpath(val.path(index), folder) for index in range(2)] == [names[0], names[5]]
+    assert "every 5th row is for validation" in val.origin
+
+
+def test_numbers_are_sorted_as_numbers_and_text_as_text(folder: Path) -> None:
+    write(folder, "file,label,split", "1.png,10,train", "3.png,9,train", "5.png,2,train", "7.png,10,val")
+    assert TableSource(folder, "val").class_names == ("2", "9", "10")
+    write(folder, "file,label,split", "1.png,10,train", "3.png,9,train", "5.png,b,train", "7.png,10,val")
+    assert TableSource(folder, "val").class_names == ("10", "9", "b")
+
+
+def test_quotes_commas_a_byte_order_mark_and_spaces_are_read(folder: Path) -> None:
+    (folder / "a, b.png").write_bytes(encode(noise(5, 6, 3, 0)))
+    text = '\ufefffile, label ,split,note\r\n"a, b.png","tench, Tinca",train,"two\nlines"\r\n\r\n1.png,"x ""y""",train,\r\n'
+    (folder / "t.CSV").write_text(text + '1.png,"tench, Tinca",val,\r\n', newline="")
+    source = TableSource(folder, "train")
+    assert source.class_names == ("tench, Tinca", 'x "y"')
+    assert source.path(0) == os.path.join(folder, "a, b.png")
+
+
+BROKEN: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "a missing file": (("file,label,split", "1.png,a,train", "absent.png,a,val"), "missing file: absent.png", "line 3"),
+    "a missing folder": (("file,label,split", "1.png,a,train", "no/1.png,a,val"), "missing file: no/1.png", "line 3"),
+    "a column twice": (("file,label,label", "1.png,a,b"), "column label more than once", "line 1"),
+    "a file column twice": (("file,file,label", "1.png,a,b"), "column file more than once", "line 1"),
+    "too few cells": (("file,label,split", "1.png,a,train", "3.png,a"), "2 cells, the header has 3", "line 3"),
+    "too many cells": (("file,label", "1.png,a,train"), "3 cells, the header has 2", "line 2"),
+    "an unknown split": (("file,label,split", "1.png,a,train", "3.png,a,dev"), "split 'dev'", "line 3"),
+    "no label": (("file,label,split", "1.png,,train"), "without a file or a label", "line 2"),
+    "no training rows": (("file,label,split", "1.png,a,val"), "no rows for training", "line 1"),
+    "no rows": (("file,label,split",), "no rows for training", "line 1"),
+    "a class of validation alone": (("file,label,split", "1.png,a,train", "3.png,b,val"), "label 'b'", "line 3"),
+    "an open quote": (("file,label,split", "1.png,a,train", '"3.png,b,val'), "not CSV", "line 3"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_a_broken_table_is_refused_with_its_path_and_line(folder: Path, name: str) -> None:
+    lines, what, where = BROKEN[name]
+    write(folder, *lines)
+    with pytest.raises(DataError, match=what) as caught:
+        for split in ("train", "val"):
+            open_source("auto", folder, split, Data())  # type: ignore[arg-type]
+    assert caught.value.code == Exit.DATA
+    assert caught.value.where == f"{folder / 'labels.csv'}, {where}"
+    assert caught.value.then
+
+
+def test_two_tables_are_never_guessed_between_and_other_tables_do_not_count(folder: Path) -> None:
+    write(folder, "file,label,split", "1.png,a,train", "3.png,a,val")
+    write(folder, "ImageId,PredictionString", "x,y", name="solution.csv")
+    assert len(open_source("auto", folder, "train", Data())) == 1
+    write(folder, "file,label", "1.png,a", name="other.csv")
+    with pytest.raises(DataError, match="2 CSV files") as caught:
+        open_source("auto", folder, "train", Data())
+    assert "labels.csv, other.csv" in caught.value.why
+
+
+def test_a_file_that_vanishes_later_is_a_data_error(folder: Path) -> None:
+    write(folder, "file,label,split", "1.png,a,train", "3.png,a,val")
+    source = TableSource(folder, "train")
+    (folder / "1.png").unlink()
+    with pytest.raises(DataError, match="cannot read"):
+        source.sample(0)
+
+
+def test_a_tree_of_class_folders_with_a_table_beside_it_is_asked_about(tree: Path) -> None:
+    write(tree, "file,label", "train/ant/000.JPEG,a")
+    with pytest.raises(DataError, match="more than one kind of data"):
+        detect(tree)
+    assert detect(tree, "folder").kind == "folder"
+    assert detect(tree, "csv").kind == "csv"
+
+
+def test_the_index_takes_under_100_bytes_a_sample(folder: Path) -> None:
+    write(folder, "file,label,split", *["more/0.png,a,train"] * 20_000, "1.png,a,val")
+    source = TableSource(folder, "train")
+    assert len(source) == 20_000
+    assert source.index_bytes / len(source) < 100
