@@ -18,6 +18,7 @@ import numpy.typing as npt
 _POLYNOMIAL = 0x82F63B78  # bits reflected
 _ONES = 0xFFFFFFFF
 _MASK_DELTA = 0xA282EAD8
+_FEW_BYTES = 64
 _ROW_LOG2 = 14  # words; the sums and their tables then stay in the cache
 
 U32 = npt.NDArray[np.uint32]
@@ -26,11 +27,12 @@ U32 = npt.NDArray[np.uint32]
 def crc32c(data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> int:
     """The CRC-32C of the bytes."""
     buffer = np.frombuffer(data, np.uint8)
-    num_odd = len(buffer) % 4
+    # A few bytes, such as the length of a record, are done sooner than arrays are made for them.
+    num_head = len(buffer) % 4 if len(buffer) > _FEW_BYTES else len(buffer)
     state = _ONES
-    for byte in buffer[:num_odd].tolist():
-        state = _advance_by_byte(state ^ byte)
-    words = np.frombuffer(data, "<u4", offset=num_odd) if len(buffer) >= 4 else np.empty(0, "<u4")
+    for byte in buffer[:num_head].tolist():
+        state = _byte_table()[(state ^ byte) & 0xFF] ^ state >> 8
+    words = np.frombuffer(data, "<u4", offset=num_head) if len(buffer) > _FEW_BYTES else np.empty(0, "<u4")
     return (_fold(words, state) if len(words) else state) ^ _ONES
 
 
@@ -93,6 +95,12 @@ def _span(images: tuple[int, ...]) -> U32:
     for image in images:
         table = np.concatenate([table, table ^ np.uint32(image)])
     return table
+
+
+@lru_cache(maxsize=1)
+def _byte_table() -> tuple[int, ...]:
+    """What each value of the low byte of a state adds to it, after one byte."""
+    return tuple(_advance_by_byte(value) for value in range(256))
 
 
 def _advance_by_byte(state: int) -> int:

@@ -58,28 +58,23 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 def spans(take: Take, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, start and stop of each field of bytes in a message that lies at [at, end) of something not held whole."""
     while at < end:
-        tag, at = _take_varint(take, at, end)
+        head = memoryview(take(at, min(2 * _MAX_VARINT_BYTES, end - at)))  # one piece: two were a third of the time
+        tag, num_read = read_varint(head, 0)
         number, wire_type = tag >> 3, tag & 7
-        if wire_type == 0:
-            _, at = _take_varint(take, at, end)
-            continue
-        if wire_type == 2:
-            size, at = _take_varint(take, at, end)
+        size = 0
+        if wire_type in (0, 2):
+            size, num_read = read_varint(head, num_read)
         elif wire_type in (1, 5):
-            size = 8 if wire_type == 1 else 4
+            num_read += 8 if wire_type == 1 else 4
         else:
             raise MalformedError(f"a field has the unknown wire type {wire_type}")
-        if at + size > end:
+        at += num_read
+        stop = at + size if wire_type == 2 else at
+        if stop > end:
             raise MalformedError("a field lies outside of its message")
         if wire_type == 2:
-            yield number, at, at + size
-        at += size
-
-
-def _take_varint(take: Take, at: int, end: int) -> tuple[int, int]:
-    data = take(at, min(_MAX_VARINT_BYTES, end - at))
-    value, size = read_varint(memoryview(data), 0)
-    return value, at + size
+            yield number, at, stop
+        at = stop
 
 
 def varint(value: int) -> bytes:

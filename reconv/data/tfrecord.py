@@ -23,6 +23,7 @@ HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _LENGTH = struct.Struct("<QI")
 _GZIP = b"\x1f\x8b"
+_NAME_TAG = b"\x0a"  # of field 1, which is bytes
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of tf.train.Feature
 
 Values = Sequence[bytes] | Sequence[float] | Sequence[int]
@@ -60,26 +61,24 @@ def parse_example(data: bytes) -> dict[str, Values]:
     for field, message in read_message(data):
         for entry_field, entry in read_message(message) if field == 1 and isinstance(message, bytes) else ():
             if entry_field == 1 and isinstance(entry, bytes):
-                pair = dict(read_message(entry))
-                name, value = pair.get(1, b""), pair.get(2, b"")
-                if not isinstance(name, bytes) or not isinstance(value, bytes):
-                    raise MalformedError("a feature is not a name and a value")
-                features[name.decode("utf-8", "replace")] = _parse_feature(value)
+                name, value = _parse_entry(entry)
+                features[name] = value
     return features
 
 
-def peek_features(window: Window, start: int, length: int, wanted: frozenset[str]) -> dict[str, Values]:
+def peek_features(window: Window, start: int, length: int, wanted: Sequence[str]) -> dict[str, Values]:
     """The wanted features of the Example at `start`; the others, such as the picture, are skipped, not read."""
+    beginnings = tuple(bytes_field(1, name.encode()) for name in wanted)
+    longest = max(map(len, beginnings))
     features: dict[str, Values] = {}
     for field, low, high in spans(window.take, start, start + length):
         for entry_field, entry_low, entry_high in spans(window.take, low, high) if field == 1 else ():
-            if entry_field == 1:
-                at = {number: (a, b) for number, a, b in spans(window.take, entry_low, entry_high)}
-                name_low, name_high = at.get(1, (0, 0))
-                name = window.take(name_low, name_high - name_low).decode("utf-8", "replace")
+            # Every writer puts the name before the value; an entry that does not is read whole.
+            beginning = window.take(entry_low, min(longest, entry_high - entry_low))
+            if entry_field == 1 and (beginning.startswith(beginnings) or beginning[:1] != _NAME_TAG):
+                name, value = _parse_entry(window.take(entry_low, entry_high - entry_low))
                 if name in wanted:
-                    value_low, value_high = at.get(2, (0, 0))
-                    features[name] = _parse_feature(window.take(value_low, value_high - value_low))
+                    features[name] = value
     return features
 
 
@@ -129,6 +128,15 @@ def _length(path: str | Path, at: int, header: bytes) -> int:
             raise broken(path, 0, "compressed record file", "only uncompressed ones can be read at random", "unpack it")
         raise broken(path, at, "record whose length has a wrong checksum")
     return int(length)
+
+
+def _parse_entry(data: bytes) -> tuple[str, Values]:
+    """A name and its value, out of an entry of the map of features."""
+    pair = dict(read_message(data))
+    name, value = pair.get(1, b""), pair.get(2, b"")
+    if not isinstance(name, bytes) or not isinstance(value, bytes):
+        raise MalformedError("a feature is not a name and a value")
+    return name.decode("utf-8", "replace"), _parse_feature(value)
 
 
 def _parse_feature(data: bytes) -> Values:

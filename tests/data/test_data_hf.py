@@ -18,7 +18,7 @@ from reconv.data.open import open_source
 from reconv.errors import DataError, Exit, UsageError
 from reconv.recipe.schema import Data
 
-DATASETS = '''
+DATASETS = """
 import base64, json
 from pathlib import Path
 class Image:
@@ -51,7 +51,7 @@ def load_from_disk(path):
         if row.get("img") and row["img"]["bytes"] is not None:
             row["img"]["bytes"] = base64.b64decode(row["img"]["bytes"])
     return Dataset(features, rows)
-'''
+"""
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def save(root: Path, splits: dict[str, int], names: dict[str, list[str]] | None 
     for split, count in splits.items():
         (root / split).mkdir(parents=True)
         features = {"id": "Value", "img": "Image", "fine": (names or {}).get(split, ["ant", "bee"])}
-        rows = [
-            {"id": n, "img": {"bytes": base64.b64encode(encode(noise(4, 4, 3, n))).decode(), "path": None}, "fine": n % 2}
-            for n in range(count)
-        ]
+        rows = []
+        for number in range(count):
+            picture = base64.b64encode(encode(noise(4, 4, 3, number))).decode()
+            rows.append({"id": number, "img": {"bytes": picture, "path": None}, "fine": number % 2})
         (root / split / "rows.json").write_text(json.dumps({"features": features, "rows": rows}))
         (root / split / "state.json").write_text(json.dumps({"_fingerprint": f"{split}{count}"}))
     (root / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
@@ -110,7 +110,7 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(
 @pytest.mark.usefixtures("package")
 def test_what_does_not_fit_is_a_data_error_that_says_what_there_is(tmp_path: Path) -> None:
     root = save(tmp_path / "a", {"train": 2})
-    with pytest.raises(DataError, match="no split validation or val or test(.|\n)*it has train"):
+    with pytest.raises(DataError, match=r"no split validation or val or test(.|\n)*it has train"):
         open_source("auto", root, "val", Data())
     root = save(tmp_path / "b", {"train": 2, "val": 2}, {"val": ["bee", "ant"]})
     with pytest.raises(DataError, match="validation has other classes"):
@@ -120,7 +120,7 @@ def test_what_does_not_fit_is_a_data_error_that_says_what_there_is(tmp_path: Pat
     with pytest.raises(DataError, match=r"cannot be opened(.|\n)*JSONDecodeError"):
         open_source("auto", root, "train", Data())
     (root / "train" / "rows.json").write_text('{"features": {"img": "Image", "text": "Value"}, "rows": []}')
-    with pytest.raises(DataError, match="no single column of type ClassLabel(.|\n)*img, text"):
+    with pytest.raises(DataError, match=r"no single column of type ClassLabel(.|\n)*img, text"):
         open_source("auto", root, "train", Data())
     (root / "dataset_dict.json").write_text("{}")
     with pytest.raises(DataError, match="list of splits is damaged") as caught:

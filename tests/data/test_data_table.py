@@ -64,7 +64,8 @@ def test_numbers_are_sorted_as_numbers_and_text_as_text(folder: Path) -> None:
 
 def test_quotes_commas_a_byte_order_mark_and_spaces_are_read(folder: Path) -> None:
     (folder / "a, b.png").write_bytes(encode(noise(5, 6, 3, 0)))
-    text = '\ufefffile, label ,split,note\r\n"a, b.png","tench, Tinca",train,"two\nlines"\r\n\r\n1.png,"x ""y""",train,\r\n'
+    text = '\ufefffile, label ,split,note\r\n"a, b.png","tench, Tinca",train,"two\nlines"\r\n\r\n'
+    text += '1.png,"x ""y""",train,\r\n'
     (folder / "t.CSV").write_text(text + '1.png,"tench, Tinca",val,\r\n', newline="")
     source = TableSource(folder, "train")
     assert source.class_names == ("tench, Tinca", 'x "y"')

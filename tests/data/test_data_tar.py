@@ -37,7 +37,9 @@ def write_set(root: Path, layout: str = "flat") -> Path:
     """Two training shards of two samples and a validation shard of one."""
     for split, shards in (("train", ([1, 0], [2, 1])), ("val", ([2],))):
         for number, labels in enumerate(shards):
-            members = [m for row, label in enumerate(labels) for m in sample(f"{number}{row}", label, 10 * number + row)]
+            members = [
+                m for row, label in enumerate(labels) for m in sample(f"{number}{row}", label, 10 * number + row)
+            ]
             name = f"{number:06}.tar"
             write_tar(root / split / name if layout == "folders" else root / f"set-{split}-{name}", members)
     return root
@@ -52,9 +54,7 @@ def test_shards_are_found_and_read_in_order(tmp_path: Path, layout: str) -> None
     train, val = (open_source("auto", root, split, Data()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train), len(val)) == (4, 1)
     assert [train.sample(index).target for index in range(4)] == [1, 0, 2, 1]
-    assert [train.sample(index).data for index in (0, 3)] == [
-        encode(noise(9, 7, 3, seed), "PNG") for seed in (0, 11)
-    ]
+    assert [train.sample(index).data for index in (0, 3)] == [encode(noise(9, 7, 3, seed), "PNG") for seed in (0, 11)]
     assert val.class_names == ("class0", "class1", "class2")
     assert ", byte 512" in val.sample(0).name
 
@@ -117,7 +117,7 @@ def test_a_tar_cut_anywhere_or_damaged_is_refused(tmp_path: Path) -> None:
     cuts = [0, 1, 300, 512, 700, 1024, used // 2, used - 1]
     for content in (*(whole[:size] for size in cuts), whole[:2100] + b"?" * 300 + whole[2400:], b"no tar" * 300):
         path.write_bytes(content)
-        with pytest.raises(DataError, match="cut short or damaged|ends early|no picture|no label|no samples") as caught:
+        with pytest.raises(DataError, match=r"cut short|ends early|no picture|no label|no samples") as caught:
             open_tar(tmp_path / "set", "train")
         assert str(path) in caught.value.where
     path.write_bytes(whole[: (used + 511) // 512 * 512 + 512])  # one block of the end mark is enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -239,10 +240,8 @@ def test_an_example_comes_back_as_it_was_written(features: dict[str, Any]) -> No
 def test_no_bytes_make_the_parser_do_anything_but_answer_or_refuse(data: bytes, at: int, byte: int) -> None:
     whole = bytearray(encode_example({"a": [1, 2], "b": [b"x" * 20], "c": [0.5]}) + data)
     whole[at % len(whole)] = byte
-    try:
+    with contextlib.suppress(MalformedError):
         assert isinstance(parse_example(bytes(whole)), dict)
-    except MalformedError:
-        pass
 
 
 def test_the_index_reads_labels_without_reading_pictures(tmp_path: Path) -> None:
@@ -257,7 +256,7 @@ def test_the_index_reads_labels_without_reading_pictures(tmp_path: Path) -> None
             return super().take(start, length)
 
     window = Counted(path)
-    labels = [peek_features(window, *span, frozenset({"image/class/label"})) for span in record_spans(window)]
+    labels = [peek_features(window, *span, ["image/class/label"]) for span in record_spans(window)]
     assert labels == [{"image/class/label": [4]}] * 2
     assert max(asked) < 100
 

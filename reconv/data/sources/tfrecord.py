@@ -25,7 +25,7 @@ from reconv.data.tfrecord import (
 from reconv.wire import MalformedError
 
 IMAGE, LABEL, SYNSET, TEXT = "image/encoded", "image/class/label", "image/class/synset", "image/class/text"
-_WANTED = frozenset((LABEL, SYNSET, TEXT))
+_WANTED = (LABEL, SYNSET, TEXT)
 _MAX_RECORD_BYTES = (1 << 32) - 1  # what a row of the index can hold
 _NAME = re.compile(r"(?P<split>train|validation|val)-\d+-of-\d+(\.tfrecords?)?")
 

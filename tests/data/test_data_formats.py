@@ -1,0 +1,162 @@
+"""One data set in every format: the same samples, the same batches, whatever reads them."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import reconv
+from reconv.data.detect import detect
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.open import open_source
+from reconv.data.source import Source, Split
+from reconv.data.sources.folder import FolderSource
+from reconv.data.tfrecord import encode_example, write_records
+from reconv.errors import DataError, Exit
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import Augment, BatchSizes, Data, Preprocess, Recipe
+
+FORMATS = ("tfrecord", "tar", "csv")
+PREPROCESS = Preprocess(size=24, resize=28)
+NUM_SHARDS = 2
+
+
+def rewritten(tree: Path, kind: str) -> Path:
+    """The tree's samples, in the tree's order, in another format."""
+    root = tree.parent / kind
+    lines = ["file,label,split"]
+    for split, name in (("train", "train"), ("val", "validation")):
+        source = FolderSource(tree, split)  # type: ignore[arg-type]
+        rows = [(source.sample(i), source.class_names[source.sample(i).target], i) for i in range(len(source))]
+        (root / name).mkdir(parents=True, exist_ok=True)
+        cut = len(rows) // NUM_SHARDS + 1
+        for shard in range(NUM_SHARDS):
+            part = rows[shard * cut : (shard + 1) * cut]
+            if kind == "tfrecord":
+                examples = (
+                    encode_example(
+                        {
+                            "image/encoded": [sample.data],
+                            "image/class/label": [sample.target + 1],
+                            "image/class/synset": [class_name.encode()],
+                        }
+                    )
+                    for sample, class_name, _ in part
+                    if isinstance(sample.data, bytes)
+                )
+                write_records(root / name / f"{name}-{shard:05}-of-{NUM_SHARDS:05}", examples)
+            elif kind == "tar":
+                with tarfile.open(root / name / f"{shard:04}.tar", "w") as tar:
+                    for sample, _, index in part:
+                        assert isinstance(sample.data, bytes)
+                        for ending, data in (("jpg", sample.data), ("cls", b"%d" % sample.target)):
+                            info = tarfile.TarInfo(f"{index:06}.{ending}")
+                            info.size = len(data)
+                            tar.addfile(info, io.BytesIO(data))
+        lines += [f"{os.path.relpath(sample.name, tree.parent)},{class_name},{split}" for sample, class_name, _ in rows]
+    if kind == "tar":
+        (root / "classes.txt").write_text("ant\nbee\ncat\n")
+    if kind == "csv":
+        for name in ("train", "validation"):
+            (root / name).rmdir()
+        (root / "list.csv").write_text("\n".join(lines).replace("tree/", "../tree/") + "\n")
+    return root
+
+
+def recipe_of(workers: int) -> Recipe:
+    return Recipe(
+        seed=5,
+        data=Data(preprocess=PREPROCESS, tail="wrap", workers=workers),
+        augment=Augment(crop="resized"),
+        batch=BatchSizes(size=6, group=3, micro=3),
+    )
+
+
+def batches(source: Source, workers: int, start: int = 0, world_size: int = 1) -> list[dict[str, Tensor]]:
+    """The global batches of the steps [start, 4), ranks and micro-batches joined."""
+    recipe = recipe_of(workers)
+    plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names), world_size=world_size))
+    ranks = [list(TrainLoader(source, recipe, plan, lambda t: t, rank).steps(start, 4)) for rank in range(world_size)]
+    steps = [[batch for rank in ranks for batch in rank[step]] for step in range(4 - start)]
+    return [{name: torch.cat([b[name] for b in step]) for name in ("images", "targets", "indices")} for step in steps]
+
+
+def equal(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool:
+    assert len(left) == len(right) > 0
+    return all(torch.equal(a[name], b[name]) for a, b in zip(left, right, strict=True) for name in a)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_gives_the_bytes_of_the_folder_for_any_workers_ranks_and_first_step(tree: Path, kind: str) -> None:
+    expected = batches(FolderSource(tree, "train"), 0)
+    root = rewritten(tree, kind)
+    assert detect(root).kind == kind
+    source = open_source("auto", root, "train", Data())
+    assert source.class_names == ("ant", "bee", "cat")
+    for workers in (0, 1, 2, 8):
+        assert equal(batches(source, workers), expected)
+    assert equal(batches(source, 2, world_size=2), expected)
+    assert equal(batches(source, 2, start=3), expected[3:])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_is_evaluated_once_a_sample(tree: Path, kind: str) -> None:
+    root = rewritten(tree, kind)
+    for source in (FolderSource(tree, "val"), open_source(kind, root, "val", Data())):
+        loaded = list(EvalLoader(source, PREPROCESS, 2, lambda t: t, 2))
+        assert torch.cat([batch["indices"] for batch in loaded]).tolist() == list(range(5))
+        assert torch.cat([batch["targets"] for batch in loaded]).tolist() == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_fingerprint_is_the_same_after_a_move_and_another_after_a_change(tree: Path, kind: str) -> None:
+    root = rewritten(tree, kind)
+    splits: tuple[Split, ...] = ("train", "val")
+    before = [open_source("auto", root, split, Data()).fingerprint() for split in splits]
+    moved = root.rename(root.with_name("moved"))
+    assert [open_source("auto", moved, split, Data()).fingerprint() for split in splits] == before
+    assert before[0] != before[1]
+    if kind == "csv":
+        table = moved / "list.csv"
+        table.write_text(table.read_text().replace(",ant,train", ",bee,train", 1))
+    else:
+        first, second = sorted((moved / "train").iterdir())[-2:]
+        swapped = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(swapped)
+    assert open_source("auto", moved, "train", Data()).fingerprint() != before[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_a_bad_checksum_ends_the_epoch_with_its_place_for_any_workers(tree: Path, workers: int) -> None:
+    root = rewritten(tree, "tfrecord")
+    path = root / "train" / "train-00001-of-00002"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    source = open_source("auto", root, "train", Data())
+    with pytest.raises(DataError, match="wrong checksum") as caught:
+        batches(source, workers)
+    assert caught.value.code == Exit.DATA
+    assert caught.value.where.startswith(f"{path}, byte ")
+
+
+def test_a_run_on_records_ends_bitwise_as_one_on_the_folder_and_is_evaluated(tree: Path, tmp_path: Path) -> None:
+    settings = {"batch.size": "4", "length": "3step", "schedule.warmup": "0step", "engine.threads": "1"}
+    settings |= {"data.source": "auto", "data.preprocess.resize": "32", "save.every": "3step"}
+    overrides = [(field, value, "--set") for field, value in settings.items()]
+    weights = {}
+    for kind, root in (("folder", tree), ("tfrecord", rewritten(tree, "tfrecord"))):
+        out = tmp_path / f"run-{kind}"
+        result = reconv.train("cifar10-resnet20", data=root, out=out, overrides=overrides, device="cpu")
+        assert result.summary["steps"] == 3
+        weights[kind] = (out / "checkpoints" / "step-000000003" / "model.safetensors").read_bytes()
+        (score,) = reconv.evaluate(out, device="cpu")
+        assert score.metrics["top1"] == result.summary["value"]
+    assert weights["folder"] == weights["tfrecord"]
