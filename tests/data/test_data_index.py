@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from reconv.data.index import Index, Scanned, open_index
+from reconv.data.reader import Window
 from reconv.errors import DataError
 
 SCAN_COUNT: list[str] = []
@@ -168,3 +169,23 @@ def test_a_million_samples_cost_under_100_bytes_each_and_are_not_copied(tmp_path
     assert Path(index.kept).stat().st_size < 21 * 1_000_000
     assert not index.rows.flags.owndata
     assert index.rows[999_999].item() == (999_999 * 110_000, 110_000, 0, 999)
+
+
+def test_the_first_name_of_a_label_stays(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"shard-{number}").touch()
+
+    def named(path: str) -> Scanned:
+        return Scanned([(0, 1, 7)], b"", {7: path[-1]})
+
+    assert open_index("kind", "train", tmp_path, [f"shard-{n}" for n in range(3)], named).names == {7: "0"}
+
+
+def test_a_window_gives_the_bytes_asked_for_in_any_order(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 10
+    (tmp_path / "file").write_bytes(data)
+    window = Window(tmp_path / "file", piece_bytes=100)
+    for start, length in ((0, 5), (90, 20), (80, 4), (2000, 300), (1999, 1), (2559, 1), (0, 2560), (2560, 0)):
+        assert window.take(start, length) == data[start : start + length]
+    with pytest.raises(DataError, match="ends early"):
+        window.take(2550, 20)
