@@ -51,7 +51,7 @@ def detect(path: Path, wanted: str = "auto") -> Found:
     trees = [found for found in candidates if found.layout is None]
     if len(trees) > 1:
         raise DataError(
-            f"more than one image tree under {path}",
+            f"more than one {'image tree' if kinds == ['folder'] else f'{kinds[0]} data set'} under {path}",
             where=str(path),
             why=", ".join(str(found.path) for found in trees),
             then=f"name one of them: --data {trees[0].path}",
@@ -146,7 +146,13 @@ def _refuse_what_is_no_folder(path: Path) -> None:
 def _nothing(path: Path, wanted: str) -> DataError:
     names = ", ".join(f"{layout.folder}/" for layout in LAYOUTS)
     others = sorted({found.kind for found in _candidates(path)})
-    held = f"it holds {', '.join(others)}" if others else f"looked two levels down for train/, {names}"
+    held = (
+        f"it holds {', '.join(others)}" if others else f"looked two levels down for train/, shards, a CSV file, {names}"
+    )
     what = f"no data recognised in {path}" if wanted == "auto" else f"no {wanted} in {path}"
-    then = f"reconv data get {wanted} {path}" if wanted.startswith("cifar") else "--data DIR with train/ and val/ in it"
+    then = (
+        f"reconv data get {wanted} {path}"
+        if wanted.startswith("cifar")
+        else "--data DIR with train/ and val/ in it; docs/data.md has all forms"
+    )
     return DataError(what, where=str(path), why=held, then=then)

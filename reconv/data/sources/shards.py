@@ -18,7 +18,7 @@ from reconv.data.source import Sample, Split
 from reconv.data.sources.folder import SPLIT_FOLDERS
 from reconv.errors import DataError
 
-MAX_LABEL = 1 << 20
+_MAX_LABEL = 1 << 20
 _NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)(?:-of-(?P<count>\d+))?(?P<ending>\D*)")
 
 
@@ -122,14 +122,13 @@ class ShardSource:
         self.kind = form.kind
         self._form = form
         self._shards = find_shards(form, root, split)
-        self._index = self._open(split)
-        train = self._index if split == "train" else open_of(form, root, "train")
-        self.class_names = class_names or _class_names(train, form.first_label)
+        self._index = _open_index(form, split, self._shards)
+        if class_names is None:
+            train = self._index if split == "train" else _open_index(form, "train", find_shards(form, root, "train"))
+            class_names = _class_names(train, form.first_label)
+        self.class_names = class_names
         self._refuse_labels_beyond()
         self.origin = f"{form.title} at {root}" + (f" ({why})" if why else "") + f"; index {self._index.kept}"
-
-    def _open(self, split: Split) -> Index:
-        return open_index(self.kind, split, self._shards.folder, self._shards.names, self._form.scan)
 
     def _refuse_labels_beyond(self) -> None:
         labels = self._index.rows["label"]
@@ -164,19 +163,17 @@ class ShardSource:
         return f"{self._index.digest}/{len(self.class_names)}"
 
 
-def open_of(form: Form, root: Path, split: Split) -> Index:
-    """The index of another split of the same data."""
-    shards = find_shards(form, root, split)
+def _open_index(form: Form, split: Split, shards: Shards) -> Index:
     return open_index(form.kind, split, shards.folder, shards.names, form.scan)
 
 
-def check_label(form_first: int, label: int, where: str) -> int:
+def check_label(first_label: int, label: int, where: str) -> int:
     """A label that can be a class."""
-    if not form_first <= label <= MAX_LABEL:
+    if not first_label <= label <= _MAX_LABEL:
         raise DataError(
             f"label {label} out of range",
             where=where,
-            why=f"labels of this format are counted from {form_first}",
+            why=f"labels of this format are counted from {first_label}",
             then="write the labels again, counted from there",
         )
     return label

@@ -95,10 +95,12 @@ def _members(path: str) -> Iterator[tarfile.TarInfo]:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # it keeps them all otherwise
                 at = tar.offset
-                if member.isfile():
+                if member.isfile() and not member.issparse():
                     yield member
                 elif not member.isdir():
-                    raise _broken(path, member.offset, f"member {member.name} is a link or a device", "it has no bytes")
+                    raise _broken(
+                        path, member.offset, f"member {member.name} is no plain file", "links, devices and sparse files"
+                    )
             at = tar.offset
     except (tarfile.TarError, EOFError, UnicodeError, ValueError) as error:
         raise _broken(path, at, "tar cut short or damaged", str(error)) from error
