@@ -1,11 +1,15 @@
-"""The verb `data`: get a data set onto this machine.
+"""The verb `data`: get a data set onto this machine, and convert it.
 
-Owns the progress bar. Refuses to know addresses and checksums. Invariant: nothing is downloaded that was not named.
+Owns the progress bars. Refuses to know addresses, checksums and formats. Invariant: nothing is downloaded that was not
+named, and no file of the user is changed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +20,27 @@ from reconv.cli.options import NearestGroup, Verb
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from reconv.data.source import Split
+
+
+def _pair(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
+    """Two counts, as 1024,128."""
+    if text is None:
+        return None
+    words = text.replace("_", "").split(",")
+    if len(words) != 2 or not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise click.BadParameter("two numbers, for training and validation: 1024,128", ctx, param)
+    return int(words[0]), int(words[1])
+
 
 @click.group(cls=NearestGroup)
 def data() -> None:
-    """Get data sets.
+    """Get data sets and convert them.
 
     \b
     Examples:
       reconv data get cifar10
-      reconv data get cifar100 /data
+      reconv data convert /imagenet /fast/imagenet --to packed
     """
 
 
@@ -57,6 +73,95 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
         got = fetch(name, folder, progress=advance, base_url=base_url)
     said = "was there already" if got.already_there else "is complete"
     click.echo(f"{name} {said}: {got.path}")
+
+
+@data.command("convert", cls=Verb)
+@click.argument("source", metavar="SOURCE")
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--to", "kind", type=click.Choice(["packed", "folder", "tar", "tfrecord"]), required=True)
+@click.option(
+    "--from", "source_kind", metavar="KIND", default="auto", help="What SOURCE is, where it could be two things."
+)
+@click.option("--raw", is_flag=True, help="Keep pixels instead of encoded files (packed).")
+@click.option("--longest", metavar="PX", type=click.IntRange(1), help="Make pictures with a longer side smaller.")
+@click.option("--shortest", metavar="PX", type=click.IntRange(1), help="The same, by the shorter side.")
+@click.option(
+    "--quality", metavar="1-100", type=click.IntRange(1, 100), help="Encode every picture as JPEG of this quality."
+)
+@click.option("--per-shard", metavar="N", type=click.IntRange(1), help="Samples in a shard (packed, tar); else 2048.")
+@click.option("--shards", metavar="TRAIN,VAL", callback=_pair, help="Numbers of shards (tfrecord); else 1024,128.")
+@click.option("--labels", type=click.Path(path_type=Path, exists=True), help="ImageNet archives: label list or devkit.")
+@click.option(
+    "--expect", metavar="TRAIN,VAL", callback=_pair, help="Samples there must be; archives: else as published."
+)
+@click.option("--workers", metavar="N", type=click.IntRange(1), help="Threads; else one a core.")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def convert(
+    source: str,
+    destination: Path,
+    kind: str,
+    source_kind: str,
+    raw: bool,
+    longest: int | None,
+    shortest: int | None,
+    quality: int | None,
+    per_shard: int | None,
+    shards: tuple[int, int] | None,
+    labels: Path | None,
+    expect: tuple[int, int] | None,
+    workers: int | None,
+    quiet: bool,
+) -> None:
+    """Write the data at SOURCE in another form to DEST, which must not exist yet.
+
+    SOURCE is what --data takes, `digits`, or the folder with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar (and
+    a label list or the devkit). DEST appears when it is whole; the same command goes on after a kill.
+
+    \b
+    Examples:
+      reconv data convert /imagenet /fast/imagenet --to packed --shortest 320 --quality 90
+      reconv data convert /downloads /imagenet --to folder --labels ILSVRC2012_devkit_t12.tar.gz
+      reconv data convert digits digits-tar --to tar
+    """
+    from reconv.data.convert.form import Form
+    from reconv.data.convert.run import convert as write
+    from reconv.data.convert.run import make_target
+    from reconv.data.convert.sources import open_splits
+
+    form = Form(raw, longest, shortest, quality)
+    target = make_target(kind, form, per_shard, None if shards is None else _splits(shards))
+    splits, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect))
+    with _progress(quiet) as advance:
+        done = write(splits, root, destination, target, workers or _num_cores(), advance)
+    counts = ", ".join(f"{count:,} {split}" for split, count in done.num_samples.items())
+    repaired = ", ".join(f"{count:,} {why}" for why, count in done.repaired.items())
+    said = "was there already" if done.already_there else "is complete"
+    click.echo(
+        f"{kind} data {said}: {destination} ({counts})" + (f"; encoded as RGB JPEG: {repaired}" if repaired else "")
+    )
+
+
+def _splits(pair: tuple[int, int]) -> dict[Split, int]:
+    return {"train": pair[0], "val": pair[1]}
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar that counts samples."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("samples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=_stderr()) as bar:
+        task = bar.add_task("samples", total=None)
+
+        def advance(there: int, total: int) -> None:
+            bar.update(task, completed=there, total=total)
+
+        yield advance
 
 
 def _stderr() -> Console:

@@ -20,7 +20,7 @@ from reconv.recipe.schema import Augment, Preprocess
 MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
 
 # Formats that read a file's own bytes and nothing else.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 _REPLACE = "replace the file or remove it"
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -37,7 +37,7 @@ def decode(data: bytes, channels: int, name: str = "") -> U8:
 def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
     """The picture in mode L (1 channel) or RGB (3), upright."""
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
             opened.load()
@@ -50,7 +50,7 @@ def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
     except UnidentifiedImageError as error:
         what = "image does not decode" if data else "image file is empty"
         why = (
-            f"it is none of {', '.join(_FORMATS)}, or its beginning is damaged" if data else "nothing was written to it"
+            f"it is none of {', '.join(FORMATS)}, or its beginning is damaged" if data else "nothing was written to it"
         )
         raise DataError(what, where=name, why=why, then=_REPLACE) from error
     except Exception as error:  # damaged bytes may raise anything in a decoder

@@ -18,6 +18,7 @@ from reconv.data.sources.shards import why_shards
 from reconv.data.sources.table import find_tables
 from reconv.data.sources.tar import TAR
 from reconv.data.sources.tfrecord import TFRECORD
+from reconv.data.sources.packed import is_packed
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"
@@ -77,6 +78,8 @@ def _recognise(folder: Path) -> Iterator[Found]:
         if (folder / first).is_file() and ((folder / layout.names).is_file() or folder.name == layout.folder):
             why = f"it has {first} and {layout.names}" if folder.name != layout.folder else f"found {layout.folder}/"
             yield Found(layout.kind, folder, why, layout)
+    if is_packed(folder):
+        yield Found("packed", folder, "it has train-*.packed")
     yield from _recognise_pictures(folder)
 
 

@@ -18,6 +18,7 @@ from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
 from reconv.data.sources.hf import HfSource
 from reconv.data.sources.shards import ShardSource
+from reconv.data.sources.packed import PackedSource
 from reconv.data.sources.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
 from reconv.data.sources.table import TableSource
 from reconv.data.sources.tar import open_tar
@@ -27,6 +28,7 @@ from reconv.recipe.schema import Data
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
     "folder": FolderSource,
+    "packed": PackedSource,
     "tfrecord": partial(ShardSource, TFRECORD),
     "tar": open_tar,
     "csv": TableSource,

@@ -1,15 +1,91 @@
-"""The one place where data files are read: a range of bytes of a file.
+"""The one place where data files are read: a range of bytes of a file, copied or mapped.
 
-Owns opening, reading, listing and the error for what cannot be read. Refuses to know formats. Invariant: the bytes
-asked for come back whole, or a `DataError` names the file.
+Owns opening, reading, listing, mapping and the error for what cannot be read. Refuses to know formats. Invariant: the
+bytes asked for come back whole, or a `DataError` names the file.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
+from typing import Protocol
 
 from reconv.errors import DataError
+
+# A mapped file that is cut or lost on a server kills the process by SIGBUS; a read of it is an error one can name.
+_REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+class Ranges(Protocol):
+    """Ranges of bytes of one file, from any thread."""
+
+    is_mapped: bool
+    size_bytes: int
+
+    def take(self, start: int, length: int) -> memoryview:
+        """The bytes from `start`, all of them."""
+        ...
+
+
+class Mapped:
+    """A file in the page cache, shared by every process that maps it; nothing is copied."""
+
+    is_mapped = True
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            with open(path, "rb") as file:
+                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except ValueError:  # an empty file cannot be mapped
+            self._view = memoryview(b"")
+        self.size_bytes = len(self._view)
+
+    def take(self, start: int, length: int) -> memoryview:
+        """A view of the mapped bytes."""
+        if start < 0 or length < 0 or start + length > self.size_bytes:
+            raise _ends_early(self._path, max(0, self.size_bytes - start), length, start)
+        return self._view[start : start + length]
+
+
+class Unmapped:
+    """A file that is opened and read for every range."""
+
+    is_mapped = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.size_bytes = size_bytes(path)
+
+    def take(self, start: int, length: int) -> memoryview:
+        """A copy of the bytes."""
+        return memoryview(read(self._path, start, length))
+
+
+def open_ranges(path: Path) -> Ranges:
+    """The file mapped where it is local, else read range by range."""
+    return Mapped(path) if is_local(path) else Unmapped(path)
+
+
+def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
+    """Whether the file lies on a disk of this machine, as the table of mounts says; without a table: yes."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return True
+    found = Path(os.path.abspath(path)).resolve()
+    longest, kind = -1, ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = Path(before.split()[4].replace("\\040", " "))
+        # The last mount on a point hides the ones before it.
+        if (found == point or point in found.parents) and len(point.parts) >= longest:
+            longest, kind = len(point.parts), after.split()[0]
+    return not kind.startswith(_REMOTE)
 
 
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
@@ -22,12 +98,7 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from error
     if length is not None and len(data) < length:
-        raise DataError(
-            f"file ends early: {len(data)} of {length} bytes from offset {start}",
-            where=str(path),
-            why="the file is half-written or was cut while being copied",
-            then="copy or download it again",
-        )
+        raise _ends_early(path, len(data), length, start)
     return data
 
 
@@ -79,6 +150,15 @@ def unreadable(path: str | Path, error: OSError) -> DataError:
         where=str(path),
         why=error.strerror or str(error),
         then="check that it exists, is readable by you and is not being moved",
+    )
+
+
+def _ends_early(path: str | Path, there: int, length: int, start: int) -> DataError:
+    return DataError(
+        f"file ends early: {there} of {length} bytes from offset {start}",
+        where=str(path),
+        why="the file is half-written or was cut while being copied",
+        then="copy or download it again",
     )
 
 

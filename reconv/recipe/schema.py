@@ -91,6 +91,7 @@ class Data(Section):
         "cifar10",
         "cifar100",
         "folder",
+        "packed",
         "tfrecord",
         "tar",
         "csv",

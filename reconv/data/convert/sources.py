@@ -1,0 +1,52 @@
+"""The data a conversion reads: any source of the trainer, or the archives that ImageNet is handed out as.
+
+Owns the choice and the check of counts. Refuses to know what becomes of the samples. Invariant: both splits are open
+and have the same classes, or an error says why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from reconv.data.detect import detect
+from reconv.data.open import open_source
+from reconv.data.source import Source, Split
+from reconv.data.sources.archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
+from reconv.errors import DataError, UsageError
+from reconv.recipe.schema import Data
+
+SPLITS: tuple[Split, ...] = ("train", "val")
+IN_PACKAGE = "digits"
+
+
+def open_splits(
+    text: str, kind: str, labels: Path | None, expected: Mapping[Split, int] | None
+) -> tuple[dict[Split, Source], Path | None]:
+    """Training and validation of what the user named, and the folder they lie in."""
+    path = Path(text)
+    if text == IN_PACKAGE and not path.exists():
+        return _checked({split: open_source("digits", None, split, Data()) for split in SPLITS}, expected), None
+    folder = path.parent if path.name in (TRAIN_FILE, VAL_FILE) else path
+    if is_archives(folder):
+        return dict(open_archives(folder, labels, expected)), folder
+    if labels is not None:
+        raise UsageError(
+            "--labels is for the ImageNet archives", why=f"there is no {TRAIN_FILE} in {folder}", then="leave it out"
+        )
+    found = detect(path, kind)
+    sources = {split: open_source(found.kind, found.path, split, Data()) for split in SPLITS}
+    return _checked(sources, expected), found.path
+
+
+def _checked(sources: dict[Split, Source], expected: Mapping[Split, int] | None) -> dict[Split, Source]:
+    for split, source in sources.items():
+        wanted = (expected or {}).get(split)
+        if wanted is not None and wanted != len(source):
+            raise DataError(
+                f"{len(source):,} {split} samples instead of the expected {wanted:,}",
+                where=source.origin,
+                why="something is missing, or --expect is wrong",
+                then="complete the data, or correct --expect TRAIN,VAL",
+            )
+    return sources
