@@ -47,7 +47,8 @@ def test_the_verbs_of_the_contract_are_all_there() -> None:
     assert sorted(reconv.commands) == sorted(expected)
     assert ("recipes", "show") in VERBS
     assert ("data", "get") in VERBS
-    assert len(VERBS) == 1 + len(expected) + 2
+    assert ("data", "convert") in VERBS
+    assert len(VERBS) == 1 + len(expected) + 3
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb) or "reconv")

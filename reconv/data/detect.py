@@ -14,11 +14,11 @@ from reconv.data.reader import listing, unreadable
 from reconv.data.sources.cifar import LAYOUTS, Layout
 from reconv.data.sources.folder import split_folder
 from reconv.data.sources.hf import MARK
+from reconv.data.sources.packed import is_packed
 from reconv.data.sources.shards import why_shards
 from reconv.data.sources.table import find_tables
 from reconv.data.sources.tar import TAR
 from reconv.data.sources.tfrecord import TFRECORD
-from reconv.data.sources.packed import is_packed
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"

@@ -17,8 +17,8 @@ from reconv.data.sources.cifar import open_cifar
 from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
 from reconv.data.sources.hf import HfSource
-from reconv.data.sources.shards import ShardSource
 from reconv.data.sources.packed import PackedSource
+from reconv.data.sources.shards import ShardSource
 from reconv.data.sources.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
 from reconv.data.sources.table import TableSource
 from reconv.data.sources.tar import open_tar

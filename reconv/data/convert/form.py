@@ -21,7 +21,8 @@ from reconv.errors import DataError, UsageError
 DEFAULT_QUALITY = 90
 _REPAIR_QUALITY = 100  # of the few pictures that are encoded anew only because they are no RGB JPEG
 _GREY_MODES = ("1", "L", "LA", "F")
-_ENDINGS = {"JPEG": "jpg", "TIFF": "tif"}
+# Formats that every reader of folders and tars takes; others become PNG there.
+_ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tif"}
 
 Wanted = Literal["any", "file", "jpeg"]  # pixels or a file; a file; an RGB or grey JPEG
 
@@ -60,11 +61,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A sample as it will be written: its file's ending (empty for pixels) and what was repaired, if anything."""
+    """A sample as it will be written: its file's ending (empty for pixels), what was repaired, and if it changed."""
 
     sample: Sample
     ending: str
     repaired: str = ""
+    is_changed: bool = True
 
 
 def formed(sample: Sample, form: Form, wanted: Wanted) -> Formed:
@@ -74,9 +76,10 @@ def formed(sample: Sample, form: Form, wanted: Wanted) -> Formed:
     height, width, channels = sample.data.shape
     small = _smaller(width, height, form)
     if small is None and form.quality is None and wanted == "any":
-        return Formed(sample, "")
+        return Formed(sample, "", is_changed=False)
     image = picture(sample.data, channels)
-    return _kept(sample, image if small is None else image.resize(small, Image.Resampling.LANCZOS), form, wanted)
+    image = image if small is None else image.resize(small, Image.Resampling.LANCZOS)
+    return _kept(sample, image, form, wanted, is_lossless=True)
 
 
 def _formed_file(sample: Sample, data: bytes, form: Form, wanted: Wanted) -> Formed:
@@ -85,8 +88,9 @@ def _formed_file(sample: Sample, data: bytes, form: Form, wanted: Wanted) -> For
     if wanted == "jpeg":
         fault = kind if kind != "JPEG" else "CMYK" if mode == "CMYK" else ""
     small = _smaller(*size, form)
-    if small is None and not fault and not form.raw and form.quality is None:
-        return Formed(sample, _ENDINGS.get(kind, kind.lower()))
+    is_rare = wanted == "file" and kind not in _ENDINGS
+    if small is None and not fault and not is_rare and not form.raw and form.quality is None:
+        return Formed(sample, _ENDINGS.get(kind, ""), is_changed=False)
     is_grey = mode in _GREY_MODES or mode.startswith("I")
     image = decode_picture(data, 1 if is_grey and not fault else 3, sample.name)
     # Only decoding shows whether the picture lies on its side.
@@ -94,20 +98,20 @@ def _formed_file(sample: Sample, data: bytes, form: Form, wanted: Wanted) -> For
     image = image if small is None else image.resize(small, Image.Resampling.LANCZOS)
     if fault and form == Form():
         return Formed(replace(sample, data=_jpeg(image, _REPAIR_QUALITY)), "jpg", fault)
-    return replace(_kept(sample, image, form, wanted), repaired=fault)
+    is_lossless = is_rare and small is None
+    return replace(_kept(sample, image, form, wanted, is_lossless), repaired=fault)
 
 
-def _kept(sample: Sample, image: Image.Image, form: Form, wanted: Wanted) -> Formed:
-    """The picture as pixels, PNG or JPEG: what was pixels stays without loss unless a quality is named."""
-    was_pixels = not isinstance(sample.data, bytes)
-    if wanted == "any" and (form.raw or (was_pixels and form.quality is None)):
+def _kept(sample: Sample, image: Image.Image, form: Form, wanted: Wanted, is_lossless: bool) -> Formed:
+    """The picture as pixels, PNG or JPEG: what must stay without loss does, unless a quality is named."""
+    if wanted == "any" and (form.raw or (is_lossless and form.quality is None)):
         pixels: U8 = np.asarray(image, np.uint8).reshape(image.height, image.width, len(image.getbands()))
         return Formed(replace(sample, data=pixels), "")
-    if wanted == "file" and was_pixels and form.quality is None:
+    if wanted == "file" and is_lossless and form.quality is None:
         file = io.BytesIO()
         image.save(file, "PNG")
         return Formed(replace(sample, data=file.getvalue()), "png")
-    quality = form.quality or (_REPAIR_QUALITY if was_pixels else DEFAULT_QUALITY)
+    quality = form.quality or (_REPAIR_QUALITY if is_lossless else DEFAULT_QUALITY)
     return Formed(replace(sample, data=_jpeg(image, quality)), "jpg")
 
 
@@ -123,6 +127,11 @@ def _smaller(width: int, height: int, form: Form) -> tuple[int, int] | None:
     if limit is None or side <= limit:
         return None
     return max(1, round(width * limit / side)), max(1, round(height * limit / side))
+
+
+def size_of(data: bytes, name: str) -> tuple[int, int]:
+    """Width and height, from the beginning of the file."""
+    return _look(data, name)[2]
 
 
 def _look(data: bytes, name: str) -> tuple[str, str, tuple[int, int]]:

@@ -142,11 +142,15 @@ class Room:
                 then=f"repeat its command, or give it up: rm -r {self.path}",
             )
 
-    def _put(self, name: str, facts: Facts) -> None:
+    def put_text(self, name: str, text: str) -> None:
+        """Write a file of the room, whole, and wait until it is on the disk."""
         with self.new_file(name) as file:
-            file.write((json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
+            file.write(text.encode())
         with _writing(self.path):
             _sync_folder((self.path / name).parent)
+
+    def _put(self, name: str, facts: Facts) -> None:
+        self.put_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
 def _difference(there: Facts, wanted: Facts) -> str:

@@ -20,6 +20,7 @@ from reconv.data.convert.room import Facts, Room, finished
 from reconv.data.convert.writers import KINDS, PER_SHARD, Kind, Piece, Whole, pieces
 from reconv.data.packed import ENDING
 from reconv.data.source import Source, Split
+from reconv.data.sources.tar import CLASS_LIST
 from reconv.errors import DataError, UsageError
 
 FORMAT = 1
@@ -69,6 +70,8 @@ def convert(
     with room.held():
         if (manifest := room.complete()) is None:
             _Work(sources, root, kind, target.form, room, progress, sum(map(len, sources.values()))).do(work, workers)
+            if kind.has_class_list:
+                room.put_text(CLASS_LIST, "".join(f"{name}\n" for name in plan["class_names"]))
             manifest = _manifest(plan, kind, room, work)
             room.finish(manifest)
     return _converted(manifest, already_there=False)
@@ -76,8 +79,6 @@ def convert(
 
 def make_target(kind: str, form: Form, per_shard: int | None, num_shards: Mapping[Split, int] | None) -> Target:
     """A target, or the reason why there is none like it."""
-    if kind not in KINDS:
-        raise UsageError(f"writing {kind} is not built yet", why=f"there are {', '.join(KINDS)}", then="--to packed")
     if KINDS[kind].num_shards is None:
         if num_shards is not None:
             raise UsageError(f"--shards is for tfrecord, not for {kind}", then="--per-shard N")

@@ -1,4 +1,4 @@
-"""The files each form of data consists of: packed shards, a tree of folders, tar shards.
+"""The files each form of data consists of: packed shards, a tree of folders, tar shards, TFRecords.
 
 Owns names, layout and order of what is written. Refuses to know where samples come from and how writing survives a
 crash. Invariant: what is written is a function of the samples, their positions and the set they belong to: no times,
@@ -18,11 +18,13 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from reconv.data.convert.form import Form, Formed, Wanted
+from reconv.data.convert.form import Form, Formed, Wanted, size_of
 from reconv.data.convert.room import Room
 from reconv.data.packed import Description, write_shard
 from reconv.data.source import I64, Sample, Split
+from reconv.data.sources.folder import is_image_name
 from reconv.data.sources.packed import shard_name
+from reconv.data.tfrecord import encode_example, write_record
 from reconv.errors import DataError, UsageError
 
 PER_SHARD = 2048  # samples; 230 MB of ImageNet, and the most that one core does again after a kill
@@ -63,6 +65,7 @@ class Kind:
     wanted: Wanted
     is_shuffled: bool  # where readers go through a shard from its beginning to its end
     is_one_file: bool  # a piece is one file of that name
+    has_class_list: bool  # a file with the class names lies beside the shards
     piece_name: Callable[[Split, int, int], str]
     write: Write
     num_shards: Mapping[Split, int] | None = None  # as published; None: by samples in a shard
@@ -134,7 +137,7 @@ def _write_folder(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> 
     for number, formed in samples:
         sample = formed.sample
         class_name = _safe_class(whole.class_names[sample.target])
-        file = file_name(sample, whole.split, class_name, int(piece.indices[number]), formed.ending)
+        file = file_name(formed, whole.split, class_name, int(piece.indices[number]))
         path = room.path / whole.split / class_name / file
         if str(path.parent) not in made:
             room.make_folder(path.parent)
@@ -143,21 +146,17 @@ def _write_folder(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> 
     os.sync()
 
 
-def file_name(sample: Sample, split: str, class_name: str, index: int, ending: str) -> str:
+def file_name(formed: Formed, split: str, class_name: str, index: int) -> str:
     """The sample's path below its class folder: its own where it comes from such a tree, else its number."""
-    parts = PurePosixPath(sample.name).parts
+    parts = PurePosixPath(formed.sample.name).parts
     below = parts[1:] if parts[:1] == (split,) or parts[:1] == ("validation",) else parts
     own = "/".join(below[1:])
-    is_safe = not {"..", "/", ""} & set(parts) and not any(part.startswith(".") for part in parts)
-    if below[:1] != (class_name,) or not own or not is_safe or "\0" in own:
-        return f"{index:08}.{ending}"
-    return own if _fits(own, ending) else f"{own}.{ending}"
-
-
-def _fits(name: str, ending: str) -> bool:
-    """Whether the file's own ending still says what is in it."""
-    same = {"jpg": ("jpg", "jpeg"), "tif": ("tif", "tiff")}.get(ending, (ending,))
-    return name.lower().endswith(tuple(f".{word}" for word in same))
+    is_safe = not any(part.startswith((".", "/")) or "\0" in part for part in parts)
+    if below[:1] != (class_name,) or not is_safe or not is_image_name(own):
+        return f"{index:08}.{formed.ending}"
+    # Readers look into the file and not at its ending, but people do not.
+    fits = own.lower().endswith({"jpg": (".jpg", ".jpeg")}.get(formed.ending, f".{formed.ending}"))
+    return own if fits or not formed.is_changed else f"{own}.{formed.ending}"
 
 
 def _safe_class(name: str) -> str:
@@ -170,6 +169,31 @@ def _safe_class(name: str) -> str:
     return name
 
 
+def _write_tfrecord(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> None:
+    """The features of the published ImageNet records; labels count from 1."""
+    with room.new_file(piece.name) as file:
+        for _, formed in samples:
+            sample = formed.sample
+            data = _encoded(sample)
+            width, height = size_of(data, sample.name)
+            class_name = whole.class_names[sample.target].encode("utf-8", "surrogateescape")
+            features: dict[str, list[bytes] | list[int]] = {
+                "image/encoded": [data],
+                "image/format": [b"JPEG"],
+                "image/height": [height],
+                "image/width": [width],
+                "image/filename": [sample.name.rpartition("/")[2].encode("utf-8", "surrogateescape")],
+                "image/class/label": [sample.target + 1],
+                "image/class/synset": [class_name],
+                "image/class/text": [class_name],
+            }
+            write_record(file, encode_example(features))
+
+
+def _tfrecord_name(split: Split, number: int, num_shards: int) -> str:
+    return f"{'train' if split == 'train' else 'validation'}-{number:05}-of-{num_shards:05}"
+
+
 def _encoded(sample: Sample) -> bytes:
     if not isinstance(sample.data, bytes):
         raise TypeError("pixels where a file is needed")
@@ -177,7 +201,8 @@ def _encoded(sample: Sample) -> bytes:
 
 
 KINDS: Mapping[str, Kind] = {
-    "packed": Kind("any", False, True, shard_name, _write_packed),
-    "folder": Kind("file", False, False, lambda split, number, _: f"{split}-{number:06}", _write_folder),
-    "tar": Kind("file", True, True, lambda split, number, _: f"{split}-{number:06}.tar", _write_tar),
+    "packed": Kind("any", False, True, False, shard_name, _write_packed),
+    "folder": Kind("file", False, False, False, lambda split, number, _: f"{split}-{number:06}", _write_folder),
+    "tar": Kind("file", True, True, True, lambda split, number, _: f"{split}-{number:06}.tar", _write_tar),
+    "tfrecord": Kind("jpeg", True, True, False, _tfrecord_name, _write_tfrecord, {"train": 1024, "val": 128}),
 }
