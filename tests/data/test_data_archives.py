@@ -1,0 +1,239 @@
+"""The archives ImageNet is handed out as, in miniature: nested tars, label lists, the development kit."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_examples import encode, noise
+from scipy.io import savemat
+
+from reconv.cli import main
+from reconv.data.convert.sources import open_splits
+from reconv.data.imagenet_labels import KIT_FOLDER, TRUTH_FILE
+from reconv.data.matlab import MatlabError, struct_columns
+from reconv.data.source import Split
+from reconv.data.sources.archives import COUNTS, TRAIN_FILE, VAL_FILE
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import DataError, Exit
+
+SYNSETS = ("n01440764", "n02119789", "n03000001")
+KIT_NUMBERS = {2: "n01440764", 1: "n02119789", 3: "n03000001"}  # the kit's order is another
+TRUTH = ["n03000001", "n01440764", "n02119789", "n01440764"]
+EXPECTED: dict[Split, int] = {"train": 6, "val": 4}
+
+
+def picture(seed: int) -> bytes:
+    return encode(noise(12, 16, 3, seed), "JPEG")
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> bytes:
+    """A tar with these files, in this order."""
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Path:
+    """Both archives: 1, 2 and 3 training images in three classes, 4 validation images; not in order."""
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    inner = {}
+    for number, synset in enumerate(SYNSETS):
+        files = {f"{synset}_{100 - image}.JPEG": picture(10 * number + image) for image in range(number + 1)}
+        inner[f"{synset}.tar"] = write_tar(tmp_path / "inner.tar", files)
+    write_tar(folder / TRAIN_FILE, dict(reversed(inner.items())))
+    images = {f"ILSVRC2012_val_{number:08}.JPEG": picture(50 + number) for number in (3, 1, 4, 2)}
+    write_tar(folder / VAL_FILE, images)
+    return folder
+
+
+def write_kit(folder: Path, mapping: str) -> None:
+    """A kit's data folder, its mapping as text or as the published file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = {synset: number for number, synset in KIT_NUMBERS.items()}
+    (folder / TRUTH_FILE).write_text("".join(f"{numbers[synset]}\n" for synset in TRUTH))
+    if mapping == "synsets.txt":
+        lines = [f"{number} {synset}\n" for number, synset in KIT_NUMBERS.items()]
+        (folder / mapping).write_text("".join(lines))
+    if mapping == "meta.mat":
+        write_meta(folder / mapping)
+
+
+def write_meta(path: Path, compressed: bool = True) -> None:
+    rows = [
+        (number, synset, f"words of {synset}", np.array([[7.0, 8.0]])) for number, synset in sorted(KIT_NUMBERS.items())
+    ]
+    kinds = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("children", "O")]
+    synsets = np.array(rows, dtype=kinds).reshape(-1, 1)
+    savemat(path, {"other": np.eye(3), "synsets": synsets}, do_compression=compressed)
+
+
+def write_labels(folder: Path, form: str) -> Path:
+    """What says which class each validation image has, in each form it is found in."""
+    names = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, 5)]
+    path = folder / "labels.txt"
+    if form == "list":
+        path.write_text("\n".join(TRUTH) + "\n")
+    elif form == "named":
+        path.write_text(
+            "".join(f"val/{name} {synset}\n" for name, synset in reversed([*zip(names, TRUTH, strict=True)]))
+        )
+    elif form == "numbered":
+        path.write_text("".join(f"{name} {SYNSETS.index(synset)}\n" for name, synset in zip(names, TRUTH, strict=True)))
+    elif form == "kit.tar.gz":
+        write_kit(folder / "kit" / "data", "meta.mat")
+        path = folder / f"{KIT_FOLDER}.tar.gz"
+        with tarfile.open(path, "w:gz") as tar:
+            tar.add(folder / "kit", KIT_FOLDER)
+    else:
+        write_kit(folder / KIT_FOLDER / "data", form)
+        path = folder / KIT_FOLDER
+    return path
+
+
+FORMS = ("list", "named", "numbered", "synsets.txt", "meta.mat", "kit.tar.gz")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_labels_gives_the_same_classes(archives: Path, tmp_path: Path, form: str) -> None:
+    labels = write_labels(tmp_path, form)
+    for source in (archives, archives / TRAIN_FILE):
+        splits, root = open_splits(str(source), "auto", labels, EXPECTED)
+        assert root == archives
+        val = splits["val"]
+        assert val.class_names == SYNSETS
+        found = [val.sample(index) for index in range(len(val))]
+        assert [val.class_names[sample.target] for sample in found] == TRUTH
+        assert [sample.data for sample in found] == [picture(50 + number) for number in range(1, 5)]
+        assert found[0].name == f"val/{TRUTH[0]}/ILSVRC2012_val_00000001.JPEG"
+
+
+@pytest.mark.parametrize("name", ["imagenet_2012_validation_synset_labels.txt", "synset_labels.txt"])
+def test_a_list_beside_the_archives_is_found(archives: Path, name: str) -> None:
+    (archives / name).write_text("\n".join(TRUTH))
+    val = open_splits(str(archives), "auto", None, EXPECTED)[0]["val"]
+    assert [val.class_names[val.sample(index).target] for index in range(4)] == TRUTH
+
+
+@pytest.mark.parametrize("form", ["synsets.txt", "kit.tar.gz"])
+def test_a_kit_beside_the_archives_is_found(archives: Path, form: str) -> None:
+    write_labels(archives, form)
+    val = open_splits(str(archives), "auto", None, EXPECTED)[0]["val"]
+    assert [val.class_names[val.sample(index).target] for index in range(4)] == TRUTH
+
+
+def test_training_images_are_in_the_order_of_class_and_name(archives: Path, tmp_path: Path) -> None:
+    train = open_splits(str(archives), "auto", write_labels(tmp_path, "list"), EXPECTED)[0]["train"]
+    found = [train.sample(index) for index in range(len(train))]
+    assert [sample.target for sample in found] == [0, 1, 1, 2, 2, 2]
+    names = [sample.name for sample in found]
+    assert names == sorted(names)
+    assert names[0] == "train/n01440764/n01440764_100.JPEG"
+    # By name 100 comes before 98: these are words, not numbers.
+    assert [sample.data for sample in found] == [picture(seed) for seed in (0, 10, 11, 20, 22, 21)]
+
+
+def test_the_verb_makes_a_tree_of_the_archives(archives: Path, tmp_path: Path) -> None:
+    labels = write_labels(tmp_path, "kit.tar.gz")
+    words = ["data", "convert", archives, tmp_path / "tree", "--to", "folder", "--labels", labels, "--expect", "6,4"]
+    before = {path.name: path.read_bytes() for path in archives.iterdir()}
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert not ended.value.code
+    assert (tmp_path / "tree/train/n03000001/n03000001_99.JPEG").read_bytes() == picture(21)
+    assert (tmp_path / "tree/val/n03000001/ILSVRC2012_val_00000001.JPEG").read_bytes() == picture(51)
+    assert len(FolderSource(tmp_path / "tree", "train")) == 6
+    assert {path.name: path.read_bytes() for path in archives.iterdir()} == before
+
+
+def test_counts_are_those_published_unless_others_are_named(archives: Path, tmp_path: Path) -> None:
+    labels = write_labels(tmp_path, "list")
+    assert COUNTS == {"train": 1_281_167, "val": 50_000}
+    cases: list[tuple[dict[Split, int] | None, str]] = [
+        (None, "has 6 images instead of 1,281,167"),
+        ({"train": 7, "val": 4}, "has 6 images instead of 7"),
+        ({"train": 6, "val": 5}, "has 4 images instead of 5"),
+    ]
+    for expected, said in cases:
+        with pytest.raises(DataError, match=said) as caught:
+            open_splits(str(archives), "auto", labels, expected)
+        assert "--expect TRAIN,VAL" in caught.value.then
+        assert caught.value.code == Exit.DATA
+
+
+@pytest.mark.parametrize("name", [TRAIN_FILE, VAL_FILE])
+@pytest.mark.parametrize("share", [0, 0.3, 0.6, 0.8])
+def test_a_cut_archive_is_refused(archives: Path, tmp_path: Path, name: str, share: float) -> None:
+    labels = write_labels(tmp_path, "list")
+    whole = (archives / name).read_bytes()
+    end = whole.rstrip(b"\0")
+    (archives / name).write_bytes(whole[: int(len(end) * share)])
+    with pytest.raises(DataError, match="cannot list|instead of"):
+        open_splits(str(archives), "auto", labels, EXPECTED)
+
+
+def test_validation_alone_or_missing_is_said(archives: Path, tmp_path: Path) -> None:
+    (archives / VAL_FILE).unlink()
+    with pytest.raises(DataError, match=f"no {VAL_FILE}"):
+        open_splits(str(archives), "auto", write_labels(tmp_path, "list"), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("n01440764\n", "1 labels for 4 validation images"),
+        ("n01440764\n" * 3 + "n09999999\n", "line 4: n09999999 is no class"),
+        ("1\n2\n3\n1\n", "line 1: 1 is a number of the development kit, and its mapping is not there"),
+        ("a.JPEG 7\n" * 4, "line 1: class 7, but there are 3"),
+        ("ILSVRC2012_val_00000001.JPEG 1\n" * 4, "no label for ILSVRC2012_val_00000002.JPEG (3 such images)"),
+    ],
+)
+def test_wrong_labels_are_said_with_their_line(archives: Path, tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(DataError) as caught:
+        open_splits(str(archives), "auto", tmp_path / "labels.txt", EXPECTED)
+    assert why in caught.value.why
+    assert "--labels" in caught.value.then
+
+
+def test_without_labels_the_places_looked_at_are_named(archives: Path) -> None:
+    with pytest.raises(DataError, match=f"(?s)no usable labels.*{TRUTH_FILE}.*{KIT_FOLDER}"):
+        open_splits(str(archives), "auto", None, EXPECTED)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_matlab_columns_are_those_written(tmp_path: Path, compressed: bool) -> None:
+    write_meta(tmp_path / "meta.mat", compressed)
+    data = (tmp_path / "meta.mat").read_bytes()
+    numbers, names, words, children = struct_columns(data, "synsets", ("ILSVRC2012_ID", "WNID", "words", "children"))
+    assert numbers == [1, 2, 3]
+    assert names == [KIT_NUMBERS[number] for number in (1, 2, 3)]
+    assert words == [f"words of {name}" for name in names]
+    assert children == [7.0] * 3
+    with pytest.raises(MatlabError, match="no struct array synset"):
+        struct_columns(data, "synset", ("WNID",))
+
+
+def test_a_damaged_matlab_file_is_an_error_of_its_own(tmp_path: Path) -> None:
+    write_meta(tmp_path / "meta.mat", compressed=False)
+    data = (tmp_path / "meta.mat").read_bytes()
+    refused = 0
+    for length in range(0, len(data) - 1, 29):
+        with pytest.raises(MatlabError):
+            struct_columns(data[:length], "synsets", ("WNID",))
+        refused += 1
+    for at in range(128, len(data), 11):
+        torn = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
+        try:
+            struct_columns(torn, "synsets", ("ILSVRC2012_ID", "WNID"))
+        except MatlabError:
+            refused += 1
+    assert refused > 50
