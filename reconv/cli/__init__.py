@@ -92,7 +92,9 @@ def _run(words: list[str]) -> int:
 
 
 def _interrupted(words: Sequence[str]) -> str:
-    """What an interrupt has left: a training keeps what it saved, everything else has nothing to lose."""
+    """What an interrupt has left: trainings and conversions keep what they saved, the rest has nothing to lose."""
+    if words[:2] == ["data", "convert"]:
+        return "Interrupted. What is finished stands; to go on: the same command"
     if words[:1] != ["train"] or any(word.startswith(("--dry-run", "--compile-only")) for word in words):
         return "Interrupted."
     again = "the same command" if "--resume" in words else "the same command with --resume"

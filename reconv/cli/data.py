@@ -88,7 +88,7 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
 @click.option(
     "--quality", metavar="1-100", type=click.IntRange(1, 100), help="Encode every picture as JPEG of this quality."
 )
-@click.option("--per-shard", metavar="N", type=click.IntRange(1), help="Samples in a shard (packed, tar); else 2048.")
+@click.option("--per-shard", metavar="N", type=click.IntRange(1), help="Samples in a shard (packed, tar); else 4096.")
 @click.option("--shards", metavar="TRAIN,VAL", callback=_pair, help="Numbers of shards (tfrecord); else 1024,128.")
 @click.option("--labels", type=click.Path(path_type=Path, exists=True), help="ImageNet archives: label list or devkit.")
 @click.option(

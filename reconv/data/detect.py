@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconv.data.reader import listing, unreadable
+from reconv.data.sources.archives import is_archives
 from reconv.data.sources.cifar import LAYOUTS, Layout
 from reconv.data.sources.folder import split_folder
 from reconv.data.sources.hf import MARK
@@ -158,4 +159,6 @@ def _nothing(path: Path, wanted: str) -> DataError:
         if wanted.startswith("cifar")
         else "--data DIR with train/ and val/ in it; docs/data.md has all forms"
     )
+    if is_archives(path):
+        held, then = "it holds the original archives", f"reconv data convert {path} DIR --to packed, then --data DIR"
     return DataError(what, where=str(path), why=held, then=then)

@@ -6,8 +6,10 @@ bytes asked for come back whole, or a `DataError` names the file.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -81,7 +83,8 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
     longest, kind = -1, ""
     for line in lines:
         before, _, after = line.partition(" - ")
-        point = Path(before.split()[4].replace("\\040", " "))
+        # Blanks and backslashes are written in octal.
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4]))
         # The last mount on a point hides the ones before it.
         if (found == point or point in found.parents) and len(point.parts) >= longest:
             longest, kind = len(point.parts), after.split()[0]
@@ -145,12 +148,10 @@ def listing(folder: str | Path) -> tuple[list[str], list[str]]:
 
 def unreadable(path: str | Path, error: OSError) -> DataError:
     """The error for a file or folder the system would not let us read."""
-    return DataError(
-        f"cannot read {path}",
-        where=str(path),
-        why=error.strerror or str(error),
-        then="check that it exists, is readable by you and is not being moved",
-    )
+    then = "check that it exists, is readable by you and is not being moved"
+    if error.errno == errno.EMFILE:
+        then = "allow more open files: ulimit -n 8192"
+    return DataError(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
 
 
 def _ends_early(path: str | Path, there: int, length: int, start: int) -> DataError:

@@ -13,12 +13,13 @@ from scipy.io import savemat
 
 from reconv.cli import main
 from reconv.data.convert.sources import open_splits
+from reconv.data.detect import detect
 from reconv.data.imagenet_labels import KIT_FOLDER, TRUTH_FILE
 from reconv.data.matlab import MatlabError, struct_columns
 from reconv.data.source import Split
 from reconv.data.sources.archives import COUNTS, TRAIN_FILE, VAL_FILE
 from reconv.data.sources.folder import FolderSource
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, Exit, UsageError
 
 SYNSETS = ("n01440764", "n02119789", "n03000001")
 KIT_NUMBERS = {2: "n01440764", 1: "n02119789", 3: "n03000001"}  # the kit's order is another
@@ -237,3 +238,16 @@ def test_a_damaged_matlab_file_is_an_error_of_its_own(tmp_path: Path) -> None:
         except MatlabError:
             refused += 1
     assert refused > 50
+
+
+def test_archives_beside_a_tree_are_not_guessed_between(archives: Path, tree: Path, tmp_path: Path) -> None:
+    labels = write_labels(tmp_path, "list")
+    with pytest.raises(DataError, match=r"(?s)original archives.*reconv data convert"):
+        detect(archives)
+    (tree / "train").rename(archives / "train")
+    (tree / "val").rename(archives / "val")
+    assert detect(archives).kind == "folder"
+    with pytest.raises(UsageError, match="--from folder or --from archives"):
+        open_splits(str(archives), "auto", labels, EXPECTED)
+    assert len(open_splits(str(archives), "archives", labels, EXPECTED)[0]["train"]) == 6
+    assert len(open_splits(str(archives), "folder", None, None)[0]["train"]) == 11

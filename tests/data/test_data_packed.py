@@ -79,15 +79,16 @@ def test_a_file_that_is_read_gives_the_bytes_of_one_that_is_mapped(tmp_path: Pat
 
 
 def test_a_disk_of_another_machine_is_not_mapped(tmp_path: Path) -> None:
-    inner = tmp_path / "far"
+    inner = tmp_path / "far away"
     inner.mkdir()
     mounts = tmp_path / "mounts"
-    lines = ["1 0 8:1 / / rw - ext4 /dev/sda rw", f"2 1 0:9 / {inner} rw,noatime shared:3 - nfs4 server:/x rw"]
+    point = str(inner).replace(" ", "\\040")
+    lines = ["1 0 8:1 / / rw - ext4 /dev/sda rw", f"2 1 0:9 / {point} rw,noatime shared:3 - nfs4 server:/x rw"]
     mounts.write_text("\n".join(lines))
     assert is_local(tmp_path / "near.packed", mounts)
     assert not is_local(inner / "x.packed", mounts)
     assert is_local(inner / "x.packed", tmp_path / "no such table")
-    mounts.write_text("\n".join([*lines, f"3 1 0:9 / {inner} rw - ext4 /dev/sdb rw"]))
+    mounts.write_text("\n".join([*lines, f"3 1 0:9 / {point} rw - ext4 /dev/sdb rw"]))
     assert is_local(inner / "x.packed", mounts)
 
 

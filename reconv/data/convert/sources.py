@@ -13,11 +13,13 @@ from reconv.data.detect import detect
 from reconv.data.open import open_source
 from reconv.data.source import Source, Split
 from reconv.data.sources.archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
+from reconv.data.sources.folder import split_folder
 from reconv.errors import DataError, UsageError
 from reconv.recipe.schema import Data
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 IN_PACKAGE = "digits"
+ARCHIVES = "archives"
 
 
 def open_splits(
@@ -27,8 +29,16 @@ def open_splits(
     path = Path(text)
     if text == IN_PACKAGE and not path.exists():
         return _checked({split: open_source("digits", None, split, Data()) for split in SPLITS}, expected), None
-    folder = path.parent if path.name in (TRAIN_FILE, VAL_FILE) else path
-    if is_archives(folder):
+    is_named = path.name in (TRAIN_FILE, VAL_FILE)
+    folder = path.parent if is_named else path
+    if (is_named or kind in ("auto", ARCHIVES)) and is_archives(folder):
+        if kind == "auto" and not is_named and split_folder(folder, "train") is not None:
+            raise UsageError(
+                f"{folder} holds the original archives and an image tree",
+                where=str(folder),
+                why="either could be meant",
+                then=f"--from folder or --from {ARCHIVES}",
+            )
         return dict(open_archives(folder, labels, expected)), folder
     if labels is not None:
         raise UsageError(

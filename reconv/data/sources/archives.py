@@ -37,7 +37,7 @@ class _Member:
 class ArchiveSource:
     """One split of the archives, indexed in 20 bytes a sample plus its name."""
 
-    kind = "imagenet-archives"
+    kind = "archives"
 
     def __init__(self, path: Path, split: Split, class_names: tuple[str, ...], members: list[_Member]) -> None:
         self._path = path
