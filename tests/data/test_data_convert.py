@@ -361,7 +361,7 @@ def test_a_name_never_leads_out_of_the_tree(tmp_path: Path) -> None:
             return 1
 
         def sample(self, index: int) -> Sample:
-            return Sample(encode(noise(8, 8, 3, index)), self._target, "train/a/../../../../out.png")
+            return Sample(encode(noise(8, 8, 3, index)), self._target, "train/a/x/../../../../../out.png")
 
         def fingerprint(self) -> str:
             return "hostile"
