@@ -125,7 +125,7 @@ def test_a_packed_set_is_found_by_data_and_its_splits_are_opened(tmp_path: Path)
     assert (source.kind, len(source)) == ("packed", 3)
     assert "packed shards" in source.origin
     write_set(tmp_path / "other", some_samples(2), 2)
-    with pytest.raises(DataError, match="more than one packed set"):
+    with pytest.raises(DataError, match="more than one packed data set"):
         detect(tmp_path)
 
 
