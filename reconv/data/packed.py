@@ -142,7 +142,7 @@ class PackedShard:
         self._names = rest[lengths[1] :]
         if len(self._index) != num_samples:
             raise self._damaged(f"its index has {len(self._index)} of {num_samples} samples")
-        # Checking a payload costs as much as copying it, so each is checked once in a process.
+        # A check reads the whole payload, so each is made once in a process and not in every epoch.
         self._checked = np.zeros(num_samples, np.bool_)
 
     def __len__(self) -> int:
