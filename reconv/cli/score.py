@@ -92,13 +92,15 @@ def _score(result: EvalResult) -> dict[str, Any]:
         "weights": result.weights,
         "metrics": dict(result.metrics),
         "num_samples": result.num_samples,
+        "skipped": result.skipped,
         "path": str(result.path),
     }
 
 
 def _row(result: EvalResult, names: list[str]) -> list[str]:
     step = "-" if result.step is None else str(result.step)
-    return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), str(result.num_samples)]
+    images = f"{result.num_samples} ({result.skipped} bad ones left out)" if result.skipped else f"{result.num_samples}"
+    return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), images]
 
 
 def _metric(name: str, value: float | None) -> str:

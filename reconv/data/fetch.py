@@ -21,6 +21,10 @@ _MAX_RESIDENT_BYTES = 256 * 2**20  # of an array resized once instead of in ever
 _ROWS_PER_TASK = 4
 
 
+class LabelError(DataError):
+    """A label that is no class: the list is wrong, which no missing image excuses."""
+
+
 class Fetch(Protocol):
     """Fills images [n, channels, size, size] and targets [n] for some indices and, in training, their draws."""
 
@@ -88,7 +92,7 @@ class Decode:
         for row, index in enumerate(indices):
             sample = self._source.sample(int(index))
             if not 0 <= sample.target < num_classes:
-                raise DataError(
+                raise LabelError(
                     f"label {sample.target} out of range",
                     where=sample.name,
                     why=f"there are {num_classes} classes, 0 to {num_classes - 1}",

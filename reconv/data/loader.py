@@ -7,11 +7,11 @@ of a step are a function of recipe, data and step alone; workers, ranks and the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 from typing import TypeVar
 
@@ -23,12 +23,14 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.augment import ERASED, F64, alternate_flips, draw_erased, draw_flips, draw_host, effective
 from reconv.data.decode import train_preprocess
-from reconv.data.fetch import Fetch, make_fetch
+from reconv.data.faults import Faults, stand_ins
+from reconv.data.fetch import Fetch, LabelError, make_fetch
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
 from reconv.data.resident import Resident
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
+from reconv.errors import DataError
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Preprocess, Recipe
 
@@ -49,18 +51,59 @@ class _Pending:
     indices: I64
     images: U8
     targets: I64
-    tasks: list[Future[None]]
+    fetch: Fetch
+    draws: F64 | None
+    tasks: list[tuple[slice, Callable[[], None]]]  # rows, and what waits until they are filled
 
-    def wait(self) -> dict[str, Tensor]:
-        """The filled rows; the first error in row order, if there was one."""
-        for task in self.tasks:
-            task.result()
+    def wait(self) -> None:
+        """Wait for every row; the first error in row order, if there was one."""
+        for _, filled in self.tasks:
+            filled()
+
+    def wait_for_good(self, known: Collection[int]) -> dict[int, DataError | None]:
+        """Wait for every row; the rows that are bad, now (with the error) or known to be from before, in order."""
+        bad: dict[int, DataError | None] = {}
+        for rows, filled in self.tasks:
+            try:
+                filled()
+            except LabelError:
+                raise
+            except DataError:
+                for row in range(*rows.indices(len(self.indices))):
+                    if (error := self.fill(row)) is not None:
+                        bad[row] = error
+        for row, index in enumerate(self.indices.tolist()) if known else ():
+            if index in known:
+                bad.setdefault(row, None)
+        return dict(sorted(bad.items()))
+
+    def fill(self, row: int) -> DataError | None:
+        """Fill one row at once, or say why it cannot be."""
+        rows = slice(row, row + 1)
+        draws = None if self.draws is None else self.draws[rows]
+        try:
+            self.fetch(self.indices[rows], draws, self.images[rows], self.targets[rows])
+        except LabelError:
+            raise
+        except DataError as error:
+            return error
+        return None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The filled rows."""
         arrays = {"images": self.images, "targets": self.targets, "indices": self.indices}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
+    def drop(self, rows: Collection[int]) -> None:
+        """Go on without some rows, once all are filled."""
+        if rows:
+            kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
+            self.positions, self.indices = self.positions[kept], self.indices[kept]
+            self.images, self.targets = self.images[kept], self.targets[kept]
+
 
 class _Filler:
-    """Starts filling rows, in worker threads or at once."""
+    """Starts filling rows, in worker threads, or leaves it to who waits."""
 
     def __init__(self, channels: int, pool: ThreadPoolExecutor | None) -> None:
         self._channels = channels
@@ -73,16 +116,15 @@ class _Filler:
         num_rows = len(indices)
         images = np.empty((num_rows, self._channels, size, size), np.uint8)
         targets = np.empty(num_rows, np.int64)
-        if self._pool is None:
-            fetch(indices, draws, images, targets)
-            return _Pending(step, positions, indices, images, targets, [])
-        tasks = []
+        tasks: list[tuple[slice, Callable[[], None]]] = []
         rows_per_task = fetch.rows_per_task or num_rows
         for start in range(0, num_rows, rows_per_task):
             rows = slice(start, start + rows_per_task)
             piece = None if draws is None else draws[rows]
-            tasks.append(self._pool.submit(fetch, indices[rows], piece, images[rows], targets[rows]))
-        return _Pending(step, positions, indices, images, targets, tasks)
+            fill = partial(fetch, indices[rows], piece, images[rows], targets[rows])
+            # Without workers nothing is read ahead: rows are filled when they are waited for.
+            tasks.append((rows, fill if self._pool is None else self._pool.submit(fill).result))
+        return _Pending(step, positions, indices, images, targets, fetch, draws, tasks)
 
 
 @contextmanager
@@ -111,8 +153,11 @@ def _read_ahead(items: Iterable[T], start: Callable[[T], R], num_ahead: int) -> 
 class TrainLoader:
     """The training stream of one rank: every step's micro-batches, from any step on."""
 
-    def __init__(self, source: Source, recipe: Recipe, plan: Plan, move: Move, rank: int = 0) -> None:
+    def __init__(
+        self, source: Source, recipe: Recipe, plan: Plan, move: Move, rank: int = 0, faults: Faults | None = None
+    ) -> None:
         self._source = source
+        self._faults = faults or Faults()
         self._recipe = recipe
         self._augment = effective(recipe.augment)
         self._plan = plan
@@ -198,9 +243,34 @@ class TrainLoader:
 
     def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
         positions, size = pending.positions, pending.images.shape[-1]
-        tensors = pending.wait() | self._drawn(positions, pending.indices, size)
+        if self._faults.borne:
+            self._replace_bad(pending)
+        else:
+            pending.wait()
+        tensors = pending.tensors() | self._drawn(positions, pending.indices, size)
         batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
         return self._cut(pending.step, positions, batch, size)
+
+    def _replace_bad(self, pending: _Pending) -> None:
+        """Put a good sample in the place of each bad one, its draws those of the position.
+
+        Here, where steps come in order and after them alone a save may follow, so that what is known to be bad depends
+        on the step and not on what was read ahead.
+        """
+        bad = pending.wait_for_good(self._faults.known("train"))
+        for row, error in bad.items():
+            index, epoch = int(pending.indices[row]), int(self._order.epoch_of(pending.positions[row : row + 1])[0])
+            if error is not None:
+                self._faults.add("train", index, pending.step, error)
+            for other in stand_ins(self._recipe.seed, epoch, index, len(self._source)):
+                if other in self._faults.known("train"):
+                    continue
+                pending.indices[row] = other
+                if (error := pending.fill(row)) is None:
+                    break
+                self._faults.add("train", other, pending.step, error)
+            else:
+                raise DataError("no training image can be read", where=self._source.origin)
 
     def _drawn(self, positions: I64, indices: I64, size: int) -> dict[str, Tensor]:
         """What is drawn for each row alone and done on the device."""
@@ -241,7 +311,9 @@ class EvalLoader:
         workers: int,
         rank: int = 0,
         world: int = 1,
+        faults: Faults | None = None,
     ) -> None:
+        self._faults = faults or Faults()
         self._preprocess = preprocess
         self._num_samples = len(source)
         self._batch = batch
@@ -255,14 +327,31 @@ class EvalLoader:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Batch]:
+        return self.after(0)
+
+    def after(self, steps_done: int) -> Iterator[Batch]:
+        """The batches as they are when so many steps are done; bad images are left out, where that is borne."""
         with _workers(self._num_workers) as pool:
             filler = _Filler(self._preprocess.channels, pool)
             num_ahead = _EVAL_AHEAD if self._num_workers else 0
             for pending in _read_ahead(self._numbers, lambda number: self._begin(filler, number), num_ahead):
-                positions = torch.from_numpy(pending.positions)
-                yield Batch(pending.wait(), positions, (len(positions),)).map(self._move)
+                self._wait(pending, steps_done)
+                if len(pending.positions):
+                    positions = torch.from_numpy(pending.positions)
+                    yield Batch(pending.tensors(), positions, (len(positions),)).map(self._move)
 
     def _begin(self, filler: _Filler, number: int) -> _Pending:
         stop = min((number + 1) * self._batch, self._num_samples)
         positions = np.arange(number * self._batch, stop, dtype=np.int64)
         return filler.start(self._fetch, self._preprocess.size, number, positions, positions)
+
+    def _wait(self, pending: _Pending, steps_done: int) -> None:
+        """Wait for the rows, without those of bad images where they are borne."""
+        if not self._faults.borne:
+            pending.wait()
+            return
+        bad = pending.wait_for_good(self._faults.known("val"))
+        for row, error in bad.items():
+            if error is not None:
+                self._faults.add("val", int(pending.indices[row]), steps_done, error)
+        pending.drop(bad)

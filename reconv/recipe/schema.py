@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from reconv.recipe.rules import ContradictionError, contradictions
-from reconv.recipe.units import Duration, parse_rate, split_rate
+from reconv.recipe.units import BadImages, Duration, parse_rate, split_rate
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
@@ -106,6 +106,9 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
     # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
     resident: Literal["host", "device"] = "host"
+    # An image that cannot be read or decoded: `stop`, or `skip up to 20`, files counted over the whole run. In training
+    # another sample takes its place, by a rule of (seed, epoch, index); evaluation leaves it out and says so.
+    bad_images: BadImages = BadImages(0)
     background: bool = False  # class 0 is a background that no sample has, as TensorFlow's programs count: 1001 classes
     preprocess: Preprocess = Preprocess()
     num_samples: Positive | None = None  # synthetic only

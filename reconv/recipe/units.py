@@ -1,7 +1,7 @@
-"""Quantities people type with a unit: durations, and rates per batch.
+"""Quantities people type with a unit: durations, rates per batch, and how many bad images are borne.
 
-Owns parsing and printing of `90ep`, `5000step`, `10%`, `15min`, and parsing of `2^-11 per image`. Refuses to know how
-long an epoch is: the plan converts. Invariant: `Duration.parse(str(d)) == d`.
+Owns parsing and printing of `90ep`, `5000step`, `10%`, `15min` and `skip up to 20`, and parsing of `2^-11 per image`.
+Refuses to know how long an epoch is: the plan converts. Invariant: `Duration.parse(str(d)) == d`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _RATE = re.compile(
     rf"\s*(?:2\s*\^\s*(?P<exponent>{_NUMBER})|(?P<plain>{_NUMBER}(?:[eE][-+]?[0-9]+)?))"
     r"(?:\s+per\s+(?:(?P<per>[0-9]{1,9})(?:\s+images?)?|(?P<image>image)))?\s*"
 )
+_SKIP = re.compile(r"\s*skip\s+up\s+to\s+([0-9]{1,9})\s*")
 _STEEPEST = 1000  # of 2^N: beyond it there is no such number
 
 
@@ -76,6 +77,34 @@ class Duration:
         if match[2] == "%" and value > 100:
             raise ValueError("a share of at most 100%")
         return cls(value, match[2])
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BadImages:
+    """How many files a run may leave out because they cannot be read or decoded; 0: it stops at the first."""
+
+    limit: int
+
+    def __str__(self) -> str:
+        return f"skip up to {self.limit}" if self.limit else "stop"
+
+    @classmethod
+    def parse(cls, text: object) -> BadImages:
+        """`stop` or `skip up to 20` as BadImages."""
+        if isinstance(text, BadImages):
+            return text
+        if isinstance(text, str) and text.strip() == "stop":
+            return cls(0)
+        match = _SKIP.fullmatch(text) if isinstance(text, str) else None
+        if match is None or int(match[1]) == 0:
+            raise ValueError("stop, or how many files of the whole run may be left out, as in: skip up to 20")
+        return cls(int(match[1]))
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -20,6 +20,7 @@ from reconv.errors import Exit, UsageError
 from reconv.report import words
 from reconv.report.events import (
     Attempt,
+    BadImage,
     Ended,
     Evaluated,
     Event,
@@ -243,7 +244,7 @@ def _style(event: Event) -> str:
     match event:
         case NonFiniteStep():
             return "bold red"
-        case Noted(level="warning"):
+        case Noted(level="warning") | BadImage():
             return "yellow"
         case Evaluated(best=True):
             return "bold"
@@ -294,6 +295,8 @@ class Told:
             case NonFiniteStep():
                 then = "stopping" if event.action == "stop" else "update skipped"
                 return [f"step {event.step:,}: loss {words.number(event.loss)} or a gradient is not finite; {then}"]
+            case BadImage():
+                return [f"warning: left out an image ({event.split}): {event.path}: {event.why}"]
             case Noted():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
             case _:
@@ -319,4 +322,5 @@ class Told:
         )
         weights = "" if event.weights == "raw" else f" ({event.weights})"
         marks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")
+        marks += f"  without {event.skipped:,} bad images" if event.skipped else ""
         return f"evaluated at epoch {event.epoch:.2f}{weights}: {metrics}{marks}"

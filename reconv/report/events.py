@@ -85,6 +85,7 @@ class Evaluated(Event):
     wall_s: float
     best: bool
     partial: bool = False
+    skipped: int = 0  # images that could not be read and are in none of the metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,18 @@ class NonFiniteStep(Event):
     loss: float
     samples: tuple[int, ...]  # indices of the step's samples in the training set
     action: str  # stop or skip
+
+
+@dataclass(frozen=True, slots=True)
+class BadImage(Event):
+    """A file that cannot be read or decoded and is left out from here on; told once a run."""
+
+    kind: ClassVar[str] = "bad-image"
+    step: int  # steps done before it was needed
+    split: str  # train or val
+    index: int
+    path: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +160,8 @@ class Ended(Event):
 
 
 _CLASSES: dict[str, type[Event]] = {
-    cls.kind: cls for cls in (Attempt, Planned, Progress, Evaluated, Saved, NonFiniteStep, Noted, Pictured, Ended)
+    cls.kind: cls
+    for cls in (Attempt, Planned, Progress, Evaluated, Saved, NonFiniteStep, BadImage, Noted, Pictured, Ended)
 }
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -317,7 +331,9 @@ def latest_by_step(events: Iterable[Event]) -> list[Event]:
 
 
 def _step(event: Event) -> int:
-    return event.step if isinstance(event, Progress | Evaluated | Saved | NonFiniteStep) else -1
+    if isinstance(event, BadImage) and event.split == "train":
+        return event.step + 1  # it was met in the step after
+    return event.step if isinstance(event, Progress | Evaluated | Saved | NonFiniteStep | BadImage) else -1
 
 
 def _name(event: Event, number: int) -> tuple[Any, ...]:
@@ -327,6 +343,8 @@ def _name(event: Event, number: int) -> tuple[Any, ...]:
             return (event.kind, event.step)
         case Evaluated():
             return (event.kind, event.step, event.weights)
+        case BadImage():
+            return (event.kind, event.split, event.index)
         case Pictured():
             return (event.kind, event.title)
         case Planned():

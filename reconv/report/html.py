@@ -46,6 +46,7 @@ def _report(record: Record) -> str:
             sections.cards(record, summary),
             sections.curves(record, summary),
             sections.notes(record),
+            sections.bad_images(record),
             sections.picture_sections(record),
             page.section(
                 "How it ran",

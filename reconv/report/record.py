@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from reconv.errors import RecipeError
 from reconv.report.events import (
     Attempt,
+    BadImage,
     Ended,
     Evaluated,
     Event,
@@ -59,6 +60,7 @@ class Record:
     evaluations: tuple[Evaluated, ...]
     saves: tuple[Saved, ...]
     non_finite: tuple[NonFiniteStep, ...]
+    bad_images: tuple[BadImage, ...]
     pictures: tuple[Pictured, ...]
     notes: tuple[Noted, ...]
     scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
@@ -104,6 +106,7 @@ def load_record(run_dir: Path) -> Record:
         evaluations=tuple(sorted(_of(kept, Evaluated), key=lambda e: (e.step, e.weights))),
         saves=tuple(sorted(_of(kept, Saved), key=lambda e: e.step)),
         non_finite=tuple(sorted(_of(kept, NonFiniteStep), key=lambda e: e.step)),
+        bad_images=tuple(sorted(_of(kept, BadImage), key=lambda e: (e.step, e.split, e.index))),
         pictures=tuple(_of(kept, Pictured)),
         notes=tuple(_of(kept, Noted)),
         scores=tuple(read_scores(run_dir)),

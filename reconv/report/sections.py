@@ -177,6 +177,21 @@ def _lines(text: str) -> list[str]:
     return [first, el("pre", {"tabindex": 0}, table)] if table else [first]
 
 
+def bad_images(record: Record) -> Html:
+    """Every file that was left out because it cannot be read or decoded."""
+    rows = [[f"{e.step:,}", e.split, e.path, e.why] for e in record.bad_images[:_MAX_ROWS]]
+    if not rows:
+        return Html("")
+    hidden = len(record.bad_images) - len(rows)
+    more = f" The first {len(rows):,}; {hidden:,} more in events.jsonl." if hidden else ""
+    intro = (
+        f"{len(record.bad_images):,} files could not be read or decoded. In training another sample took the place of "
+        f"each; evaluations leave theirs out.{more}"
+    )
+    table = page.table(["after step", "split", "file", "why"], rows, (0,), "Images left out")
+    return page.section("Images left out", table, intro=intro)
+
+
 def evaluations(record: Record) -> Html:
     """Every evaluation with all its metrics."""
     if not record.evaluations:
@@ -188,7 +203,7 @@ def evaluations(record: Record) -> Html:
             f"{e.epoch:.2f}",
             e.weights + (" (partial)" if e.partial else ""),
             *(words.metric_text(n, e.metrics.get(n)) for n in names),
-            f"{e.num_samples:,}",
+            f"{e.num_samples:,}" + (f" ({e.skipped:,} left out)" if e.skipped else ""),
             words.duration(e.wall_s),
             "best" if e.best else "",
         ]

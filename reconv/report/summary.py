@@ -70,6 +70,8 @@ def summary_of(record: Record) -> dict[str, Any]:
         "stopped_early": None,
         "attempts": len(record.tries),
         "non_finite_steps": len(record.non_finite),
+        "bad_images": len(record.bad_images),
+        "bad_images_in_value": final.skipped if final else 0,
         "resume": _resume(record),
         "report": "report.html",
         **(dict(end.fields) if end else {}),

@@ -118,6 +118,8 @@ def result(summary: Mapping[str, Any]) -> str:
     if summary["metric"] is None:
         return "no evaluation yet"
     value = f"{metric_name(summary['metric'])} {metric_text(summary['metric'], summary['value'])}"
+    if summary.get("bad_images_in_value"):
+        value += f" without {summary['bad_images_in_value']:,} bad images"
     expect = summary["expect"]
     if expect is None or summary["exit_code"] != Exit.DONE:
         return value

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.faults import Faults
 from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.device import Device
@@ -63,7 +64,8 @@ class Learner:
 def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace) -> tuple[Fit, parts.Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, emit)
-    evaluation = build_evaluation(job, learner)
+    faults = parts.build_faults(job.recipe, job.point.state, emit)
+    evaluation = build_evaluation(job, learner, faults)
     saver = build_saver(job, learner, evaluation, emit)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
@@ -72,7 +74,7 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
         task=learner.task,
         step=trace.step(build_step(job, learner, counters, emit, trace)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
-        batches=trace.batches(TrainLoader(job.sources.train, recipe, job.plan, job.device.move)),
+        batches=trace.batches(TrainLoader(job.sources.train, recipe, job.plan, job.device.move, faults=faults)),
         evaluate=evaluation,
         save=saver if job.plan.save is not None else None,
         watch=build_watch(job, network, counters, emit),
@@ -129,15 +131,16 @@ def _start(job: Job, network: parts.Network, emit: Emit) -> list[str]:
     return notes
 
 
-def build_evaluation(job: Job, learner: Learner) -> parts.Evaluation:
+def build_evaluation(job: Job, learner: Learner, faults: Faults) -> parts.Evaluation:
     recipe, plan = job.recipe, job.plan
     return parts.Evaluation(
         network=learner.network,
         average=learner.average,
         task=learner.task,
-        loader=parts.eval_loader(recipe, job.sources.val, job.device, plan.eval_batch, plan.workers),
+        loader=parts.eval_loader(recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults),
         prepare=parts.eval_prepare(recipe, learner.network),
         num_samples=plan.num_val,
+        faults=faults,
         tta=recipe.evaluate.tta,
     )
 
@@ -155,6 +158,7 @@ def build_saver(job: Job, learner: Learner, evaluation: parts.Evaluation, emit: 
         metric=learner.task.metric,
         chosen_weights=evaluation.chosen_weights,
         emit=emit,
+        faults=evaluation.faults,
     )
 
 

@@ -23,6 +23,7 @@ from reconv.batch import Batch
 from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.faults import Faults
 from reconv.data.loader import EvalLoader
 from reconv.data.open import open_source, thinned
 from reconv.data.pictures import grid
@@ -41,7 +42,7 @@ from reconv.optim import Ema, Rounding
 from reconv.precision import Policy, build_precision
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.report.events import Evaluated, Pictured, Saved
+from reconv.report.events import BadImage, Evaluated, Pictured, Saved
 from reconv.tasks.classification import Classification, ClassificationEvaluator
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.views import averaged_views
@@ -140,7 +141,8 @@ def whiten(network: Network, recipe: Recipe, source: Source) -> str:
     if not isinstance(network.model, FastNet):
         return ""
     some = thinned(source, min(100.0, 100 * NUM_WHITENED / len(source)))
-    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0)
+    bearing = Faults(recipe.data.bad_images.limit)  # they are told when training meets them
+    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=bearing)
     network.model.whiten(EvalPrepare(recipe.data.preprocess, torch.float32)(batch)["images"])
     return f"the first layer whitens patches of {len(some):,} training images, and is not trained"
 
@@ -157,8 +159,17 @@ def build_early_stop(recipe: Recipe) -> EarlyStop:
     return EarlyStop(None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience)
 
 
-def eval_loader(recipe: Recipe, source: Source, device: Device, batch: int, workers: int = 0) -> EvalLoader:
-    return EvalLoader(source, recipe.data.preprocess, batch, device.move, workers)
+def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit) -> Faults:
+    """The bad files a run bears, and those it knows from its checkpoint."""
+    faults = Faults(recipe.data.bad_images.limit, lambda f: emit(BadImage(f.step, f.split, f.index, f.path, f.why)))
+    faults.restore(state.get("bad_images", ()))
+    return faults
+
+
+def eval_loader(
+    recipe: Recipe, source: Source, device: Device, batch: int, workers: int = 0, faults: Faults | None = None
+) -> EvalLoader:
+    return EvalLoader(source, recipe.data.preprocess, batch, device.move, workers, faults=faults)
 
 
 def eval_prepare(recipe: Recipe, network: Network) -> EvalPrepare:
@@ -175,6 +186,7 @@ class Evaluation:
     loader: EvalLoader
     prepare: Prepare
     num_samples: int
+    faults: Faults
     tta: str = "none"  # the views of an image whose answers are averaged
     last: ClassificationEvaluator | None = None
 
@@ -202,18 +214,19 @@ class Evaluation:
             model,
             self.task,
             self.task.evaluator(),
-            self.loader,
+            self.loader.after(done),
             self.prepare,
             self.network.precision,
             stop_requested,
             averaged_views(model, self.tta),
         )
-        if evaluator.num_samples != self.num_samples:
+        skipped = len(self.faults.known("val"))
+        if evaluator.num_samples + skipped != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
         self.last = evaluator
         metrics = evaluator.result()
         wall_s = time.perf_counter() - start_s
-        return Evaluated(done, epoch, weights, metrics, evaluator.num_samples, wall_s, best=False)
+        return Evaluated(done, epoch, weights, metrics, evaluator.num_samples, wall_s, best=False, skipped=skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +244,7 @@ class Saver:
     metric: str
     chosen_weights: str
     emit: Emit
+    faults: Faults
 
     def __call__(self, counters: Counters, reason: str) -> None:
         start_s = time.perf_counter()
@@ -239,6 +253,7 @@ class Saver:
             "step": counters.step,
             "history": counters.history,
             "skipped": counters.skipped,
+            "bad_images": self.faults.state(counters.step),
         }
         saved = self.store.save(counters.step, self.parts(), state)
         best = counters.best(self.metric, self.chosen_weights)

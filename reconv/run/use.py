@@ -18,6 +18,7 @@ from reconv.checkpoint.locate import Located, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import Store
 from reconv.data.decode import decode, host_eval
+from reconv.data.faults import Faults
 from reconv.data.reader import read
 from reconv.data.source import Source
 from reconv.data.sources.folder import is_image_name
@@ -49,6 +50,7 @@ class EvalResult:
     weights: str  # raw, ema or averaged
     metrics: dict[str, float]
     num_samples: int
+    skipped: int = 0  # images that could not be read and are in none of the metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def evaluate(
     located = _find(run, best, tell)
     if not all:
         model = open_model(located, device=device, weights=weights, recipe=recipe)
-        return [_score(model, data, batch)]
+        return [_score(model, data, batch, tell)]
     if weights == "averaged":
         raise UsageError("--averaged is one set of weights, --all scores every checkpoint", then="leave one out")
     if located.run is None:
@@ -149,7 +151,7 @@ def open_model(located: Located, *, device: str, weights: str, recipe: str | Non
     return Model(saved.recipe, saved.class_names, network, opened, saved.path, saved.weights, saved.step)
 
 
-def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResult:
+def _score(model: Model, data: str | Path | None, batch: int | None, tell: Tell) -> EvalResult:
     recipe = model.recipe
     source = _validation_set(recipe, data)
     theirs, known = model.class_names, model.step is not None  # bare weights only have a number of classes
@@ -160,7 +162,8 @@ def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResu
             why=f"{len(source.class_names)} classes here, {len(model.class_names)} in the model",
         )
     task = parts.build_task(recipe, len(model.class_names))
-    loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch)
+    faults = Faults(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
+    loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch, faults=faults)
     evaluator = one_pass(
         model.network.model,
         task,
@@ -170,7 +173,8 @@ def _score(model: Model, data: str | Path | None, batch: int | None) -> EvalResu
         model.network.precision,
         forward=averaged_views(model.network.model, recipe.evaluate.tta),
     )
-    return EvalResult(model.path, model.step, model.weights, evaluator.result(), evaluator.num_samples)
+    skipped = len(faults.known("val"))
+    return EvalResult(model.path, model.step, model.weights, evaluator.result(), evaluator.num_samples, skipped)
 
 
 def _score_every_checkpoint(
@@ -198,12 +202,13 @@ def _score_every_checkpoint(
         source = _validation_set(saved.recipe, data)
         key = (step, saved.weights, digest, source.fingerprint()[:16])
         if key not in known:
-            result = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch)
+            result = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch, tell)
             known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
             with writing(Files(), folder):
                 write_scores(folder, list(known.values()))
         score = known[key]
-        results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples))
+        skipped = len(source) - score.num_samples
+        results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples, skipped))
     with writing(Files(), folder):
         write_report(folder)
     if not results:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reconv.recipe.units import Duration
+from reconv.recipe.units import BadImages, Duration
 
 VALUES = {
     "ep": st.floats(0, 1e12) | st.integers(0, 10**12).map(float),
@@ -44,3 +44,16 @@ def test_anything_else_is_refused(text: object) -> None:
 
 def test_the_number_as_typed_is_exact() -> None:
     assert Duration.parse("0.1ep").exact == Fraction(1, 10)
+
+
+@pytest.mark.parametrize(("text", "limit"), [("stop", 0), ("skip up to 20", 20), (" skip  up to 1 ", 1)])
+def test_how_many_bad_images_are_borne_is_read_and_printed(text: str, limit: int) -> None:
+    parsed = BadImages.parse(text)
+    assert parsed == BadImages(limit)
+    assert BadImages.parse(str(parsed)) == parsed
+
+
+@pytest.mark.parametrize("text", ["skip", "skip up to", "skip up to 0", "skip up to -1", "20", 20, None, "stop it"])
+def test_an_unlimited_or_unclear_bearing_of_bad_images_is_refused(text: object) -> None:
+    with pytest.raises(ValueError):
+        BadImages.parse(text)

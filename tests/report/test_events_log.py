@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from reconv.errors import CheckpointError, UsageError
 from reconv.report.events import (
     Attempt,
+    BadImage,
     Ended,
     Evaluated,
     Event,
@@ -36,6 +37,7 @@ EVERY_KIND: list[Event] = [
     Evaluated(22, 1.0, "ema", {"top1": 0.9, "loss": 0.3}, 360, 0.1, True, True),
     Saved(22, "checkpoints/step-000000022", 1000, 0.1, "interval"),
     NonFiniteStep(23, 7.0, (1, 2, 3), "skip"),
+    BadImage(24, "train", 17, "cats/\udcff.jpg", "the file is half-written"),
     Noted("warning", "naïve ✓ 'quotes' \n newline \u2028", 3),
     Pictured("first batch", "pictures/a.png", ("7", "8"), 0, 2),
     Ended(440, 0, "finished", 9.0, 100, 5, 8.0, 1.0, 90, {"note": "x"}),
