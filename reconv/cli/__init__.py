@@ -19,6 +19,7 @@ import click
 from reconv import __version__
 from reconv.cli.average import average
 from reconv.cli.data import data
+from reconv.cli.look import check, show
 from reconv.cli.machine import completion, doctor
 from reconv.cli.options import NearestGroup
 from reconv.cli.recipes import recipes
@@ -49,6 +50,8 @@ def reconv() -> None:
 
 for _verb in (train, evaluate, predict, average, recipes, report, data, doctor, completion):
     reconv.add_command(_verb)
+for _verb in (check, show):
+    data.add_command(_verb)
 
 
 def main(args: Sequence[str] | None = None) -> None:

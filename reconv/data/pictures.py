@@ -1,4 +1,4 @@
-"""Pictures of batches for people: a grid of tiles as a PNG.
+"""Pictures of batches for people: a grid of tiles, or titled sheets of them, as a PNG.
 
 Owns layout and encoding. Refuses to know what the images mean. Invariant: tiles keep row order, left to right.
 """
@@ -7,13 +7,29 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 _GAP_PX = 2
 _PAPER = 255
+_MARGIN_PX = 8
+_LINE_PX = 14
+_LETTER_PX = 6  # about as wide as a letter of the small font is
+_TITLE = (0, 0, 0)
+_CAPTION = (90, 90, 90)
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """Pictures under one title; captions, where there are some, one a picture."""
+
+    title: str
+    tiles: Sequence[Image.Image]
+    captions: Sequence[str] = ()
 
 
 def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> bytes:
@@ -37,3 +53,45 @@ def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> b
     file = io.BytesIO()
     Image.fromarray(sheet[:, :, 0] if channels == 1 else sheet).save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def titled(sheets: Sequence[Sheet], tile_px: int = 96, columns: int = 8) -> bytes:
+    """PNG of sheets one below the other; every picture is fitted into a square, tiny ones enlarged by whole pixels."""
+    caption_px = _LINE_PX if any(sheet.captions for sheet in sheets) else 0
+    pitch_x, pitch_y = tile_px + _MARGIN_PX, tile_px + caption_px + _MARGIN_PX
+    heights = [_LINE_PX + _MARGIN_PX + -(-len(sheet.tiles) // columns) * pitch_y for sheet in sheets]
+    page = Image.new("RGB", (columns * pitch_x + _MARGIN_PX, sum(heights) + _MARGIN_PX), (_PAPER,) * 3)
+    pen, font = ImageDraw.Draw(page), ImageFont.load_default()
+    top = _MARGIN_PX
+    for sheet, height in zip(sheets, heights, strict=True):
+        pen.text((_MARGIN_PX, top), _letters(sheet.title, columns * pitch_x), _TITLE, font)
+        for number, tile in enumerate(sheet.tiles):
+            left = _MARGIN_PX + number % columns * pitch_x
+            down = top + _LINE_PX + _MARGIN_PX // 2 + number // columns * pitch_y
+            page.paste(_fitted(tile, tile_px), (left, down))
+            if number < len(sheet.captions):
+                pen.text((left, down + tile_px), _letters(sheet.captions[number], tile_px), _CAPTION, font)
+        top += height
+    file = io.BytesIO()
+    page.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _fitted(image: Image.Image, side_px: int) -> Image.Image:
+    """The whole picture in the middle of a grey square."""
+    scale = side_px / max(image.size)
+    if scale >= 1:
+        size, how = (image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST
+    else:
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        how = Image.Resampling.BILINEAR
+    square = Image.new("RGB", (side_px, side_px), (225, 225, 225))
+    square.paste(image.convert("RGB").resize(size, how), ((side_px - size[0]) // 2, (side_px - size[1]) // 2))
+    return square
+
+
+def _letters(text: str, width_px: int) -> str:
+    """As much of a text as fits, in letters that the built-in font has."""
+    num_letters = max(1, width_px // _LETTER_PX)
+    short = text if len(text) <= num_letters else text[: num_letters - 2] + ".."
+    return short.encode("latin-1", "replace").decode("latin-1")

@@ -1,0 +1,323 @@
+"""Looking at a data set before paying for it: every sample is read and decoded once, and what is odd is told.
+
+Owns the pass over all samples and what follows from it. Refuses to know terminals and files of results. Invariant:
+user files are only read; the findings are a function of the data, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from reconv.data.decode import decode_picture, picture
+from reconv.data.source import I64, Source, Split
+from reconv.data.survey import Finding, Tell, open_splits, printable
+from reconv.errors import DataError
+from reconv.recipe.schema import Data
+
+_CHUNK = 32
+_ORIENTATION = 0x0112  # the EXIF tag
+_SMALL_SHARE = 20  # a class of less than a twentieth of the median is suspicious
+_TINY_SIDE_PX = 8
+_MAX_GROUPS = 1000  # of duplicates that are named; all are counted
+_NO_CLASSES = ("newfolder", "untitledfolder", "macosx", "lost+found", "images", "thumbs")
+
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One sample that decodes."""
+
+    target: int
+    format: str
+    mode: str  # as stored: RGB, L, CMYK, P, ...
+    width: int  # upright
+    height: int
+    orientation: int  # EXIF's; 1: stored upright
+    num_bytes: int
+    digest: bytes  # of the file as it is
+
+
+@dataclass(slots=True)
+class SplitSeen:
+    """What one split holds."""
+
+    num_samples: int
+    bad: list[tuple[str, str]] = field(default_factory=list)  # path, why
+    classes: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    orientations: Counter[int] = field(default_factory=Counter)
+    num_bytes: int = 0
+    widths: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    heights: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_samples": self.num_samples,
+            "num_bad": len(self.bad),
+            "num_bytes": self.num_bytes,
+            "classes": dict(self.classes),
+            "formats": dict(self.formats.most_common()),
+            "modes": dict(self.modes.most_common()),
+            "orientations": {str(number): count for number, count in sorted(self.orientations.items())},
+            "width_px": spread_of(self.widths),
+            "height_px": spread_of(self.heights),
+            "bad": [{"path": path, "why": why} for path, why in self.bad],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A data set as it was found."""
+
+    origin: str
+    splits: Mapping[Split, SplitSeen]
+    class_names: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    samples: Mapping[str, tuple[Split, tuple[int, ...]]]  # for a picture: some good samples of each class
+    sources: Mapping[Split, Source]
+
+    @property
+    def faults(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == "fault"]
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the pictures, as plain data."""
+        return {
+            "origin": self.origin,
+            "ok": not self.faults,
+            "num_classes": len(self.class_names),
+            "splits": {split: seen.as_json() for split, seen in self.splits.items()},
+            "findings": [
+                {"level": f.level, "kind": f.kind, "text": f.text, "count": len(f.paths), "paths": list(f.paths)}
+                for f in self.findings
+            ],
+        }
+
+
+def check(path: str, data: Data, workers: int, progress: Progress = lambda done, total: None) -> Checked:
+    """Read and decode every sample of every split; `path` is a folder, or digits or synthetic."""
+    findings: list[Finding] = []
+    sources = open_splits(path, data, findings.append)
+    names = next(iter(sources.values())).class_names
+    total, done = sum(map(len, sources.values())), 0
+    tables: dict[Split, _Table] = {}
+    with warnings.catch_warnings(), _pool(workers) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with an image is told as a finding
+        for split, source in sources.items():
+            table = tables[split] = _Table(len(source))
+            for index, seen in _examined(source, pool):
+                table.put(index, seen, names)
+                done += 1
+                progress(done, total)
+    _tell_of_samples(tables, findings.append)
+    _tell_of_duplicates(tables, sources, findings.append)
+    _tell_of_classes(names, tables, findings.append)
+    order = {"fault": 0, "warning": 1}
+    return Checked(
+        origin=next(iter(sources.values())).origin,
+        splits={split: table.seen for split, table in tables.items()},
+        class_names=names,
+        findings=tuple(sorted(findings, key=lambda finding: order[finding.level])),
+        samples=_picturesque(names, tables),
+        sources=sources,
+    )
+
+
+@contextmanager
+def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads (decoding and hashing leave the interpreter to others) that give up what is left when interrupted."""
+    pool = ThreadPoolExecutor(max(1, num_workers), "reconv-check")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def examine(source: Source, index: int) -> Seen | DataError:
+    """One sample, decoded, or why it cannot be."""
+    try:
+        sample = source.sample(index)
+        if not 0 <= sample.target < len(source.class_names):
+            raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is no class")
+        if isinstance(sample.data, bytes):
+            upright = decode_picture(sample.data, 3, sample.name)
+            with Image.open(io.BytesIO(sample.data)) as stored:
+                form, mode = stored.format or "unknown", stored.mode
+                said = stored.getexif().get(_ORIENTATION)
+            orientation = said if said in range(1, 9) else 1  # files say all sorts of things there
+            width, height, content = upright.width, upright.height, sample.data
+        else:
+            height, width, channels = sample.data.shape
+            form, mode, orientation = "pixels", "L" if channels == 1 else "RGB", 1
+            content = repr(sample.data.shape).encode() + sample.data.tobytes()
+    except DataError as error:
+        return error
+    digest = hashlib.blake2b(content, digest_size=16).digest()
+    return Seen(sample.target, form, mode, width, height, orientation, len(content), digest)
+
+
+def _examined(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Seen | DataError]]:
+    """Every sample in order, examined by all workers."""
+    starts = range(0, len(source), _CHUNK)
+    pieces = pool.map(lambda s: [examine(source, i) for i in range(s, min(s + _CHUNK, len(source)))], starts)
+    for start, piece in zip(starts, pieces, strict=True):
+        yield from enumerate(piece, start)
+
+
+class _Table:
+    """What is kept of each sample of a split: 44 bytes, however many there are."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.seen = SplitSeen(num_samples)
+        self.targets = np.full(num_samples, -1, np.int64)  # -1: bad
+        self.digests = np.zeros((num_samples, 2), np.uint64)
+        self.seen.widths = np.zeros(num_samples, np.int64)
+        self.seen.heights = np.zeros(num_samples, np.int64)
+
+    def put(self, index: int, seen: Seen | DataError, names: Sequence[str]) -> None:
+        split = self.seen
+        if isinstance(seen, DataError):
+            split.bad.append((printable(seen.where or f"sample {index}"), seen.why or seen.what))
+            return
+        self.targets[index] = seen.target
+        self.digests[index] = np.frombuffer(seen.digest, np.uint64)
+        split.widths[index], split.heights[index] = seen.width, seen.height
+        split.classes[names[seen.target]] += 1
+        split.formats[seen.format] += 1
+        split.modes[seen.mode] += 1
+        split.orientations[seen.orientation] += 1
+        split.num_bytes += seen.num_bytes
+
+
+def spread_of(values: npt.NDArray[np.int64]) -> dict[str, float] | None:
+    """Smallest, median and largest of the samples that decode."""
+    good = values[values > 0]
+    if not len(good):
+        return None
+    return {"min": int(good.min()), "median": float(np.median(good)), "max": int(good.max())}
+
+
+def _tell_of_samples(tables: Mapping[Split, _Table], tell: Tell) -> None:
+    for split, table in tables.items():
+        if table.seen.bad:
+            paths = tuple(path for path, _ in table.seen.bad)
+            tell(Finding("fault", "bad-image", f"images in {split} that cannot be read or decoded", paths))
+        if not table.seen.num_samples:
+            tell(Finding("fault", "empty-split", f"there is no image in {split}", (split,)))
+        shorter = np.minimum(table.seen.widths, table.seen.heights)
+        num_tiny = int(((shorter > 0) & (shorter < _TINY_SIDE_PX)).sum())
+        if num_tiny:
+            text = f"{num_tiny:,} images in {split} have a side below {_TINY_SIDE_PX} pixels"
+            tell(Finding("warning", "tiny-image", text))
+
+
+def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, Source], tell: Tell) -> None:
+    """Files that are the same byte for byte: across splits, under two labels, or merely twice."""
+    found: dict[str, list[list[tuple[Split, int]]]] = {"leak": [], "two-labels": [], "duplicate": []}
+    for group in _equal(tables):
+        is_leak = len({split for split, _ in group}) > 1
+        has_two_labels = len({int(tables[split].targets[index]) for split, index in group}) > 1
+        if is_leak:
+            found["leak"].append(group)
+        if has_two_labels:
+            found["two-labels"].append(group)
+        if not is_leak and not has_two_labels:
+            found["duplicate"].append(group)
+    texts = {
+        "leak": "images are in training and in validation",
+        "two-labels": "images are there under two labels",
+        "duplicate": "images are there more than once in a split",
+    }
+    for kind, groups in found.items():
+        if groups:
+            shown = tuple(" = ".join(_name(sources[s], i) for s, i in group) for group in groups[:_MAX_GROUPS])
+            level: Any = "warning" if kind == "duplicate" else "fault"
+            tell(Finding(level, kind, f"{len(groups):,} {texts[kind]}, byte for byte", shown))
+
+
+def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:
+    """Groups of two or more samples with the same bytes, in the order of their first."""
+    splits = list(tables)
+    good = [np.flatnonzero(table.targets >= 0) for table in tables.values()]
+    split_of, index_of = np.repeat(np.arange(len(good)), [len(g) for g in good]), np.concatenate(good)
+    if not len(index_of):
+        return
+    digests = np.concatenate([table.digests[g] for table, g in zip(tables.values(), good, strict=True)])
+    _, inverse, counts = np.unique(digests, axis=0, return_inverse=True, return_counts=True)
+    group_of = inverse.ravel()
+    groups: dict[int, list[tuple[Split, int]]] = {}
+    for row in np.flatnonzero(counts[group_of] > 1):
+        groups.setdefault(int(group_of[row]), []).append((splits[split_of[row]], int(index_of[row])))
+    yield from groups.values()
+
+
+def _name(source: Source, index: int) -> str:
+    try:
+        return printable(source.sample(index).name)
+    except DataError as error:  # vanished since it was read
+        return printable(error.where)
+
+
+def _tell_of_classes(names: Sequence[str], tables: Mapping[Split, _Table], tell: Tell) -> None:
+    """Labels that look like mistakes."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(re.sub(r"[\s_-]+", "", name).casefold(), []).append(name)
+    same = tuple(" = ".join(map(repr, group)) for group in alike.values() if len(group) > 1)
+    if same:
+        tell(
+            Finding("warning", "alike", "classes whose names differ only in case, spaces, dashes or underscores", same)
+        )
+    odd = tuple(name for key in _NO_CLASSES for name in alike.get(key, ()))
+    if odd:
+        tell(Finding("warning", "no-class", "folders that look like no class", odd))
+    train = tables.get("train")
+    if train is None or not train.seen.classes:
+        return
+    median = float(np.median([train.seen.classes[name] for name in names]))
+    small = tuple(f"{n}: {train.seen.classes[n]}" for n in names if 0 < train.seen.classes[n] < median / _SMALL_SHARE)
+    if small:
+        tell(Finding("warning", "small-class", f"classes far below the median of {median:g} training images", small))
+    if "val" in tables:
+        unseen = tuple(n for n in names if train.seen.classes[n] and not tables["val"].seen.classes[n])
+        if unseen:
+            tell(Finding("warning", "not-validated", "classes without a validation image", unseen))
+
+
+def _picturesque(names: Sequence[str], tables: Mapping[Split, _Table]) -> dict[str, tuple[Split, tuple[int, ...]]]:
+    """Up to 8 good samples of up to 24 classes, evenly spread over both."""
+    split: Split = "train" if "train" in tables else "val"
+    targets = tables[split].targets
+    chosen = np.unique(np.linspace(0, len(names) - 1, min(24, len(names))).round().astype(int))
+    pictured: dict[str, tuple[Split, tuple[int, ...]]] = {}
+    for number in chosen.tolist():
+        members = np.flatnonzero(targets == number)
+        if len(members):
+            places = np.unique(np.linspace(0, len(members) - 1, min(8, len(members))).round().astype(int))
+            pictured[names[number]] = (split, tuple(members[places].tolist()))
+    return pictured
+
+
+def pictures_of(checked: Checked) -> Iterator[tuple[str, int, list[Image.Image]]]:
+    """For each pictured class: its name, how many training images it has, and some of them."""
+    for name, (split, indices) in checked.samples.items():
+        samples = [checked.sources[split].sample(index) for index in indices]
+        tiles = [
+            decode_picture(s.data, 3, s.name) if isinstance(s.data, bytes) else picture(s.data, 3) for s in samples
+        ]
+        yield name, checked.splits[split].classes[name], tiles

@@ -1,0 +1,199 @@
+"""Looking at data: every fault is found, named and counted, and nothing is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_examples import encode, noise
+from PIL import Image
+
+from reconv.data.check import Checked, check, pictures_of
+from reconv.data.survey import Finding
+from reconv.errors import DataError
+from reconv.recipe.schema import Data
+
+
+def looked(path: Path | str, workers: int = 2) -> Checked:
+    return check(str(path), Data(), workers)
+
+
+def found(checked: Checked) -> dict[str, Finding]:
+    """The findings by kind, each kind once."""
+    kinds = [finding.kind for finding in checked.findings]
+    assert len(kinds) == len(set(kinds))
+    return {finding.kind: finding for finding in checked.findings}
+
+
+def everything(root: Path) -> dict[str, tuple[str, int]]:
+    """What is under a folder: content and time of change."""
+    return {
+        str(path): (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "", path.lstat().st_mtime_ns)
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def test_a_good_tree_has_no_findings_and_is_counted(tree: Path) -> None:
+    before = everything(tree)
+    checked = looked(tree)
+    assert checked.findings == ()
+    assert everything(tree) == before
+    train, val = checked.splits["train"], checked.splits["val"]
+    assert train.classes == {"ant": 4, "bee": 4, "cat": 3}
+    assert val.classes == {"ant": 2, "bee": 2, "cat": 1}
+    assert train.formats == {"JPEG": 6, "PNG": 5}
+    assert train.modes == {"RGB": 11}
+    assert train.orientations == {1: 11}
+    assert train.num_bytes == sum(path.stat().st_size for path in (tree / "train").rglob("*.*"))
+    assert checked.as_json()["splits"]["train"]["width_px"] == {"min": 50, "median": 60.0, "max": 70}
+    assert checked.as_json()["ok"] is True
+
+
+def test_files_that_do_not_decode_are_named_with_the_reason(tree: Path) -> None:
+    files = sorted(path for path in (tree / "train").rglob("*.*") if path.is_file())
+    whole = files[0].read_bytes()
+    files[0].write_bytes(whole[: len(whole) // 2])
+    files[3].write_bytes(b"")
+    files[5].write_bytes(b"GIF89a, or so it says")
+    files[7].write_bytes(encode(np.zeros((9_470, 9_470), np.uint8), "PNG"))  # more pixels than are decoded
+    checked = looked(tree)
+    assert found(checked).keys() == {"bad-image"}
+    bad = found(checked)["bad-image"]
+    assert bad.level == "fault"
+    assert bad.paths == tuple(str(files[number]) for number in (0, 3, 5, 7))
+    reasons = [why for _, why in checked.splits["train"].bad]
+    assert all(word in why for word, why in zip(("damaged", "nothing", "none of", "pixels"), reasons, strict=True))
+    assert sum(checked.splits["train"].classes.values()) == 7
+
+
+def test_the_same_image_in_both_splits_is_a_leak(tree: Path) -> None:
+    image = tree / "train/bee/004.JPEG"
+    (tree / "val/bee/copy.JPEG").write_bytes(image.read_bytes())
+    leak = found(looked(tree))["leak"]
+    assert leak.level == "fault"
+    assert leak.paths == (f"{image} = {tree / 'val/bee/copy.JPEG'}",)
+
+
+def test_the_same_image_twice_is_a_warning_and_under_two_labels_a_fault(tree: Path) -> None:
+    twice, two = tree / "train/ant/000.JPEG", tree / "train/ant/001.png"
+    (tree / "train/ant/again.jpg").write_bytes(twice.read_bytes())
+    assert [(f.level, f.kind) for f in looked(tree).findings] == [("warning", "duplicate")]
+    (tree / "train/cat/again.png").write_bytes(two.read_bytes())
+    findings = found(looked(tree))
+    assert {kind: finding.level for kind, finding in findings.items()} == {
+        "two-labels": "fault",
+        "duplicate": "warning",
+    }
+    assert findings["two-labels"].paths == (f"{two} = {tree / 'train/cat/again.png'}",)
+
+
+def test_what_training_refuses_is_told_all_at_once(tree: Path) -> None:
+    (tree / "train/empty").mkdir()
+    (tree / "val/dog").mkdir()
+    (tree / "val/dog/1.png").write_bytes(encode(noise(20, 20, 3, 99)))
+    os.symlink(tree / "nowhere", tree / "train/ant/link.jpg")
+    (tree / "train/ant/notes.txt").write_text("hello")
+    (tree / "train/stray.jpg").write_bytes(encode(noise(20, 20, 3, 98)))
+    findings = found(looked(tree))
+    assert {kind: finding.level for kind, finding in findings.items()} == {
+        "empty-class": "fault",
+        "unknown-class": "fault",
+        "astray": "fault",
+        "ignored": "warning",
+    }
+    assert findings["empty-class"].paths == ("empty",)
+    assert findings["unknown-class"].paths == ("dog",)
+    assert findings["astray"].paths == (str(tree / "train/ant/link.jpg"),)
+    assert findings["ignored"].paths == (str(tree / "train/ant/notes.txt"), str(tree / "train/stray.jpg"))
+
+
+def test_a_tree_without_validation_is_a_fault_and_still_checked(tree: Path) -> None:
+    (tree / "val").rename(tree / "elsewhere")
+    checked = looked(tree)
+    assert found(checked).keys() == {"no-validation"}
+    assert checked.splits["train"].num_samples == 11
+
+
+def test_suspicious_labels_are_warned_of(tree: Path) -> None:
+    for split in ("train", "val"):
+        for number, name in enumerate(("Ant", "red fox", "red_fox", "New Folder")):
+            folder = tree / split / name
+            folder.mkdir()
+            for image in range(40):
+                seed = 1000 + (split == "val") * 500 + number * 50 + image
+                (folder / f"{image}.png").write_bytes(encode(noise(12, 12, 1, seed)[:, :, 0]))
+    (tree / "train/lonely").mkdir()
+    (tree / "train/lonely/1.png").write_bytes(encode(noise(12, 12, 3, 77)))
+    findings = found(looked(tree))
+    assert all(finding.level == "warning" for finding in findings.values())
+    assert findings["alike"].paths == ("'Ant' = 'ant'", "'red fox' = 'red_fox'")
+    assert findings["no-class"].paths == ("New Folder",)
+    assert findings["small-class"].paths == ("lonely: 1",)
+    assert findings["not-validated"].paths == ("lonely",)
+
+
+def test_colours_sizes_and_orientations_are_those_stored_and_upright(tree: Path) -> None:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(noise(20, 300, 3, 5)).save(file, "JPEG", exif=exif)
+    (tree / "train/ant/turned.jpg").write_bytes(file.getvalue())
+    cmyk = io.BytesIO()
+    Image.fromarray(noise(40, 40, 3, 6)).convert("CMYK").save(cmyk, "JPEG")
+    (tree / "train/ant/cmyk.jpg").write_bytes(cmyk.getvalue())
+    (tree / "train/ant/dot.png").write_bytes(encode(noise(1, 1, 1, 7)[:, :, 0]))
+    checked = looked(tree)
+    train = checked.splits["train"]
+    assert train.orientations == {1: 13, 6: 1}
+    assert train.modes == {"RGB": 12, "CMYK": 1, "L": 1}
+    assert checked.as_json()["splits"]["train"]["height_px"]["max"] == 300  # upright
+    assert found(checked).keys() == {"tiny-image"}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_findings_do_not_depend_on_the_number_of_workers(tree: Path, workers: int) -> None:
+    for path in ("train/ant/000.JPEG", "val/bee/013.png"):
+        (tree / path).write_bytes(b"x")
+    (tree / "val/cat/copy.png").write_bytes((tree / "train/cat/009.png").read_bytes())
+    done: list[tuple[int, int]] = []
+    checked = check(str(tree), Data(), workers, lambda now, total: done.append((now, total)))
+    assert done == [(number + 1, 17) for number in range(17)]
+    assert [(f.kind, len(f.paths)) for f in checked.findings] == [("bad-image", 1), ("bad-image", 1), ("leak", 1)]
+    assert checked.as_json() == looked(tree, 3).as_json()
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_cifar_is_checked_like_a_tree(tmp_path: Path, write_cifar: Callable[..., Path], form: str) -> None:
+    folder = write_cifar(tmp_path, "cifar10", form)
+    checked = looked(folder)
+    assert {split: seen.num_samples for split, seen in checked.splits.items()} == {"train": 35, "val": 7}
+    assert checked.splits["train"].formats == {"pixels": 35}
+    assert not checked.faults
+    if form == "binary":
+        (folder / "test_batch.bin").write_bytes((folder / "data_batch_1.bin").read_bytes())
+        assert found(looked(folder))["leak"].text.startswith("7 images")
+        (folder / "test_batch.bin").write_bytes(b"short")
+        assert found(looked(folder))["unreadable-split"].level == "fault"
+
+
+def test_what_is_made_up_is_checked_by_name() -> None:
+    digits = looked("digits")
+    assert {split: seen.num_samples for split, seen in digits.splits.items()} == {"train": 1437, "val": 360}
+    assert digits.faults == []
+    with pytest.raises(DataError):
+        looked("no-such-folder")
+
+
+def test_pictures_show_good_samples_of_every_class(tree: Path) -> None:
+    (tree / "train/ant/000.JPEG").write_bytes(b"x")
+    pictured = list(pictures_of(looked(tree)))
+    assert [(name, count, len(tiles)) for name, count, tiles in pictured] == [
+        ("ant", 3, 3),
+        ("bee", 4, 4),
+        ("cat", 3, 3),
+    ]
