@@ -7,6 +7,7 @@ written into the data that is looked at.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,8 +141,9 @@ def _print(checked: Checked, out: Path) -> None:
     print_table(["split", "images", "bad", "classes", "MB", "width", "height", "formats and colours"], rows)
     click.echo()
     _print_classes(checked)
+    whys = {path: f"{path}: {why}" for seen in checked.splits.values() for path, why in seen.bad}
     for finding in checked.findings:
-        _print_finding(finding)
+        _print_finding(finding, whys)
     num_faults = len(checked.faults)
     said = f"{num_faults} kind{'s' * (num_faults > 1)} of fault" if num_faults else "no faults"
     click.secho(f"{said} · {out / 'check.json'} · {out / 'contact.png'}", bold=True)
@@ -159,13 +161,13 @@ def _print_classes(checked: Checked) -> None:
     click.echo()
 
 
-def _print_finding(finding: Finding) -> None:
+def _print_finding(finding: Finding, whys: Mapping[str, str]) -> None:
     colour = "red" if finding.level == "fault" else "yellow"
-    click.secho(f"{finding.level}: {finding.text}" + (f" ({len(finding.paths):,})" if finding.paths else ""), fg=colour)
+    click.secho(f"{finding.level}: {finding.text} ({finding.total:,})", fg=colour)
     for path in finding.paths[:_PATHS_SHOWN]:
-        click.echo(f"    {path}")
-    if len(finding.paths) > _PATHS_SHOWN:
-        click.echo(f"    and {len(finding.paths) - _PATHS_SHOWN:,} more")
+        click.echo(f"    {whys.get(path, path)}")
+    if finding.paths[_PATHS_SHOWN:]:
+        click.echo(f"    and {finding.total - _PATHS_SHOWN:,} more")
 
 
 def _spread(values: dict[str, float] | None) -> str:

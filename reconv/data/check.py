@@ -103,7 +103,7 @@ class Checked:
             "num_classes": len(self.class_names),
             "splits": {split: seen.as_json() for split, seen in self.splits.items()},
             "findings": [
-                {"level": f.level, "kind": f.kind, "text": f.text, "count": len(f.paths), "paths": list(f.paths)}
+                {"level": f.level, "kind": f.kind, "text": f.text, "count": f.total, "paths": list(f.paths)}
                 for f in self.findings
             ],
         }
@@ -159,7 +159,7 @@ def examine(source: Source, index: int) -> Seen | DataError:
             with Image.open(io.BytesIO(sample.data)) as stored:
                 form, mode = stored.format or "unknown", stored.mode
                 said = stored.getexif().get(_ORIENTATION)
-            orientation = said if said in range(1, 9) else 1  # files say all sorts of things there
+            orientation = said if isinstance(said, int) and 1 <= said <= 8 else 1  # files say all sorts of things there
             width, height, content = upright.width, upright.height, sample.data
         else:
             height, width, channels = sample.data.shape
@@ -222,8 +222,8 @@ def _tell_of_samples(tables: Mapping[Split, _Table], tell: Tell) -> None:
         shorter = np.minimum(table.seen.widths, table.seen.heights)
         num_tiny = int(((shorter > 0) & (shorter < _TINY_SIDE_PX)).sum())
         if num_tiny:
-            text = f"{num_tiny:,} images in {split} have a side below {_TINY_SIDE_PX} pixels"
-            tell(Finding("warning", "tiny-image", text))
+            text = f"images in {split} with a side below {_TINY_SIDE_PX} pixels"
+            tell(Finding("warning", "tiny-image", text, count=num_tiny))
 
 
 def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, Source], tell: Tell) -> None:
@@ -247,7 +247,7 @@ def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, 
         if groups:
             shown = tuple(" = ".join(_name(sources[s], i) for s, i in group) for group in groups[:_MAX_GROUPS])
             level: Any = "warning" if kind == "duplicate" else "fault"
-            tell(Finding(level, kind, f"{len(groups):,} {texts[kind]}, byte for byte", shown))
+            tell(Finding(level, kind, f"{texts[kind]}, byte for byte", shown, len(groups)))
 
 
 def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:

@@ -34,6 +34,11 @@ class Finding:
     kind: str
     text: str
     paths: tuple[str, ...] = ()
+    count: int = 0  # where not every path is named; 0: all are
+
+    @property
+    def total(self) -> int:
+        return self.count or len(self.paths)
 
 
 Tell = Callable[[Finding], None]

@@ -14,7 +14,7 @@ import pytest
 
 from reconv.errors import UsageError
 from reconv.report.console import make_console
-from reconv.report.events import Noted, decode, read_events
+from reconv.report.events import BadImage, Evaluated, Noted, decode, read_events
 from reconv.report.html import write_report
 from reconv.report.summary import summarise
 
@@ -203,3 +203,13 @@ def test_a_report_that_was_not_written_is_not_named(tmp_path: Path, fake_run: Ca
     stream = io.StringIO()
     make_console("quiet", run, stream).finish(summarise(run))
     assert stream.getvalue() == "top-1 99.44 % (expected 99.0 ± 0.5: met)\n"
+
+
+def test_an_image_left_out_is_said_and_marks_the_metric() -> None:
+    stream = io.StringIO()
+    console = make_console("plain", None, stream)
+    console.observe(BadImage(3, "val", 17, "val/cat/17.jpg", "the file is half-written"))
+    console.observe(Evaluated(10, 1.0, "raw", {"top1": 0.5}, 98, 0.1, best=False, skipped=2))
+    first, second = stream.getvalue().splitlines()
+    assert first == "warning: left out an image (val): val/cat/17.jpg: the file is half-written"
+    assert second.endswith("top-1 50.00 %  without 2 bad images")

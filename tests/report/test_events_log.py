@@ -200,3 +200,11 @@ def test_an_event_can_be_told_in_ascii_alone() -> None:
         line = encode(event, ascii_only=True)
         assert line.isascii()
         assert decode(line) == event
+
+
+def test_a_bad_image_is_told_once_and_undone_with_its_step() -> None:
+    train, val = BadImage(4, "train", 7, "a.jpg", "cut"), BadImage(4, "val", 7, "b.jpg", "cut")
+    events = [attempt(1, 0), train, val, attempt(2, 4), train]
+    assert [e for e in latest_by_step(events) if isinstance(e, BadImage)] == [val, train]
+    assert [e for e in latest_by_step(events[:4]) if isinstance(e, BadImage)] == [val]
+    assert [e for e in latest_by_step([attempt(1, 0), train, val, attempt(2, 3)]) if isinstance(e, BadImage)] == []
