@@ -43,7 +43,7 @@ def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
             opened.load()
             upright = ImageOps.exif_transpose(opened)
         return _convert(upright, channels)
-    except DataError:
+    except (DataError, MemoryError):  # a machine without memory is no damaged file, and must not count as one
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _too_large(name, str(error)) from error

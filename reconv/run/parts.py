@@ -162,7 +162,8 @@ def build_early_stop(recipe: Recipe) -> EarlyStop:
 def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit) -> Faults:
     """The bad files a run bears, and those it knows from its checkpoint."""
     faults = Faults(recipe.data.bad_images.limit, lambda f: emit(BadImage(f.step, f.split, f.index, f.path, f.why)))
-    faults.restore(state.get("bad_images", ()))
+    if faults.borne:  # else what was left out before must be whole by now
+        faults.restore(state.get("bad_images", ()))
     return faults
 
 

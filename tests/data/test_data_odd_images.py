@@ -136,3 +136,12 @@ def test_a_file_cut_anywhere_is_a_data_error_or_the_whole_picture(form: str) -> 
             assert error.where == "cut"
             num_refused += 1
     assert num_refused > 50
+
+
+def test_a_machine_without_memory_is_not_taken_for_a_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Image, "open", exhausted)
+    with pytest.raises(MemoryError):
+        decode(b"any", 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from collections.abc import Callable
@@ -115,6 +116,26 @@ def test_a_run_stopped_by_a_bad_image_goes_on_when_told_to_bear_it(damaged: Path
         run(damaged, tmp_path / "parts", data__bad_images="stop")
     assert (caught.value.code, Path(caught.value.where).suffix) == (Exit.DATA, ".png")
     assert_same_bits(whole, run(damaged, tmp_path / "parts", resume=True))
+
+
+def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: Path) -> None:
+    good = (damaged / "val/dog/01.png").read_bytes()
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Evaluated):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(PreemptedError):
+        run(damaged, tmp_path / "run", on_event=stop)
+    for path in ("train/cat/03.png", "train/dog/11.png", "val/dog/02.png"):
+        size = (damaged / path).stat().st_size
+        small = io.BytesIO()
+        Image.fromarray(np.zeros((2, 2), np.uint8)).save(small, "PNG")
+        assert len(small.getvalue()) < size < len(good)
+        (damaged / path).write_bytes(small.getvalue().ljust(size, b"\0"))  # the fingerprint looks at sizes
+    outcome = run(damaged, tmp_path / "run", resume=True, data__bad_images="stop")
+    scored = [e for e in read_events(outcome.folder.events) if isinstance(e, Evaluated)]
+    assert [(e.num_samples, e.skipped) for e in (scored[0], scored[-1])] == [(7, 1), (8, 0)]
 
 
 def test_the_count_goes_on_over_a_resume(damaged: Path, tmp_path: Path) -> None:
