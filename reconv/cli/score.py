@@ -99,7 +99,7 @@ def _score(result: EvalResult) -> dict[str, Any]:
 
 def _row(result: EvalResult, names: list[str]) -> list[str]:
     step = "-" if result.step is None else str(result.step)
-    images = f"{result.num_samples} ({result.skipped} bad ones left out)" if result.skipped else f"{result.num_samples}"
+    images = f"{result.num_samples} ({result.skipped} left out)" if result.skipped else f"{result.num_samples}"
     return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), images]
 
 

@@ -322,5 +322,5 @@ class Told:
         )
         weights = "" if event.weights == "raw" else f" ({event.weights})"
         marks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")
-        marks += f"  without {event.skipped:,} bad images" if event.skipped else ""
+        marks += f"  {words.without_bad(event.skipped)}" if event.skipped else ""
         return f"evaluated at epoch {event.epoch:.2f}{weights}: {metrics}{marks}"

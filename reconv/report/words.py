@@ -119,13 +119,18 @@ def result(summary: Mapping[str, Any]) -> str:
         return "no evaluation yet"
     value = f"{metric_name(summary['metric'])} {metric_text(summary['metric'], summary['value'])}"
     if summary.get("bad_images_in_value"):
-        value += f" without {summary['bad_images_in_value']:,} bad images"
+        value += f" {without_bad(summary['bad_images_in_value'])}"
     expect = summary["expect"]
     if expect is None or summary["exit_code"] != Exit.DONE:
         return value
     if expect["met"] is None:
         return f"{value} (expected {metric_name(expect['metric'])} {expectation(expect)}: not measured)"
     return f"{value} (expected {expectation(expect)}: {'met' if expect['met'] else 'NOT MET'})"
+
+
+def without_bad(num_skipped: int) -> str:
+    """The mark of a metric that some images are not part of."""
+    return f"without {num_skipped:,} bad image{'s' * (num_skipped > 1)}"
 
 
 def state(summary: Mapping[str, Any]) -> str:
