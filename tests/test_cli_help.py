@@ -43,11 +43,12 @@ def _modules_after(words: list[str]) -> tuple[int, set[str], str]:
 
 
 def test_the_verbs_of_the_contract_are_all_there() -> None:
-    expected = ["train", "eval", "predict", "average", "recipes", "report", "data", "doctor", "completion"]
+    expected = ["train", "eval", "predict", "average", "recipes", "report", "data", "bench", "doctor", "completion"]
     assert sorted(reconv.commands) == sorted(expected)
     assert ("recipes", "show") in VERBS
     assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert")} <= set(VERBS)
-    assert len(VERBS) == 1 + len(expected) + 5
+    assert {("bench", "train"), ("bench", "infer"), ("bench", "data")} <= set(VERBS)
+    assert len(VERBS) == 1 + len(expected) + 8
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb) or "reconv")

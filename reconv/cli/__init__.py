@@ -18,6 +18,7 @@ import click
 
 from reconv import __version__
 from reconv.cli.average import average
+from reconv.cli.bench import bench
 from reconv.cli.data import data
 from reconv.cli.look import check, show
 from reconv.cli.machine import completion, doctor
@@ -48,7 +49,7 @@ def reconv() -> None:
     """
 
 
-for _verb in (train, evaluate, predict, average, recipes, report, data, doctor, completion):
+for _verb in (train, evaluate, predict, average, recipes, report, data, bench, doctor, completion):
     reconv.add_command(_verb)
 for _verb in (check, show):
     data.add_command(_verb)

@@ -7,6 +7,7 @@ from the recipe exactly as a new one, and then takes the checkpoint's tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from reconv.checkpoint.runfolder import RunFolder
@@ -35,6 +36,7 @@ from reconv.run.teacher import open_teacher
 from reconv.tasks.classification import Classification
 
 Emit = Callable[[Event], None]
+Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
     fit = Fit(
         plan=job.plan,
         task=learner.task,
-        step=trace.step(build_step(job, learner, counters, emit, trace)),
+        step=trace.step(build_step(job, learner, counters, emit, trace.mark)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(TrainLoader(job.sources.train, recipe, job.plan, job.device.move, faults=faults)),
         evaluate=evaluation,
@@ -171,7 +173,7 @@ def _restore(job: Job, saver: parts.Saver) -> Counters:
     return Counters(state["step"], list(state["history"]), state["skipped"])
 
 
-def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, trace: Trace) -> PlainStep:
+def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark) -> PlainStep:
     recipe, plan, network = job.recipe, job.plan, learner.network
     prepare = TrainPrepare(
         recipe.data.preprocess,
@@ -198,7 +200,7 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, trace
         world=job.world,
         rate=lambda step: learning_rate(plan.schedule, step),
         ordered=recipe.parallel.reduce == "ordered",
-        mark=trace.mark,
+        mark=mark,
     )
 
 

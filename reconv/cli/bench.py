@@ -1,0 +1,304 @@
+"""The verb `bench`: speed of training, of answers and of the loader.
+
+Owns the words about a result. Refuses to know how anything is measured. Invariant: `--json` holds every number that is
+printed; a number that is not known is printed as unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from reconv.cli.options import (
+    DEVICE_HELP,
+    NearestGroup,
+    Verb,
+    complete_recipes,
+    emit_json,
+    json_option,
+    parse_settings,
+    print_table,
+)
+from reconv.errors import UsageError
+
+LEAST_WINDOWS = 5
+
+
+@click.group(cls=NearestGroup)
+def bench() -> None:
+    """Measure training, inference or the loader.
+
+    \b
+    Examples:
+      reconv bench train resnet50 --compare
+      reconv bench infer resnet50
+      reconv bench data --data /imagenet --compare
+    """
+
+
+@bench.command("train", cls=Verb)
+@click.argument("recipe", shell_complete=complete_recipes)
+@click.option(
+    "--input",
+    "where",
+    type=click.Choice(["device", "host", "real"]),
+    help="Made-up images lying on the device (default), made on the host, or the recipe's own data.",
+)
+@click.option("--data", metavar="DIR", type=click.Path(), help="Real data; means --input real.")
+@click.option("--compare", is_flag=True, help="Also the peers that are installed, on the same data.")
+@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch.")
+@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding threads.")
+@click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
+@click.option("--windows", metavar="N", type=click.IntRange(min=LEAST_WINDOWS), default=7, show_default=True)
+@click.option(
+    "--steps", metavar="N", type=click.IntRange(min=1), help="Of a window; else as many as last half a second."
+)
+@click.option("--warmup", metavar="N", type=click.IntRange(min=0), default=5, show_default=True, help="Steps left out.")
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
+@click.option("--quiet", is_flag=True, help="Print the result only.")
+@json_option
+def train(
+    recipe: str,
+    where: str | None,
+    data: str | None,
+    compare: bool,
+    batch_size: int | None,
+    workers: int | None,
+    device: str,
+    windows: int,
+    steps: int | None,
+    warmup: int,
+    settings: tuple[str, ...],
+    quiet: bool,
+    json_file: str | None,
+) -> None:
+    """Measure real training steps of RECIPE: forward, loss, backward, optimizer, average.
+
+    A window is some steps in a row; the median and the 95th percentile are over windows. The first step and the
+    warm-up count only in the time from the start of the process to the first step.
+
+    \b
+    Examples:
+      reconv bench train quickstart
+      reconv bench train resnet50 --batch-size 256 --set precision.mode=bf16 --compare
+      reconv bench train resnet50 --data /imagenet --json result.json
+    """
+    if data is not None and where not in (None, "real"):
+        raise UsageError(f"--data is real data, --input {where} is made up", then="leave one of them out")
+    given: list[tuple[str, object, str]] = []
+    given += [("batch.size", batch_size, "--batch-size")] if batch_size is not None else []
+    given += [("data.workers", workers, "--workers")] if workers is not None else []
+    overrides = [*given, *parse_settings(settings)]
+
+    from reconv.bench.peers import find_peers
+    from reconv.bench.timing import Wish
+    from reconv.bench.train import bench_train
+    from reconv.recipe.load import load
+
+    peers, missing = find_peers(load(recipe, overrides).recipe.model.name) if compare else (None, [])
+    result = bench_train(
+        recipe,
+        input="real" if data is not None or where == "real" else "host" if where == "host" else "device",
+        data=data,
+        overrides=overrides,
+        device=device,
+        wish=Wish(windows, steps, warmup),
+        peers=peers,
+        tell=_teller(quiet, json_file),
+    )
+    result["notes"] += missing
+    if json_file is not None:
+        emit_json(result, json_file)
+    else:
+        click.echo("\n".join(train_lines(result, compare)))
+
+
+@bench.command("infer", cls=Verb)
+@click.argument("target", metavar="RECIPE|RUN", shell_complete=complete_recipes)
+@click.option("--batches", metavar="N,N", help="Batch sizes; else 1, 2, 4 and so on to 256.")
+@click.option("--answers", metavar="N", type=click.IntRange(min=1), help="For each size; else about three seconds.")
+@click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
+@click.option("--quiet", is_flag=True, help="Print the result only.")
+@json_option
+def infer(
+    target: str,
+    batches: str | None,
+    answers: int | None,
+    device: str,
+    settings: tuple[str, ...],
+    quiet: bool,
+    json_file: str | None,
+) -> None:
+    """Measure how fast the network of a recipe or a run answers, batch size by batch size.
+
+    Batch norms are folded into convolutions; on CUDA the network is compiled and launched as one graph. Images lie
+    normalised on the device: reading and decoding them is not measured here.
+
+    \b
+    Examples:
+      reconv bench infer resnet50
+      reconv bench infer runs/quickstart/1 --batches 1,8,64
+      reconv bench infer resnet50 --set precision.mode=bf16 --json result.json
+    """
+    sizes = _batch_sizes(batches)
+
+    from reconv.bench.infer import BATCHES, bench_infer
+
+    result = bench_infer(
+        target,
+        batches=sizes or BATCHES,
+        overrides=parse_settings(settings),
+        device=device,
+        answers=answers,
+        tell=_teller(quiet, json_file),
+    )
+    if json_file is not None:
+        emit_json(result, json_file)
+        return
+    click.echo(
+        f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded"
+        + (", compiled" if result["compiled"] else "")
+    )
+    rows = [
+        [
+            str(row["batch"]),
+            f"{row['images_per_s']:,.1f}",
+            *(f"{row['latency_ms'][name]:.2f}" for name in ("p50", "p95", "p99")),
+            str(row["answers"]),
+        ]
+        for row in result["batches"]
+    ]
+    print_table(["batch", "images/s", "p50 ms", "p95 ms", "p99 ms", "answers"], rows)
+    click.echo("\n".join(_roofline_lines(result)))
+
+
+@bench.command("data", cls=Verb)
+@click.argument("recipe", default="resnet50", shell_complete=complete_recipes)
+@click.option("--data", metavar="DIR", type=click.Path(), envvar="DATA_DIR", help="The data set; else $DATA_DIR.")
+@click.option("--compare", is_flag=True, help="Also the ordinary pipeline: Pillow, RandomResizedCrop, flip.")
+@click.option("--workers", metavar="N", type=click.IntRange(min=1), help="Decoding threads; else the recipe's.")
+@click.option("--images", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Of a window.")
+@click.option("--windows", metavar="N", type=click.IntRange(min=LEAST_WINDOWS), default=5, show_default=True)
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
+@click.option("--quiet", is_flag=True, help="Print the result only.")
+@json_option
+def data(
+    recipe: str,
+    data: str | None,
+    compare: bool,
+    workers: int | None,
+    images: int,
+    windows: int,
+    settings: tuple[str, ...],
+    quiet: bool,
+    json_file: str | None,
+) -> None:
+    """Measure the loader alone: files to batches of uint8 pictures, on one core and on all.
+
+    RECIPE says what becomes of a picture; without it, a random part resized to 224 px and a flip. With --compare both
+    pipelines make the same pictures in turn, on one core.
+
+    \b
+    Examples:
+      reconv bench data --data /imagenet
+      reconv bench data --data /imagenet --compare --json result.json
+    """
+    if data is None:
+        raise UsageError(
+            "bench data needs data", why="neither --data nor $DATA_DIR says where it is", then="--data DIR"
+        )
+
+    from reconv.bench.data import bench_data
+
+    result = bench_data(
+        data,
+        recipe=recipe,
+        overrides=parse_settings(settings),
+        workers=workers,
+        images=images,
+        windows=windows,
+        compare=compare,
+        tell=_teller(quiet, json_file),
+    )
+    if json_file is not None:
+        emit_json(result, json_file)
+    else:
+        click.echo("\n".join(data_lines(result)))
+
+
+def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
+    """The result of `bench train`, a line a matter."""
+    from reconv.report import words
+
+    step_ms = result["step_ms"]
+    split = ", ".join(
+        f"{name} {'unknown' if step_ms[name] is None else f'{step_ms[name]:.2f} ms'}"
+        for name in ("forward", "backward", "optimizer", "input")
+    )
+    startup_s = result["startup_s"]
+    said = [
+        f"{result['images_per_s']:,.1f} images/s at batch {result['batch']}, {result['image_size']} px, "
+        f"{result['precision']}, input: {result['input']}",
+        f"step {step_ms['median']:.2f} ms (median of {result['windows']} windows of {result['steps_per_window']} "
+        f"steps), p95 {step_ms['p95']:.2f} ms",
+        split,
+        f"peak memory {words.size(result['peak_memory_bytes'])}; first step "
+        + ("at an unknown time" if startup_s is None else f"{startup_s:.1f} s after the start of the process"),
+        *_roofline_lines(result),
+    ]
+    if compare and not result["peers"]:
+        said.append("no peer was measured")
+    for name, peer in result["peers"].items():
+        said.append(
+            f"{name} ({peer['precision']}): {peer['images_per_s']:,.1f} images/s; ours is {peer['ratio']:.2f} x that"
+        )
+    return [*said, *result["notes"]]
+
+
+def data_lines(result: dict[str, Any]) -> list[str]:
+    """The result of `bench data`, a line a matter."""
+    one, everyone = result["one_core"], result["all_cores"]
+    said = [
+        f"{one['images_per_s']:,.1f} images/s on one core ({one['lowest']:,.1f} to {one['highest']:,.1f} in "
+        f"{one['windows']} windows of {result['images_per_window']} pictures)",
+        f"{everyone['images_per_s']:,.1f} images/s with {result['workers']} workers ({everyone['lowest']:,.1f} to "
+        f"{everyone['highest']:,.1f}): {result['scaling']:.2f} x one core",
+    ]
+    if "ratio" in result:
+        ordinary = result["ordinary"]
+        said.append(
+            f"the ordinary pipeline: {ordinary['images_per_s']:,.1f} images/s on one core "
+            f"({ordinary['lowest']:,.1f} to {ordinary['highest']:,.1f}); ours is {result['ratio']:.2f} x that "
+            f"({result['ratio_cpu']:.2f} x by processor time), pictures {result['mean_difference']:.3f} grey levels "
+            "apart"
+        )
+    return said
+
+
+def _roofline_lines(result: dict[str, Any]) -> list[str]:
+    """Operations, and what of the device's peak was reached."""
+    said = f"{result['flops_per_image'] / 1e9:,.3g} GFLOP an image ({result['flops_rule']})"
+    if result["roofline_fraction"] is None:
+        return [f"{said}; share of the roofline unknown: {result['roofline_note']}"]
+    reached, share = result["flop_utilisation"], result["roofline_fraction"]
+    return [f"{said}; {100 * reached:.1f} % of the peak, {100 * share:.1f} % of the roofline"]
+
+
+def _teller(quiet: bool, json_file: str | None) -> Callable[[str], None]:
+    """Prints what is going on, where a person reads along."""
+    if quiet or json_file is not None:
+        return lambda text: None
+    return lambda text: click.echo(text)
+
+
+def _batch_sizes(text: str | None) -> list[int]:
+    """`1,8,64` as numbers; none where nothing was given."""
+    if text is None:
+        return []
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"--batches takes batch sizes, not {text!r}", then="for example --batches 1,8,64")
+    return [int(word) for word in words]

@@ -1,0 +1,171 @@
+"""`bench train` measures real steps of the recipe, keeps the contract of its JSON, and meets peers on equal data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from reconv.bench.peers import Peer, PeerStep, find_peers
+from reconv.bench.subject import open_subject
+from reconv.bench.timing import Wish
+from reconv.bench.train import bench_train
+from reconv.cli import main
+from reconv.data.loader import TrainLoader
+from reconv.data.prepare import TrainPrepare
+
+QUICK = Wish(windows=5, steps=2, warmup=1)
+FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]
+
+
+def _run(words: list[str], code: int = 0) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == code
+
+
+def test_the_json_file_has_every_field_of_the_contract() -> None:
+    _run(["bench", "train", "quickstart", *FEW, "--json", "result.json"])
+    result: dict[str, Any] = json.loads(Path("result.json").read_text())
+    assert set(result["step_ms"]) == {"median", "p95", "forward", "backward", "optimizer", "input"}
+    assert all(value > 0 for value in result["step_ms"].values())
+    assert result["images_per_s"] == pytest.approx(64 / (result["step_ms"]["median"] / 1000))
+    assert result["step_ms"]["p95"] >= result["step_ms"]["median"]
+    assert len(result["window_images_per_s"]) == result["windows"] == 5
+    assert result["startup_s"] > 0
+    assert result["peak_memory_bytes"] > 0
+    assert result["flops_per_image"] == 3 * 2 * 747136  # resnet8 of 8 px and one channel, counted by hand
+    assert result["roofline_fraction"] is None
+    assert "not known" in result["roofline_note"]
+    assert result["peers"] == {}
+    assert result["device"].startswith("cpu")
+    assert result["versions"]["torch"] == torch.__version__
+    assert result["recipe"]["optimizer"]["momentum"] == 0.9
+    assert [path.name for path in Path().iterdir()] == ["result.json"]  # no run folder
+
+
+def test_made_up_images_have_the_size_channels_and_classes_of_the_recipe() -> None:
+    subject = open_subject("quickstart", input="device", data=None, overrides=[], device="cpu")
+    [batch] = next(TrainLoader(subject.source, subject.recipe, subject.plan, lambda t: t).steps(0, 1))
+    assert batch["images"].shape == (64, 1, 8, 8)
+    assert subject.plan.num_classes == 10
+    big = [("batch.size", 2, "--set"), ("batch.group", "all", "--set")]
+    subject = open_subject("resnet50", input="host", data=None, overrides=big, device="cpu")
+    assert subject.plan.num_classes == 1000
+    assert subject.source.kind == "synthetic"
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"), [([], "synthetic-device"), (["--input", "host"], "synthetic"), (["--input", "real"], "digits")]
+)
+def test_the_data_is_what_was_asked_for(words: list[str], kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["bench", "train", "quickstart", *FEW, *words, "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["recipe"]["data"]["source"] == kind
+    assert result["images_per_s"] > 0
+
+
+def test_the_step_that_is_measured_trains_and_averages() -> None:
+    given = [("ema.decay", 0.9, "--set"), ("batch.size", 32, "--set"), ("batch.group", 16, "--set")]
+    result = bench_train("quickstart", overrides=given, wish=QUICK)
+    assert result["recipe"]["ema"]["decay"] == 0.9
+    assert result["batch"] == 32
+    assert math.isfinite(result["images_per_s"])
+
+
+def _linear(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+
+def _broken(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(63, num_classes))
+
+
+def test_a_peer_is_measured_beside_ours_and_one_that_fails_is_said() -> None:
+    peers = [Peer("small", _linear, "bf16", channels_last=True), Peer("wrong", _broken, "bf16", channels_last=False)]
+    result = bench_train("quickstart", wish=QUICK, peers=peers)
+    assert set(result["peers"]) == {"small"}
+    small = result["peers"]["small"]
+    assert small["ratio"] == pytest.approx(result["images_per_s"] / small["images_per_s"])
+    assert small["precision"] == "fp32"  # on the CPU
+    assert any(note.startswith("wrong could not be measured") for note in result["notes"])
+
+
+def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
+    given = [("batch.group", 16, "--set"), ("batch.micro", 16, "--set")]
+    subject = open_subject("quickstart", input="real", data=None, overrides=given, device="cpu")
+    recipe = subject.recipe
+    prepare = TrainPrepare(recipe.data.preprocess, recipe.augment, 10, torch.float32)
+    micro_batches = next(TrainLoader(subject.source, recipe, subject.plan, lambda t: t).steps(0, 1))
+    assert len(micro_batches) == 4
+    model = _linear(10)
+    expected = [p.clone() for p in model.parameters()]
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    prepared = [prepare(batch, 0) for batch in micro_batches]
+    images, targets = (torch.cat([batch[name] for batch in prepared]) for name in ("images", "targets"))
+    grads = torch.autograd.grad(loss(model(images), targets), list(model.parameters()))
+    step = PeerStep(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        loss=loss,
+        prepare=prepare,
+        device_kind="cpu",
+        half=None,
+    )
+    step(0, micro_batches)
+    for now, old, grad in zip(model.parameters(), expected, grads, strict=True):
+        torch.testing.assert_close(now, old - 0.1 * grad)
+
+
+def test_peers_that_are_not_installed_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.path", [])
+    peers, missing = find_peers("resnet50")
+    assert peers == []
+    assert missing == ["torchvision is not installed", "timm is not installed"]
+    monkeypatch.undo()
+    _run(["bench", "train", "quickstart", *FEW, "--compare"])  # nobody else has the network of this recipe
+    assert "no peer was measured" in capsys.readouterr().out
+
+
+def test_an_installed_package_is_a_peer_for_the_networks_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "timm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "from torch import nn\n"
+        "def list_models():\n    return ['mobilenetv2_100']\n"
+        "def create_model(name, num_classes):\n    return nn.Linear(2, num_classes)\n"
+    )
+    monkeypatch.setattr("sys.path", [str(package.parent)])
+    monkeypatch.delitem(__import__("sys").modules, "timm", raising=False)
+    peers, missing = find_peers("mobilenet_v2")
+    assert [peer.name for peer in peers] == ["timm channels_last", "timm channels_last compiled"]
+    assert [peer.compiled for peer in peers] == [False, True]
+    built = peers[0].build(5)
+    assert isinstance(built, nn.Linear) and built.out_features == 5
+    assert missing == ["torchvision is not installed"]
+    assert find_peers("resnet8_cifar")[1][1] == "timm has no resnet8_cifar"
+    monkeypatch.delitem(__import__("sys").modules, "timm")
+
+
+def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["bench", "train", "quickstart", *FEW])
+    out = capsys.readouterr().out
+    for words in ("images/s at batch 64", "median of 5 windows", "forward ", "peak memory", "roofline unknown"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--windows", "4"], ["--input", "host", "--data", "x"], ["--input", "disk"], ["--set", "nonsense"]],
+)
+def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
+    _run(["bench", "train", "quickstart", *words], code=2)
