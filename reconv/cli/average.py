@@ -24,7 +24,7 @@ from reconv.cli.options import Verb, emit_json, json_option
     type=click.FloatRange(0, 1, min_open=True),
     default=0.99,
     show_default=True,
-    help="exponential: a checkpoint's share in terms of the next one's.",
+    help="exponential: the share of the average so far that is kept at each next checkpoint.",
 )
 @click.option("--ema", is_flag=True, help="Average the checkpoints' moving averages instead of the weights as trained.")
 @click.option(

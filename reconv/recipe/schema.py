@@ -304,7 +304,7 @@ class Average(Section):
 
     last: Duration | Off = "off"  # of the checkpoints that save.every wrote; 100%: all
     kind: Literal["mean", "exponential"] = "mean"
-    decay: PositiveFraction = 0.99  # exponential: share of a checkpoint in terms of the next one's
+    decay: PositiveFraction = 0.99  # exponential: share of the average kept at each next checkpoint
 
 
 class Stop(Section):

@@ -39,6 +39,7 @@ from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
 from reconv.models.layers import LayerState
 from reconv.optim import Ema, Rounding
+from reconv.optim.decay import decay_groups
 from reconv.precision import Policy, build_precision
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -90,9 +91,10 @@ def with_data_path(recipe: Recipe, known: str | None) -> Recipe:
 
 
 def check_model(recipe: Recipe, num_classes: int) -> None:
-    """Refuse a network that cannot be built, before anything is written for it."""
+    """Refuse a network that cannot be built or decayed as told, before anything is written for it."""
     with torch.device("meta"):
-        build_model(recipe.model.name, **model_options(recipe, num_classes))
+        model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    decay_groups(model, recipe.optimizer.decay)
 
 
 def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:

@@ -50,6 +50,13 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: C
     path = found.located.ema or found.located.weights
     tensors = saved_weights.read_weights(path, num_classes=num_classes)
     report = saved_weights.apply(network.model, tensors, strict=False, source=str(path))
+    if report.is_mostly_new and recipe.model.freeze:
+        raise CheckpointError(
+            "these weights are of another network: frozen, most of it would stay as it was drawn",
+            where=name,
+            why=str(report),
+            then="name weights of this network, or leave --freeze out",
+        )
     notes = [*found.notes, f"weights from {name}: {report}"]
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
     if new:

@@ -226,3 +226,21 @@ def test_a_weights_file_of_a_checkpoint_needs_no_recipe(run: Run) -> None:
     assert (
         reconv.evaluate(elsewhere, recipe="quickstart")[0].metrics == reconv.evaluate(folder, weights="raw")[0].metrics
     )
+
+
+def test_weights_of_another_network_are_refused_when_the_rest_would_be_frozen(tmp_path: Path) -> None:
+    network = build_model("resnet8_cifar", num_classes=10, in_channels=1)
+    few = {name: tensor for name, tensor in network.state_dict().items() if name.startswith(("conv1", "bn1"))}
+    safetensors.torch.save_file(few, tmp_path / "few.safetensors")
+    given = [("model.init", str(tmp_path / "few.safetensors"), "--init"), ("length", "1step", "--set")]
+    given += [("schedule.warmup", "1step", "--set"), ("evaluate.every", "off", "--set")]
+    reconv.train("quickstart", out=tmp_path / "free", overrides=given)
+    with pytest.raises(CheckpointError, match="another network"):
+        reconv.train("quickstart", out=tmp_path / "run", overrides=[*given, ("model.freeze", "true", "--freeze")])
+
+
+def test_a_decay_rule_that_fits_no_norm_leaves_no_run_folder(tmp_path: Path) -> None:
+    given = [("model.name", "mobilenet_v2", "--model"), ("optimizer.decay", "nvidia-by-name", "--set")]
+    with pytest.raises(UsageError, match="nvidia-by-name"):
+        reconv.train("synthetic", out=tmp_path / "run", overrides=given)
+    assert not (tmp_path / "run").exists()
