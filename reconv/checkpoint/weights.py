@@ -194,9 +194,7 @@ def _reason(path: Path, error: Exception) -> str:
         return text or type(error).__name__
     with path.open("rb") as file:
         is_plain_pickle = file.read(1) == b"\x80"
-    return (
-        "a pickle that torch.save did not write, or a part of one" if is_plain_pickle else "not what torch.save writes"
-    )
+    return "a pickle that torch did not write, or a part of one" if is_plain_pickle else "not a file that torch writes"
 
 
 def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:
