@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reconv.data.augment import F64, resized_box
 from reconv.data.source import Sample
-from reconv.recipe.schema import Augment
+from reconv.recipe.images import Augment
 
 
 def ordinary_picture(sample: Sample, size: int, augment: Augment, draws: F64, is_flipped: bool) -> Tensor:

@@ -49,7 +49,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 
     from reconv.data.check import check as look
     from reconv.doctor import Machine, usable_cores
-    from reconv.recipe.schema import Data
+    from reconv.recipe.images import Data
 
     _refuse_inside(out, Path(path))
     hidden = quiet or not sys.stderr.isatty()

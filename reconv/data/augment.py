@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance
 from reconv.data.policy import apply_policy, num_policy_draws
 from reconv.data.source import I64, U8
 from reconv.keys import key, uniforms
-from reconv.recipe.schema import Augment, Erase, Jitter
+from reconv.recipe.images import Augment, Erase, Jitter
 
 F64 = npt.NDArray[np.float64]
 Box = tuple[int, int, int, int]  # left, top, right, bottom

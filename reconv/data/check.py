@@ -25,7 +25,7 @@ from reconv.data.decode import decode_picture, picture
 from reconv.data.source import I64, Source, Split
 from reconv.data.survey import Finding, Tell, open_splits, printable
 from reconv.errors import DataError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 _CHUNK = 32
 _ORIENTATION = 0x0112  # the EXIF tag

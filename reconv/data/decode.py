@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from reconv.data.augment import F64, crop_draws, is_recolouring, pad_crop, recolour, resized_box
 from reconv.data.source import U8
 from reconv.errors import DataError
-from reconv.recipe.schema import Augment, Preprocess
+from reconv.recipe.images import Augment, Preprocess
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
 

@@ -15,7 +15,7 @@ from reconv.data.decode import decode_picture, eval_picture, host_eval, picture,
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.errors import DataError
-from reconv.recipe.schema import Augment, Preprocess
+from reconv.recipe.images import Augment, Preprocess
 
 _MAX_RESIDENT_BYTES = 256 * 2**20  # of an array resized once instead of in every epoch
 _ROWS_PER_TASK = 4

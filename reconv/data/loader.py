@@ -31,8 +31,9 @@ from reconv.data.resident import Resident
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
 from reconv.errors import DataError
+from reconv.recipe.images import Preprocess
 from reconv.recipe.plan import Plan
-from reconv.recipe.schema import Preprocess, Recipe
+from reconv.recipe.schema import Recipe
 
 Move = Callable[[Tensor], Tensor]
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reconv.data.source import I64
 from reconv.keys import generator, key, permutation
-from reconv.recipe.schema import Augment, Cutmix, Mixup
+from reconv.recipe.images import Augment, Cutmix, Mixup
 
 # Rows of a batch that mixing needs; offsets are relative, so that they hold in any slice that keeps groups whole.
 OFFSETS = "mix_offsets"  # int64 [n]: row of MixUp's partner minus own row

@@ -24,7 +24,7 @@ from reconv.data.sources.table import TableSource
 from reconv.data.sources.tar import open_tar
 from reconv.data.sources.tfrecord import TFRECORD
 from reconv.errors import DataError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
     "folder": FolderSource,

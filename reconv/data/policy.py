@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
-from reconv.recipe.schema import Augment
+from reconv.recipe.images import Augment
 
 F64 = npt.NDArray[np.float64]
 Operate = Callable[[Image.Image, float, int], Image.Image]  # picture, strength, grey

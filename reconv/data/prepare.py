@@ -13,7 +13,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.augment import ERASED, effective
 from reconv.data.mix import DRAWN, apply_mix, inside
-from reconv.recipe.schema import Augment, Preprocess
+from reconv.recipe.images import Augment, Preprocess
 
 
 class EvalPrepare:

@@ -17,7 +17,7 @@ from reconv.data.fetch import ready_array
 from reconv.data.source import I64, Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.errors import RecipeError
-from reconv.recipe.schema import Augment, Preprocess
+from reconv.recipe.images import Augment, Preprocess
 
 _CORNERS = "corners"
 

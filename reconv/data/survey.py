@@ -20,7 +20,7 @@ from reconv.data.reader import read
 from reconv.data.source import Sample, Source, Split
 from reconv.data.sources.folder import is_image_name, split_folder
 from reconv.errors import DataError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 MADE_UP = ("digits", "synthetic", "synthetic-device")  # data sets without a path

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any, get_args, get_origin
 
 from reconv.recipe.names import nearest
-from reconv.recipe.schema import Recipe, Section
+from reconv.recipe.schema import Recipe
+from reconv.recipe.section import Section
 
 # What other programs call these fields, as people will type them from habit.
 _OTHER_WORDS = {

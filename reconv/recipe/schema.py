@@ -1,4 +1,4 @@
-"""The recipe: every field a person may set, typed, frozen and strict. Defaults live here and nowhere else.
+"""The recipe: every field a person may set, typed, frozen and strict. Defaults live here and in `images` alone.
 
 Owns names, types and ranges; `rules` holds what fields say about each other. Refuses to know files (load) and derived
 numbers (plan). Invariant: a `Recipe` that exists is valid, and never changes.
@@ -9,25 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from reconv.recipe.images import Augment, Data
 from reconv.recipe.rules import ContradictionError, contradictions
-from reconv.recipe.units import BadImages, Duration, parse_rate, split_rate
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFraction = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[int, Field(gt=0, le=10**9)]
-Pixels = Annotated[int, Field(gt=0, le=8192)]
-Threads = Annotated[int, Field(gt=0, le=1024)]
-BatchSize = Annotated[int, Field(gt=0, le=2**20)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Listed = Field(strict=False)  # a YAML list may fill a tuple; its items stay strict
-
-
-def _off(value: object) -> object:
-    """YAML reads a bare `off` as False and `on` as True; people mean the words."""
-    return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
+from reconv.recipe.section import (
+    BatchSize,
+    Fraction,
+    Listed,
+    NonNegative,
+    Off,
+    Positive,
+    PositiveFloat,
+    PositiveFraction,
+    Section,
+    Threads,
+    words_of_switches,
+)
+from reconv.recipe.units import Duration, parse_rate, split_rate
 
 
 def _lone_rate(value: object) -> object:
@@ -42,15 +41,6 @@ def _lone_rate(value: object) -> object:
     return parsed[0]
 
 
-Off = Annotated[Literal["off"], BeforeValidator(_off)]
-
-
-class Section(BaseModel):
-    """A frozen part of a recipe that refuses unknown keys and silent conversions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
-
-
 Option = bool | int | float | str | None | list[int] | list[float] | list[str]
 
 
@@ -58,150 +48,10 @@ class Model(Section):
     """The network. `options` are the builder's own keyword arguments, checked when the model is built."""
 
     name: str = "resnet50"
-    options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = {}
+    options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = Field(default_factory=dict)
     init: str | None = None  # a weights file, a run, torchvision:NAME, timm:NAME or an https address
     freeze: bool = False  # train the head only
     train: Annotated[tuple[str, ...], Listed] = ()  # names of trained parameters, as in [layer4.*, fc.*]; empty: all
-
-
-Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
-
-
-class Preprocess(Section):
-    """What an image becomes before the network: the same spec serves evaluation, prediction and export."""
-
-    size: Pixels = 224  # side of the square the network sees
-    # The shorter side before the centre crop; auto-ratio: size x 256/224, auto-plus32: size + 32.
-    # null: the image is resized to size x size, its aspect ratio lost.
-    resize: Pixels | Literal["auto-ratio", "auto-plus32"] | None = 256
-    interpolation: Interpolation = "bilinear"
-    channels: Literal[1, 3] = 3
-    scale: Literal[1, 255] = 255  # pixel values are divided by this first; 1: mean and std are of 0 to 255
-    mean: Annotated[tuple[float, ...], Listed] = (0.485, 0.456, 0.406)  # of pixel values divided by scale
-    std: Annotated[tuple[PositiveFloat, ...], Listed] = (0.229, 0.224, 0.225)
-    standardise: bool = False  # per image, instead of mean and std
-
-
-class Data(Section):
-    """Where samples come from and how they are read."""
-
-    source: Literal[
-        "auto",
-        "digits",
-        "cifar10",
-        "cifar100",
-        "folder",
-        "packed",
-        "tfrecord",
-        "tar",
-        "csv",
-        "hf",
-        "synthetic",
-        "synthetic-device",
-    ] = "auto"
-    path: str | None = None
-    tail: Literal["drop", "wrap"] = "drop"  # the part of an epoch that does not fill a batch
-    percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
-    workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads
-    prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
-    # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
-    resident: Literal["host", "device"] = "host"
-    # An image that cannot be read or decoded: `stop`, or `skip up to 20`, files counted over the whole run. In training
-    # another sample takes its place, by a rule of (seed, epoch, index); evaluation leaves it out and says so.
-    bad_images: BadImages = BadImages(0)
-    background: bool = False  # class 0 is a background that no sample has, as TensorFlow's programs count: 1001 classes
-    preprocess: Preprocess = Preprocess()
-    num_samples: Positive | None = None  # synthetic only
-    num_classes: Positive | None = None  # synthetic only
-
-
-class Mixup(Section):
-    """Blends each image with another of its group, by a share drawn from Beta(alpha, alpha)."""
-
-    alpha: NonNegative = 0  # 0: off
-    per: Literal["batch", "sample"] = "batch"  # one share for a group, or one for each sample
-    partner: Literal["roll", "permutation"] = "roll"  # roll: the sample before in the group
-    fold: bool = False  # max(share, 1 - share): the own image always weighs more
-
-    @property
-    def on(self) -> bool:
-        return self.alpha > 0
-
-
-class Cutmix(Section):
-    """Fills a box of each image from another of its group; one box for a group, its centre anywhere in the image."""
-
-    # beta: the share kept is drawn from Beta(alpha, alpha). fixed: it is `keep`. random: the group is left whole with
-    # probability 1.55 x keep - 0.96, else the share is 1 + ln(u)/4 (not below 0), u uniform.
-    kind: Literal["beta", "fixed", "random"] = "beta"
-    alpha: NonNegative = 0  # for beta; 0: off
-    keep: Fraction = 1  # for fixed and random; 1: off
-    roll: Annotated[int, Field(gt=0, le=2**20)] = 1  # the partner is so many samples before, in the group
-
-    @property
-    def on(self) -> bool:
-        return self.alpha > 0 if self.kind == "beta" else self.keep < 1
-
-
-class Erase(Section):
-    """Sets a random box to the mean colour (0 after normalising), before mixing."""
-
-    probability: Fraction = 0
-    area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.02, 0.33)
-    ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.3, 3.3)
-
-
-class Jitter(Section):
-    """Random colours: factors from 1 - x to 1 + x, and a turn of the hue by up to x of the circle, in this order."""
-
-    brightness: NonNegative = 0
-    contrast: NonNegative = 0
-    saturation: NonNegative = 0
-    hue: Annotated[float, Field(ge=0, le=0.5)] = 0
-
-    @property
-    def on(self) -> bool:
-        return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
-
-
-class RandAugment(Section):
-    n: Annotated[int, Field(gt=0, le=100)] = 2  # operations an image
-    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
-
-
-class Augment(Section):
-    """What training adds to preprocessing. Crops, colours and policies run where images are decoded, the rest on the
-    device: flips, erasing and mixing (which has no host form)."""
-
-    train_like_eval: bool = False  # training images are made as evaluation's: no crop, flip, colours or erasing
-    size: Pixels | None = None  # of training images; null: data.preprocess.size
-    # Other sizes from these points on, as in [[0ep, 128], [50%, 192]]; evaluation stays at data.preprocess.size.
-    progressive: Annotated[tuple[Annotated[tuple[Duration, Pixels], Listed], ...], Listed] = ()
-    interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
-    crop: Literal["none", "pad", "resized"] = "resized"
-    pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
-    pad_form: Literal["black", "reflect"] = "black"  # what those pixels are
-    area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)  # for crop: resized
-    ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
-    attempts: Annotated[int, Field(gt=0, le=1000)] = 10  # boxes drawn before the fallback
-    fallback: Literal["centre", "whole"] = "centre"  # the largest centred box of a fitting ratio, or the whole image
-    flip: Fraction = 0.5
-    # alternating: the draw is an image's own, for all epochs, and every second epoch mirrors the other images instead
-    flip_form: Literal["random", "alternating"] = "random"
-    jitter: Jitter = Jitter()
-    # autoaugment: the ImageNet policy of the paper; autoaugment-v0: the one EfficientNet was trained with.
-    policy: Literal["none", "autoaugment", "autoaugment-v0", "randaugment"] = "none"
-    randaugment: RandAugment = RandAugment()
-    fill: Annotated[int, Field(ge=0, le=255)] = 128  # grey of what a policy's geometry uncovers
-    erase: Erase = Erase()
-    mixup: Mixup = Mixup()
-    cutmix: Cutmix = Cutmix()
-    # With MixUp and CutMix on: a coin chooses one for each group, or CutMix cuts MixUp's images (four-way labels).
-    combine: Literal["one-of", "both"] = "one-of"
-
-    @property
-    def mixes(self) -> bool:
-        return self.mixup.on or self.cutmix.on
 
 
 class BatchSizes(Section):
@@ -391,11 +241,11 @@ class NonFinite(Section):
 
 
 class Engine(Section):
-    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(_off)] = "auto"
+    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False
     autotune: bool = False  # cuda: try every convolution algorithm on the first image of a size, and keep the fastest
     threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
-    channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(_off)] = "auto"
+    channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     non_finite: NonFinite = NonFinite()
 
 

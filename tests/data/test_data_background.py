@@ -8,7 +8,7 @@ import pytest
 
 import reconv
 from reconv.data.open import open_source
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 
 @pytest.mark.parametrize("kind", ["digits", "synthetic"])

@@ -16,7 +16,7 @@ from PIL import Image
 from reconv.data.check import Checked, check, pictures_of
 from reconv.data.survey import Finding
 from reconv.errors import DataError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 
 def looked(path: Path | str, workers: int = 2) -> Checked:

@@ -16,8 +16,9 @@ from reconv.data.augment import draw_erased, draw_host, jitter, turn_hue
 from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.prepare import EvalPrepare, TrainPrepare
 from reconv.data.sources.folder import FolderSource
+from reconv.recipe.images import Augment, Data, Erase, Jitter, Preprocess
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Data, Erase, Jitter, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 
 SIZE = 20
 

@@ -28,7 +28,7 @@ from reconv.data.sources.packed import PackedSource
 from reconv.data.sources.tfrecord import TFRECORD
 from reconv.data.tfrecord import parse_example
 from reconv.errors import DataError, InUseError, UsageError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 KINDS = ("packed", "folder", "tar", "tfrecord")
 
@@ -416,7 +416,7 @@ def test_the_verb_converts_says_so_and_refuses_contradictions(
 
 def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path: Path) -> None:
     from reconv.data.fetch import make_fetch
-    from reconv.recipe.schema import Preprocess
+    from reconv.recipe.images import Preprocess
 
     run(tree, tmp_path / "new", "packed", Form(raw=True))
     rows = []

@@ -16,7 +16,7 @@ from PIL import Image
 from reconv.data.augment import draw_crops, draw_flips, pad_crop, resized_box
 from reconv.data.decode import decode, host_eval, host_train, shorter_side, train_preprocess
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Augment, Preprocess
+from reconv.recipe.images import Augment, Preprocess
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
 COLOUR = np.stack([GRADIENT, 255 - GRADIENT, np.full_like(GRADIENT, 90)], axis=2)

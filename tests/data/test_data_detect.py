@@ -10,7 +10,7 @@ import pytest
 from reconv.data.detect import detect
 from reconv.data.open import open_source
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])

@@ -17,8 +17,9 @@ from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.source import Sample
 from reconv.data.sources.folder import FolderSource
 from reconv.errors import DataError, Exit
+from reconv.recipe.images import Augment, Data, Mixup, Preprocess
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Data, Mixup, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 
 COLOUR = Preprocess(size=24, resize=28)
 NUM_STEPS = 8  # of 4 samples: three epochs of the 11 training pictures

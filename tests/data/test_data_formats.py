@@ -19,8 +19,9 @@ from reconv.data.source import Source, Split
 from reconv.data.sources.folder import FolderSource
 from reconv.data.tfrecord import encode_example, write_records
 from reconv.errors import DataError, Exit
+from reconv.recipe.images import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Data, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 
 FORMATS = ("tfrecord", "tar", "csv")
 PREPROCESS = Preprocess(size=24, resize=28)

@@ -16,7 +16,7 @@ from data_examples import encode, noise
 from reconv.data.detect import detect
 from reconv.data.open import open_source
 from reconv.errors import DataError, Exit, UsageError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 DATASETS = """
 import base64, json

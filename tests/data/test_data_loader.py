@@ -24,8 +24,9 @@ from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
 from reconv.errors import DataError
+from reconv.recipe.images import Augment, Data, Mixup, Preprocess
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Data, Mixup, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 
 GREY = Preprocess(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 COLOUR = Preprocess(size=24, resize=28)

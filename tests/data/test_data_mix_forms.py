@@ -12,7 +12,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.mix import draw_mix
 from reconv.data.prepare import TrainPrepare
-from reconv.recipe.schema import Augment, Cutmix, Mixup, Preprocess
+from reconv.recipe.images import Augment, Cutmix, Mixup, Preprocess
 
 SIZE = 14  # not a power of two: areas are no round fractions
 NUM_CLASSES = 7

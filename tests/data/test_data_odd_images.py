@@ -14,7 +14,7 @@ from PIL import Image
 from reconv.data.augment import draw_crops
 from reconv.data.decode import decode, host_eval, host_train
 from reconv.errors import DataError
-from reconv.recipe.schema import Augment, Preprocess
+from reconv.recipe.images import Augment, Preprocess
 
 SMOOTH = np.dstack(
     [

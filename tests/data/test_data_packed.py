@@ -15,7 +15,7 @@ from reconv.data.reader import Mapped, Unmapped, is_local, open_ranges
 from reconv.data.source import Sample
 from reconv.data.sources.packed import PackedSource, shard_name
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 CLASSES = ("ant", "bee", "Käfer")
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageChops, ImageEnhance, ImageOps
 
 from reconv.data.augment import draw_host
 from reconv.data.policy import OPERATIONS, POLICIES, Operation, apply_policy, operate, rand_operations
-from reconv.recipe.schema import Augment, RandAugment
+from reconv.recipe.images import Augment, RandAugment
 
 GREY = 128
 

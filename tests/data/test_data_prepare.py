@@ -12,8 +12,9 @@ from reconv.data.loader import TrainLoader
 from reconv.data.mix import draw_mix
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.sources.digits import open_digits
+from reconv.recipe.images import Augment, Cutmix, Data, Mixup, Preprocess
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Cutmix, Data, Mixup, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 
 SIZE = 16
 COLOUR = Preprocess(size=SIZE, resize=None)

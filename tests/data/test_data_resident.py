@@ -17,9 +17,10 @@ from reconv.data.open import open_source
 from reconv.data.source import Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.errors import RecipeError
+from reconv.recipe.images import Augment, Data, Erase, Mixup, Preprocess
 from reconv.recipe.load import load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Data, Erase, Mixup, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 from reconv.recipe.units import Duration
 
 NUM_IMAGES = 50

@@ -19,8 +19,9 @@ from reconv.data.source import Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.folder import FolderSource
 from reconv.errors import RecipeError
+from reconv.recipe.images import Augment, Cutmix, Data, Preprocess
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import Augment, BatchSizes, Cutmix, Data, Preprocess, Recipe
+from reconv.recipe.schema import BatchSizes, Recipe
 from reconv.recipe.units import Duration
 
 PREPROCESS = Preprocess(size=24, resize=28)

@@ -20,7 +20,7 @@ from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
 from reconv.data.sources.synthetic import Synthetic
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Data, Preprocess
+from reconv.recipe.images import Data, Preprocess
 
 
 def pixels(sample: Sample) -> np.ndarray:

@@ -12,7 +12,7 @@ from reconv.data.detect import detect
 from reconv.data.open import open_source
 from reconv.data.sources.table import TableSource
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 
 @pytest.fixture

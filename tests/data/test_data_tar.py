@@ -14,7 +14,7 @@ from reconv.data.detect import detect
 from reconv.data.open import open_source
 from reconv.data.sources.tar import open_tar
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 Member = tuple[str, bytes]
 

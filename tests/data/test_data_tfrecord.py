@@ -28,7 +28,7 @@ from reconv.data.sources.shards import ShardSource
 from reconv.data.sources.tfrecord import TFRECORD
 from reconv.data.tfrecord import encode_example, parse_example, peek_features, read_record, record_spans, write_records
 from reconv.errors import DataError, Exit
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 from reconv.wire import MalformedError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tfrecord"

@@ -13,7 +13,8 @@ from reconv.errors import CheckpointError
 from reconv.optim import Ema, HalfWeights, Rounding, build_optimizer
 from reconv.optim.rounding import round_stochastic
 from reconv.precision import build_precision
-from reconv.recipe.schema import Data, Optimizer, Precision
+from reconv.recipe.images import Data
+from reconv.recipe.schema import Optimizer, Precision
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

@@ -15,7 +15,7 @@ from reconv.data.source import Source, Split
 from reconv.data.sources.archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
 from reconv.data.sources.folder import split_folder
 from reconv.errors import DataError, UsageError
-from reconv.recipe.schema import Data
+from reconv.recipe.images import Data
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 IN_PACKAGE = "digits"
