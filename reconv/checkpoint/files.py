@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from reconv import disk
 from reconv.errors import ResourceError
 
 _CHUNK_BYTES = 8 << 20
@@ -46,15 +47,7 @@ class Files:
 
     def sync_folder(self, path: Path) -> None:
         """Wait until the folder's names are on the disk."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            # Some network file systems cannot sync a folder and say so with EINVAL; their renames are synchronous.
-            if error.errno != errno.EINVAL:
-                raise
-        finally:
-            os.close(descriptor)
+        disk.sync_folder(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Move within one file system, atomically; an existing file is replaced."""

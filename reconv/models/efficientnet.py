@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.mobilenet import round_channels
-from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma
+from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
 from reconv.models.noise import DropConnect, Dropout
 from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, SqueezeExcitation
 
@@ -163,13 +163,9 @@ class EfficientNet(Network):
 
     def _zero_norms(self) -> frozenset[str]:
         """The norms that the zero-gamma rule names."""
-        if self.spec.zero_gamma == "never":
-            return frozenset()
-        is_for_all = self.spec.zero_gamma == "always"
-        return frozenset(
-            f"{name}.{block.last_norm}"
-            for name, block in self.named_modules()
-            if isinstance(block, MBConv) and (is_for_all or block.has_shortcut)
+        blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, MBConv))
+        return zero_gamma_norms(
+            self.spec.zero_gamma, ((f"{name}.{block.last_norm}", block.has_shortcut) for name, block in blocks)
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma
+from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
 from reconv.models.noise import Dropout
 from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct
 
@@ -114,13 +114,9 @@ class MobileNetV2(Network):
 
     def _zero_norms(self) -> frozenset[str]:
         """The norms that the zero-gamma rule names."""
-        if self.spec.zero_gamma == "never":
-            return frozenset()
-        is_for_all = self.spec.zero_gamma == "always"
-        return frozenset(
-            f"{name}.{block.last_norm}"
-            for name, block in self.named_modules()
-            if isinstance(block, InvertedResidual) and (is_for_all or block.has_shortcut)
+        blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, InvertedResidual))
+        return zero_gamma_norms(
+            self.spec.zero_gamma, ((f"{name}.{block.last_norm}", block.has_shortcut) for name, block in blocks)
         )
 
 

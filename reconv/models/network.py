@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
@@ -190,3 +190,11 @@ def _describe(hint: Any) -> str:
     if origin is tuple:
         return f"a list, each item {_describe(get_args(hint)[0])}"
     return {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}[hint]
+
+
+def zero_gamma_norms(rule: ZeroGamma, last_norms: Iterable[tuple[str, bool]]) -> frozenset[str]:
+    """The norms a zero-gamma rule names, of networks without projections: each block's last norm, and whether the
+    block has a shortcut."""
+    return frozenset(
+        norm for norm, has_shortcut in last_norms if rule == "always" or (rule == "no-projection" and has_shortcut)
+    )

@@ -7,7 +7,6 @@ and its record are on the disk; a conversion that was killed goes on if its plan
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from reconv.disk import sync_folder
 from reconv.errors import DataError, InUseError, ResourceError, UsageError
 
 MANIFEST = "reconv.json"
@@ -100,7 +100,7 @@ class Room:
     def done(self, piece: str, facts: Facts) -> None:
         """Note that a piece is complete."""
         with _writing(self.path):
-            _sync_folder(self.path)
+            sync_folder(self.path)
         self._put(f"{_JOURNAL}/{piece}.json", facts)
 
     def finish(self, manifest: Facts) -> None:
@@ -119,10 +119,10 @@ class Room:
 
     def _leave(self) -> None:
         with _writing(self._destination):
-            _sync_folder(self.path)
+            sync_folder(self.path)
             shutil.rmtree(self._journal)
             os.replace(self.path, self._destination)
-            _sync_folder(self._destination.parent)
+            sync_folder(self._destination.parent)
 
     def _agree(self) -> None:
         """Write the plan, or see that the one found here is the same."""
@@ -147,7 +147,7 @@ class Room:
         with self.new_file(name) as file:
             file.write(text.encode())
         with _writing(self.path):
-            _sync_folder((self.path / name).parent)
+            sync_folder((self.path / name).parent)
 
     def _put(self, name: str, facts: Facts) -> None:
         self.put_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
@@ -166,18 +166,6 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise DataError(
             f"cannot read {path.name}", where=str(path), why=str(error), then="remove that folder"
         ) from error
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a folder and say so with EINVAL; their renames are synchronous.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

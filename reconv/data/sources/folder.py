@@ -7,7 +7,6 @@ so is a link that leads nowhere: a half-mounted data set must not train on what 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from array import array
 from collections.abc import Iterator
@@ -17,15 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from reconv.data.names import PackedNames
-from reconv.data.reader import read, size_bytes, unreadable
-from reconv.data.source import Sample, Split, spread
+from reconv.data.reader import read, unreadable
+from reconv.data.source import Sample, Split
+from reconv.data.sources.files import digest_files
 from reconv.errors import DataError
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
 SPLIT_FOLDERS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "validation")}
 
 _ENDINGS = tuple(f".{extension}" for extension in EXTENSIONS)
-_SIZES_IN_FINGERPRINT = 4096
 
 
 def is_image_name(name: str) -> bool:
@@ -87,13 +86,7 @@ class FolderSource:
 
     @cached_property
     def _digest(self) -> str:
-        digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
-        for piece in self._names.content():
-            digest.update(piece)
-        digest.update(self._targets.data)
-        for index in spread(len(self), 100 * min(1, _SIZES_IN_FINGERPRINT / len(self))):
-            digest.update(size_bytes(self.path(int(index))).to_bytes(8, "little"))
-        return digest.hexdigest()
+        return digest_files(self.class_names, self._names, self._targets, self.path)
 
 
 def _existing_split(root: Path, split: Split) -> Path:

@@ -8,7 +8,6 @@ labels are numbers. Without a column `split` every fifth row is for validation, 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import os
 from array import array
@@ -21,13 +20,13 @@ import numpy.typing as npt
 
 from reconv.data.names import PackedNames
 from reconv.data.reader import listing, read, size_bytes, unreadable
-from reconv.data.source import Sample, Split, spread
+from reconv.data.source import Sample, Split
+from reconv.data.sources.files import digest_files
 from reconv.data.sources.folder import SPLIT_FOLDERS
 from reconv.errors import DataError
 
 _HEAD_BYTES = 4096
 _ONE_IN_VAL = 5
-_SIZES_IN_FINGERPRINT = 4096
 _COLUMNS = ("file", "label", "split")
 
 I32 = npt.NDArray[np.int32]
@@ -79,12 +78,7 @@ class TableSource:
 
     @cached_property
     def _digest(self) -> str:
-        digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
-        for piece in (*self._names.content(), self._targets.data):
-            digest.update(piece)
-        for index in spread(len(self), 100 * min(1, _SIZES_IN_FINGERPRINT / len(self))):
-            digest.update(size_bytes(self.path(int(index))).to_bytes(8, "little"))
-        return digest.hexdigest()
+        return digest_files(self.class_names, self._names, self._targets, self.path)
 
 
 def _head(path: Path) -> list[str]:
