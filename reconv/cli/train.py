@@ -86,24 +86,17 @@ def train(
       reconv train resnet50 --data /imagenet --dry-run 50
       reconv train resnet50 --data /imagenet --resume
     """
-    if batch_size is not None and batch_per_device is not None:
-        raise UsageError(
-            "--batch-size and --batch-per-device both say how large the batch is",
-            why=f"{batch_per_device} per device x {devices} = {batch_per_device * devices}, against {batch_size}",
-            then="give one of them",
-        )
     given: list[Override] = [
         ("length", None if epochs is None else _epochs(epochs), "--epochs"),
-        ("batch.size", batch_size, "--batch-size"),
-        ("batch.size", None if batch_per_device is None else batch_per_device * devices, "--batch-per-device"),
+        _batch(batch_size, batch_per_device, devices),
         ("schedule.lr", lr, "--lr"),
         ("data.workers", workers, "--workers"),
         ("seed", seed, "--seed"),
         ("model.name", model, "--model"),
         ("model.init", init, "--init"),
         ("model.freeze", freeze or None, "--freeze"),
+        ("profile", None if profile is None else _step_range(profile), "--profile"),
     ]
-    given.append(("profile", None if profile is None else _step_range(profile), "--profile"))
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read when torch is imported; else its profiler writes to stderr
     if dry_run is not None or compile_only:
@@ -119,9 +112,24 @@ def train(
             json_file=json_file,
         )
 
+    console = "json" if json_file == STDOUT else "quiet" if quiet else "auto"
+    return _train(recipe, console, json_file, data=data, out=out, resume=resume, overrides=overrides, device=device)
+
+
+def _train(
+    recipe: str,
+    console: str,
+    json_file: str | None,
+    *,
+    data: str | None,
+    out: str | None,
+    resume: bool,
+    overrides: list[Override],
+    device: str,
+) -> int:
+    """Run, say the result of a run that was finished before, and return the exit code."""
     from reconv.run import train as run_train
 
-    console = "json" if json_file == STDOUT else "quiet" if quiet else "auto"
     num_events = 0
 
     def count(event: Event) -> None:
@@ -135,7 +143,6 @@ def train(
         resume=resume,
         overrides=overrides,
         device=device,
-        devices=devices,
         console=console,
         on_event=count,
         command=["reconv", *sys.argv[1:]],
@@ -145,6 +152,19 @@ def train(
     if json_file not in (None, STDOUT):
         emit_json(result.summary, json_file)
     return int(result.exit_code)
+
+
+def _batch(size: int | None, per_device: int | None, devices: int) -> Override:
+    """The global batch, however it was given."""
+    if size is not None and per_device is not None:
+        raise UsageError(
+            "--batch-size and --batch-per-device both say how large the batch is",
+            why=f"{per_device} per device x {devices} = {per_device * devices}, against {size}",
+            then="give one of them",
+        )
+    if per_device is not None:
+        return "batch.size", per_device * devices, "--batch-per-device"
+    return "batch.size", size, "--batch-size"
 
 
 def _epochs(number: float) -> str:
