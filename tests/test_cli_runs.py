@@ -83,7 +83,9 @@ def test_eval_prints_the_score_the_run_ended_with(run: Path, capsys: pytest.Capt
 
 
 def test_eval_of_averaged_weights_that_do_not_exist_ends_with_4(run: Path) -> None:
+    before = sorted(run.rglob("*"))
     _run(["eval", str(run), "--ema"], code=4)
+    assert sorted(run.rglob("*")) == before
 
 
 def test_predict_prints_names_with_scores_that_add_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +119,9 @@ def test_a_report_that_cannot_be_written_ends_with_6(run: Path) -> None:
 
 
 def test_a_second_run_in_the_same_folder_is_refused_without_resume(run: Path) -> None:
+    before = (run / "events.jsonl").read_bytes()
     _run([*SHORT, "--out", str(run)], code=2)
+    assert (run / "events.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("epochs", ["1000000", "0.0000125"])

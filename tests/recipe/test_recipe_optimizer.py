@@ -69,7 +69,8 @@ def test_settings_that_cannot_both_be_meant_are_refused_by_name(recipe: str, set
     ],
 )
 def test_settings_that_agree_are_taken(recipe: str, settings: list[str]) -> None:
-    load(recipe, given(*settings))
+    origins = load(recipe, given(*settings)).origins
+    assert all(origins[setting.split("=")[0]] == "--set" for setting in settings)
 
 
 def test_alpha_falls_with_the_batch_when_given_as_an_exponent(recipe: str) -> None:

@@ -180,6 +180,7 @@ def test_a_process_without_stdout_has_a_console(
     console.observe(Noted("info", "hello"))
     console.finish(summarise(run))
     console.close()
+    assert sys.stdout is None  # nothing was put in its place
 
 
 @pytest.mark.parametrize("mode", ["plain", "json"])
