@@ -1,16 +1,20 @@
 """Filling rows of a batch's buffer from a source: by gathering from memory, or by decoding one by one.
 
-Owns the choice between the two. Refuses to know order, threads and devices. Invariant: both give the same bytes, each
-row depends on its index and draws alone, and a target outside the classes is an error.
+Owns the choice between the two and what a fetch is: it names the columns of a batch that it fills. Refuses to know
+order, threads and devices. Invariant: both give the same bytes, each row depends on its index and draws alone, and a
+target outside the classes is an error.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from reconv.data.augment import F64, is_recolouring, pad_crop
+from reconv.data.augment import draw_host, is_recolouring, pad_crop
 from reconv.data.decode import decode_picture, eval_picture, host_eval, picture, shorter_side, train_picture
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.arrays import ArraySource
@@ -25,12 +29,43 @@ class LabelError(DataError):
     """A label that is no class: the list is wrong, which no missing image excuses."""
 
 
+Rows = Mapping[str, npt.NDArray[Any]]  # arrays by name, one row a sample
+Draws = npt.NDArray[Any]  # one row a sample; what it holds is between a fetch and itself
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One array of a batch: its name, and the shape and type of one row of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+
+    def empty(self, num_rows: int) -> npt.NDArray[Any]:
+        """Rows yet to be filled."""
+        return np.empty((num_rows, *self.shape), self.dtype)
+
+
 class Fetch(Protocol):
-    """Fills images [n, channels, size, size] and targets [n] for some indices and, in training, their draws."""
+    """Fills rows for some indices and, in training, their draws; one of the columns is `images` [channels, s, s]."""
 
     rows_per_task: int | None  # how many rows one worker takes at a time; None: all
 
-    def __call__(self, indices: I64, draws: F64 | None, images: U8, targets: I64) -> None: ...
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """What is filled."""
+        ...
+
+    def draw(self, seed: int, positions: I64) -> Draws:
+        """All that is random about the rows of these positions, for training."""
+        ...
+
+    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
+        """Fill every column of all rows."""
+        ...
+
+
+MakeFetch = Callable[[Source, Preprocess, Augment | None], Fetch]
 
 
 def make_fetch(source: Source, preprocess: Preprocess, augment: Augment | None) -> Fetch:
@@ -39,6 +74,11 @@ def make_fetch(source: Source, preprocess: Preprocess, augment: Augment | None) 
     if ready is None or not isinstance(source, ArraySource):
         return Decode(source, preprocess, augment)
     return Gather(ready, source.targets, augment)
+
+
+def classification_columns(channels: int, size: int) -> tuple[Column, ...]:
+    """An image and its class."""
+    return Column("images", (channels, size, size), np.uint8), Column("targets", (), np.int64)
 
 
 def ready_array(source: Source, preprocess: Preprocess, augment: Augment | None) -> U8 | None:
@@ -63,16 +103,21 @@ class Gather:
     def __init__(self, ready: U8, targets: I64, augment: Augment | None) -> None:
         self._ready = ready
         self._targets = targets
-        self._pad = augment.pad if augment is not None and augment.crop == "pad" else 0
-        self._pad_form = "black" if augment is None else augment.pad_form
+        self._augment = augment or Augment(crop="none")
+        self._pad = self._augment.pad if self._augment.crop == "pad" else 0
+        self.columns = classification_columns(*ready.shape[1:3])
 
-    def __call__(self, indices: I64, draws: F64 | None, images: U8, targets: I64) -> None:
+    def draw(self, seed: int, positions: I64) -> Draws:
+        """Where the crops lie."""
+        return draw_host(self._augment, seed, positions)
+
+    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Copy the rows, cropping them all at once."""
-        targets[:] = self._targets[indices]
+        rows["targets"][:] = self._targets[indices]
         if draws is None or self._pad == 0:
-            np.take(self._ready, indices, axis=0, out=images)
+            np.take(self._ready, indices, axis=0, out=rows["images"])
         else:
-            images[:] = pad_crop(self._ready[indices], draws, self._pad, self._pad_form)
+            rows["images"][:] = pad_crop(self._ready[indices], draws, self._pad, self._augment.pad_form)
 
 
 class Decode:
@@ -84,8 +129,13 @@ class Decode:
         self._source = source
         self._preprocess = preprocess
         self._augment = augment
+        self.columns = classification_columns(preprocess.channels, preprocess.size)
 
-    def __call__(self, indices: I64, draws: F64 | None, images: U8, targets: I64) -> None:
+    def draw(self, seed: int, positions: I64) -> Draws:
+        """Crops and colours."""
+        return draw_host(self._augment or Augment(crop="none"), seed, positions)
+
+    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Decode each row into its place."""
         num_classes = len(self._source.class_names)
         channels = self._preprocess.channels
@@ -103,10 +153,10 @@ class Decode:
             else:
                 image = picture(sample.data, channels)
             if self._augment is None or draws is None:
-                images[row] = eval_picture(image, self._preprocess)
+                rows["images"][row] = eval_picture(image, self._preprocess)
             else:
-                images[row] = train_picture(image, self._preprocess, self._augment, draws[row])
-            targets[row] = sample.target
+                rows["images"][row] = train_picture(image, self._preprocess, self._augment, draws[row])
+            rows["targets"][row] = sample.target
 
 
 def _preprocessed(source: ArraySource, preprocess: Preprocess) -> U8:

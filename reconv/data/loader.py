@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.augment import ERASED, F64, alternate_flips, draw_erased, draw_flips, draw_host, effective
+from reconv.data.augment import ERASED, alternate_flips, draw_erased, draw_flips, draw_host, effective
 from reconv.data.decode import train_preprocess
 from reconv.data.faults import Faults, stand_ins
-from reconv.data.fetch import Fetch, LabelError, make_fetch
+from reconv.data.fetch import Draws, Fetch, LabelError, MakeFetch, Rows, make_fetch
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
 from reconv.data.resident import Resident
-from reconv.data.source import I64, U8, Source
+from reconv.data.source import I64, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
 from reconv.errors import DataError
 from reconv.recipe.images import Preprocess
@@ -50,10 +50,9 @@ class _Pending:
     step: int
     positions: I64
     indices: I64
-    images: U8
-    targets: I64
+    rows: Rows
     fetch: Fetch
-    draws: F64 | None
+    draws: Draws | None
     tasks: list[tuple[slice, Callable[[], None]]]  # rows, and what waits until they are filled
 
     def wait(self) -> None:
@@ -83,7 +82,7 @@ class _Pending:
         rows = slice(row, row + 1)
         draws = None if self.draws is None else self.draws[rows]
         try:
-            self.fetch(self.indices[rows], draws, self.images[rows], self.targets[rows])
+            self.fetch(self.indices[rows], draws, _cut_rows(self.rows, rows))
         except LabelError:
             raise
         except DataError as error:
@@ -92,40 +91,39 @@ class _Pending:
 
     def tensors(self) -> dict[str, Tensor]:
         """The filled rows."""
-        arrays = {"images": self.images, "targets": self.targets, "indices": self.indices}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return {name: torch.from_numpy(array) for name, array in (*self.rows.items(), ("indices", self.indices))}
 
     def drop(self, rows: Collection[int]) -> None:
         """Go on without some rows, once all are filled."""
         if rows:
             kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
             self.positions, self.indices = self.positions[kept], self.indices[kept]
-            self.images, self.targets = self.images[kept], self.targets[kept]
+            self.rows = {name: array[kept] for name, array in self.rows.items()}
+
+
+def _cut_rows(rows: Rows, some: slice) -> Rows:
+    return {name: array[some] for name, array in rows.items()}
 
 
 class _Filler:
     """Starts filling rows, in worker threads, or leaves it to who waits."""
 
-    def __init__(self, channels: int, pool: ThreadPoolExecutor | None) -> None:
-        self._channels = channels
+    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
         self._pool = pool
 
-    def start(
-        self, fetch: Fetch, size: int, step: int, positions: I64, indices: I64, draws: F64 | None = None
-    ) -> _Pending:
-        """A fresh buffer of images of one size and the tasks that fill it."""
+    def start(self, fetch: Fetch, step: int, positions: I64, indices: I64, draws: Draws | None = None) -> _Pending:
+        """Fresh buffers for what the fetch fills, and the tasks that do it."""
         num_rows = len(indices)
-        images = np.empty((num_rows, self._channels, size, size), np.uint8)
-        targets = np.empty(num_rows, np.int64)
+        buffers = {column.name: column.empty(num_rows) for column in fetch.columns}
         tasks: list[tuple[slice, Callable[[], None]]] = []
         rows_per_task = fetch.rows_per_task or num_rows
         for start in range(0, num_rows, rows_per_task):
             rows = slice(start, start + rows_per_task)
             piece = None if draws is None else draws[rows]
-            fill = partial(fetch, indices[rows], piece, images[rows], targets[rows])
+            fill = partial(fetch, indices[rows], piece, _cut_rows(buffers, rows))
             # Without workers nothing is read ahead: rows are filled when they are waited for.
             tasks.append((rows, fill if self._pool is None else self._pool.submit(fill).result))
-        return _Pending(step, positions, indices, images, targets, fetch, draws, tasks)
+        return _Pending(step, positions, indices, buffers, fetch, draws, tasks)
 
 
 @contextmanager
@@ -155,7 +153,14 @@ class TrainLoader:
     """The training stream of one rank: every step's micro-batches, from any step on."""
 
     def __init__(
-        self, source: Source, recipe: Recipe, plan: Plan, move: Move, rank: int = 0, faults: Faults | None = None
+        self,
+        source: Source,
+        recipe: Recipe,
+        plan: Plan,
+        move: Move,
+        rank: int = 0,
+        faults: Faults | None = None,
+        make: MakeFetch = make_fetch,
     ) -> None:
         self._source = source
         self._faults = faults or Faults()
@@ -163,6 +168,7 @@ class TrainLoader:
         self._augment = effective(recipe.augment)
         self._plan = plan
         self._move = move
+        self._make = make
         self._order = Order(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
         self._micro_batches = plan.micro_batches(rank)
         first = rank * plan.batch_per_device
@@ -173,7 +179,7 @@ class TrainLoader:
 
     def _make_fetch(self, size: int) -> Fetch:
         preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
-        return make_fetch(self._source, preprocess, self._augment)
+        return self._make(self._source, preprocess, self._augment)
 
     def _make_resident(self, size: int) -> Resident:
         preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
@@ -190,7 +196,7 @@ class TrainLoader:
     def _loaded_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         num_workers = self._plan.workers
         with _workers(num_workers) as pool:
-            filler = _Filler(self._recipe.data.preprocess.channels, pool)
+            filler = _Filler(pool)
             num_ahead = self._recipe.data.prefetch if num_workers else 0
             for pending in _read_ahead(range(start, stop), lambda step: self._begin(filler, step), num_ahead):
                 yield self._finish(pending)
@@ -226,7 +232,7 @@ class TrainLoader:
 
     def _repeated_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """The first step's batches stay on the device and are repeated under each step's positions."""
-        filler, size = _Filler(self._recipe.data.preprocess.channels, None), 0
+        filler, size = _Filler(None), 0
         first: tuple[Batch, ...] = ()
         for step in range(start, stop):
             if self._plan.size_at(step) != size:
@@ -238,12 +244,12 @@ class TrainLoader:
     def _begin(self, filler: _Filler, step: int, size: int | None = None) -> _Pending:
         size = size or self._plan.size_at(step)
         positions = self._order.positions(step)[self._rows]
-        draws = draw_host(self._augment, self._recipe.seed, positions)
-        indices = self._order.indices_of(positions)
-        return filler.start(self._fetch_of_size(size), size, step, positions, indices, draws)
+        fetch = self._fetch_of_size(size)
+        draws = fetch.draw(self._recipe.seed, positions)
+        return filler.start(fetch, step, positions, self._order.indices_of(positions), draws)
 
     def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
-        positions, size = pending.positions, pending.images.shape[-1]
+        positions, size = pending.positions, pending.rows["images"].shape[-1]
         if self._faults.borne:
             self._replace_bad(pending)
         else:
@@ -313,16 +319,16 @@ class EvalLoader:
         rank: int = 0,
         world: int = 1,
         faults: Faults | None = None,
+        make: MakeFetch = make_fetch,
     ) -> None:
         self._faults = faults or Faults()
-        self._preprocess = preprocess
         self._num_samples = len(source)
         self._batch = batch
         self._move = move
         self._num_workers = workers
         num_batches = -(-len(source) // batch)
         self._numbers = range(rank, num_batches, world)
-        self._fetch = make_fetch(source, preprocess, None)
+        self._fetch = make(source, preprocess, None)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -333,7 +339,7 @@ class EvalLoader:
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches as they are when so many steps are done; bad images are left out, where that is borne."""
         with _workers(self._num_workers) as pool:
-            filler = _Filler(self._preprocess.channels, pool)
+            filler = _Filler(pool)
             num_ahead = _EVAL_AHEAD if self._num_workers else 0
             for pending in _read_ahead(self._numbers, lambda number: self._begin(filler, number), num_ahead):
                 self._wait(pending, steps_done)
@@ -344,7 +350,7 @@ class EvalLoader:
     def _begin(self, filler: _Filler, number: int) -> _Pending:
         stop = min((number + 1) * self._batch, self._num_samples)
         positions = np.arange(number * self._batch, stop, dtype=np.int64)
-        return filler.start(self._fetch, self._preprocess.size, number, positions, positions)
+        return filler.start(self._fetch, number, positions, positions)
 
     def _wait(self, pending: _Pending, steps_done: int) -> None:
         """Wait for the rows, without those of bad images where they are borne."""

@@ -423,7 +423,8 @@ def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path
     for root in (tree, tmp_path / "new"):
         images, targets = np.empty((11, 3, 24, 24), np.uint8), np.empty(11, np.int64)
         preprocess = Preprocess(size=24, resize=28)
-        make_fetch(open_source("auto", root, "train", Data()), preprocess, None)(np.arange(11), None, images, targets)
+        fetch = make_fetch(open_source("auto", root, "train", Data()), preprocess, None)
+        fetch(np.arange(11), None, {"images": images, "targets": targets})
         rows.append((images, targets))
     assert np.array_equal(rows[0][0], rows[1][0])
     assert np.array_equal(rows[0][1], rows[1][1])

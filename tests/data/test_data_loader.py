@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from data_examples import encode, noise
@@ -16,7 +17,8 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.augment import draw_crops
 from reconv.data.decode import decode, host_eval, host_train
-from reconv.data.fetch import Decode, Gather, make_fetch
+from reconv.data.faults import Faults
+from reconv.data.fetch import Column, Decode, Draws, Gather, Rows, make_fetch
 from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.open import open_source
 from reconv.data.source import Sample, Source
@@ -122,7 +124,7 @@ def test_gathering_equals_decoding_one_by_one() -> None:
         for fetch in (make_fetch(source, preprocess, augment), Decode(source, preprocess, augment)):
             out = np.zeros((5, preprocess.channels, 16, 16), np.uint8)
             targets = np.zeros(5, np.int64)
-            fetch(indices, draws, out, targets)
+            fetch(indices, draws, {"images": out, "targets": targets})
             assert targets.tolist() == [1, 1, 0, 2, 1]
             results.append(out)
         assert isinstance(make_fetch(source, preprocess, augment), Gather)
@@ -249,3 +251,45 @@ def test_a_big_batch_of_files_survives_many_workers(tmp_path: Path) -> None:
     recipe = make_recipe(Preprocess(size=8, resize=None), "resized", 60, workers=8)
     first = steps(source, recipe, 0, 3)
     assert same(first, steps(source, make_recipe(Preprocess(size=8, resize=None), "resized", 60), 0, 3))
+
+
+class Squares:
+    """A fetch with columns of its own, which cannot read its sample 5."""
+
+    rows_per_task: int | None = 2
+    columns = (
+        Column("images", (1, 4, 4), np.uint8),
+        Column("squares", (3, 2), np.float32),
+        Column("counts", (), np.int64),
+    )
+
+    def draw(self, seed: int, positions: npt.NDArray[np.int64]) -> Draws:
+        return seed + positions
+
+    def __call__(self, indices: npt.NDArray[np.int64], draws: Draws | None, rows: Rows) -> None:
+        for row, index in enumerate(indices.tolist()):
+            if index == 5:
+                raise DataError("no sample 5", where="sample 5")
+            rows["images"][row] = index
+            rows["squares"][row] = index**2
+            rows["counts"][row] = 0 if draws is None else draws[row]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_of_them(workers: int) -> None:
+    source = ArraySource("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
+    recipe = make_recipe(GREY, "none", 4, workers=workers)
+    plan = plan_of(recipe, source)
+    loader = TrainLoader(source, recipe, plan, stay, faults=Faults(1), make=lambda *_: Squares())
+    batches = [batch for (batch,) in loader.steps(0, 6)]
+    assert len(batches) == 6
+    for batch in batches:
+        indices = batch["indices"]
+        assert 5 not in indices.tolist()
+        assert batch["squares"].shape == (4, 3, 2) and batch["squares"].dtype == torch.float32
+        assert torch.equal(batch["squares"][:, 1, 1], indices.float() ** 2)
+        assert torch.equal(batch["counts"], batch.positions + recipe.seed)
+        assert "targets" not in batch.tensors
+    (whole,) = list(EvalLoader(source, GREY, 9, stay, workers, faults=Faults(1), make=lambda *_: Squares()))
+    assert whole["indices"].tolist() == whole["images"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert whole["squares"].shape == (8, 3, 2) and whole["counts"].tolist() == [0] * 8
