@@ -31,7 +31,14 @@ SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {  # what each kind of schedule
     "exponential": (*_RISING, "origin", "period", "drops", "staircase", "factor"),
     "one-cycle": (*_EVERY_KIND, "end_lr", "end_ratio", "start_ratio", "anneal"),  # by epochs it would miss its peak
 }
-_METRICS = {"classification": ("top1", "top5", "loss")}  # what the evaluations of a task report
+_METRICS = {  # what the evaluations of a task report
+    "classification": ("top1", "top5", "loss"),
+    "detection": (
+        *("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large"),
+        *("ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large"),
+        *("voc07", "voc10"),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +387,11 @@ def _figures(recipe: Recipe) -> Iterator[Contradiction]:
     for field, figure in named:
         if figure is None:
             continue
-        if figure.metric in ("top1", "top5") and figure.value is not None and not 0 <= figure.value <= 1:
+        if (
+            figure.metric in known
+            and figure.metric != "loss"
+            and figure.value is not None
+            and not 0 <= figure.value <= 1
+        ):
             text = f"is a fraction between 0 and 1; for {figure.value} percent write {figure.value / 100:g}"
             yield Contradiction((field,), text if field == "expect.value" else f"the value {text}")

@@ -1,4 +1,6 @@
-"""The recipe: every field a person may set, typed, frozen and strict. Defaults live here and in `images` alone.
+"""The recipe: every field a person may set, typed, frozen and strict, with its default.
+
+The sections about images and detection lie beside this file and obey the same rules.
 
 Owns names, types and ranges; `rules` holds what fields say about each other. Refuses to know files (load) and derived
 numbers (plan). Invariant: a `Recipe` that exists is valid, and never changes.
@@ -11,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from reconv.recipe.detection import Detection
 from reconv.recipe.images import Augment, Data
 from reconv.recipe.rules import ContradictionError, contradictions
 from reconv.recipe.section import (
@@ -324,7 +327,7 @@ class Recipe(Section):
 
     name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=100)] = "recipe"  # also a folder's name
     description: str = ""
-    task: Literal["classification"] = "classification"
+    task: Literal["classification", "detection"] = "classification"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     length: Duration = Duration(90, "ep")
     model: Model = Model()
@@ -334,6 +337,7 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     loss: Loss = Loss()
+    detection: Detection = Detection()
     distill: Distill = Distill()
     ema: Ema = Ema()
     average: Average = Average()

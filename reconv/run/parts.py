@@ -92,6 +92,8 @@ def with_data_path(recipe: Recipe, known: str | None) -> Recipe:
 
 def check_model(recipe: Recipe, num_classes: int) -> None:
     """Refuse a network that cannot be built or decayed as told, before anything is written for it."""
+    if recipe.task == "detection":
+        raise RecipeError("task: detection cannot be trained yet", where=recipe.name)
     with torch.device("meta"):
         model = build_model(recipe.model.name, **model_options(recipe, num_classes))
     decay_groups(model, recipe.optimizer.decay)

@@ -1,0 +1,1 @@
+"""Box mathematics on batches: default boxes, matching, coding, losses' sums, decoding, suppression."""
