@@ -243,6 +243,21 @@ def usable_memory_bytes(machine: Machine) -> int | None:
     return min(limits) if limits else None
 
 
+def available_memory_bytes(machine: Machine) -> int | None:
+    """Memory that is free now: the machine's, or what the container's limit leaves if that is less."""
+    free = re.search(r"^MemAvailable:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)
+    rooms = [int(free[1]) * 1024] if free else []
+    limits = _cgroup_files(machine, "memory.max", "memory.limit_in_bytes")
+    used = _cgroup_files(machine, "memory.current", "memory.usage_in_bytes")
+    facts = _cgroup_files(machine, "memory.stat", "memory.stat")
+    for limit, taken, fact in zip(map(_number, limits), map(_number, used), facts, strict=False):
+        # Files in the page cache count as used, but are given back when memory is short.
+        files = re.search(r"^(?:total_)?inactive_file (\d+)$", fact, re.MULTILINE)
+        if limit is not None and taken is not None:
+            rooms.append(max(0, limit - taken + (int(files[1]) if files else 0)))
+    return min(rooms) if rooms else None
+
+
 def _cpu_quotas(machine: Machine) -> Iterator[tuple[int, int]]:
     """Quota and period, in microseconds, of every control group around this process."""
     for text in _cgroup_files(machine, "cpu.max", ""):

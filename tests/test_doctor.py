@@ -16,6 +16,7 @@ from reconv.doctor import (
     Machine,
     allocator_name,
     as_json,
+    available_memory_bytes,
     examine,
     fits,
     is_fit,
@@ -68,6 +69,20 @@ def test_the_smallest_limit_of_the_groups_above_counts_in_version_2(machine: Mac
     _write(machine.sys / "fs/cgroup/memory.max", "max\n")
     assert usable_cores(machine) == 1
     assert usable_memory_bytes(machine) == 4 * GIB
+
+
+def test_free_memory_is_what_the_tightest_limit_leaves_and_the_page_cache_is_free(machine: Machine) -> None:
+    assert available_memory_bytes(machine) is None
+    _write(machine.proc / "meminfo", f"MemTotal: {64 * 2**20} kB\nMemAvailable: {32 * 2**20} kB\n")
+    assert available_memory_bytes(machine) == 32 * GIB
+    group = machine.sys / "fs/cgroup/box/inner"
+    _write(group / "memory.max", f"{8 * GIB}\n")
+    _write(group / "memory.current", f"{7 * GIB}\n")
+    _write(group / "memory.stat", f"anon 1\ninactive_file {2 * GIB}\nactive_file 5\n")
+    _write(machine.sys / "fs/cgroup/memory.stat", "anon 1\n")
+    assert available_memory_bytes(machine) == 3 * GIB
+    _write(group / "memory.max", "max\n")
+    assert available_memory_bytes(machine) == 32 * GIB
 
 
 def test_limits_count_in_version_1(machine: Machine) -> None:

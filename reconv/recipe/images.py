@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from reconv.recipe.section import (
     Fraction,
@@ -19,6 +19,7 @@ from reconv.recipe.section import (
     PositiveFloat,
     PositiveFraction,
     Section,
+    words_of_switches,
 )
 from reconv.recipe.units import BadImages, Duration
 
@@ -64,6 +65,8 @@ class Data(Section):
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
     # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
     resident: Literal["host", "device"] = "host"
+    # ram: samples are read once and kept as they were, encoded, as far as half of the free memory goes.
+    cache: Annotated[Literal["off", "ram"], BeforeValidator(words_of_switches)] = "off"
     # An image that cannot be read or decoded: `stop`, or `skip up to 20`, files counted over the whole run. In training
     # another sample takes its place, by a rule of (seed, epoch, index); evaluation leaves it out and says so.
     bad_images: BadImages = BadImages(0)

@@ -100,6 +100,14 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What keeping every sample in memory would take, and the room there is for it."""
+
+    needed_bytes: int
+    room_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the plan must be told about the world outside the recipe."""
 
@@ -110,6 +118,7 @@ class Facts:
     cores: int = 1  # this process may use
     device: str = "cpu"
     source: str = ""  # the kind of data found; empty: as the recipe says
+    cache: CacheSize | None = None  # None: samples are not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +148,7 @@ class Plan:
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
     alpha: float | None = None  # rmsprop's decay
     average: Window | None = None  # None: no average at the end
+    cache: CacheSize | None = None  # None: samples are not kept
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
 
     def size_at(self, step: int) -> int:
@@ -193,6 +203,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
         workers=_workers(recipe, facts),
         sizes=_sizes(recipe, steps_per_epoch, total),
+        cache=facts.cache,
     )
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))

@@ -26,6 +26,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_optimizer(recipe, plan),
         *_ending(recipe, plan),
         _host(recipe, plan),
+        *_cache(recipe, plan),
         _pixels(recipe, plan),
     ]
     lines += _published(recipe, plan)
@@ -226,8 +227,27 @@ def _host(recipe: Recipe, plan: Plan) -> str:
     spec = recipe.data.preprocess
     steps_held = recipe.data.prefetch + 1  # those ahead and the one in use
     num_bytes = steps_held * plan.batch_per_device * spec.channels * max(size for _, size in plan.sizes) ** 2
-    held = f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e6 else f"{max(1, num_bytes // 1000)} kB"
     return (
         f"{count(plan.threads, 'torch thread')}, {count(plan.workers, 'decoding worker')}, "
-        f"{count(recipe.data.prefetch, 'step')} ahead: at most {held} of decoded images"
+        f"{count(recipe.data.prefetch, 'step')} ahead: at most {_bytes(num_bytes)} of decoded images"
     )
+
+
+def _cache(recipe: Recipe, plan: Plan) -> list[str]:
+    if recipe.data.cache == "off":
+        return []
+    if plan.cache is None:
+        return ["data.cache: nothing to keep, the samples lie in memory or are made up"]
+    needed, room = plan.cache.needed_bytes, plan.cache.room_bytes
+    if needed <= room:
+        return [f"data.cache: about {_bytes(needed)} of samples kept in memory, {_bytes(room)} are allowed"]
+    return [
+        f"data.cache: {_bytes(room)} of about {_bytes(needed)} fit into memory; "
+        f"the other samples ({1 - room / needed:.0%}) are read in every epoch"
+    ]
+
+
+def _bytes(num_bytes: int) -> str:
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:,.1f} GB"
+    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes >= 1e6 else f"{max(1, num_bytes // 1000)} kB"

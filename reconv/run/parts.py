@@ -23,6 +23,7 @@ from reconv.batch import Batch
 from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.cached import Cached, Room
 from reconv.data.faults import Faults
 from reconv.data.loader import EvalLoader
 from reconv.data.open import open_source, thinned
@@ -34,14 +35,14 @@ from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import evaluate
 from reconv.engine.loop import Counters
 from reconv.engine.protocols import Emit, Prepare
-from reconv.errors import DataError, RecipeError
+from reconv.errors import DataError, RecipeError, ResourceError
 from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
 from reconv.models.layers import LayerState
 from reconv.optim import Ema, Rounding
 from reconv.optim.decay import decay_groups
 from reconv.precision import Policy, build_precision
-from reconv.recipe.plan import Plan
+from reconv.recipe.plan import IN_MEMORY, CacheSize, Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.events import BadImage, Evaluated, Pictured, Saved
 from reconv.tasks.classification import Classification, ClassificationEvaluator
@@ -71,6 +72,26 @@ def open_sources(recipe: Recipe) -> Sources:
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
     return Sources(train, val)
+
+
+def with_cache(recipe: Recipe, sources: Sources, available_bytes: int | None, num_ranks: int) -> Sources:
+    """The same sets, their samples kept in memory as far as this rank's share of half of what is free goes."""
+    if recipe.data.cache == "off" or sources.train.kind in IN_MEMORY:
+        return sources
+    if available_bytes is None:
+        raise ResourceError(
+            "how much memory is free cannot be told here, so nothing limits a cache",
+            where="data.cache",
+            then="--set data.cache=off",
+        )
+    room = Room(available_bytes // 2 // num_ranks)
+    return Sources(Cached(sources.train, room), Cached(sources.val, room))
+
+
+def cache_size(sources: Sources) -> CacheSize | None:
+    """What a cache of these sets would hold and may hold; None where they have none."""
+    kept = [source for source in (sources.train, sources.val) if isinstance(source, Cached)]
+    return CacheSize(sum(source.estimated_bytes for source in kept), kept[0].room_bytes) if kept else None
 
 
 def data_path(recipe: Recipe) -> Path | None:

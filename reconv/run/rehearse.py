@@ -29,7 +29,7 @@ from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Pro
 from reconv.run import parts
 from reconv.run.assemble import Job
 from reconv.run.folder import Choice
-from reconv.run.train import prepare_job, run_job
+from reconv.run.train import open_sources, prepare_job, run_job
 
 COMPILING_STEPS = 2  # the first compiles; the second finds the optimizer's state there, and shows a step as it will be
 _MEASURING = Every()  # at the end, once
@@ -75,12 +75,13 @@ def rehearse(
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = _without_traces(load(str(recipe), given).recipe)
     began_s = time.time()
-    sources = parts.open_sources(resolved)
+    world = World.from_environment()
+    sources = open_sources(resolved, world)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-"))) / "run"
         stop = stack.enter_context(StopRequest())
         choice = Choice(RunFolder.at(folder), exists=False)
-        whole = prepare_job(resolved, sources, choice, device, World.from_environment())
+        whole = prepare_job(resolved, sources, choice, device, world)
         job = _cut_short(whole, steps)
         log = stack.enter_context(EventLog(job.folder.events))
         events: list[Event] = []

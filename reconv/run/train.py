@@ -21,7 +21,7 @@ from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.device import is_out_of_memory, open_device
-from reconv.doctor import Machine, usable_cores
+from reconv.doctor import Machine, available_memory_bytes, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
 from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
@@ -86,7 +86,7 @@ def train(
     require_packages(resolved.records)
     if not resume:  # a run that goes on no longer needs them
         refuse_absent_weights(resolved)
-    sources = parts.open_sources(resolved)
+    sources = open_sources(resolved, world)
     plan = make_plan(resolved, _facts(sources, world))
     refuse_profile_beyond_end(resolved, plan)
     parts.check_model(resolved, plan.num_classes)
@@ -130,6 +130,11 @@ def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
+def open_sources(recipe: Recipe, world: World) -> parts.Sources:
+    """The sets a run reads, kept in memory where the recipe wants that."""
+    return parts.with_cache(recipe, parts.open_sources(recipe), available_memory_bytes(Machine()), world.size)
+
+
 def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> Facts:
     return Facts(
         num_train=len(sources.train),
@@ -138,6 +143,7 @@ def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> 
         world_size=world.size,
         source=sources.train.kind,
         cores=threads or usable_cores(Machine()),
+        cache=parts.cache_size(sources),
     )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+import reconv
 from reconv.data.sources.cifar import LAYOUTS, Layout
 
 
@@ -20,6 +23,24 @@ def encode(array: np.ndarray, format: str = "PNG", **options: object) -> bytes:
 def noise(height: int, width: int, channels: int, seed: int) -> np.ndarray:
     """Random pixels."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def trained_weights(data: Path, out: Path, settings: Mapping[str, object]) -> bytes:
+    """The weights that a small network has after three epochs on an image tree."""
+    small = {
+        "data.source": "folder",
+        "data.preprocess.size": 16,
+        "data.preprocess.resize": 16,
+        "model.name": "resnet8_cifar",
+        "batch.size": 4,
+        "batch.group": "all",
+        "length": "3ep",
+        "engine.threads": 1,
+    }
+    overrides = [(name, value, "test") for name, value in {**small, **settings}.items()]
+    reconv.train("resnet18", data=data, out=out, overrides=overrides, device="cpu")
+    [last] = sorted((out / "checkpoints").glob("step-*/model.safetensors"))[-1:]
+    return last.read_bytes()
 
 
 def cifar_layout(kind: str, form: str) -> Layout:

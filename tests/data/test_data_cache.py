@@ -1,0 +1,149 @@
+"""Samples kept in memory: the same samples, read once, never more than the room allows."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_examples import encode, noise, trained_weights
+
+from reconv.data.cached import Cached, Room, num_bytes
+from reconv.data.source import Sample
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import ResourceError
+from reconv.recipe.images import Data
+from reconv.recipe.plan import CacheSize, Facts, make_plan
+from reconv.recipe.schema import Recipe
+from reconv.run import parts
+
+
+class Counting(FolderSource):
+    """A folder that counts how often each sample is read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "train")
+        self.reads: Counter[int] = Counter()
+
+    def sample(self, index: int) -> Sample:
+        self.reads[index] += 1
+        return super().sample(index)
+
+
+def test_a_kept_sample_is_read_once_and_is_the_sources_own(tree: Path) -> None:
+    source = Counting(tree)
+    cached = Cached(source, Room(10**9))
+    plain = FolderSource(tree, "train")
+    for _ in range(3):
+        assert [cached.sample(i) for i in range(len(cached))] == [plain.sample(i) for i in range(len(plain))]
+    assert source.reads == Counter(dict.fromkeys(range(11), 1))
+    assert cached.fingerprint() == plain.fingerprint() and cached.class_names == plain.class_names
+
+
+def test_what_does_not_fit_is_read_again_and_the_room_is_never_exceeded(tree: Path) -> None:
+    source = Counting(tree)
+    sizes = [num_bytes(source.sample(index)) for index in range(11)]
+    source.reads.clear()
+    room = Room(sum(sizes[:4]))
+    cached = Cached(source, room)
+    for _ in range(2):
+        for index in range(11):
+            cached.sample(index)
+        assert 0 < room.used_bytes <= room.limit_bytes
+    assert [source.reads[index] for index in range(4)] == [1] * 4
+    assert sum(source.reads.values()) > 11  # some were read in both passes
+
+
+def test_threads_that_miss_together_pay_once(tree: Path) -> None:
+    source = Counting(tree)
+    room = Room(10**9)
+    cached = Cached(source, room)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(cached.sample, list(range(11)) * 20))
+    assert room.used_bytes == sum(num_bytes(cached.sample(index)) for index in range(11))
+
+
+def test_pixels_are_copied_so_that_a_mapped_file_is_not_held_instead() -> None:
+    mapped = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+
+    class Views:
+        kind, class_names, origin = "made", ("only",), "made"
+
+        def __len__(self) -> int:
+            return 1
+
+        def sample(self, index: int) -> Sample:
+            return Sample(mapped[:], 0, "view")
+
+        def fingerprint(self) -> str:
+            return "made"
+
+    cached = Cached(Views(), Room(10**6))
+    cached.sample(0)
+    mapped[:] = 0
+    assert np.asarray(cached.sample(0).data).max() == 11
+
+
+def test_the_estimate_is_of_the_whole_set_and_passes_over_what_cannot_be_read(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    whole = sum(num_bytes(source.sample(index)) for index in range(11))
+    assert Cached(source, Room(0)).estimated_bytes == whole
+    Path(source.path(3)).unlink()
+    left = sum(num_bytes(source.sample(index)) for index in range(11) if index != 3)
+    assert Cached(source, Room(0)).estimated_bytes == round(11 * left / 10)
+
+
+def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "only").mkdir(parents=True)
+        for number in range(300):
+            (tmp_path / split / "only" / f"{number:05}.png").write_bytes(encode(noise(6, 6, 3, number)))
+    room = Room(10**9)
+    cached = Cached(FolderSource(tmp_path, "train"), room)
+    cached.sample(0)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for index in range(1, 300):
+        cached.sample(index)
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0 < taken <= room.used_bytes
+
+
+def test_both_sets_share_half_of_the_free_memory_of_a_rank(tree: Path) -> None:
+    recipe = Recipe(data=Data(source="folder", path=str(tree), cache="ram"))
+    sources = parts.with_cache(recipe, parts.open_sources(recipe), 8_000_000, 2)
+    assert isinstance(sources.train, Cached) and isinstance(sources.val, Cached)
+    size = parts.cache_size(sources)
+    assert size is not None and size.room_bytes == 2_000_000
+    assert size.needed_bytes == sources.train.estimated_bytes + sources.val.estimated_bytes
+    with pytest.raises(ResourceError, match="cannot be told"):
+        parts.with_cache(recipe, parts.open_sources(recipe), None, 1)
+
+
+def test_data_in_memory_is_not_kept_twice() -> None:
+    recipe = Recipe(data=Data(source="digits", cache="ram"))
+    sources = parts.with_cache(recipe, parts.open_sources(recipe), 10**9, 1)
+    assert parts.cache_size(sources) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (CacheSize(3 * 10**9, 10**10), "about 3.0 GB of samples kept in memory, 10.0 GB are allowed"),
+        (CacheSize(14 * 10**10, 35 * 10**9), "35.0 GB of about 140.0 GB fit into memory; the other samples (75%)"),
+        (None, "nothing to keep"),
+    ],
+)
+def test_the_plan_says_what_a_cache_will_hold(size: CacheSize | None, said: str) -> None:
+    plan = make_plan(Recipe(data=Data(cache="ram")), Facts(10_000, 100, 10, cache=size))
+    assert [line for line in plan.lines if "data.cache" in line and said in line]
+    assert not [line for line in make_plan(Recipe(), Facts(10_000, 100, 10)).lines if "data.cache" in line]
+
+
+def test_a_run_from_the_cache_has_the_bits_of_one_without(tree: Path, tmp_path: Path) -> None:
+    kept = trained_weights(tree, tmp_path / "ram", {"data.cache": "ram", "data.workers": 2})
+    assert kept == trained_weights(tree, tmp_path / "off", {"data.cache": "off"})
