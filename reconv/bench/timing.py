@@ -75,6 +75,7 @@ class Marks:
 
     device: Device
     _taken: list[tuple[str, Callable[[], float]]] = field(default_factory=list)
+    _recorded: list[tuple[str, Callable[[], float]]] = field(default_factory=list)  # in a graph: of its last launch
 
     @property
     def can_tell(self) -> bool:
@@ -91,6 +92,17 @@ class Marks:
         """Forget what was taken so far."""
         self._taken.clear()
 
+    @property
+    def has_recorded(self) -> bool:
+        """Whether parts are marked inside a graph, whose launches overwrite each other's times."""
+        return bool(self._recorded)
+
+    def take_recorded(self) -> None:
+        """Take the times of a graph's last launch, which the device must have finished."""
+        for name, spent_s in self._recorded:
+            taken_s = spent_s()
+            self._taken.append((name, lambda taken_s=taken_s: taken_s))  # type: ignore[misc]
+
     def seconds(self, num_steps: int) -> dict[str, float]:
         """The parts of one of so many steps; the device must have finished them."""
         if not self.can_tell:
@@ -102,11 +114,13 @@ class Marks:
 
     @contextmanager
     def _by_device(self, name: str) -> Iterator[None]:
-        began, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+        is_recorded = torch.cuda.is_current_stream_capturing()
+        began, ended = (torch.cuda.Event(enable_timing=True, external=is_recorded) for _ in range(2))
         began.record()
         yield
         ended.record()
-        self._taken.append((name, lambda: began.elapsed_time(ended) / 1000))
+        taken = self._recorded if is_recorded else self._taken
+        taken.append((name, lambda: began.elapsed_time(ended) / 1000))
 
     @contextmanager
     def _by_host(self, name: str) -> Iterator[None]:
@@ -141,7 +155,14 @@ def measure(step: Step, batches: TrainBatches, device: Device, wish: Wish, marks
     num_steps = wish.steps or max(1, min(MOST_STEPS, round(WINDOW_S / max(last_s, 1e-9))))
     marks.clear()
     step_s = tuple(run(num_steps) / num_steps for _ in range(wish.windows))
-    return Windows(step_s, num_steps, first_step_at_s, marks.seconds(num_steps * wish.windows))
+    parts_s = marks.seconds(num_steps * wish.windows)
+    if marks.has_recorded:  # one launch at a time, for the parts alone
+        marks.clear()
+        for _ in range(num_steps):
+            run(1)
+            marks.take_recorded()
+        parts_s |= {name: s for name, s in marks.seconds(num_steps).items() if name != INPUT}
+    return Windows(step_s, num_steps, first_step_at_s, parts_s)
 
 
 def process_age_s() -> float | None:

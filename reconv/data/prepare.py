@@ -24,7 +24,7 @@ class EvalPrepare:
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
-    def __call__(self, batch: Batch, step: int = 0) -> Batch:
+    def __call__(self, batch: Batch, step: int | Tensor = 0) -> Batch:
         """The batch with its images normalised."""
         images = self._normalise(batch["images"])
         return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
@@ -47,7 +47,7 @@ class TrainPrepare:
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
-    def __call__(self, batch: Batch, step: int) -> Batch:
+    def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         """The batch as the network sees it; what is random was drawn by the loader."""
         images = batch["images"]
         if self._augment.flip > 0:

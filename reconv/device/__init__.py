@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from reconv.device.cpu import Cpu
-from reconv.device.cuda import Cuda
+from reconv.device.cuda import Cuda, Recorder
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
 
-__all__ = ["Cpu", "Cuda", "Device", "Mps", "is_out_of_memory", "open_device"]
+__all__ = ["Cpu", "Cuda", "Device", "Mps", "Recorder", "is_out_of_memory", "open_device"]
 
 
 class Device(Protocol):
@@ -28,6 +28,10 @@ class Device(Protocol):
     def move(self, tensor: Tensor) -> Tensor: ...
     def autotune(self, is_on: bool) -> None: ...
     def later(self, value: Tensor) -> Callable[[], Tensor]: ...
+    def recorder(self) -> Recorder | None:
+        """What records work and launches it again as a whole, where the device has that."""
+        ...
+
     def synchronize(self) -> None: ...
     def step_boundary(self) -> None: ...
     def peak_memory_bytes(self) -> int: ...

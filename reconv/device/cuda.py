@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from reconv.errors import UsageError
 
+Result = TypeVar("Result")
+
 _MAX_PINNED_BYTES = 64 * 2**20  # of one tensor; larger ones move once, and pinned memory is not given back
+
+
+class Recorder:
+    """Records work as CUDA graphs, on a stream of its own.
+
+    Recordings share memory: they never run at the same time, and nothing of one is read after another ran.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def beside(self, work: Callable[[], Result]) -> Result:
+        """Do work on the stream that records, in order with everything else."""
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            result = work()
+        here.wait_stream(self._stream)
+        return result
+
+    def capture(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Record work without doing it: where its results will lie, and the call that launches it."""
+        graph = torch.cuda.CUDAGraph()
+        # Other threads load data and pin memory meanwhile, which a recording of all threads would forbid.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = work()
+        return result, graph.replay
 
 
 class Cuda:
@@ -59,6 +90,10 @@ class Cuda:
             return host
 
         return wait
+
+    def recorder(self) -> Recorder:
+        """What records whole steps here."""
+        return Recorder(self.torch)
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -40,6 +40,10 @@ class Mps:
         kept = value.detach().clone()
         return lambda: kept.cpu()
 
+    def recorder(self) -> None:
+        """Nothing is recorded here: work starts when it is given."""
+        return None
+
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
         torch.mps.synchronize()

@@ -14,6 +14,7 @@ from reconv.report.events import Event
 
 Tensors = Mapping[str, Tensor]
 Json = Mapping[str, Any]
+Result = TypeVar("Result")
 Summable = TypeVar("Summable", bound=Tensor | float)
 
 
@@ -72,13 +73,13 @@ class TrainBatches(Protocol):
 class Prepare(Protocol):
     """Device-side preparation of a batch (normalise, flip, mix): a pure function of batch and step."""
 
-    def __call__(self, batch: Batch, step: int) -> Batch: ...
+    def __call__(self, batch: Batch, step: int | Tensor) -> Batch: ...
 
 
 class Layers(Protocol):
     """The network's stateful layers (batch norm, dropout), driven per micro-batch."""
 
-    def enter(self, batch: Batch, step: int) -> None:
+    def enter(self, batch: Batch, step: int | Tensor) -> None:
         """Tell the layers which groups and positions come next."""
         ...
 
@@ -99,7 +100,7 @@ class Precision(Stateful, Protocol):
 class Optimizer(Stateful, Protocol):
     """Updates parameters in place; a step that is not ok changes nothing, without a host read."""
 
-    def step(self, lr: float, ok: Tensor) -> None: ...
+    def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
     def zero_grad(self) -> None: ...
     def grads(self) -> list[Tensor]: ...
 
@@ -107,7 +108,11 @@ class Optimizer(Stateful, Protocol):
 class Average(Stateful, Protocol):
     """A moving average of the network (EMA)."""
 
-    def update(self, step: int, ok: Tensor) -> None: ...
+    def share_at(self, step: int) -> float:
+        """How far the average moves towards the network at a step, counted from 0."""
+        ...
+
+    def update(self, share: float | Tensor, ok: Tensor) -> None: ...
 
 
 class Device(Protocol):
@@ -122,6 +127,18 @@ class Device(Protocol):
     def synchronize(self) -> None: ...
     def step_boundary(self) -> None: ...
     def peak_memory_bytes(self) -> int: ...
+
+
+class Captures(Protocol):
+    """A device that can record work and launch it again as a whole."""
+
+    def beside(self, work: Callable[[], Result]) -> Result:
+        """Do work where it would be recorded, so that everything it needs is there when it is."""
+        ...
+
+    def capture(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Record work without doing it: its results' places, and the call that does it."""
+        ...
 
 
 class World(Protocol):

@@ -30,6 +30,15 @@ class StepResult:
     ok: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a step takes from its number: host values, or scalars on the device where the step is a captured graph."""
+
+    step: int | Tensor
+    rate: float | Tensor  # of learning
+    share: float | Tensor  # of the network in its moving average
+
+
 def unmarked(name: str) -> AbstractContextManager[None]:
     """Nobody wants to know which part of a step runs."""
     return nullcontext()
@@ -53,9 +62,17 @@ class PlainStep:
 
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch."""
+        return self.run(self.moment(step), micro_batches)
+
+    def moment(self, step: int) -> Moment:
+        """The host's values at a step."""
+        return Moment(step, self.rate(step), 0.0 if self.average is None else self.average.share_at(step))
+
+    def run(self, moment: Moment, micro_batches: Sequence[Batch]) -> StepResult:
+        """Train on one global batch with the values of a moment; nothing else of the step's number is used."""
         weight = self.world.sum(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
-        sums = [self._forward_backward(step, batch, weight) for batch in self._passes(micro_batches)]
+        sums = [self._forward_backward(moment.step, batch, weight) for batch in self._passes(micro_batches)]
         loss = self.world.sum(_total([s.loss.detach() for s in sums]))
         metrics = {name: self.world.sum(_total([s.metrics[name] for s in sums])) for name in sums[0].metrics}
 
@@ -66,10 +83,10 @@ class PlainStep:
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
 
-            self.optimizer.step(self.rate(step), ok)
+            self.optimizer.step(moment.rate, ok)
             self.layers.commit(ok)
             if self.average is not None:
-                self.average.update(step, ok)
+                self.average.update(moment.share, ok)
             self.precision.update(ok)
         return StepResult(loss, weight, metrics, grad_norm, ok)
 
@@ -77,7 +94,7 @@ class PlainStep:
         for batch in micro_batches:
             yield from batch.by_group() if self.ordered else (batch,)
 
-    def _forward_backward(self, step: int, batch: Batch, weight: Tensor | float) -> Sums:
+    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float) -> Sums:
         with self.mark("forward"):
             prepared = self.prepare(batch, step)
             self.layers.enter(prepared, step)

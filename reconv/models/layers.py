@@ -75,7 +75,7 @@ class LayerState:
         self._momentum: Tensor | None = None  # one per running value of the active norms
         self._pending: list[tuple[int, Tensor]] = []  # per group: samples, and all statistics in one tensor
 
-    def enter(self, batch: Batch, step: int) -> None:
+    def enter(self, batch: Batch, step: int | Tensor) -> None:
         """Announce the next micro-batch: its groups, and the keys of its samples."""
         self._collect()
         self._groups = batch.groups

@@ -38,9 +38,10 @@ def mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
-def row_keys(positions: Tensor, step: int) -> Tensor:
-    """One key per sample from its position and the step."""
-    return mix(mix(positions + _GOLDEN) + signed(step * _GOLDEN + 1))
+def row_keys(positions: Tensor, step: int | Tensor) -> Tensor:
+    """One key per sample from its position and the step; a step on the device wraps around as the host's does."""
+    turn = step * _GOLDEN + 1
+    return mix(mix(positions + _GOLDEN) + (turn if isinstance(turn, Tensor) else signed(turn)))
 
 
 def uniforms(rows: Tensor, layer_key: int, num_elements: int) -> Tensor:

@@ -40,13 +40,17 @@ class Ema:
         """The share of the old average at a step, counted from 0."""
         return min(self._decay, (1 + step) / (10 + step)) if self._ramp else self._decay
 
+    def share_at(self, step: int) -> float:
+        """The share of the network in the new average."""
+        return 1 - self.decay_at(step)
+
     @torch.no_grad()
-    def update(self, step: int, ok: Tensor) -> None:
-        """Move towards the network, or not at all when the step is not ok.
+    def update(self, share: float | Tensor, ok: Tensor) -> None:
+        """Move towards the network by a share, or not at all when the step is not ok.
 
         A step that is not ok has left the network finite and unchanged, so a weight of zero is gate enough.
         """
-        share = ok.to(torch.float64 if ok.device.type != "mps" else torch.float32) * (1 - self.decay_at(step))
+        share = ok.to(torch.float64 if ok.device.type != "mps" else torch.float32) * share
         for dtype, (averages, values) in self._floats.items():
             moves = torch._foreach_sub(values, averages)
             torch._foreach_mul_(moves, share.to(dtype))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reconv.optim.decay import DecayGroups
 from reconv.optim.sgd import MOMENTUM, Path, descend
-from reconv.optim.slots import Slots
+from reconv.optim.slots import Slots, scaled
 
 
 class LARS(Slots):
@@ -40,13 +40,10 @@ class LARS(Slots):
         self._path = path
 
     @torch.no_grad()
-    def step(self, lr: float, ok: Tensor) -> None:
+    def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or nothing at all when not ok."""
         for group in self.groups():
-            if group.is_decayed:
-                grads = self._adapted(group.params, group.grads, lr)
-            else:
-                grads = list(torch._foreach_mul(group.grads, lr))
+            grads = self._adapted(group.params, group.grads, lr) if group.is_decayed else scaled(group.grads, lr)
             # The rate is in the gradients already, and so is the decay.
             descend(
                 group.params,
@@ -60,7 +57,7 @@ class LARS(Slots):
                 path=self._path,
             )
 
-    def _adapted(self, params: list[Tensor], grads: list[Tensor], lr: float) -> list[Tensor]:
+    def _adapted(self, params: list[Tensor], grads: list[Tensor], lr: float | Tensor) -> list[Tensor]:
         """Decayed gradients times the rate of their layer."""
         weight_norms, grad_norms = _norms(params), _norms(grads)
         ratios = self._trust * weight_norms / (grad_norms + self._weight_decay * weight_norms + self._epsilon)

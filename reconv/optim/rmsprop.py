@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from reconv.optim.decay import DecayGroups
-from reconv.optim.sgd import MOMENTUM
-from reconv.optim.slots import Slots, commit
+from reconv.optim.sgd import MOMENTUM, moved_by
+from reconv.optim.slots import Slots, commit, scaled
 
 Form = Literal["torch", "tensorflow"]
 SQUARE = "square"
@@ -40,7 +40,7 @@ class RMSprop(Slots):
         self._weight_decay = weight_decay
 
     @torch.no_grad()
-    def step(self, lr: float, ok: Tensor) -> None:
+    def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or nothing at all when not ok."""
         for group in self.groups():
             grads = group.grads
@@ -50,14 +50,14 @@ class RMSprop(Slots):
             torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
             moves = torch._foreach_div(grads, self._roots(squares))
             if self._form == "tensorflow":
-                torch._foreach_mul_(moves, lr)
+                moves = tuple(scaled(moves, lr))
             if self._momentum:
                 buffers = group.slots[MOMENTUM]
                 moves = torch._foreach_add(moves, buffers, alpha=self._momentum)
                 commit(moves, buffers, ok)
             commit(squares, group.slots[SQUARE], ok)
-            alpha = -1.0 if self._form == "tensorflow" else -lr
-            commit(torch._foreach_add(group.params, moves, alpha=alpha), group.params, ok)
+            rate = 1.0 if self._form == "tensorflow" else lr
+            commit(moved_by(group.params, list(moves), rate), group.params, ok)
 
     def _roots(self, squares: tuple[Tensor, ...]) -> list[Tensor]:
         """What gradients are divided by."""

@@ -26,7 +26,7 @@ _CHUNK = 2**22  # elements rounded at a time: few kernels, and temporaries of te
 class Inner(Protocol):
     """The optimizer that works on the wide tensors."""
 
-    def step(self, lr: float, ok: Tensor) -> None: ...
+    def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
     def zero_grad(self) -> None: ...
     def grads(self) -> list[Tensor]: ...
     def state(self) -> dict[str, Tensor]: ...
@@ -103,7 +103,7 @@ class HalfWeights:
         self._release()
 
     @torch.no_grad()
-    def step(self, lr: float, ok: Tensor) -> None:
+    def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or nothing at all when not ok."""
         self._widen()
         self._inner.step(lr, ok)

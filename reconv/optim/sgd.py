@@ -6,14 +6,14 @@ that is not ok changes neither weights nor momentum, and nobody on the host has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from reconv.optim.decay import DecayGroups
-from reconv.optim.slots import Slots, commit
+from reconv.optim.slots import Slots, commit, scaled
 
 Path = Literal["foreach", "fused"]
 MOMENTUM = "momentum"
@@ -43,7 +43,7 @@ class SGD(Slots):
         self._path = path
 
     @torch.no_grad()
-    def step(self, lr: float, ok: Tensor) -> None:
+    def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or nothing at all when not ok."""
         for group in self.groups():
             descend(
@@ -63,7 +63,7 @@ def descend(
     params: list[Tensor],
     grads: list[Tensor],
     buffers: list[Tensor],
-    lr: float,
+    lr: float | Tensor,
     decay: float,
     ok: Tensor,
     *,
@@ -79,7 +79,7 @@ def descend(
             buffers,
             weight_decay=decay,
             momentum=momentum,
-            lr=lr,
+            lr=lr.float() if isinstance(lr, Tensor) else lr,
             dampening=0.0,
             nesterov=nesterov,
             maximize=False,
@@ -95,7 +95,14 @@ def descend(
         torch._foreach_add_(moved, grads)
         grads = list(torch._foreach_add(grads, moved, alpha=momentum)) if nesterov else list(moved)
         commit(moved, buffers, ok)
-    commit(torch._foreach_add(params, grads, alpha=-lr), params, ok)
+    commit(moved_by(params, grads, lr), params, ok)
+
+
+def moved_by(params: list[Tensor], moves: list[Tensor], lr: float | Tensor) -> Sequence[Tensor]:
+    """The parameters against their moves, times the rate."""
+    if isinstance(lr, Tensor):
+        return torch._foreach_sub(params, scaled(moves, lr))
+    return torch._foreach_add(params, moves, alpha=-lr)
 
 
 def _with_strides(grad: Tensor, parameter: Tensor) -> Tensor:

@@ -90,6 +90,12 @@ class Slots:
             tensor.copy_(state[name])
 
 
+def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """Every tensor times a number, given by the host or lying on the device."""
+    factor = factor.to(tensors[0].dtype) if isinstance(factor, Tensor) else factor
+    return list(torch._foreach_mul(list(tensors), factor))
+
+
 def commit(new: Sequence[Tensor], old: Sequence[Tensor], ok: Tensor) -> None:
     """Put new values in the place of old ones, or leave those as they are when not ok; nothing is read back."""
     torch._foreach_copy_(list(old), [torch.where(ok, n, o) for n, o in zip(new, old, strict=True)])

@@ -245,6 +245,8 @@ class NonFinite(Section):
 
 class Engine(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off
+    graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False
     autotune: bool = False  # cuda: try every convolution algorithm on the first image of a size, and keep the fastest
     threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use

@@ -16,6 +16,7 @@ from reconv.data.faults import Faults
 from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.device import Device
+from reconv.engine.graph import GraphedStep
 from reconv.engine.loop import Counters, Fit
 from reconv.engine.protocols import Optimizer
 from reconv.engine.schedule import learning_rate
@@ -173,7 +174,8 @@ def _restore(job: Job, saver: parts.Saver) -> Counters:
     return Counters(state["step"], list(state["history"]), state["skipped"])
 
 
-def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark) -> PlainStep:
+def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark) -> PlainStep | GraphedStep:
+    """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
     prepare = TrainPrepare(
         recipe.data.preprocess,
@@ -182,7 +184,7 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         network.precision.input_dtype,
         network.channels_last,
     )
-    return PlainStep(
+    plain = PlainStep(
         model=network.forward,
         task=learner.task,
         prepare=parts.PicturedFirstBatch(
@@ -202,6 +204,8 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         ordered=recipe.parallel.reduce == "ordered",
         mark=mark,
     )
+    recorder = parts.build_recorder(recipe, job.device, job.world)
+    return plain if recorder is None else GraphedStep(plain, recorder)
 
 
 def build_watch(job: Job, network: parts.Network, counters: Counters, emit: Emit) -> Watch:

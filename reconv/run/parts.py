@@ -30,17 +30,18 @@ from reconv.data.open import open_source, thinned
 from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.source import Source, Subset
-from reconv.device import Device
+from reconv.device import Device, Recorder
 from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import evaluate
 from reconv.engine.loop import Counters
 from reconv.engine.protocols import Emit, Prepare
-from reconv.errors import DataError, RecipeError, ResourceError
+from reconv.errors import DataError, RecipeError, ResourceError, UsageError
 from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
 from reconv.models.layers import LayerState
 from reconv.optim import Ema, Rounding
 from reconv.optim.decay import decay_groups
+from reconv.parallel.world import World
 from reconv.precision import Policy, build_precision
 from reconv.recipe.plan import IN_MEMORY, CacheSize, Plan
 from reconv.recipe.schema import Recipe
@@ -154,6 +155,17 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     compiled = recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
     forward = torch.compile(model, dynamic=False) if compiled else model
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
+
+
+def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | None:
+    """What records whole steps, where the device can and the recipe lets it; None: each operation is launched."""
+    wish, engine = recipe.engine.graph, recipe.engine
+    if wish == "off" or (wish == "auto" and (engine.compile == "off" or world.size > 1)):
+        return None
+    recorder = device.recorder()
+    if recorder is None and wish == "on":
+        raise UsageError(f"engine.graph: {device.kind} does not record steps", then="leave it at auto, or use cuda")
+    return recorder
 
 
 def build_task(recipe: Recipe, num_classes: int, teacher: Teacher | None = None) -> Classification:
@@ -346,11 +358,11 @@ class PicturedFirstBatch:
     emit: Emit
     done: bool = False
 
-    def __call__(self, batch: Batch, step: int) -> Batch:
+    def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         prepared = self.prepare(batch, step)
         if not self.done:
             self.done = True
-            self._picture(prepared, step)
+            self._picture(prepared, int(step))
         return prepared
 
     def _picture(self, batch: Batch, step: int) -> None:

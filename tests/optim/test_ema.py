@@ -26,7 +26,7 @@ def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied() -> None:
     expected = copy.deepcopy(model.state_dict())
     for step in range(4):
         disturb(model, 0.5)
-        ema.update(step, OK)
+        ema.update(ema.share_at(step), OK)
         decay = min(0.9, (1 + step) / (10 + step))
         for name, value in model.state_dict().items():
             is_float = value.is_floating_point()
@@ -52,7 +52,7 @@ def test_a_step_that_is_not_ok_leaves_the_average() -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.add_(1)
-    ema.update(0, NOT_OK)
+    ema.update(ema.share_at(0), NOT_OK)
     assert all(torch.equal(value, before[name]) for name, value in ema.state().items())
 
 
@@ -73,7 +73,7 @@ def test_a_saved_average_comes_back_in_our_strides() -> None:
     for name, value in ema.state().items():
         assert torch.equal(value, saved[name]), name
         assert value.stride() == strides[name], name
-    ema.update(0, OK)
+    ema.update(ema.share_at(0), OK)
     assert not torch.equal(ema.state()["conv1.weight"], saved["conv1.weight"])
 
 

@@ -202,7 +202,7 @@ def test_an_average_of_half_weights_is_float32_and_follows_them() -> None:
     with torch.no_grad():
         layer.weight.fill_(1 + 2.0**-10)
     for step in range(100):
-        average.update(step, OK)
+        average.update(average.share_at(step), OK)
     averaged = average.state()["weight"]
     assert averaged.dtype == torch.float32
     expected = 1 + 2.0**-10 * (1 - 0.999**100)
