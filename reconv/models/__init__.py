@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, zoo
+from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd, zoo
 from reconv.models.init import initialise
-from reconv.models.network import Auxiliary, Network, Spec
+from reconv.models.network import Auxiliary, BoxAnswers, Network, Spec
 
-__all__ = ["Auxiliary", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
+__all__ = ["Auxiliary", "BoxAnswers", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
 
 _TABLE: Mapping[str, Spec] = {
     **resnet.TABLE,
@@ -27,6 +27,7 @@ _TABLE: Mapping[str, Spec] = {
     **googlenet.TABLE,
     **efficientnet.TABLE,
     **fastnet.TABLE,
+    **ssd.TABLE,
 }
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from reconv.errors import UsageError
 from reconv.models.layers import BatchNorm2d
+from reconv.models.network import Network
 
 NUM_LISTED = 4
 
@@ -37,7 +38,9 @@ class Trained:
 
 
 def head_patterns(model: nn.Module) -> tuple[str, ...]:
-    """Patterns of the parameters of the head: the last layer that has any."""
+    """Patterns of the parameters of the head: those the network names, else the last layer that has any."""
+    if isinstance(model, Network) and model.head_patterns:
+        return model.head_patterns
     layers = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
     return (f"{layers[-1]}.*",) if layers else ()
 

@@ -47,35 +47,38 @@ def _draw(module: nn.Module, name: str, own_name: str, parameter: Tensor, rule: 
         starts_at_one = own_name == "weight" and name not in rule.zero_norms
         return values.fill_(1.0 if starts_at_one else 0.0)
     if isinstance(module, nn.Conv2d):
-        return _conv(values, module, own_name, rule, generator)
+        return _conv(values, module, own_name, "glorot" if name in rule.glorot_convs else rule.conv, generator)
     if isinstance(module, nn.Linear):
         return _linear(values, module, own_name, rule, generator)
     # A parameter of another kind of layer: its constructor knows best.
     return parameter.detach()
 
 
-def _conv(values: Tensor, module: nn.Conv2d, own_name: str, rule: Initialisation, generator: torch.Generator) -> Tensor:
+def _conv(values: Tensor, module: nn.Conv2d, own_name: str, rule: str, generator: torch.Generator) -> Tensor:
     if own_name == "bias":
         return values.zero_()
     area = module.kernel_size[0] * module.kernel_size[1]
     fan_in, fan_out = values.shape[1] * area, values.shape[0] * area
-    if rule.conv == "fan_out":
+    if rule == "fan_out":
         return values.normal_(0.0, math.sqrt(2.0 / fan_out), generator=generator)
-    if rule.conv == "fan_in":
+    if rule == "fan_in":
         return values.normal_(0.0, math.sqrt(2.0 / fan_in), generator=generator)
-    if rule.conv == "tf_fan_in":  # variance scaling, scale 1, truncated
+    if rule == "tf_fan_in":  # variance scaling, scale 1, truncated
         return _truncated(values, math.sqrt(1.0 / fan_in) / _TRUNCATED_STD, generator)
-    if rule.conv == "tf_fan_out":  # variance scaling, scale 2, truncated; grouped kernels go by what they read
+    if rule == "tf_fan_out":  # variance scaling, scale 2, truncated; grouped kernels go by what they read
         fan = fan_out if module.groups == 1 else fan_in
         return _truncated(values, math.sqrt(2.0 / fan) / _TRUNCATED_STD, generator)
-    if rule.conv == "truncated":
+    if rule == "truncated":
         return _truncated(values, _SMALL_STD, generator)
-    if rule.conv == "dirac":  # what comes in goes on unchanged; the channels beyond that are torch's own
+    if rule == "dirac":  # what comes in goes on unchanged; the channels beyond that are torch's own
         bound = 1.0 / math.sqrt(fan_in)
         values.uniform_(-bound, bound, generator=generator)
         torch.nn.init.dirac_(values[: values.shape[1]])
         return values
-    raise ValueError(f"unknown convolution rule {rule.conv}")
+    if rule == "glorot":
+        bound = math.sqrt(6.0 / (fan_in + fan_out))
+        return values.uniform_(-bound, bound, generator=generator)
+    raise ValueError(f"unknown convolution rule {rule}")
 
 
 def _linear(

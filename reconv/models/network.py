@@ -35,6 +35,7 @@ class Initialisation:
     conv: str = "fan_out"
     linear: str = "torch"
     zero_norms: frozenset[str] = frozenset()  # names of the norms whose scale starts at zero
+    glorot_convs: frozenset[str] = frozenset()  # names of convolutions that Keras' default draws instead
 
 
 class Auxiliary(NamedTuple):
@@ -45,16 +46,24 @@ class Auxiliary(NamedTuple):
     weight: float  # of each auxiliary loss, beside 1 for the logits
 
 
+class BoxAnswers(NamedTuple):
+    """What a detector says of each of its default boxes."""
+
+    codes: Tensor  # [n, boxes, 4]: how the box is to be moved and stretched
+    logits: Tensor  # [n, boxes, classes]; class 0 is the background
+
+
 class Network(nn.Module):
     """A network as an ordered list of named stages."""
 
     initialisation: Initialisation = Initialisation()
+    head_patterns: tuple[str, ...] = ()  # parameters that weights of another task lack; empty: the last layer's
 
     def stages(self) -> list[tuple[str, nn.Module]]:
         """Named parts in order; folding the input through them gives the output."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor) -> Tensor | Auxiliary:
+    def forward(self, images: Tensor) -> Tensor | Auxiliary | BoxAnswers:
         raise NotImplementedError
 
 
@@ -144,7 +153,8 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("norm_eps", "proxy_eps", "width_coefficient", "depth_coefficient", "head_scale"), _POSITIVE),
     **dict.fromkeys(("num_classes", "in_channels", "norm_groups", "widths", "depths"), _WHOLE),
     **dict.fromkeys(("width", "groups", "width_per_group", "depth_divisor", "expand_ratio", "group_dim"), _WHOLE),
-    **dict.fromkeys(("se_units", "se_ratio", "top_width"), _NOT_NEGATIVE),
+    **dict.fromkeys(("extra_widths", "boxes_per_cell"), _WHOLE),
+    **dict.fromkeys(("se_units", "se_ratio", "top_width", "num_halved"), _NOT_NEGATIVE),
     **dict.fromkeys(("dropout", "aux_dropout", "drop_connect"), _RATE),
     "bn_momentum": _FRACTION,
 }

@@ -10,7 +10,7 @@ so that weights go both ways; the CIFAR forms use the same names with three stag
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -202,10 +202,12 @@ BLOCKS: Mapping[tuple[str, bool], type[BasicBlock | Bottleneck | PreBasicBlock |
 }
 
 
-class ResNet(Network):
-    """Stem, stages of blocks, global average, one linear layer."""
+class Trunk(Network):
+    """Stem and stages of blocks; the first block of each stage has the stage's stride."""
 
-    def __init__(self, spec: ResNetSpec) -> None:
+    channels: int  # of what comes out
+
+    def __init__(self, spec: ResNetSpec, strides: Sequence[int]) -> None:
         super().__init__()
         self.spec = spec
         self.conv1 = _stem_conv(spec)
@@ -215,49 +217,47 @@ class ResNet(Network):
         block = BLOCKS[spec.block, spec.version == "v2"]
         channels = spec.width
         self.layer_names = [f"layer{i + 1}" for i in range(len(spec.depths))]
-        for i, (name, depth) in enumerate(zip(self.layer_names, spec.depths, strict=True)):
+        for i, (name, depth, stride) in enumerate(zip(self.layer_names, spec.depths, strides, strict=True)):
             planes = spec.width * 2**i
             blocks: list[nn.Module] = []
             for j in range(depth):
-                stride = 2 if i > 0 and j == 0 else 1
-                blocks.append(block(spec, channels, planes, stride, is_first=j == 0))
+                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_first=j == 0))
                 channels = planes * block.expansion
             self.add_module(name, nn.Sequential(*blocks))
         if spec.version == "v2":
             self.bn_last = spec.make_norm(channels)
-        self.fc = nn.Linear(channels, spec.num_classes)
-        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+        self.channels = channels
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [n, classes] of images [n, channels, height, width]."""
+    def features(self, images: Tensor) -> Tensor:
+        """What the last stage says of images [n, channels, height, width]."""
         x = self._stem(images)
         for name in self.layer_names:
             x = self.get_submodule(name)(x)
-        return self._head(x)
+        return self._end(x)
 
-    def stages(self) -> list[tuple[str, nn.Module]]:
-        """The stem, every block, the head."""
-        is_v2 = self.spec.version == "v2"
+    def trunk_stages(self) -> list[tuple[str, nn.Module]]:
+        """The stem and every block."""
         blocks = [
             (f"{name}.{index}", block)
             for name in self.layer_names
             for index, block in self.get_submodule(name).named_children()
         ]
-        stem = Stage(self._stem, self.conv1) if is_v2 else Stage(self._stem, self.conv1, self.bn1)
-        head = Stage(self._head, self.bn_last, self.fc) if is_v2 else Stage(self._head, self.fc)
-        return [("stem", stem), *blocks, ("head", head)]
+        modules = (self.conv1,) if self.spec.version == "v2" else (self.conv1, self.bn1)
+        return [("stem", Stage(self._stem, *modules)), *blocks]
+
+    def end_modules(self) -> list[nn.Module]:
+        """What `_end` needs."""
+        return [self.bn_last] if self.spec.version == "v2" else []
 
     def _stem(self, x: Tensor) -> Tensor:
         x = self.conv1(x)
         stem: Tensor = self.maxpool(x if self.spec.version == "v2" else normed(self.bn1, x, _relu))
         return stem
 
-    def _head(self, x: Tensor) -> Tensor:
-        x = normed(self.bn_last, x, _relu) if self.spec.version == "v2" else x
-        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
-        return logits
+    def _end(self, x: Tensor) -> Tensor:
+        return normed(self.bn_last, x, _relu) if self.spec.version == "v2" else x
 
-    def _zero_norms(self) -> frozenset[str]:
+    def zero_norms(self) -> frozenset[str]:
         """The norms that the zero-gamma rule names; Graphcore's, no-projection, never touches basic blocks."""
         rule = self.spec.zero_gamma
         return frozenset(
@@ -266,6 +266,30 @@ class ResNet(Network):
             if (rule == "always" and isinstance(block, BasicBlock | Bottleneck))
             or (rule == "no-projection" and isinstance(block, Bottleneck) and block.downsample is None)
         )
+
+
+class ResNet(Trunk):
+    """The trunk, a global average and one linear layer."""
+
+    def __init__(self, spec: ResNetSpec) -> None:
+        super().__init__(spec, strides=(1, *(2,) * (len(spec.depths) - 1)))
+        self.fc = nn.Linear(self.channels, spec.num_classes)
+        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self.zero_norms())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [n, classes] of images [n, channels, height, width]."""
+        return self._pooled(self.features(images))
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """The stem, every block, the head."""
+        return [*self.trunk_stages(), ("head", Stage(self._head, *self.end_modules(), self.fc))]
+
+    def _head(self, x: Tensor) -> Tensor:
+        return self._pooled(self._end(x))
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
 
 
 def _stem_conv(spec: ResNetSpec) -> nn.Module:

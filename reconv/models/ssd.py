@@ -1,0 +1,176 @@
+"""The single-shot detector on a residual trunk: six maps of falling size, and two convolutions on each.
+
+Owns the architecture and the sides of its maps. Refuses to know default boxes, losses and what a box is. Invariant: the
+trunk's parameters have the names they have in its ResNet, so that any weights of that fit; answers come map by map, in
+each the shape of the box first, then the row, then the column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv.errors import UsageError
+from reconv.models.conv import SameConv2d, SameMaxPool2d
+from reconv.models.network import BoxAnswers, ConvInit, Initialisation, Spec, Stage, ZeroGamma
+from reconv.models.resnet import TABLE as RESNETS
+from reconv.models.resnet import ResNetSpec, Trunk
+
+NUM_STAGES = 3  # of the trunk
+STRIDES = (1, 2, 1)  # of those: the third stays as large as the second
+
+Maps = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SSDSpec(Spec):
+    """A single-shot detector in numbers. The number of classes counts the background."""
+
+    trunk: str = "resnet34"  # any of the ResNets, cut after its third stage
+    depths: tuple[int, ...] | None = None  # blocks of the three stages; null: the trunk's own
+    width: int | None = None  # channels of the first stage; null: the trunk's own
+    boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)  # one for each map
+    extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)  # channels of the maps after the trunk's
+    num_halved: int = 3  # of those: so many have half the side of the one before, the others two pixels less
+    pool: Literal["same", "torch"] = (
+        "same"  # same: the published program's, which pads after the end; torch: ResNet's own
+    )
+    conv_init: ConvInit = "tf_fan_in"  # of the trunk
+    zero_gamma: ZeroGamma = "always"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trunk not in RESNETS:
+            raise UsageError(f"model option trunk cannot be {self.trunk!r}", then=f"one of: {', '.join(RESNETS)}")
+        if self.depths is not None and len(self.depths) != NUM_STAGES:
+            raise UsageError(f"model option depths has {len(self.depths)} stages", why=f"a trunk has {NUM_STAGES}")
+        if self.num_classes < 2:
+            raise UsageError("a detector has at least two classes", why="one of them is the background")
+        if len(self.extra_widths) != len(self.boxes_per_cell) - 1:
+            raise UsageError(
+                f"model option extra_widths has {len(self.extra_widths)} maps after the trunk's, "
+                f"but there are boxes for {len(self.boxes_per_cell)} maps in all",
+                why="each map after the first is made by one entry of extra_widths",
+                then="one width fewer than there are lists of ratios (detection.boxes.ratios)",
+            )
+
+    def build(self) -> SSD:
+        """The network, with torch's own initial values."""
+        return SSD(self)
+
+    def trunk_spec(self) -> ResNetSpec:
+        """The residual network whose first stages are the trunk."""
+        whole = RESNETS[self.trunk]
+        common = {name: getattr(self, name) for name in Spec.__dataclass_fields__}
+        return replace(
+            whole,
+            **common,
+            depths=self.depths or whole.depths[:NUM_STAGES],
+            width=self.width or whole.width,
+            zero_gamma="never" if whole.version == "v2" else self.zero_gamma,
+        )
+
+    def map_sides(self, size: int) -> tuple[int, ...]:
+        """The side of each map for square inputs of a side, or a refusal where a map would be empty."""
+        side = -(-size // self._trunk_stride())
+        sides = [side]
+        for i in range(len(self.extra_widths)):
+            side = -(-side // 2) if i < self.num_halved else side - 2
+            sides.append(side)
+        if side < 1:
+            raise UsageError(
+                f"inputs of {size} pixels are too small for {len(sides)} maps",
+                why=f"their sides would be {', '.join(str(side) for side in sides)}",
+                then="larger inputs (data.preprocess.size), fewer maps (detection.boxes, model.options.extra_widths), "
+                "or other halvings (model.options.num_halved)",
+            )
+        return tuple(sides)
+
+    def map_pitches(self, size: int) -> tuple[float, ...]:
+        """How far apart the centres of a map's cells are, as a share of the input's side.
+
+        Maps that were halved lie on the pixels they came from; the others share out the input evenly, as published.
+        """
+        sides = self.map_sides(size)
+        stride = self._trunk_stride()
+        return tuple(stride * 2**i / size if i <= self.num_halved else 1 / side for i, side in enumerate(sides))
+
+    def _trunk_stride(self) -> int:
+        return (1 if RESNETS[self.trunk].stem == "cifar" else 4) * math.prod(STRIDES)
+
+
+class Extra(nn.Sequential):
+    """One map from the one before: 1x1 to half the channels, then 3x3; both with a bias and a ReLU, without norms."""
+
+    def __init__(self, in_channels: int, out_channels: int, is_halved: bool) -> None:
+        half = out_channels // 2
+        last = SameConv2d(half, out_channels, 3, 2) if is_halved else nn.Conv2d(half, out_channels, 3)
+        super().__init__(nn.Conv2d(in_channels, half, 1), last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self[1](F.relu(self[0](x))))
+
+
+class SSD(Trunk):
+    """The trunk's map, the extra maps, and on each a head for classes and one for boxes."""
+
+    head_patterns = ("extras.*", "class_heads.*", "box_heads.*")
+
+    def __init__(self, spec: SSDSpec) -> None:
+        super().__init__(spec.trunk_spec(), STRIDES)
+        if spec.pool == "same" and isinstance(self.maxpool, nn.MaxPool2d):
+            self.maxpool = SameMaxPool2d(3, 2)
+        self.num_classes = spec.num_classes
+        channels = [self.channels, *spec.extra_widths]
+        self.extras = nn.ModuleList(
+            Extra(before, after, is_halved=i < spec.num_halved) for i, (before, after) in enumerate(pairwise(channels))
+        )
+        pairs = list(zip(channels, spec.boxes_per_cell, strict=True))
+        self.class_heads = nn.ModuleList(nn.Conv2d(c, b * spec.num_classes, 3, padding=1) for c, b in pairs)
+        self.box_heads = nn.ModuleList(nn.Conv2d(c, b * 4, 3, padding=1) for c, b in pairs)
+        added = (f"{name}.{child}" for name, part in self._added() for child, _ in part.named_modules())
+        self.initialisation = Initialisation(
+            spec.conv_init, spec.linear_init, zero_norms=self.zero_norms(), glorot_convs=frozenset(added)
+        )
+
+    def forward(self, images: Tensor) -> BoxAnswers:
+        """Codes and logits of every default box of images [n, channels, side, side]."""
+        maps: Maps = (self.features(images),)
+        for extra in self.extras:
+            maps = (*maps, extra(maps[-1]))
+        return self._answers(maps)
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """The stem, every block, each extra map, the heads; from the first map on a tuple of maps goes through."""
+        first = ("maps", Stage(lambda x: (self._end(x),), *self.end_modules()))
+        extras = [(f"extras.{i}", Stage(_appending(extra), extra)) for i, extra in enumerate(self.extras)]
+        return [*self.trunk_stages(), first, *extras, ("heads", Stage(self._answers, self.class_heads, self.box_heads))]
+
+    def _answers(self, maps: Maps) -> BoxAnswers:
+        codes = [_by_box(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
+        logits = [_by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)]
+        return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+
+    def _added(self) -> list[tuple[str, nn.Module]]:
+        return [("extras", self.extras), ("class_heads", self.class_heads), ("box_heads", self.box_heads)]
+
+
+def _appending(extra: nn.Module) -> Callable[[Maps], Maps]:
+    """Maps with one more, made from the last."""
+    return lambda maps: (*maps, extra(maps[-1]))
+
+
+def _by_box(x: Tensor, numbers: int) -> Tensor:
+    """[n, shapes x numbers, rows, columns] as [n, shapes x rows x columns, numbers]."""
+    n, _, rows, columns = x.shape
+    return x.view(n, -1, numbers, rows, columns).permute(0, 1, 3, 4, 2).reshape(n, -1, numbers)
+
+
+TABLE: Mapping[str, SSDSpec] = {"ssd_resnet34": SSDSpec(num_classes=81)}
