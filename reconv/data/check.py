@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reconv.data.decode import decode_picture, picture
+from reconv.data.decode import any_picture, decode_picture
 from reconv.data.source import I64, Source, Split
 from reconv.data.survey import Finding, Tell, open_splits, printable
 from reconv.errors import DataError
@@ -317,7 +317,4 @@ def pictures_of(checked: Checked) -> Iterator[tuple[str, int, list[Image.Image]]
     """For each pictured class: its name, how many training images it has, and some of them."""
     for name, (split, indices) in checked.samples.items():
         samples = [checked.sources[split].sample(index) for index in indices]
-        tiles = [
-            decode_picture(s.data, 3, s.name) if isinstance(s.data, bytes) else picture(s.data, 3) for s in samples
-        ]
-        yield name, checked.splits[split].classes[name], tiles
+        yield name, checked.splits[split].classes[name], [any_picture(s.data, 3, s.name) for s in samples]

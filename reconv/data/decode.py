@@ -12,7 +12,6 @@ import io
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from reconv.data.augment import F64, crop_draws, is_recolouring, pad_crop, recolour, resized_box
 from reconv.data.source import U8
 from reconv.errors import DataError
 from reconv.recipe.images import Augment, Preprocess
@@ -22,7 +21,7 @@ MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to war
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 _REPLACE = "replace the file or remove it"
-_FILTERS = {
+FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -31,7 +30,7 @@ _FILTERS = {
 
 def decode(data: bytes, channels: int, name: str = "") -> U8:
     """The picture as [height, width, channels], upright."""
-    return _pixels(decode_picture(data, channels, name))
+    return pixels_of(decode_picture(data, channels, name))
 
 
 def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
@@ -41,8 +40,9 @@ def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
             if opened.width * opened.height > MAX_PIXELS:
                 raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
             opened.load()
-            upright = ImageOps.exif_transpose(opened)
-        return _convert(upright, channels)
+            # In place: otherwise every picture is copied, and few lie on their side.
+            ImageOps.exif_transpose(opened, in_place=True)
+        return _convert(opened, channels)
     except (DataError, MemoryError):  # a machine without memory is no damaged file, and must not count as one
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -63,14 +63,14 @@ def host_eval(image: U8, preprocess: Preprocess) -> U8:
     return eval_picture(picture(image, preprocess.channels), preprocess)
 
 
-def host_train(image: U8, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
-    """The image cropped as its draws say: [height, width, channels] to [channels, size, size]."""
-    return train_picture(picture(image, preprocess.channels), preprocess, augment, draws)
-
-
 def picture(image: U8, channels: int) -> Image.Image:
     """Pixels [height, width, 1 or 3] as a Pillow image of `channels` channels."""
     return _convert(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image), channels)
+
+
+def any_picture(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
+    """A sample's encoded file or pixels as a Pillow image of `channels` channels."""
+    return decode_picture(data, channels, name) if isinstance(data, bytes) else picture(data, channels)
 
 
 def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
@@ -87,22 +87,7 @@ def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
     # Only the centre is computed: resizing a 1 x 5000 picture whole would take a gigabyte.
     across, down = image.width / width, image.height / height
     box = (left * across, top * down, (left + size) * across, (top + size) * down)
-    return _planes(image.resize((size, size), _FILTERS[preprocess.interpolation], box=box))
-
-
-def train_picture(image: Image.Image, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
-    """`host_train` of a Pillow image."""
-    if augment.crop == "resized":
-        box = resized_box(image.width, image.height, draws, augment)
-        cropped = _resized(image.crop(box), preprocess.size, preprocess.size, preprocess)
-        return _planes(recolour(cropped, augment, draws))
-    centre = eval_picture(image, preprocess)
-    if augment.crop == "pad":
-        centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.pad, augment.pad_form)[0]
-    if is_recolouring(augment):
-        square = picture(np.ascontiguousarray(centre.transpose(1, 2, 0)), preprocess.channels)
-        centre = _planes(recolour(square, augment, draws))
-    return centre
+    return _planes(image.resize((size, size), FILTERS[preprocess.interpolation], box=box))
 
 
 def shorter_side(preprocess: Preprocess) -> int | None:
@@ -126,7 +111,7 @@ def train_preprocess(preprocess: Preprocess, augment: Augment, size: int) -> Pre
 def _resized(image: Image.Image, width: int, height: int, preprocess: Preprocess) -> Image.Image:
     if image.size == (width, height):
         return image
-    return image.resize((width, height), _FILTERS[preprocess.interpolation])
+    return image.resize((width, height), FILTERS[preprocess.interpolation])
 
 
 def _convert(image: Image.Image, channels: int) -> Image.Image:
@@ -144,13 +129,14 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
     return image.convert(wanted)
 
 
-def _pixels(image: Image.Image) -> U8:
+def pixels_of(image: Image.Image) -> U8:
+    """The picture as [height, width, channels]."""
     pixels: U8 = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, len(image.getbands()))
     return pixels
 
 
 def _planes(image: Image.Image) -> U8:
-    return np.ascontiguousarray(_pixels(image).transpose(2, 0, 1))
+    return np.ascontiguousarray(pixels_of(image).transpose(2, 0, 1))
 
 
 def _too_large(name: str, why: str) -> DataError:

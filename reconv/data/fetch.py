@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.data.augment import draw_host, is_recolouring, pad_crop
-from reconv.data.decode import decode_picture, eval_picture, host_eval, picture, shorter_side, train_picture
+from reconv.data.decode import any_picture, eval_picture, host_eval, shorter_side
+from reconv.data.rows import train_row
 from reconv.data.source import I64, U8, Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.errors import DataError
@@ -148,14 +149,11 @@ class Decode:
                     why=f"there are {num_classes} classes, 0 to {num_classes - 1}",
                     then="correct the label or remove the sample",
                 )
-            if isinstance(sample.data, bytes):
-                image = decode_picture(sample.data, channels, sample.name)
-            else:
-                image = picture(sample.data, channels)
             if self._augment is None or draws is None:
+                image = any_picture(sample.data, channels, sample.name)
                 rows["images"][row] = eval_picture(image, self._preprocess)
             else:
-                rows["images"][row] = train_picture(image, self._preprocess, self._augment, draws[row])
+                train_row(sample.data, self._preprocess, self._augment, draws[row], rows["images"][row], sample.name)
             rows["targets"][row] = sample.target
 
 

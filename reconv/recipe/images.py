@@ -139,6 +139,8 @@ class Augment(Section):
     # Other sizes from these points on, as in [[0ep, 128], [50%, 192]]; evaluation stays at data.preprocess.size.
     progressive: Annotated[tuple[Annotated[tuple[Duration, Pixels], Listed], ...], Listed] = ()
     interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
+    # false: a picture made smaller is sampled, not averaged; faster, and not what published results were made with
+    antialias: bool = True
     crop: Literal["none", "pad", "resized"] = "resized"
     pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
     pad_form: Literal["black", "reflect"] = "black"  # what those pixels are

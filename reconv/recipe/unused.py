@@ -54,7 +54,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
 def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     augment, cutmix = recipe.augment, recipe.augment.cutmix
     spec, as_is = recipe.data.preprocess, "augment.train_like_eval is true"
-    crops = ("pad", "pad_form", "area", "ratio", "attempts", "fallback")
+    crops = ("pad", "pad_form", "area", "ratio", "attempts", "fallback", "antialias")
     yield not augment.train_like_eval, as_is, _of("augment", "crop", "flip", "flip_form", *crops)
     by_image = "data.preprocess.standardise is true"
     # Grey images cannot have the default means: there is one value for each channel.
@@ -62,7 +62,9 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield not spec.standardise, by_image, ("data.preprocess.scale",)
     crop = f"augment.crop is {augment.crop}"
     yield augment.crop == "pad", crop, _of("augment", "pad", "pad_form")
-    yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback")
+    yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback", "antialias")
+    interpolation = augment.interpolation or spec.interpolation
+    yield interpolation != "nearest", "training images take the nearest pixel", ("augment.antialias",)
     yield augment.flip > 0, "augment.flip is 0", ("augment.flip_form",)
     policy = f"augment.policy is {augment.policy}"
     yield augment.policy == "randaugment", policy, _of("augment.randaugment", "n", "magnitude")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from reconv.data.augment import draw_crops, draw_flips, pad_crop, resized_box
-from reconv.data.decode import decode, host_eval, host_train, shorter_side, train_preprocess
+from reconv.data.decode import decode, host_eval, shorter_side, train_preprocess
+from reconv.data.rows import host_train
 from reconv.errors import DataError, Exit
 from reconv.recipe.images import Augment, Preprocess
 

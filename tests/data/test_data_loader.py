@@ -16,11 +16,12 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.augment import draw_crops
-from reconv.data.decode import decode, host_eval, host_train
+from reconv.data.decode import decode, host_eval
 from reconv.data.faults import Faults
 from reconv.data.fetch import Column, Decode, Draws, Gather, Rows, make_fetch
 from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.open import open_source
+from reconv.data.rows import host_train
 from reconv.data.source import Sample, Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.digits import open_digits

@@ -12,7 +12,8 @@ from data_examples import encode
 from PIL import Image
 
 from reconv.data.augment import draw_crops
-from reconv.data.decode import decode, host_eval, host_train
+from reconv.data.decode import decode, host_eval
+from reconv.data.rows import host_train
 from reconv.errors import DataError
 from reconv.recipe.images import Augment, Preprocess
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.augment import draw_host
-from reconv.data.decode import host_train, train_preprocess
+from reconv.data.decode import train_preprocess
 from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.open import open_source
+from reconv.data.rows import host_train
 from reconv.data.source import Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.folder import FolderSource

@@ -1,0 +1,80 @@
+"""The beginning of a JPEG file, and its rows from the top down to one.
+
+Owns what is read from markers without decoding. Refuses to know colours, crops and files that are not plain: for those
+there is Pillow. Invariant: `head` describes a file only if Pillow would decode it to the same pixels in the same place:
+baseline, one scan, grey or YCbCr, lying upright, with its end there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PIL import Image
+from PIL.ExifTags import Base
+
+_START, _END = b"\xff\xd8", b"\xff\xd9"
+_BASELINE, _SCAN, _APP1, _APP14 = 0xC0, 0xDA, 0xE1, 0xEE
+_TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # what a plain file has before its scan, and comments
+_YCBCR = 1  # Adobe's number of it
+_ROWS_BELOW = 2  # what smoothing of halved colours looks at under a row
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Size and number of components of a plain JPEG file, and where its height is written."""
+
+    width: int
+    height: int
+    num_components: int  # 1 or 3
+    height_at: int
+
+
+def head(data: bytes) -> Head | None:
+    """What a plain JPEG file begins with; None for any other."""
+    found: Head | None = None
+    at = 2 if data.startswith(_START) else len(data)
+    while at + 4 < len(data) and data[at] == 0xFF:
+        marker, end = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
+        if marker == _SCAN:
+            is_whole = found is not None and data[at + 4] == found.num_components and data.rfind(_END, end) > 0
+            return found if is_whole else None
+        if marker == _BASELINE and found is None:
+            found = _frame(data[at + 4 : end], at + 4)
+            if found is None:
+                return None
+        elif marker not in _TABLES or _is_odd(marker, data[at + 4 : end]):
+            return None
+        at = end
+    return None
+
+
+def down_to(data: bytes, found: Head, bottom: int) -> bytes:
+    """The file with its height lowered, so that no row far below `bottom` is decoded; rows above it stay the same."""
+    height = min(found.height, bottom + _ROWS_BELOW)
+    return b"".join((data[: found.height_at], height.to_bytes(2, "big"), data[found.height_at + 2 :]))
+
+
+def _frame(segment: bytes, at: int) -> Head | None:
+    if len(segment) < 6:
+        return None
+    height, width = int.from_bytes(segment[1:3], "big"), int.from_bytes(segment[3:5], "big")
+    bits, num_components, names = segment[0], segment[5], segment[6::3]
+    if bits != 8 or not width or not height or (num_components, len(names)) not in ((1, 1), (3, 3)) or names == b"RGB":
+        return None
+    return Head(width, height, num_components, at + 1)
+
+
+def _is_odd(marker: int, segment: bytes) -> bool:
+    """Whether a segment says, or may say, that colours are no YCbCr or that the picture does not lie upright."""
+    if marker == _APP14 and segment.startswith(b"Adobe"):
+        return segment[11:12] != bytes([_YCBCR])
+    if marker != _APP1:
+        return False
+    if not segment.startswith(b"Exif\0\0"):
+        return b"Orientation" in segment
+    exif = Image.Exif()
+    try:
+        exif.load(segment)
+        return bool(exif.get(Base.Orientation, 1) != 1)
+    except Exception:  # damaged bytes may raise anything; what then becomes of the picture is for Pillow to say
+        return True

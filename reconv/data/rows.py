@@ -1,0 +1,90 @@
+"""One training sample and its draws become one row of the batch's buffer.
+
+Owns the ways there, the fastest that fits first, and the resizing of training pictures. Refuses to know where samples
+and draws come from. Invariant: a row is a function of its sample's bytes, its draws and the recipe; which way it took
+is not seen in it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from reconv.data.augment import F64, Box, crop_draws, is_recolouring, pad_crop, recolour, resized_box
+from reconv.data.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture, eval_picture, picture, pixels_of
+from reconv.data.jpeg import Head, down_to, head
+from reconv.data.source import U8
+from reconv.errors import DataError
+from reconv.recipe.images import Augment, Interpolation, Preprocess
+
+
+def train_row(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws: F64, out: U8, name: str = "") -> None:
+    """Fill `out` [channels, size, size] from an encoded file or pixels [height, width, 1 or 3], as the draws say."""
+    if augment.crop == "resized":
+        _fill_resized(data, preprocess, augment, draws, out, name)
+    else:
+        centre = eval_picture(any_picture(data, preprocess.channels, name), preprocess)
+        if augment.crop == "pad":
+            centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.pad, augment.pad_form)[0]
+        out[:] = centre
+    if is_recolouring(augment):
+        square = picture(np.ascontiguousarray(out.transpose(1, 2, 0)), preprocess.channels)
+        out[:] = pixels_of(recolour(square, augment, draws)).transpose(2, 0, 1)
+
+
+def host_train(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
+    """`train_row` into a row of its own."""
+    row = np.empty((preprocess.channels, preprocess.size, preprocess.size), np.uint8)
+    train_row(data, preprocess, augment, draws, row)
+    return row
+
+
+def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws: F64, out: U8, name: str) -> None:
+    """A random part of the picture, resized to the row."""
+    if not isinstance(data, bytes):
+        height, width = data.shape[:2]
+        part = _cut(data, resized_box(width, height, draws, augment))
+        if part.shape[2] != preprocess.channels:
+            part = pixels_of(picture(np.ascontiguousarray(part), preprocess.channels))
+        resize_into(part, preprocess.interpolation, augment.antialias, out)
+        return
+    found = head(data) if preprocess.channels == 3 else None
+    if found is not None and found.width * found.height <= MAX_PIXELS:
+        box = resized_box(found.width, found.height, draws, augment)
+        try:
+            part = _jpeg_part(data, found, box)
+        except DataError:
+            # The whole file is decoded again, so that what is wrong with it is said of the file as it is.
+            part = pixels_of(decode_picture(data, 3, name).crop(box))
+    else:
+        image = decode_picture(data, preprocess.channels, name)
+        part = pixels_of(image.crop(resized_box(image.width, image.height, draws, augment)))
+    resize_into(part, preprocess.interpolation, augment.antialias, out)
+
+
+def _jpeg_part(data: bytes, found: Head, box: Box) -> U8:
+    """The pixels in a box of a plain JPEG file; rows below it are not decoded."""
+    return pixels_of(decode_picture(down_to(data, found, box[3]), 3).crop(box))
+
+
+def resize_into(part: U8, interpolation: Interpolation, antialias: bool, out: U8) -> None:
+    """Resize pixels [height, width, channels] into a row; without `antialias` only the nearest pixels count.
+
+    By torch in colour, three times as fast as Pillow and on average 0.02 grey levels away from it.
+    """
+    height, width = out.shape[1:]
+    if part.shape[:2] == (height, width):
+        out[:] = part.transpose(2, 0, 1)
+    elif interpolation == "nearest" or (antialias and part.shape[2] == 1):
+        image = picture(np.ascontiguousarray(part), part.shape[2])
+        out[:] = pixels_of(image.resize((width, height), FILTERS[interpolation])).transpose(2, 0, 1)
+    else:
+        stacked = torch.from_numpy(np.array(part, order="C"))[None].permute(0, 3, 1, 2)
+        resized = F.interpolate(stacked, (height, width), mode=interpolation, antialias=antialias)
+        np.copyto(out, resized[0].numpy())
+
+
+def _cut(pixels: U8, box: Box) -> U8:
+    left, top, right, bottom = box
+    return pixels[top:bottom, left:right]

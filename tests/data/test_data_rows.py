@@ -1,0 +1,153 @@
+"""A row of the batch is the same by every way that leads to it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from data_examples import encode, noise
+from PIL import Image
+
+from reconv.data.augment import draw_crops, resized_box
+from reconv.data.decode import decode
+from reconv.data.jpeg import down_to, head
+from reconv.data.rows import host_train
+from reconv.errors import DataError
+from reconv.recipe.images import Augment, Preprocess
+
+SPEC = Preprocess(size=32)
+
+
+def blurred(height: int, width: int, seed: int, channels: int = 3) -> Image.Image:
+    """A picture with edges and slopes, as photographs have them."""
+    small = Image.fromarray(noise(height // 8 + 1, width // 8 + 1, 3, seed))
+    image = small.resize((width, height), Image.Resampling.BICUBIC)
+    return image if channels == 3 else image.convert("L")
+
+
+def jpeg(image: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def turned(image: Image.Image, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return jpeg(image, exif=exif.tobytes())
+
+
+PLAIN = {
+    "4:4:4": jpeg(blurred(90, 131, 1), subsampling="4:4:4"),
+    "4:2:2": jpeg(blurred(90, 131, 2), subsampling="4:2:2"),
+    "4:2:0": jpeg(blurred(91, 130, 3), subsampling="4:2:0", quality=60),
+    "grey": jpeg(blurred(90, 131, 4, 1)),
+    "restarts": jpeg(blurred(90, 131, 5), restart_marker_rows=1),
+    "upright by its Exif": turned(blurred(90, 131, 6), 1),
+    "after its end": jpeg(blurred(90, 131, 7)) + b"trailing bytes",
+}
+OTHERS = {
+    "progressive": jpeg(blurred(90, 131, 8), progressive=True),
+    "on its side": turned(blurred(90, 131, 9), 6),
+    "CMYK": jpeg(blurred(90, 131, 10).convert("CMYK")),
+    "PNG": encode(np.asarray(blurred(90, 131, 11))),
+    "RGB inside": jpeg(blurred(90, 131, 12), keep_rgb=True),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_rows_above_a_lowered_height_are_those_of_the_whole_picture(kind: str) -> None:
+    data = PLAIN[kind]
+    found = head(data)
+    assert found is not None
+    whole = decode(data, 3)
+    assert whole.shape == (found.height, found.width, 3)
+    for bottom in range(1, found.height + 1):
+        assert np.array_equal(decode(down_to(data, found, bottom), 3)[:bottom], whole[:bottom])
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *OTHERS])
+@pytest.mark.parametrize("antialias", [True, False])
+def test_a_row_from_a_file_is_the_row_from_its_pixels(kind: str, antialias: bool) -> None:
+    data = (PLAIN | OTHERS)[kind]
+    assert (head(data) is None) == (kind in OTHERS)
+    augment = Augment(antialias=antialias)
+    pixels = decode(data, 3)
+    for draws in draw_crops(augment, 0, np.arange(6, dtype=np.int64)):
+        assert np.array_equal(host_train(data, SPEC, augment, draws), host_train(pixels, SPEC, augment, draws))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_training_pictures_are_pillows_within_rounding(interpolation: str) -> None:
+    augment, spec = Augment(), Preprocess(size=32, interpolation=interpolation)  # type: ignore[arg-type]
+    image = blurred(90, 131, 3)
+    for draws in draw_crops(augment, 0, np.arange(20, dtype=np.int64)):
+        box = resized_box(131, 90, draws, augment)
+        expected = image.crop(box).resize((32, 32), getattr(Image.Resampling, interpolation.upper()))
+        apart = np.abs(
+            host_train(np.asarray(image), spec, augment, draws).astype(int) - np.asarray(expected).transpose(2, 0, 1)
+        )
+        assert apart.max() <= 1
+        assert apart.mean() < 0.2
+
+
+def test_without_antialiasing_a_stripe_between_two_samples_is_not_seen() -> None:
+    """Made smaller by eight, rows 3 and 4 of each eight are looked at; the others count only in the average."""
+    pixels = np.zeros((256, 256, 3), np.uint8)
+    pixels[::8] = 255
+    whole = {"area": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    draws = draw_crops(Augment(), 0, np.arange(1, dtype=np.int64))[0]
+    assert host_train(pixels, SPEC, Augment(antialias=False, **whole), draws).max() == 0
+    assert host_train(pixels, SPEC, Augment(**whole), draws).min() > 10
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_file_without_its_end_is_an_error_whatever_part_is_wanted(kind: str) -> None:
+    data = PLAIN[kind]
+    cut = data[: len(data) * 9 // 10] if kind != "after its end" else data[: data.rfind(b"\xff\xd9")]
+    assert head(cut) is None
+    augment = Augment(area=(0.08, 0.1))
+    for draws in draw_crops(augment, 0, np.arange(5, dtype=np.int64)):
+        with pytest.raises(DataError, match="does not decode"):
+            host_train(cut, SPEC, augment, draws)
+
+
+def test_no_beginning_of_a_file_breaks_the_reading_of_its_markers() -> None:
+    """Cut anywhere before the scan, or with one byte of the markers changed, a file is plain or it is not."""
+    data = PLAIN["upright by its Exif"]
+    scan = data.index(b"\xff\xda")
+    assert all(head(data[:length]) is None for length in range(scan + 4))
+    for at in range(scan):
+        for value in (0, 0xFF, data[at] ^ 0x55):
+            head(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+def made(data: bytes | np.ndarray, draws: np.ndarray) -> bytes | str:
+    """The row, or what is wrong with the file."""
+    try:
+        return host_train(data, SPEC, Augment(), draws).tobytes()
+    except DataError as error:
+        return error.what
+
+
+def test_damage_inside_the_scan_gives_what_pillow_gives() -> None:
+    rng = np.random.default_rng(0)
+    outcomes = []
+    for kind in PLAIN:
+        data = PLAIN[kind]
+        scan, end = data.index(b"\xff\xda"), data.rfind(b"\xff\xd9")
+        for _ in range(12):
+            damaged = bytearray(data)
+            for at in rng.integers(scan + 20, end, 5).tolist():
+                damaged[at] = int(rng.integers(0, 256))
+            try:
+                pixels: np.ndarray | None = decode(bytes(damaged), 3)
+            except DataError:
+                pixels = None
+            for draws in draw_crops(Augment(), 0, np.arange(3, dtype=np.int64)):
+                wanted = "image does not decode" if pixels is None else made(pixels, draws)
+                assert made(bytes(damaged), draws) == wanted
+                outcomes.append(pixels is None)
+    assert len(outcomes) == len(PLAIN) * 36
+    assert 0 < sum(outcomes) < len(outcomes) // 2
