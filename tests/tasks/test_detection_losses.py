@@ -1,0 +1,169 @@
+"""The losses of a batch equal those of one image and one default box at a time, and are finite whatever the boxes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.boxes.anchors import default_boxes
+from reconv.boxes.code import encode
+from reconv.boxes.convert import iou, to_xyxy
+from reconv.boxes.postprocess import Keep
+from reconv.data.annotation import Annotation
+from reconv.models.network import BoxAnswers
+from reconv.tasks.detection import Detection, Rules, image_losses
+
+ANCHORS = default_boxes([0.25, 0.5], [4, 2], [0.3, 0.5, 0.8], [(2.0,), (2.0,)])
+MOST = 6
+NUM_CLASSES = 5
+
+
+def nobody(index: int) -> Annotation:
+    raise AssertionError("training asks for no annotation")
+
+
+TASK = Detection(ANCHORS, Rules(), Keep(), ("a", "b", "c", "d"), nobody)
+
+
+def random_batch(n: int, seed: int, counts: list[int] | None = None) -> Batch:
+    random = torch.Generator().manual_seed(seed)
+    num_boxes = torch.tensor(counts) if counts else torch.randint(0, MOST + 1, (n,), generator=random)
+    low = torch.rand(n, MOST, 2, generator=random) * 0.7
+    boxes = torch.cat([low, low + 0.05 + 0.25 * torch.rand(n, MOST, 2, generator=random)], dim=2)
+    labels = torch.randint(1, NUM_CLASSES, (n, MOST), generator=random)
+    beyond = torch.arange(MOST) >= num_boxes[:, None]
+    tensors = {
+        "images": torch.zeros(n, 3, 8, 8),
+        "boxes": boxes.masked_fill(beyond[:, :, None], 0),
+        "labels": labels.masked_fill(beyond, 0),
+        "num_boxes": num_boxes,
+    }
+    return Batch(tensors, torch.arange(n), (n,))
+
+
+def random_answers(n: int, seed: int, dtype: torch.dtype = torch.float64) -> BoxAnswers:
+    random = torch.Generator().manual_seed(seed)
+    codes = torch.randn(n, len(ANCHORS), 4, generator=random, dtype=torch.float64)
+    logits = torch.randn(n, len(ANCHORS), NUM_CLASSES, generator=random, dtype=torch.float64)
+    return BoxAnswers(codes.to(dtype).requires_grad_(), logits.to(dtype).requires_grad_())
+
+
+def by_hand(codes: Tensor, logits: Tensor, boxes: Tensor, labels: Tensor) -> tuple[float, float]:
+    """One image's class loss and box loss, as published: read from the page, one default box at a time."""
+    anchors = to_xyxy(ANCHORS)
+    overlaps = [[iou(box, anchor).item() for box in boxes] for anchor in anchors]
+    owner: dict[int, int] = {}
+    for j, row in enumerate(overlaps):
+        if row and max(row) >= 0.5:
+            owner[j] = row.index(max(row))
+    for i in reversed(range(len(boxes))):
+        column = [row[i] for row in overlaps]
+        owner[column.index(max(column))] = i
+    if not owner:
+        return 0.0, 0.0
+    entropies = [-F.log_softmax(logits[j], dim=0) for j in range(len(anchors))]
+    positive = sum(entropies[j][labels[i]].item() for j, i in owner.items())
+    negative = sorted((entropies[j][0].item() for j in range(len(anchors)) if j not in owner), reverse=True)
+    boxes_loss = 0.0
+    for j, i in owner.items():
+        for difference in (codes[j] - encode(boxes[i], ANCHORS[j], (0.1, 0.2))).abs().tolist():
+            boxes_loss += 0.5 * difference**2 if difference < 1 else difference - 0.5
+    return (positive + sum(negative[: 3 * len(owner)])) / len(owner), boxes_loss / len(owner)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_losses_of_a_batch_equal_brute_force(seed: int) -> None:
+    n = 5
+    batch, answers = random_batch(n, seed), random_answers(n, seed)
+    sums = TASK.loss(answers, batch)
+    expected = []
+    for i in range(n):
+        count = int(batch["num_boxes"][i])
+        expected.append(
+            by_hand(answers.codes[i], answers.logits[i], batch["boxes"][i, :count], batch["labels"][i, :count])
+        )
+    classes, boxes = (math.fsum(column) for column in zip(*expected, strict=True))
+    assert sums.metrics["class_loss"].item() == pytest.approx(classes, rel=1e-5)
+    assert sums.metrics["box_loss"].item() == pytest.approx(boxes, rel=1e-5)
+    assert sums.loss.item() == pytest.approx(classes + boxes, rel=1e-5)
+
+
+def test_a_sum_over_images_does_not_depend_on_how_they_are_batched() -> None:
+    n = 6
+    batch, answers = random_batch(n, 3), random_answers(n, 3)
+    whole = TASK.loss(answers, batch).loss
+    parts = []
+    for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
+        piece = Batch({k: t[rows] for k, t in batch.tensors.items()}, batch.positions[rows], (len(range(n)[rows]),))
+        parts.append(TASK.loss(BoxAnswers(answers.codes[rows], answers.logits[rows]), piece))
+        assert TASK.weight(piece) == len(piece)
+    assert sum(p.loss.item() for p in parts) == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_images_without_boxes_have_no_loss_and_no_gradient() -> None:
+    batch, answers = random_batch(3, 1, [0, 0, 0]), random_answers(3, 1)
+    sums = TASK.loss(answers, batch)
+    sums.loss.backward()
+    assert sums.loss.item() == 0
+    for tensor in answers:
+        assert tensor.grad is not None and not tensor.grad.any()
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (0.5, 0.5, 0.5, 0.5),  # a point
+        (0.7, 0.7, 0.2, 0.2),  # corners swapped
+        (0.0, 0.0, 1.0, 1.0),
+        (0.999, 0.999, 1.0, 1.0),
+        (-3.0, -3.0, -2.0, -2.0),  # outside
+        (0.2, 0.2, 0.2 + 1e-7, 0.9),
+    ],
+)
+def test_strange_boxes_leave_losses_and_gradients_finite(box: tuple[float, ...]) -> None:
+    batch, answers = random_batch(2, 4, [1, 2]), random_answers(2, 4, torch.float32)
+    batch["boxes"][0, 0] = torch.tensor(box)
+    sums = TASK.loss(answers, batch)
+    sums.loss.backward()
+    assert sums.loss.isfinite()
+    for tensor in answers:
+        assert tensor.grad is not None and tensor.grad.isfinite().all()
+
+
+def test_the_losses_are_computed_in_float32_or_better() -> None:
+    batch = random_batch(2, 5)
+    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        assert TASK.loss(random_answers(2, 5, dtype), batch).loss.dtype == expected
+
+
+def test_nothing_in_the_losses_depends_on_values_for_its_shapes() -> None:
+    """A traced graph of one batch gives the losses of another: no host read, no data-dependent shape."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def losses(codes: Tensor, logits: Tensor, *truth: Tensor) -> Any:
+        return image_losses(codes, logits, *truth, ANCHORS, Rules())  # type: ignore[call-arg]
+
+    def inputs(seed: int) -> tuple[Tensor, ...]:
+        batch, answers = random_batch(3, seed), random_answers(3, seed)
+        return (*(t.detach() for t in answers), batch["boxes"], batch["labels"], batch["num_boxes"])
+
+    graph = make_fx(losses)(*inputs(1))
+    for got, expected in zip(graph(*inputs(2)), losses(*inputs(2)), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_detections_are_those_of_the_answers() -> None:
+    codes = torch.zeros(1, len(ANCHORS), 4)
+    logits = torch.zeros(1, len(ANCHORS), NUM_CLASSES)
+    logits[..., 0] = 9.0
+    logits[0, 7] = torch.tensor([0.0, 0.0, 9.0, 0.0, 0.0])
+    found = TASK.detections(BoxAnswers(codes, logits))
+    assert found.counts.tolist() == [1]
+    assert found.labels[0, 0] == 2
+    assert torch.allclose(found.boxes_xyxy[0, 0], to_xyxy(ANCHORS[7]).clamp(0, 1), atol=1e-6)
