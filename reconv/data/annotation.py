@@ -14,12 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.source import I64, Sample
+from reconv.data.source import I64, LabelError, Sample
 
 F32 = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
 NO_TARGET = -1  # a picture with boxes has no class of its own
+
+
+class AnnotationError(LabelError):
+    """Boxes that cannot be meant."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,11 +89,15 @@ class DetectionSource(ABC):
 
     @abstractmethod
     def sample(self, index: int) -> Sample:
-        """The picture."""
+        """The picture, with its annotation."""
 
     @abstractmethod
     def annotation(self, index: int) -> Annotation:
         """Its boxes; no pixels are read for them."""
+
+    @abstractmethod
+    def box_counts(self) -> I64:
+        """How many boxes each picture has."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -117,6 +125,10 @@ class DetectionSubset(DetectionSource):
     def annotation(self, index: int) -> Annotation:
         """The source's boxes behind the index."""
         return self._source.annotation(int(self._indices[index]))
+
+    def box_counts(self) -> I64:
+        """The source's counts behind the indices."""
+        return self._source.box_counts()[self._indices]
 
     def fingerprint(self) -> str:
         """The source's digest with the indices taken."""

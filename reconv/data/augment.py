@@ -15,11 +15,12 @@ from PIL import Image, ImageEnhance
 from reconv.data.policy import apply_policy, num_policy_draws
 from reconv.data.source import I64, U8
 from reconv.keys import key, uniforms
-from reconv.recipe.images import Augment, Erase, Jitter
+from reconv.recipe.images import Augment, Erase, Jitter, ZoomOut
 
 F64 = npt.NDArray[np.float64]
 Box = tuple[int, int, int, int]  # left, top, right, bottom
 
+JITTERED = "jitter"  # float32 [n, 4], as `draw_jitter` has it
 ERASED = "erase_boxes"  # int64 [n, 4]: left, top, right, bottom of what is erased; empty where nothing is
 _ERASE_TRIES = 10
 _JITTER_DRAWS = 4
@@ -29,7 +30,7 @@ def effective(augment: Augment) -> Augment:
     """The augmentation that really happens: nothing but mixing where training images are made as evaluation's."""
     if not augment.train_like_eval:
         return augment
-    return augment.model_copy(update={"crop": "none", "flip": 0.0})
+    return augment.model_copy(update={"crop": "none", "flip": 0.0, "zoom_out": ZoomOut()})
 
 
 def draw_host(augment: Augment, seed: int, positions: I64) -> F64:
@@ -37,7 +38,7 @@ def draw_host(augment: Augment, seed: int, positions: I64) -> F64:
     return np.concatenate(
         [
             draw_crops(augment, seed, positions),
-            uniforms(key(seed, "jitter"), positions, _JITTER_DRAWS if augment.jitter.on else 0),
+            uniforms(key(seed, "jitter"), positions, _JITTER_DRAWS if _is_jittered_here(augment) else 0),
             uniforms(key(seed, "policy"), positions, num_policy_draws(augment)),
         ],
         axis=1,
@@ -82,7 +83,7 @@ def crop_draws(augment: Augment, draws: F64) -> F64:
 def recolour(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
     """The cropped image after colour jitter and policy; `draws` is one row of `draw_host`."""
     start = _num_crop_draws(augment)
-    if augment.jitter.on:
+    if _is_jittered_here(augment):
         image = jitter(image, augment.jitter, draws[start : start + _JITTER_DRAWS])
         start += _JITTER_DRAWS
     return apply_policy(image, augment, draws[start:])
@@ -90,7 +91,22 @@ def recolour(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
 
 def is_recolouring(augment: Augment) -> bool:
     """Whether `recolour` does anything."""
-    return augment.jitter.on or augment.policy != "none"
+    return _is_jittered_here(augment) or augment.policy != "none"
+
+
+def _is_jittered_here(augment: Augment) -> bool:
+    return augment.jitter.on and augment.jitter.form == "pillow"
+
+
+def draw_jitter(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.float32]:
+    """What the device changes colours by [n, 4]: added brightness, factors of contrast and saturation, turn of hue."""
+    section = augment.jitter
+    draws = 2 * uniforms(key(seed, "jitter"), positions, _JITTER_DRAWS) - 1
+    most = np.array([section.brightness, section.contrast, section.saturation, section.hue])
+    # A factor may not turn an image into its negative.
+    lowest = np.array([-np.inf, 0, 0, -np.inf])
+    changes: npt.NDArray[np.float64] = np.maximum(draws * most + np.array([0, 1, 1, 0]), lowest)
+    return changes.astype(np.float32)
 
 
 def jitter(image: Image.Image, section: Jitter, draws: F64) -> Image.Image:

@@ -7,11 +7,13 @@ Invariant: a sample is the source's own; what is kept never exceeds the room, an
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from reconv.data.source import Sample, Source, spread
+from reconv.data.annotation import Annotation, DetectionSource
+from reconv.data.source import I64, Sample, Source, spread
 from reconv.errors import DataError
 
 _OVERHEAD_BYTES = 400  # of a kept sample beside its data: the objects, its name, the place in the table; measured 340
@@ -88,6 +90,28 @@ class Cached:
             return None
 
 
+class CachedDetection(Cached, DetectionSource):
+    """The same for pictures with boxes, whose annotations are in memory anyway or cheap to read."""
+
+    def __init__(self, source: DetectionSource, room: Room) -> None:
+        super().__init__(source, room)
+        self._boxed = source
+        self.class_ids = source.class_ids
+
+    def annotation(self, index: int) -> Annotation:
+        """The source's boxes."""
+        return self._boxed.annotation(index)
+
+    def box_counts(self) -> I64:
+        """The source's counts."""
+        return self._boxed.box_counts()
+
+
+def cached(source: Source, room: Room) -> Cached:
+    """A source that keeps what it has read."""
+    return CachedDetection(source, room) if isinstance(source, DetectionSource) else Cached(source, room)
+
+
 def num_bytes(sample: Sample) -> int:
     """What keeping a sample takes."""
     size = len(sample.data) if isinstance(sample.data, bytes) else sample.data.nbytes
@@ -96,4 +120,4 @@ def num_bytes(sample: Sample) -> int:
 
 def _own(sample: Sample) -> Sample:
     """The sample with pixels of its own: a view would hold on to a mapped file, not to memory."""
-    return sample if isinstance(sample.data, bytes) else Sample(np.copy(sample.data), sample.target, sample.name)
+    return sample if isinstance(sample.data, bytes) else replace(sample, data=np.copy(sample.data))

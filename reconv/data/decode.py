@@ -33,15 +33,15 @@ def decode(data: bytes, channels: int, name: str = "") -> U8:
     return pixels_of(decode_picture(data, channels, name))
 
 
-def decode_picture(data: bytes, channels: int, name: str = "") -> Image.Image:
-    """The picture in mode L (1 channel) or RGB (3), upright."""
+def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool = True) -> Image.Image:
+    """The picture in mode L (1 channel) or RGB (3); `is_turned` upright where its EXIF data say how, else as stored."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
             opened.load()
-            # In place: otherwise every picture is copied, and few lie on their side.
-            ImageOps.exif_transpose(opened, in_place=True)
+            if is_turned:  # in place: otherwise every picture is copied, and few lie on their side
+                ImageOps.exif_transpose(opened, in_place=True)
         return _convert(opened, channels)
     except (DataError, MemoryError):  # a machine without memory is no damaged file, and must not count as one
         raise

@@ -17,17 +17,12 @@ import numpy.typing as npt
 from reconv.data.augment import draw_host, is_recolouring, pad_crop
 from reconv.data.decode import any_picture, eval_picture, host_eval, shorter_side
 from reconv.data.rows import train_row
-from reconv.data.source import I64, U8, Source
+from reconv.data.source import I64, U8, LabelError, Source
 from reconv.data.sources.arrays import ArraySource
-from reconv.errors import DataError
 from reconv.recipe.images import Augment, Preprocess
 
 _MAX_RESIDENT_BYTES = 256 * 2**20  # of an array resized once instead of in every epoch
 _ROWS_PER_TASK = 4
-
-
-class LabelError(DataError):
-    """A label that is no class: the list is wrong, which no missing image excuses."""
 
 
 Rows = Mapping[str, npt.NDArray[Any]]  # arrays by name, one row a sample
@@ -50,7 +45,10 @@ class Column:
 class Fetch(Protocol):
     """Fills rows for some indices and, in training, their draws; one of the columns is `images` [channels, s, s]."""
 
-    rows_per_task: int | None  # how many rows one worker takes at a time; None: all
+    @property
+    def rows_per_task(self) -> int | None:
+        """How many rows one worker takes at a time; None: all."""
+        ...
 
     @property
     def columns(self) -> tuple[Column, ...]:

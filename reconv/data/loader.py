@@ -21,14 +21,23 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.augment import ERASED, alternate_flips, draw_erased, draw_flips, draw_host, effective
+from reconv.data.augment import (
+    ERASED,
+    JITTERED,
+    alternate_flips,
+    draw_erased,
+    draw_flips,
+    draw_host,
+    draw_jitter,
+    effective,
+)
 from reconv.data.decode import train_preprocess
 from reconv.data.faults import Faults, stand_ins
-from reconv.data.fetch import Draws, Fetch, LabelError, MakeFetch, Rows, make_fetch
+from reconv.data.fetch import Draws, Fetch, MakeFetch, Rows, make_fetch
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
 from reconv.data.resident import Resident
-from reconv.data.source import I64, Source
+from reconv.data.source import I64, LabelError, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
 from reconv.errors import DataError
 from reconv.recipe.images import Preprocess
@@ -283,6 +292,8 @@ class TrainLoader:
         """What is drawn for each row alone and done on the device."""
         augment, seed = self._augment, self._recipe.seed
         drawn = {"flips": torch.from_numpy(self._flips(positions, indices))}
+        if augment.jitter.on and augment.jitter.form == "tensorflow":
+            drawn[JITTERED] = torch.from_numpy(draw_jitter(augment, seed, positions))
         if augment.erase.probability > 0:
             drawn[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, positions, size))
         return drawn

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.augment import ERASED, effective
+from reconv.data.augment import ERASED, JITTERED, effective
+from reconv.data.colour import jittered
 from reconv.data.mix import DRAWN, apply_mix, inside
 from reconv.recipe.images import Augment, Preprocess
 
@@ -31,7 +32,10 @@ class EvalPrepare:
 
 
 class TrainPrepare:
-    """Flipped, normalised, erased and mixed images; mixing adds `soft_targets`, `targets` stay the labels."""
+    """Flipped, recoloured, normalised, erased and mixed images; boxes follow a flip.
+
+    Mixing adds `soft_targets`, `targets` stay the labels.
+    """
 
     def __init__(
         self,
@@ -49,9 +53,10 @@ class TrainPrepare:
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         """The batch as the network sees it; what is random was drawn by the loader."""
+        batch = mirrored(batch) if self._augment.flip > 0 else batch
         images = batch["images"]
-        if self._augment.flip > 0:
-            images = torch.where(batch["flips"].view(-1, 1, 1, 1), images.flip(-1), images)
+        if JITTERED in batch.tensors:
+            images = jittered(images, batch[JITTERED], self._normalise.dtype)
         images = self._normalise(images)
         if self._augment.erase.probability > 0:
             images = images.masked_fill(inside(batch[ERASED], images.shape[-1]), 0)
@@ -62,25 +67,38 @@ class TrainPrepare:
         return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
 
 
+def mirrored(batch: Batch) -> Batch:
+    """The batch with the images mirrored that `flips` names and, where there are some, their boxes."""
+    flips = batch["flips"]
+    images = torch.where(flips.view(-1, 1, 1, 1), batch["images"].flip(-1), batch["images"])
+    if "boxes" not in batch.tensors:
+        return batch.replace(images=images)
+    boxes = batch["boxes"]
+    left, top, right, bottom = boxes.unbind(-1)
+    turned = torch.stack([1 - right, top, 1 - left, bottom], dim=-1)
+    is_turned = flips.view(-1, 1) & (batch["labels"] > 0)  # padding stays zero
+    return batch.replace(images=images, boxes=torch.where(is_turned[..., None], turned, boxes))
+
+
 class Normalise:
     """uint8 images to floats: (x / scale - mean) / std per channel, or each image to mean 0 and deviation 1."""
 
     def __init__(self, preprocess: Preprocess, dtype: torch.dtype) -> None:
         self._preprocess = preprocess
-        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         std = torch.tensor(preprocess.std, dtype=torch.float64)
         mean = torch.tensor(preprocess.mean, dtype=torch.float64)
-        self._factor = (1 / (preprocess.scale * std)).to(self._dtype).view(1, -1, 1, 1)
-        self._shift = (-mean / std).to(self._dtype).view(1, -1, 1, 1)
+        self._factor = (1 / (preprocess.scale * std)).to(self.dtype).view(1, -1, 1, 1)
+        self._shift = (-mean / std).to(self.dtype).view(1, -1, 1, 1)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Floats (fp32, or fp64 when the network computes in fp64), not yet cast."""
         if self._preprocess.standardise:
-            return _standardised(images, self._dtype)
+            return _standardised(images, self.dtype)
         if self._factor.device != images.device:
             self._factor = self._factor.to(images.device)
             self._shift = self._shift.to(images.device)
-        return images.to(self._dtype) * self._factor + self._shift
+        return images.to(self.dtype) * self._factor + self._shift
 
 
 def _standardised(images: Tensor, dtype: torch.dtype) -> Tensor:

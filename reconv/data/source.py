@@ -7,10 +7,15 @@ depends on i alone and may be called from many threads at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from reconv.errors import DataError
+
+if TYPE_CHECKING:
+    from reconv.data.annotation import Annotation
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
@@ -19,11 +24,19 @@ Split = Literal["train", "val"]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: an encoded file or pixels [height, width, channels], its class and a name a person can find."""
+    """One sample: an encoded file or pixels [height, width, channels], its class and a name a person can find.
+
+    A picture with boxes has an annotation, and no class of its own.
+    """
 
     data: bytes | U8
     target: int
     name: str
+    annotation: Annotation | None = None
+
+
+class LabelError(DataError):
+    """A label that is wrong: the list is, which no missing image excuses."""
 
 
 BACKGROUND = "background"

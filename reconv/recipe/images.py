@@ -55,6 +55,10 @@ class Data(Section):
         "tar",
         "csv",
         "hf",
+        "coco",
+        "voc",
+        "yolo",
+        "scattered-digits",
         "synthetic",
         "synthetic-device",
     ] = "auto"
@@ -71,8 +75,13 @@ class Data(Section):
     # another sample takes its place, by a rule of (seed, epoch, index); evaluation leaves it out and says so.
     bad_images: BadImages = BadImages(0)
     background: bool = False  # class 0 is a background that no sample has, as TensorFlow's programs count: 1001 classes
+    # For detection. A box that leaves its picture or has no area, in training: `stop`; `skip` it, as the published
+    # converter does; `clip` it to the picture, and skip it where nothing is left.
+    bad_boxes: Literal["stop", "skip", "clip"] = "stop"
+    empty_images: Literal["drop", "keep"] = "drop"  # training images without a usable box
+    difficult_boxes: Literal["use", "ignore"] = "use"  # in training; scores never demand them
     preprocess: Preprocess = Preprocess()
-    num_samples: Positive | None = None  # synthetic only
+    num_samples: Positive | None = None  # synthetic and scattered-digits only
     num_classes: Positive | None = None  # synthetic only
 
 
@@ -119,6 +128,9 @@ class Jitter(Section):
     contrast: NonNegative = 0
     saturation: NonNegative = 0
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0
+    # pillow: where images are decoded; brightness and contrast are factors. tensorflow: on the device, unrounded;
+    # brightness is added (1 is white), contrast stretches each channel about its mean.
+    form: Literal["pillow", "tensorflow"] = "pillow"
 
     @property
     def on(self) -> bool:
@@ -128,6 +140,29 @@ class Jitter(Section):
 class RandAugment(Section):
     n: Annotated[int, Field(gt=0, le=100)] = 2  # operations an image
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+
+
+class BoxCrop(Section):
+    """The random crop of SSD, for crop: ssd: either the whole picture, or the last good one of some random rectangles.
+
+    A rectangle is good if its sides (as shares of the picture's) are less than `ratio` apart, it overlaps the boxes by
+    more than a drawn bound, and the centre of a box lies in it. Where none is good, all of it is drawn again. Boxes
+    whose centre is outside are dropped.
+    """
+
+    whole: PositiveFraction = 1 / 7  # the chance, each time
+    overlaps: Annotated[tuple[Fraction, ...], Field(min_length=1), Listed] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+    overlap_with: Literal["every", "any"] = "every"  # as published; any: the closest box alone, as in the paper
+    side: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.3, 1.0)
+    ratio: Annotated[float, Field(gt=1)] = 2.0
+    candidates: Annotated[int, Field(gt=0, le=1000)] = 50
+
+
+class ZoomOut(Section):
+    """The paper's expansion: the picture somewhere on a canvas of the mean colour, before the crop."""
+
+    probability: Fraction = 0
+    most: Annotated[float, Field(gt=1, le=64)] = 4.0  # the canvas's side as a multiple of the picture's
 
 
 class Augment(Section):
@@ -141,13 +176,15 @@ class Augment(Section):
     interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
     # false: a picture made smaller is sampled, not averaged; faster, and not what published results were made with
     antialias: bool = True
-    crop: Literal["none", "pad", "resized"] = "resized"
+    crop: Literal["none", "pad", "resized", "ssd"] = "resized"  # detection has none and ssd
     pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
     pad_form: Literal["black", "reflect"] = "black"  # what those pixels are
     area: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)  # for crop: resized
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
     attempts: Annotated[int, Field(gt=0, le=1000)] = 10  # boxes drawn before the fallback
     fallback: Literal["centre", "whole"] = "centre"  # the largest centred box of a fitting ratio, or the whole image
+    box_crop: BoxCrop = BoxCrop()
+    zoom_out: ZoomOut = ZoomOut()  # for detection
     flip: Fraction = 0.5
     # alternating: the draw is an image's own, for all epochs, and every second epoch mirrors the other images instead
     flip_form: Literal["random", "alternating"] = "random"

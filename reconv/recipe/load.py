@@ -18,10 +18,11 @@ from pydantic_core import ErrorDetails
 
 from reconv.errors import RecipeError
 from reconv.recipe import document
+from reconv.recipe.contradiction import ContradictionError
 from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, holds_text, takes_null
 from reconv.recipe.names import nearest, preset_names, preset_path
-from reconv.recipe.rules import SCHEDULE_FIELDS, ContradictionError
+from reconv.recipe.rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import Recipe, Schedule
 from reconv.recipe.units import split_rate
 

@@ -7,10 +7,11 @@ Invariant: all contradictions of a recipe are found at once, each with the field
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from reconv.recipe.box_rules import box_contradictions
+from reconv.recipe.contradiction import Contradiction
 from reconv.recipe.units import Duration
 
 if TYPE_CHECKING:
@@ -41,25 +42,9 @@ _METRICS = {  # what the evaluations of a task report
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Contradiction:
-    """Two or more fields (or one field and common sense) that cannot both be meant."""
-
-    fields: tuple[str, ...]  # dotted; the first is named in the message
-    text: str
-
-
-class ContradictionError(ValueError):
-    """All contradictions of one recipe."""
-
-    def __init__(self, found: Sequence[Contradiction]) -> None:
-        super().__init__("; ".join(f"{c.fields[0]}: {c.text}" for c in found))
-        self.found = tuple(found)
-
-
 def contradictions(recipe: Recipe) -> list[Contradiction]:
     """Every contradiction between the recipe's fields."""
-    rules = (_durations, _model, _data, _augment, _batch, _schedule, _optimizer, _ending, _rest)
+    rules = (_durations, _model, _data, _augment, box_contradictions, _batch, _schedule, _optimizer, _ending, _rest)
     return [c for rule in rules for c in rule(recipe)]
 
 
@@ -128,12 +113,13 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
             f"{preprocess.resize} leaves no room for a crop of data.preprocess.size {preprocess.size}",
         )
     yield from _mean(recipe)
-    if not data.source.startswith("synthetic"):
-        for name, number in (("num_samples", data.num_samples), ("num_classes", data.num_classes)):
-            if number is not None:
-                yield Contradiction(
-                    (f"data.{name}", "data.source"), f"is for synthetic data, but data.source is {data.source}"
-                )
+    made_up = data.source.startswith("synthetic")
+    if data.num_samples is not None and not made_up and data.source != "scattered-digits":
+        text = f"is for synthetic data and scattered-digits, but data.source is {data.source}"
+        yield Contradiction(("data.num_samples", "data.source"), text)
+    if data.num_classes is not None and not made_up:
+        text = f"is for synthetic data, but data.source is {data.source}"
+        yield Contradiction(("data.num_classes", "data.source"), text)
 
 
 def _mean(recipe: Recipe) -> Iterator[Contradiction]:
@@ -166,6 +152,7 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
         "policy": augment.policy != "none",
         "jitter": augment.jitter.on,
         "erase.probability": augment.erase.probability > 0,
+        "zoom_out.probability": augment.zoom_out.probability > 0,
     }
     if augment.crop == "pad" and augment.pad_form == "reflect":
         smallest = min([augment.size or recipe.data.preprocess.size, *(size for _, size in augment.progressive)])

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from reconv.recipe.contradiction import ContradictionError
 from reconv.recipe.detection import Detection
 from reconv.recipe.images import Augment, Data
-from reconv.recipe.rules import ContradictionError, contradictions
+from reconv.recipe.rules import contradictions
 from reconv.recipe.section import (
     BatchSize,
     Fraction,

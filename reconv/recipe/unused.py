@@ -65,6 +65,12 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback", "antialias")
     interpolation = augment.interpolation or spec.interpolation
     yield interpolation != "nearest", "training images take the nearest pixel", ("augment.antialias",)
+    box_crop = ("whole", "overlaps", "overlap_with", "side", "ratio", "candidates")
+    yield augment.crop == "ssd", crop, _of("augment.box_crop", *box_crop)
+    yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.most",)
+    yield augment.jitter.on, "augment.jitter changes nothing", ("augment.jitter.form",)
+    boxes = _of("data", "bad_boxes", "empty_images", "difficult_boxes")
+    yield recipe.task == "detection", "task is classification", boxes
     yield augment.flip > 0, "augment.flip is 0", ("augment.flip_form",)
     policy = f"augment.policy is {augment.policy}"
     yield augment.policy == "randaugment", policy, _of("augment.randaugment", "n", "magnitude")

@@ -23,7 +23,7 @@ from reconv.batch import Batch
 from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
-from reconv.data.cached import Cached, Room
+from reconv.data.cached import Cached, Room, cached
 from reconv.data.faults import Faults
 from reconv.data.loader import EvalLoader
 from reconv.data.open import open_source, thinned
@@ -86,7 +86,7 @@ def with_cache(recipe: Recipe, sources: Sources, available_bytes: int | None, nu
             then="--set data.cache=off",
         )
     room = Room(available_bytes // 2 // num_ranks)
-    return Sources(Cached(sources.train, room), Cached(sources.val, room))
+    return Sources(cached(sources.train, room), cached(sources.val, room))
 
 
 def cache_size(sources: Sources) -> CacheSize | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from reconv.data.annotation import NO_TARGET, Annotation, DetectionSource, DetectionSubset, annotation
 from reconv.data.source import Sample
@@ -24,6 +25,9 @@ class Three(DetectionSource):
 
     def annotation(self, index: int) -> Annotation:
         return annotation([[0, 0, 1, 1 + box] for box in range(index)], [1] * index, index, 2, 2)
+
+    def box_counts(self) -> npt.NDArray[np.int64]:
+        return np.arange(3)
 
     def fingerprint(self) -> str:
         return "three"
@@ -52,4 +56,5 @@ def test_a_subset_keeps_boxes_with_their_pictures_and_has_its_own_fingerprint() 
     assert [len(subset.annotation(i)) for i in range(2)] == [2, 1]
     assert [int(np.asarray(subset.sample(i).data).max()) for i in range(2)] == [2, 1]
     assert subset.fingerprint() != DetectionSubset(Three(), np.array([2, 0])).fingerprint()
+    assert subset.box_counts().tolist() == [2, 1]
     assert "2 of 3 images" in subset.origin

@@ -1,0 +1,199 @@
+"""Rows of detection batches: the loader's bytes, padding, crowds, sizes, flips."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from box_examples import Listed
+from data_examples import encode, noise
+from PIL import Image
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.annotation import Annotation, annotation
+from reconv.data.box_fetch import BoxFetch, detection_fetch, mean_colour
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.prepare import TrainPrepare, mirrored
+from reconv.data.source import LabelError
+from reconv.errors import DataError
+from reconv.recipe.detection import Detection
+from reconv.recipe.images import Augment, Data, Preprocess, ZoomOut
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import BatchSizes, Recipe
+
+SQUARE = Preprocess(size=32, resize=None)
+
+
+def stay(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def many(count: int = 12) -> Listed:
+    """Pictures of several sizes, some encoded, with 0 to 4 boxes."""
+    samples: list[tuple[bytes | np.ndarray, Annotation]] = []
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        height, width = 40 + 3 * number, 90 - 2 * number
+        pixels = noise(height, width, 3, number)
+        corners = rng.random((number % 5, 2)) * 0.5
+        sides = 0.1 + rng.random((number % 5, 2)) * 0.4
+        boxes = np.concatenate([corners, corners + sides], axis=1) * [width, height, width, height]
+        said = annotation(boxes, rng.integers(0, 3, number % 5), number, height, width)
+        samples.append((encode(pixels) if number % 2 else pixels, said))
+    return Listed(samples)
+
+
+def recipe_of(workers: int = 0, size: int = 4, **augment: object) -> Recipe:
+    return Recipe(
+        task="detection",
+        seed=5,
+        detection=Detection(max_boxes=6),
+        data=Data(preprocess=SQUARE, tail="wrap", workers=workers),
+        augment=Augment(**{"crop": "ssd", "zoom_out": ZoomOut(probability=0.5), **augment}),  # type: ignore[arg-type]
+        batch=BatchSizes(size=size, group=2),
+    )
+
+
+def steps(source: Listed, recipe: Recipe, start: int, stop: int, world: int = 1) -> list[dict[str, Tensor]]:
+    plan = make_plan(recipe, Facts(len(source), 1, 3, world_size=world))
+    make = detection_fetch(recipe)
+    streams = [
+        list(TrainLoader(source, recipe, plan, stay, rank, make=make).steps(start, stop)) for rank in range(world)
+    ]
+    whole = []
+    for step in range(stop - start):
+        batches = [batch for stream in streams for batch in stream[step]]
+        whole.append({name: torch.cat([b[name] for b in batches]) for name in batches[0].tensors})
+    return whole
+
+
+@pytest.mark.parametrize(("workers", "world", "start"), [(2, 1, 0), (0, 2, 0), (3, 1, 3)])
+def test_batches_do_not_depend_on_workers_ranks_or_the_first_step(workers: int, world: int, start: int) -> None:
+    source = many()
+    expected = steps(source, recipe_of(), 0, 6)[start:]
+    found = steps(source, recipe_of(workers), start, 6, world)
+    assert len(found) == 6 - start
+    for one, other in zip(expected, found, strict=True):
+        assert set(one) == {"images", "boxes", "labels", "num_boxes", "indices", "flips"}
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_rows_keep_the_contract_of_detection_batches() -> None:
+    num_boxes = 0
+    for batch in steps(many(), recipe_of(), 0, 9):
+        assert batch["images"].shape == (4, 3, 32, 32) and batch["images"].dtype == torch.uint8
+        assert batch["boxes"].shape == (4, 6, 4) and batch["boxes"].dtype == torch.float32
+        assert batch["labels"].shape == (4, 6) and batch["labels"].dtype == batch["num_boxes"].dtype == torch.int64
+        used = torch.arange(6) < batch["num_boxes"][:, None]
+        assert ((batch["labels"] > 0) == used).all() and batch["labels"].max() <= 3
+        boxes = batch["boxes"][used]
+        assert (boxes >= 0).all() and (boxes <= 1).all() and (boxes[:, 2:] > boxes[:, :2]).all()
+        assert (batch["boxes"][~used] == 0).all()
+        num_boxes += len(boxes)
+    assert num_boxes > 20
+
+
+def test_evaluation_sees_whole_pictures_with_their_boxes_in_order() -> None:
+    source, recipe = many(), recipe_of()
+    (batch,) = list(EvalLoader(source, SQUARE, 20, stay, 0, make=detection_fetch(recipe)))
+    assert batch["num_boxes"].tolist() == [number % 5 for number in range(12)]
+    for index in range(12):
+        said = source.annotation(index)
+        scale = np.array([said.width, said.height] * 2)
+        assert batch["boxes"][index, : len(said)].numpy() == pytest.approx(said.boxes_xyxy / scale, abs=1e-6)
+        assert batch["labels"][index, : len(said)].tolist() == (said.labels + 1).tolist()
+
+
+def test_crowds_are_not_trained_on_nor_difficult_boxes_if_so_said() -> None:
+    said = annotation(
+        [[0, 0, 5, 5], [5, 5, 9, 9], [1, 1, 4, 4]], [0, 1, 2], 1, 10, 10, is_crowd=[1, 0, 0], difficult=[0, 1, 0]
+    )
+    source = Listed([(noise(10, 10, 3, 0), said)])
+    for use_difficult, labels in ((True, [2, 3]), (False, [3])):
+        rows = filled(BoxFetch(source, SQUARE, None, 4, use_difficult))
+        assert rows["num_boxes"].tolist() == [len(labels)]
+        assert rows["labels"][0].tolist() == labels + [0] * (4 - len(labels))
+
+
+def test_boxes_beyond_the_room_are_left_out_from_the_end() -> None:
+    said = annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
+    rows = filled(BoxFetch(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+    assert rows["num_boxes"].tolist() == [3] and rows["labels"].tolist() == [[1, 2, 3]]
+
+
+def test_what_leaves_the_picture_is_cut_and_what_is_nothing_is_left_out() -> None:
+    said = annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
+    rows = filled(BoxFetch(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+    assert rows["num_boxes"].tolist() == [1]
+    assert rows["boxes"][0, 0].tolist() == pytest.approx([0, 0.2, 0.5, 0.8])
+
+
+def filled(fetch: BoxFetch) -> dict[str, np.ndarray]:
+    rows = {column.name: column.empty(1) for column in fetch.columns}
+    for array in rows.values():
+        array.fill(77)  # a used buffer
+    fetch(np.arange(1), None, rows)
+    return rows
+
+
+def test_a_picture_lies_as_it_did_for_who_drew_the_boxes() -> None:
+    pixels = np.zeros((20, 40, 3), np.uint8)
+    pixels[:, :20] = 255
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # upright it is 20 wide and 40 high, the white half on top
+    Image.fromarray(pixels).save(file, "JPEG", exif=exif, quality=95)
+    for width, height, is_lying in ((40, 20, True), (20, 40, False)):
+        said = annotation([[0, 0, width, height / 2]], [0], 1, height, width)
+        image = filled(BoxFetch(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
+        white = image[:, :12] if is_lying else image[:12]
+        assert white.min() > 200 and image[20:, 20:].max() < 50
+
+
+def test_boxes_of_a_picture_of_another_size_are_refused_and_never_borne() -> None:
+    said = annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
+    with pytest.raises(LabelError, match="the picture is 20 x 10, its boxes are of one of 30 x 30") as caught:
+        filled(BoxFetch(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
+    assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.then
+
+
+def test_pictures_without_annotations_are_refused() -> None:
+    from reconv.data.sources.digits import open_digits
+
+    with pytest.raises(DataError, match="a picture without boxes"):
+        BoxFetch(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})
+
+
+def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> None:
+    images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
+    images[:, :, 1:3, 0:2] = 255
+    boxes = torch.zeros(2, 3, 4)
+    boxes[:, 0] = torch.tensor([0, 1 / 8, 2 / 8, 3 / 8])
+    labels = torch.tensor([[1, 0, 0]] * 2)
+    tensors = {"images": images, "boxes": boxes, "labels": labels, "flips": torch.tensor([True, False])}
+    batch = Batch(tensors, torch.arange(2), (2,))
+    once = mirrored(batch)
+    assert once["boxes"][0, 0].tolist() == [6 / 8, 1 / 8, 1, 3 / 8]
+    assert once["images"][0, 0, 1:3, 6:8].min() == 255 and once["images"][0].sum() == images[0].sum()
+    assert torch.equal(once["boxes"][1], boxes[1]) and torch.equal(once["images"][1], images[1])
+    assert (once["boxes"][:, 1:] == 0).all()
+    twice = mirrored(once)
+    assert torch.equal(twice["images"], images) and torch.allclose(twice["boxes"], boxes)
+
+
+def test_training_flips_on_the_device_with_boxes() -> None:
+    recipe = recipe_of(flip=1.0)
+    (before,) = steps(many(), recipe, 2, 3)
+    prepare = TrainPrepare(SQUARE, recipe.augment, 3, torch.float32)
+    after = prepare(Batch(before, torch.arange(4), (4,)), 2)
+    used = before["labels"] > 0
+    assert used.any() and torch.equal(after["boxes"][used][:, 0], 1 - before["boxes"][used][:, 2])
+
+
+def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
+    assert mean_colour(SQUARE) == (124, 116, 104)
+    assert mean_colour(Preprocess(scale=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
+    assert mean_colour(Preprocess(standardise=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
