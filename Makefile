@@ -8,11 +8,14 @@ CORES  := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || getconf _NPROCESSO
 BROWSER := $(shell for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	command -v $$name && break; done)
 
-# A stamp per set of packages: installing again is needed only when pyproject.toml changes.
+COMPILER := $(shell command -v $(firstword $(CC)))
+
+# A stamp per set of packages: installing again is needed only when pyproject.toml or the compiled decoder changes.
 BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
+DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 
-.PHONY: help train test lint format slow clean
+.PHONY: help train test lint format slow native clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -20,6 +23,7 @@ help:
 	@echo "make lint    formatting, lint, types, import direction"
 	@echo "make format  apply the formatter and the safe lint fixes"
 	@echo "make slow    the tests that take minutes"
+	@echo "make native  compile the fast JPEG decoder in place; an install does it too, where there is a C compiler"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 train: $(BASE)
@@ -28,8 +32,9 @@ train: $(BASE)
 # One torch thread per worker: xdist already uses every core.
 test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
+	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled JPEG decoder are left out.")
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal \
-		-m "not slow$(if $(BROWSER),, and not browser)" $(ARGS)
+		-m "not slow$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
 slow: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m slow $(ARGS)
@@ -47,14 +52,18 @@ format: $(FULL)
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(BASE): pyproject.toml | $(BIN)/python
+$(BASE): pyproject.toml $(DECODER) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 
-$(FULL): pyproject.toml | $(BIN)/python
+$(FULL): pyproject.toml $(DECODER) | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[test,dev]"
 	@touch $(BASE) $@
 
+native: $(FULL)
+	$(BIN)/python hatch_build.py
+
 clean:
+	rm -f reconv/data/_jpeg.so
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find reconv tests -name __pycache__ -type d -prune -exec rm -rf {} +

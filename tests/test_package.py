@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -16,22 +17,58 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"
+DECODER = "reconv/data/_jpeg.so"
 FORBIDDEN_FILE_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "core"}
+
+
+def _build_wheel(folder: Path, compiler: str) -> tuple[str, set[str]]:
+    """The wheel the build backend makes of a copy of this checkout, and the names in it."""
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    for name in ("reconv", "csrc"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    (checkout / DECODER).write_bytes(b"left from another build")
+    script = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
+    environment = {**os.environ, "CC": compiler}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+    )
+    built = done.stdout.split()[-1]
+    with zipfile.ZipFile(folder / built) as archive:
+        return built, set(archive.namelist())
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in the wheel the build backend makes of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    script = f"import hatchling.build; print(hatchling.build.build_wheel({str(folder)!r}))"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    with zipfile.ZipFile(folder / done.stdout.split()[-1]) as archive:
-        return set(archive.namelist())
+    """The names in the wheel that is made where there is no C compiler."""
+    built, names = _build_wheel(tmp_path_factory.mktemp("wheel"), "no-such-compiler")
+    assert built.endswith("-py3-none-any.whl")
+    return names
+
+
+@pytest.mark.native
+def test_a_wheel_made_with_a_compiler_holds_the_decoder_and_is_for_this_platform(tmp_path: Path) -> None:
+    built, names = _build_wheel(tmp_path, os.environ.get("CC", "cc"))
+    assert DECODER in names
+    assert not built.endswith("-any.whl")
+
+
+def test_a_wheel_made_without_a_compiler_does_not_hold_the_decoder_of_another_build(wheel: set[str]) -> None:
+    assert DECODER not in wheel
+
+
+@pytest.mark.native
+def test_a_compiler_that_fails_leaves_a_wheel_without_the_decoder(tmp_path: Path) -> None:
+    built, names = _build_wheel(tmp_path, "false")
+    assert built.endswith("-py3-none-any.whl")
+    assert DECODER not in names
 
 
 def test_the_wheel_holds_every_file_of_the_package(wheel: set[str]) -> None:
     files = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.is_file()}
-    wanted = {name for name in files if "__pycache__" not in name}
+    wanted = {name for name in files if "__pycache__" not in name} - {DECODER}
     assert len(wanted) > 60
     assert wanted <= wheel
 
@@ -52,7 +89,18 @@ def test_the_source_archive_holds_what_its_tests_read(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     tools = {f"tools/{path.name}" for path in (ROOT / "tools").glob("*.py")}
     assert len(tools) >= 2
-    assert {*tools, ".ci/run", "Makefile", "README.md", "docs/report.png", "tests/test_coverage.py"} <= names
+    sources = {f"csrc/{path.name}" for path in (ROOT / "csrc").iterdir()}
+    assert {"csrc/jpeg.h", "csrc/decode.c"} <= sources
+    assert {
+        *tools,
+        *sources,
+        "hatch_build.py",
+        ".ci/run",
+        "Makefile",
+        "README.md",
+        "docs/report.png",
+        "tests/test_coverage.py",
+    } <= names
 
 
 def test_python_is_new_enough_to_unpack_archives_safely() -> None:
@@ -61,17 +109,22 @@ def test_python_is_new_enough_to_unpack_archives_safely() -> None:
     assert "Python 3.11.4 or newer" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.parametrize("has_compiler", [True, False])
 @pytest.mark.parametrize("name", ["chromium", "google-chrome", ""])
-def test_make_test_leaves_browser_tests_out_only_where_there_is_no_browser(tmp_path: Path, name: str) -> None:
-    if name:
-        (tmp_path / name).symlink_to(sys.executable)
+def test_make_test_leaves_out_only_what_has_no_browser_or_no_compiler(
+    tmp_path: Path, name: str, has_compiler: bool
+) -> None:
+    for program in (name, "cc" if has_compiler else ""):
+        if program:
+            (tmp_path / program).symlink_to(sys.executable)
     make = shutil.which("make")
     assert make is not None, "the Makefile is tested with make; install it, as in: apt-get install make"
     done = subprocess.run([make, "-n", "test"], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert ("are left out" in done.stdout) == (not name)
-    assert ('-m "not slow and not browser"' in done.stdout) == (not name)
-    assert ('-m "not slow" ' in done.stdout) == bool(name)
+    assert ("tests in a browser are left out" in done.stdout) == (not name)
+    assert ("decoder are left out" in done.stdout) == (not has_compiler)
+    left_out = ("" if name else " and not browser") + ("" if has_compiler else " and not native")
+    assert f'-m "not slow{left_out}" ' in done.stdout
 
 
 def _imports(path: Path) -> set[str]:

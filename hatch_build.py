@@ -1,0 +1,66 @@
+"""Compiles the optional JPEG decoder while a wheel or an editable install is made; `make native` runs it by itself.
+
+Owns the compiler's command line. Invariant: an install never fails for want of a compiler: without one the package is
+pure Python and decodes with Pillow alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY = ROOT / "reconv" / "data" / "_jpeg.so"
+# Without contraction: weights are doubles, and must not depend on whether the processor fuses a multiply and an add.
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
+
+
+def command(library: Path) -> list[str] | None:
+    """The line that compiles the decoder to `library`; None without a compiler."""
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not compiler or shutil.which(compiler[0]) is None:
+        return None
+    sources = sorted(str(path) for path in (ROOT / "csrc").glob("*.c"))
+    return [*compiler, *FLAGS, "-o", str(library), *sources, "-lm", "-lpthread"]
+
+
+def compile_library(library: Path = LIBRARY) -> str:
+    """Compile the decoder; what went wrong, or nothing."""
+    line = command(library)
+    if line is None:
+        return "there is no C compiler"
+    unfinished = library.with_suffix(f".{os.getpid()}.so")
+    line[line.index("-o") + 1] = str(unfinished)
+    done = subprocess.run(line, capture_output=True, text=True)
+    if done.returncode != 0:
+        unfinished.unlink(missing_ok=True)
+        return f"{shlex.join(line)} failed:\n{done.stderr}"
+    unfinished.replace(library)  # a process that has the old one mapped keeps it
+    return ""
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # the backend looks for this name
+    """Adds the compiled decoder to what is built, where it compiles."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; without success any older library is taken away, so that none of other sources is shipped."""
+        trouble = compile_library()
+        if trouble:
+            LIBRARY.unlink(missing_ok=True)
+            self.app.display_info(f"without the fast JPEG decoder: {trouble}")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["artifacts"].append(str(LIBRARY.relative_to(ROOT)))
+
+
+if __name__ == "__main__":
+    sys.exit(compile_library() or None)

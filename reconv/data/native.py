@@ -1,0 +1,94 @@
+"""The optional compiled JPEG decoder: a resized crop straight from a file's bytes.
+
+Owns the library's loading and its two calls. Refuses to know what becomes of a file it does not take: False or None
+means that the plain way must judge it, never that it is bad. Invariant: the same bytes, box and size give the same
+pixels on every processor and thread; the interpreter's lock is released while it works; nothing outside `out` changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from reconv.data.source import U8
+
+LIBRARY = Path(__file__).with_name("_jpeg.so")
+VERSION = 1  # of the library's calls and of the pixels it makes
+
+_FILTERS = {"bilinear": 0, "bicubic": 1}
+
+
+def available() -> bool:
+    """Whether the decoder was compiled here and is of this version."""
+    return not trouble()
+
+
+@cache
+def trouble() -> str:
+    """Why there is no decoder, or nothing."""
+    try:
+        library = load(LIBRARY)
+    except OSError as error:
+        return "it was not compiled" if not LIBRARY.exists() else f"it does not load: {error}"
+    version: int = library.reconv_jpeg_version()
+    return "" if version == VERSION else f"it is version {version} and not {VERSION}: compile it again"
+
+
+@cache
+def load(path: Path) -> ctypes.CDLL:
+    """The library, its calls declared."""
+    library = ctypes.CDLL(str(path))
+    number, pointer = ctypes.c_int, ctypes.c_void_p
+    library.reconv_jpeg_size.argtypes = (pointer, ctypes.c_size_t, pointer)
+    library.reconv_jpeg_crop.argtypes = (
+        *(pointer, ctypes.c_size_t),
+        *(ctypes.c_double,) * 4,
+        *(number, pointer),
+        *(number,) * 6,
+    )
+    return library
+
+
+def picture_size(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Width and height of a file of the kind that is decoded here; None for any other."""
+    found = (ctypes.c_int32 * 2)()
+    is_other = load(LIBRARY).reconv_jpeg_size(_address(data), len(data), found)
+    return None if is_other else (found[0], found[1])
+
+
+def crop_resize(
+    data: bytes | memoryview,
+    box: tuple[float, float, float, float],
+    out: U8,
+    *,
+    interpolation: str = "bilinear",
+    antialias: bool = True,
+    is_cut: bool = True,
+    is_interleaved: bool = False,
+    may_use_vectors: bool = True,
+) -> bool:
+    """Fill `out` [3, height, width] (interleaved: [height, width, 3]) from a box (left, top, right, bottom).
+
+    False: the file, box or interpolation is not for this decoder, and `out` holds nothing of use. `is_cut` keeps
+    every look inside the box, as if it had been cut out first; otherwise the filter sees what lies around it.
+    """
+    height, width, channels = out.shape if is_interleaved else (*out.shape[1:], out.shape[0])
+    if channels != 3 or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"three planes of uint8 in one piece, not {out.dtype} {out.shape}")
+    if interpolation not in _FILTERS:
+        return False
+    is_other = load(LIBRARY).reconv_jpeg_crop(
+        *(_address(data), len(data)),
+        *box,
+        *(is_cut, out.ctypes.data),
+        *(height, width, is_interleaved, antialias, _FILTERS[interpolation], may_use_vectors),
+    )
+    return not is_other
+
+
+def _address(data: bytes | memoryview) -> bytes | int:
+    """What ctypes passes as a pointer to the first byte; the caller keeps `data` alive."""
+    return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).ctypes.data
