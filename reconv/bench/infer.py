@@ -67,7 +67,7 @@ def bench_infer(
     model, num_folded = folded(network.model, shape)
     dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
     model = model.to(dtype)
-    is_compiled = recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and opened.kind == "cuda")
+    is_compiled = parts.is_compiled(recipe, opened)
     tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     rows = []

@@ -25,7 +25,8 @@ from reconv.run import parts
 
 Input = Literal["device", "host", "real"]
 IMAGENET_CLASSES = 1000
-CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}  # of the sources whose name tells
+COCO_CLASSES = 80
+CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "voc": 20, "scattered-digits": 10}  # where the name tells
 BATCHES_MADE_UP = 1000  # in an epoch of made-up images; only those that are used are ever made
 
 _SOURCES = {"device": "synthetic-device", "host": "synthetic"}
@@ -68,8 +69,9 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
 
 
 def num_classes_of(recipe: Recipe) -> int:
-    """The classes of the recipe's data, as far as its name tells; ImageNet's otherwise."""
-    known = recipe.data.num_classes or CLASSES.get(recipe.data.source, IMAGENET_CLASSES)
+    """The classes of the recipe's data, as far as its name tells; ImageNet's otherwise, or COCO's for detection."""
+    usual = COCO_CLASSES if recipe.task == "detection" else IMAGENET_CLASSES
+    known = recipe.data.num_classes or CLASSES.get(recipe.data.source, usual)
     return known + 1 if recipe.data.background else known
 
 

@@ -34,7 +34,6 @@ from reconv.run import parts
 from reconv.run.folder import RestorePoint
 from reconv.run.start import start_network
 from reconv.run.teacher import open_teacher
-from reconv.tasks.classification import Classification
 
 Emit = Callable[[Event], None]
 Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
@@ -58,7 +57,7 @@ class Learner:
     """What learns: the network, its task, and what moves its weights."""
 
     network: parts.Network
-    task: Classification
+    task: parts.AnyTask
     optimizer: Optimizer
     average: Ema | None
     teacher_fingerprint: str | None
@@ -116,7 +115,7 @@ def build_learner(job: Job, emit: Emit) -> Learner:
     for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
-    task = parts.build_task(recipe, plan.num_classes, teacher.teacher if teacher else None)
+    task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     rounding = parts.build_rounding(recipe)
     optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None

@@ -39,6 +39,7 @@ from reconv.errors import DataError, RecipeError, ResourceError, UsageError
 from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
 from reconv.models.layers import LayerState
+from reconv.models.ssd import SSD
 from reconv.optim import Ema, Rounding
 from reconv.optim.decay import decay_groups
 from reconv.parallel.world import World
@@ -46,7 +47,10 @@ from reconv.precision import Policy, build_precision
 from reconv.recipe.plan import IN_MEMORY, CacheSize, Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.events import BadImage, Evaluated, Pictured, Saved
+from reconv.run.detection import build_detection, check_detector, detector_options, with_boxes
 from reconv.tasks.classification import Classification, ClassificationEvaluator
+from reconv.tasks.detection import Detection
+from reconv.tasks.detection_scores import DetectionEvaluator
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.views import averaged_views
 
@@ -72,6 +76,8 @@ def open_sources(recipe: Recipe) -> Sources:
     val = open_source(recipe.data.source, path, "val", recipe.data)
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
+    if recipe.task == "detection":
+        with_boxes(train)
     return Sources(train, val)
 
 
@@ -115,9 +121,11 @@ def with_data_path(recipe: Recipe, known: str | None) -> Recipe:
 def check_model(recipe: Recipe, num_classes: int) -> None:
     """Refuse a network that cannot be built or decayed as told, before anything is written for it."""
     if recipe.task == "detection":
-        raise RecipeError("task: detection cannot be trained yet", where=recipe.name)
+        check_detector(recipe)
     with torch.device("meta"):
         model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    if isinstance(model, SSD) and recipe.task != "detection":
+        raise RecipeError(f"{recipe.model.name} finds boxes, and the task is {recipe.task}", where="model.name")
     decay_groups(model, recipe.optimizer.decay)
 
 
@@ -128,6 +136,8 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
         raise RecipeError("model.options.num_classes: the number of classes follows from the data", then="leave it out")
     if recipe.data.preprocess.channels != 3:
         options.setdefault("in_channels", recipe.data.preprocess.channels)
+    if recipe.task == "detection":  # the background is a class of the network, not of the data
+        return {**options, **detector_options(recipe), "num_classes": num_classes + 1}
     return {**options, "num_classes": num_classes}
 
 
@@ -142,6 +152,11 @@ class Network:
     channels_last: bool
 
 
+def is_compiled(recipe: Recipe, device: Device) -> bool:
+    """Whether networks and losses are compiled: where the recipe says so, else on cuda."""
+    return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
+
+
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     """The recipe's model, initialised from its seed, on the device."""
     model = build_model(recipe.model.name, **model_options(recipe, num_classes))
@@ -152,8 +167,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     model = precision.model(model).to(device.torch)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    compiled = recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
-    forward = torch.compile(model, dynamic=False) if compiled else model
+    forward = torch.compile(model, dynamic=False) if is_compiled(recipe, device) else model
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
 
 
@@ -168,9 +182,15 @@ def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | N
     return recorder
 
 
-def build_task(recipe: Recipe, num_classes: int, teacher: Teacher | None = None) -> Classification:
+AnyTask = Classification | Detection
+
+
+def build_task(recipe: Recipe, source: Source, device: Device, teacher: Teacher | None = None) -> AnyTask:
+    """The recipe's task; a validation set tells its classes and, for detection, the boxes to score against."""
+    if recipe.task == "detection":
+        return build_detection(recipe, source, device, is_compiled(recipe, device))
     loss = recipe.loss
-    return Classification(num_classes, loss.label_smoothing, loss.smoothing_form, teacher=teacher)
+    return Classification(len(source.class_names), loss.label_smoothing, loss.smoothing_form, teacher=teacher)
 
 
 def whiten(network: Network, recipe: Recipe, source: Source) -> str:
@@ -220,13 +240,13 @@ class Evaluation:
 
     network: Network
     average: Ema | None
-    task: Classification
+    task: AnyTask
     loader: EvalLoader
     prepare: Prepare
     num_samples: int
     faults: Faults
     tta: str = "none"  # the views of an image whose answers are averaged
-    last: ClassificationEvaluator | None = None
+    last: ClassificationEvaluator | DetectionEvaluator | None = None
 
     @property
     def chosen_weights(self) -> str:
@@ -367,10 +387,18 @@ class PicturedFirstBatch:
 
     def _picture(self, batch: Batch, step: int) -> None:
         images = unprepare(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
-        names = tuple(self.class_names[t] for t in batch["targets"][:NUM_PICTURED].tolist())
+        names = tuple(_caption(self.class_names, batch, row) for row in range(len(images)))
         save_picture(
             self.folder, "first-batch.png", images, self.emit, "The first batch as the network saw it", names, step
         )
+
+
+def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
+    """What a picture shows: its class, or the classes of its boxes."""
+    if "targets" in batch.tensors:
+        return class_names[int(batch["targets"][row])]
+    labels = batch["labels"][row, : int(batch["num_boxes"][row])].tolist()
+    return ", ".join(class_names[label - 1] for label in labels)
 
 
 def save_picture(
@@ -386,7 +414,7 @@ def picture_mistakes(
     evaluation: Evaluation, sources: Sources, folder: RunFolder, recipe: Recipe, step: int, emit: Emit
 ) -> None:
     """Picture the validation images the network got most wrong."""
-    mistakes = evaluation.last.mistakes() if evaluation.last is not None else []
+    mistakes = evaluation.last.mistakes() if isinstance(evaluation.last, ClassificationEvaluator) else []
     if not mistakes:
         return
     wrong = Subset(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))

@@ -161,7 +161,7 @@ def _score(model: Model, data: str | Path | None, batch: int | None, tell: Tell)
             where=source.origin,
             why=f"{len(source.class_names)} classes here, {len(model.class_names)} in the model",
         )
-    task = parts.build_task(recipe, len(model.class_names))
+    task = parts.build_task(recipe, source, model.device)
     faults = Faults(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
     loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch, faults=faults)
     evaluator = one_pass(
