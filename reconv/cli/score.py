@@ -42,6 +42,9 @@ def model_options(verb: F) -> F:
 @click.option("--data", metavar="DIR", type=click.Path(), help="The data set; else the run's own, else $DATA_DIR.")
 @click.option("--all", "every", is_flag=True, help="Score every checkpoint once, in order; those done are skipped.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Images in one forward pass.")
+@click.option(
+    "--samples", metavar="N", type=click.IntRange(min=1), help="So many of the images only; the score is partial."
+)
 @model_options
 @json_option
 def evaluate(
@@ -49,6 +52,7 @@ def evaluate(
     data: str | None,
     every: bool,
     batch_size: int | None,
+    samples: int | None,
     device: str,
     weights: str | None,
     best: bool,
@@ -75,6 +79,7 @@ def evaluate(
         weights=weights or "auto",
         best=best,
         batch=batch_size,
+        samples=samples,
         recipe=recipe,
         tell=_tell,
     )
@@ -93,13 +98,15 @@ def _score(result: EvalResult) -> dict[str, Any]:
         "metrics": dict(result.metrics),
         "num_samples": result.num_samples,
         "skipped": result.skipped,
+        "partial": result.partial,
         "path": str(result.path),
     }
 
 
 def _row(result: EvalResult, names: list[str]) -> list[str]:
     step = "-" if result.step is None else str(result.step)
-    images = f"{result.num_samples} ({result.skipped} left out)" if result.skipped else f"{result.num_samples}"
+    marks = [f"{result.skipped} left out"] * (result.skipped > 0) + ["partial"] * result.partial
+    images = f"{result.num_samples} ({', '.join(marks)})" if marks else f"{result.num_samples}"
     return [step, result.weights, *(_metric(name, result.metrics.get(name)) for name in names), images]
 
 

@@ -65,6 +65,7 @@ class Data(Section):
     path: str | None = None
     tail: Literal["drop", "wrap"] = "drop"  # the part of an epoch that does not fill a batch
     percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
+    epoch_samples: Positive | None = None  # how many count as an epoch; null: all. The order of samples stays as it is
     workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
     # device: training images that fit into memory are moved there once, and cropped there; the same bytes.

@@ -112,13 +112,14 @@ class Facts:
     """What the plan must be told about the world outside the recipe."""
 
     num_train: int  # after data.percent
-    num_val: int
+    num_val: int  # after evaluate.samples
     num_classes: int
     world_size: int = 1
     cores: int = 1  # this process may use
     device: str = "cpu"
     source: str = ""  # the kind of data found; empty: as the recipe says
     cache: CacheSize | None = None  # None: samples are not kept
+    num_val_left_out: int = 0  # by evaluate.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class Plan:
     threads: int
     workers: int
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
+    num_val_left_out: int = 0  # evaluations are partial where it is above 0
     alpha: float | None = None  # rmsprop's decay
     average: Window | None = None  # None: no average at the end
     cache: CacheSize | None = None  # None: samples are not kept
@@ -182,6 +184,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     plan = Plan(
         num_train=facts.num_train,
         num_val=facts.num_val,
+        num_val_left_out=facts.num_val_left_out,
         num_classes=facts.num_classes,
         world_size=facts.world_size,
         global_batch=recipe.batch.size,
@@ -289,10 +292,16 @@ def _device_groups(groups: Sequence[int], per_device: int, rank: int) -> tuple[i
 
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
     size = recipe.batch.size
-    if recipe.data.tail == "wrap" and facts.num_train > 0:
-        return math.ceil(facts.num_train / size)
-    steps = facts.num_train // size
-    if steps == 0:
+    counted = min(facts.num_train, 1) * (recipe.data.epoch_samples or facts.num_train)
+    if recipe.data.tail == "wrap" and counted > 0:
+        return math.ceil(counted / size)
+    if facts.num_train >= size > counted:
+        raise RecipeError(
+            f"data.epoch_samples {counted} is less than the global batch of {size}: an epoch would have no step",
+            then=f"--set data.epoch_samples={size} or more, or --set data.tail=wrap",
+        )
+    steps = counted // size
+    if facts.num_train < size:
         raise RecipeError(
             f"the data has {count(facts.num_train, 'training sample')}, fewer than the global batch of {size}",
             why="data.tail: drop leaves out what does not fill a batch",

@@ -103,7 +103,9 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
     steps = int(plan.steps_per_epoch)
     rest = plan.num_train - steps * plan.global_batch
     tail = ""
-    if rest > 0:
+    if recipe.data.epoch_samples is not None:
+        tail = f" (an epoch counts {recipe.data.epoch_samples:,} samples)"
+    elif rest > 0:
         tail = f" ({count(rest, 'sample')} left out of each)"
     elif rest < 0:
         tail = f" ({count(-rest, 'sample')} from the next)"
@@ -111,8 +113,14 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
     epochs = "" if recipe.length.unit == "step" else f"{recipe.length} = "
     return (
         f"{count(plan.num_train, 'training sample')}{percent} = {count(steps, 'step')} an epoch{tail}; "
-        f"{epochs}{count(plan.total_steps, 'step')}; {count(plan.num_val, 'validation sample')}"
+        f"{epochs}{count(plan.total_steps, 'step')}; {_validation(plan)}"
     )
+
+
+def _validation(plan: Plan) -> str:
+    if plan.num_val_left_out == 0:
+        return count(plan.num_val, "validation sample")
+    return f"{plan.num_val:,} of {count(plan.num_val + plan.num_val_left_out, 'validation sample')}: scores are partial"
 
 
 def _groups(recipe: Recipe, plan: Plan) -> str:

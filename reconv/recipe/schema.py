@@ -259,6 +259,7 @@ class Evaluate(Section):
     every: Duration | Off = Duration(1, "ep")
     offset: Duration = Duration(0, "ep")  # the first evaluation comes here, the next `every` later
     batch: Positive = 256
+    samples: Positive | None = None  # so many of the validation set, evenly spread; what they give is marked partial
     # Several views of each image, their logits averaged; also for prediction. flip: and its mirror image.
     # flip-translate: and both moved by a pixel to the upper left and to the lower right, which count half in all.
     tta: Literal["none", "flip", "flip-translate"] = "none"

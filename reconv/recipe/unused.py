@@ -47,7 +47,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield not from_0, f"schedule.kind {schedule.kind} counts from step 0 always", ("schedule.origin",)
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
-    yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset",)
+    yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")
     yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best")
 
 

@@ -75,6 +75,8 @@ def cards(record: Record, summary: Mapping[str, Any]) -> Html:
         averaged = names.get(summary["weights"] or "", "")
         if summary["bad_images_in_value"]:
             averaged += f", {words.without_bad(summary['bad_images_in_value'])}"
+        if summary["partial"]:
+            averaged += f"; {words.partial(summary['num_samples'])}"
         shown.append(page.card(words.metric_name(metric), words.metric_text(metric, summary["value"]), best + averaged))
     devices = summary["num_devices"]
     per_device = f", {words.rate(summary['images_per_s_per_device'])} a device" if devices > 1 else ""

@@ -44,7 +44,8 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 def summary_of(record: Record) -> dict[str, Any]:
     """The summary of a run that has been read."""
     plan, end = record.plan, record.end
-    complete = [e for e in record.evaluations if not e.partial]
+    whole = [e for e in record.evaluations if not e.partial]
+    complete = whole or record.evaluations
     metric = _metric(record.recipe, complete)
     judged = _judged(complete, metric)
     best = _best(judged, metric)
@@ -72,6 +73,8 @@ def summary_of(record: Record) -> dict[str, Any]:
         "non_finite_steps": len(record.non_finite),
         "bad_images": len(record.bad_images),
         "bad_images_in_value": final.skipped if final else 0,
+        "partial": final.partial if final else False,  # not all of the validation set was scored
+        "num_samples": final.num_samples if final else None,
         "resume": _resume(record),
         "report": "report.html",
         **(dict(end.fields) if end else {}),
@@ -131,7 +134,7 @@ def _expect(recipe: Mapping[str, Any], final: Evaluated | None) -> dict[str, Any
         return None
     metric, expected, tolerance = promise.get("metric", "top1"), promise["value"], promise.get("tolerance", 0)
     met: bool | None = None
-    if final and metric in final.metrics:
+    if final and metric in final.metrics and not final.partial:
         gain = (final.metrics[metric] - expected) * (-1 if is_loss(metric) else 1)
         met = gain >= -tolerance - 1e-9  # 0.985 + 0.005 is not 0.99 in binary
     return {"metric": metric, "value": expected, "tolerance": tolerance, "met": met}

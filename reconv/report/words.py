@@ -120,12 +120,19 @@ def result(summary: Mapping[str, Any]) -> str:
     value = f"{metric_name(summary['metric'])} {metric_text(summary['metric'], summary['value'])}"
     if summary.get("bad_images_in_value"):
         value += f" {without_bad(summary['bad_images_in_value'])}"
+    if summary.get("partial"):
+        value += f", {partial(summary['num_samples'])}"
     expect = summary["expect"]
     if expect is None or summary["exit_code"] != Exit.DONE:
         return value
     if expect["met"] is None:
         return f"{value} (expected {metric_name(expect['metric'])} {expectation(expect)}: not measured)"
     return f"{value} (expected {expectation(expect)}: {'met' if expect['met'] else 'NOT MET'})"
+
+
+def partial(num_samples: int) -> str:
+    """The mark of a metric that was measured on some of the validation set."""
+    return f"partial: {num_samples:,} validation images"
 
 
 def without_bad(num_skipped: int) -> str:
@@ -153,6 +160,8 @@ def verdict(summary: Mapping[str, Any]) -> str:
     where = f"at step {summary['steps']:,} of {summary['total_steps']:,}"
     metric = summary["metric"]
     value = f"{metric_name(metric)} {metric_text(metric, summary['value'])}" if metric else "no evaluation"
+    if summary.get("partial"):
+        value += f" ({partial(summary['num_samples'])})"
     expect = summary["expect"]
     level = f"{expectation(expect)}{'' if is_loss(expect['metric']) else ' %'}" if expect else ""
     reason = summary.get("stopped_early")

@@ -144,6 +144,7 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults) -> parts.Evalua
         num_samples=plan.num_val,
         faults=faults,
         tta=recipe.evaluate.tta,
+        is_partial=plan.num_val_left_out > 0,
     )
 
 

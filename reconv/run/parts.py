@@ -64,6 +64,7 @@ NUM_WHITENED = 2000
 class Sources:
     train: Source
     val: Source
+    num_val_left_out: int = 0  # by evaluate.samples
 
     def fingerprint(self) -> dict[str, str]:
         return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
@@ -78,7 +79,15 @@ def open_sources(recipe: Recipe) -> Sources:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
     if recipe.task == "detection":
         with_boxes(train)
-    return Sources(train, val)
+    some = part_of(val, recipe.evaluate.samples)
+    return Sources(train, some, len(val) - len(some))
+
+
+def part_of(source: Source, num_samples: int | None) -> Source:
+    """So many samples of a source, evenly spread; all of it where there are no more."""
+    if num_samples is None or num_samples >= len(source):
+        return source
+    return thinned(source, 100 * num_samples / len(source))
 
 
 def with_cache(recipe: Recipe, sources: Sources, available_bytes: int | None, num_ranks: int) -> Sources:
@@ -92,7 +101,7 @@ def with_cache(recipe: Recipe, sources: Sources, available_bytes: int | None, nu
             then="--set data.cache=off",
         )
     room = Room(available_bytes // 2 // num_ranks)
-    return Sources(cached(sources.train, room), cached(sources.val, room))
+    return Sources(cached(sources.train, room), cached(sources.val, room), sources.num_val_left_out)
 
 
 def cache_size(sources: Sources) -> CacheSize | None:
@@ -246,6 +255,7 @@ class Evaluation:
     num_samples: int
     faults: Faults
     tta: str = "none"  # the views of an image whose answers are averaged
+    is_partial: bool = False  # not all of the validation set is scored
     last: ClassificationEvaluator | DetectionEvaluator | None = None
 
     @property
@@ -284,7 +294,17 @@ class Evaluation:
         self.last = evaluator
         metrics = evaluator.result()
         wall_s = time.perf_counter() - start_s
-        return Evaluated(done, epoch, weights, metrics, evaluator.num_samples, wall_s, best=False, skipped=skipped)
+        return Evaluated(
+            done,
+            epoch,
+            weights,
+            metrics,
+            evaluator.num_samples,
+            wall_s,
+            best=False,
+            partial=self.is_partial,
+            skipped=skipped,
+        )
 
 
 @dataclass(frozen=True, slots=True)

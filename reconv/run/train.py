@@ -139,6 +139,7 @@ def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> 
     return Facts(
         num_train=len(sources.train),
         num_val=len(sources.val),
+        num_val_left_out=sources.num_val_left_out,
         num_classes=len(sources.train.class_names),
         world_size=world.size,
         source=sources.train.kind,

@@ -51,6 +51,7 @@ class EvalResult:
     metrics: dict[str, float]
     num_samples: int
     skipped: int = 0  # images that could not be read and are in none of the metrics
+    partial: bool = False  # not all of the validation set was scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +85,20 @@ def evaluate(
     weights: str = "auto",
     best: bool = False,
     batch: int | None = None,
+    samples: int | None = None,
     recipe: str | None = None,
     tell: Tell = _silent,
 ) -> list[EvalResult]:
-    """Score a run on the whole validation set, once; `all` scores every checkpoint in order, skipping those done."""
+    """Score a run on the whole validation set, once; `all` scores every checkpoint in order, skipping those done.
+
+    With `samples` only so many of the set are scored, and the result says that it is partial.
+    """
     located = _find(run, best, tell)
     if not all:
         model = open_model(located, device=device, weights=weights, recipe=recipe)
-        return [_score(model, data, batch, tell)]
+        return [_score(model, data, batch, tell, samples)]
+    if samples is not None:
+        raise UsageError("--all scores the whole validation set, --samples a part of it", then="leave one out")
     if weights == "averaged":
         raise UsageError("--averaged is one set of weights, --all scores every checkpoint", then="leave one out")
     if located.run is None:
@@ -151,9 +158,12 @@ def open_model(located: Located, *, device: str, weights: str, recipe: str | Non
     return Model(saved.recipe, saved.class_names, network, opened, saved.path, saved.weights, saved.step)
 
 
-def _score(model: Model, data: str | Path | None, batch: int | None, tell: Tell) -> EvalResult:
+def _score(
+    model: Model, data: str | Path | None, batch: int | None, tell: Tell, samples: int | None = None
+) -> EvalResult:
     recipe = model.recipe
-    source = _validation_set(recipe, data)
+    whole = _validation_set(recipe, data)
+    source = parts.part_of(whole, samples)
     theirs, known = model.class_names, model.step is not None  # bare weights only have a number of classes
     if len(source.class_names) != len(theirs) or (known and source.class_names != theirs):
         raise DataError(
@@ -174,7 +184,15 @@ def _score(model: Model, data: str | Path | None, batch: int | None, tell: Tell)
         forward=averaged_views(model.network.model, recipe.evaluate.tta),
     )
     skipped = len(faults.known("val"))
-    return EvalResult(model.path, model.step, model.weights, evaluator.result(), evaluator.num_samples, skipped)
+    return EvalResult(
+        model.path,
+        model.step,
+        model.weights,
+        evaluator.result(),
+        evaluator.num_samples,
+        skipped,
+        partial=len(source) < len(whole),
+    )
 
 
 def _score_every_checkpoint(
@@ -217,6 +235,8 @@ def _score_every_checkpoint(
 
 
 def _validation_set(recipe: Recipe, data: str | Path | None) -> Source:
+    """The whole of it, whatever part the run itself looked at."""
+    recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"samples": None})})
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
     return parts.open_sources(recipe).val

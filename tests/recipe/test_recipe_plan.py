@@ -334,3 +334,20 @@ def test_one_drop_one_sample_and_one_evaluation_are_singular() -> None:
 def test_a_horizon_inside_warm_up_is_refused() -> None:
     with pytest.raises(RecipeError, match="where warm-up ends only at step"):
         plan_of(schedule={"warmup": "5ep", "horizon": "3ep"})
+
+
+def test_an_epoch_may_count_other_samples_than_the_data_has() -> None:
+    plan = plan_of(1000, data={"epoch_samples": 300}, batch={"size": 100}, length="4ep")
+    assert (plan.steps_per_epoch, plan.total_steps) == (3, 12)
+    assert any("an epoch counts 300 samples" in line for line in plan.lines)
+    wrapped = plan_of(1000, data={"epoch_samples": 1170, "tail": "wrap"}, batch={"size": 100}, length="4ep")
+    assert wrapped.steps_per_epoch == 12
+    with pytest.raises(RecipeError, match=r"data\.epoch_samples 99 is less") as refusal:
+        plan_of(1000, data={"epoch_samples": 99}, batch={"size": 100})
+    assert "data.epoch_samples=100" in refusal.value.then
+
+
+def test_what_an_evaluation_leaves_out_is_said() -> None:
+    plan = make_plan(Recipe(), Facts(1000, 100, 10, num_val_left_out=260))
+    assert (plan.num_val, plan.num_val_left_out) == (100, 260)
+    assert any("100 of 360 validation samples: scores are partial" in line for line in plan.lines)
