@@ -22,11 +22,11 @@ from reconv.bench.ordinary import ordinary_picture
 from reconv.bench.subject import Subject, about, open_subject
 from reconv.bench.timing import percentile
 from reconv.data.augment import draw_flips, draw_host, effective, is_recolouring
-from reconv.data.loader import TrainLoader
 from reconv.data.order import Order
 from reconv.errors import UsageError
 from reconv.recipe.load import Override
 from reconv.recipe.plan import Plan
+from reconv.run import parts
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32
@@ -161,7 +161,7 @@ class _Timed:
 
 def _ours(subject: Subject, plan: Plan) -> Iterator[Tensor]:
     """The training loader's pictures, mirrored as the device would mirror them."""
-    loader = TrainLoader(subject.source, subject.recipe, plan, subject.device.move)
+    loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move)
     for micro_batches in loader.steps(0, sys.maxsize):
         for batch in micro_batches:
             yield _mirrored(batch)

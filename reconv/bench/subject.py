@@ -14,7 +14,6 @@ from typing import Any, Literal
 import torch
 
 from reconv import __version__
-from reconv.data.open import open_source
 from reconv.data.source import Source
 from reconv.device import Device, open_device
 from reconv.doctor import Machine, usable_cores
@@ -51,7 +50,7 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
     else:
         given += _made_up(load(name, given).recipe, _SOURCES[input])
     recipe = load(name, given).recipe
-    source = open_source(recipe.data.source, parts.data_path(recipe), "train", recipe.data)
+    source = parts.open_split(recipe, parts.data_path(recipe), "train")
     facts = Facts(
         num_train=len(source),
         num_val=len(source),

@@ -16,7 +16,6 @@ from reconv.bench.peers import Peer, compare
 from reconv.bench.subject import Input, Subject, about, open_subject
 from reconv.bench.timing import Marks, Windows, Wish, measure, process_age_s
 from reconv.checkpoint.runfolder import RunFolder
-from reconv.data.loader import TrainLoader
 from reconv.engine.loop import Counters
 from reconv.errors import UsageError
 from reconv.parallel.world import World
@@ -99,7 +98,7 @@ def _measure_ours(subject: Subject, world: World, wish: Wish, tell: Tell) -> tup
     learner = build_learner(job, hear)
     marks = Marks(device)
     step = build_step(job, learner, Counters(step=1), hear, marks.mark)
-    batches = TrainLoader(subject.source, recipe, plan, device.move)
+    batches = parts.train_loader(recipe, plan, subject.source, device.move)
     windows = measure(step, batches, device, wish, marks)
     if not marks.can_tell:
         notes.append(f"the parts of a step cannot be told apart on {device.kind}")

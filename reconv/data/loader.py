@@ -196,7 +196,7 @@ class TrainLoader:
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """This rank's micro-batches of each step in [start, stop), on the device."""
-        if isinstance(self._source, SyntheticOnDevice):
+        if self._source.kind == SyntheticOnDevice.kind:
             return self._repeated_steps(start, stop)
         if self._recipe.data.resident == "device":
             return self._resident_steps(start, stop)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from reconv.data.annotation import DetectionSource, DetectionSubset
 from reconv.data.detect import detect
-from reconv.data.source import BACKGROUND, Source, Split, Subset, WithBackground, spread
+from reconv.data.source import BACKGROUND, I64, Source, Split, Subset, WithBackground, spread
 from reconv.data.sources.arrays import ArraySource
 from reconv.data.sources.cifar import open_cifar
 from reconv.data.sources.digits import open_digits
@@ -20,6 +21,7 @@ from reconv.data.sources.hf import HfSource
 from reconv.data.sources.packed import PackedSource
 from reconv.data.sources.shards import ShardSource
 from reconv.data.sources.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
+from reconv.data.sources.synthetic_boxes import SyntheticBoxes
 from reconv.data.sources.table import TableSource
 from reconv.data.sources.tar import open_tar
 from reconv.data.sources.tfrecord import TFRECORD
@@ -36,9 +38,9 @@ _OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
 }
 
 
-def open_source(kind: str, path: Path | None, split: Split, data: Data) -> Source:
-    """One split of the data of this kind; `auto` finds out what is at `path`."""
-    source = _open(kind, path, split, data)
+def open_source(kind: str, path: Path | None, split: Split, data: Data, boxes: bool = False) -> Source:
+    """One split of the data of this kind, with `boxes` or with classes; `auto` finds out what is at `path`."""
+    source = _open(kind, path, split, data, boxes)
     if data.background:
         source = with_background(source)
     return source if split == "val" or data.percent == 100 else thinned(source, data.percent)
@@ -54,15 +56,21 @@ def with_background(source: Source) -> Source:
 
 def thinned(source: Source, percent: float) -> Source:
     """A share of a source's samples, evenly spread."""
-    indices = spread(len(source), percent)
+    return taken(source, spread(len(source), percent))
+
+
+def taken(source: Source, indices: I64) -> Source:
+    """Some samples of a source, in the given order."""
+    if isinstance(source, DetectionSource):
+        return DetectionSubset(source, indices)
     return source.take(indices) if isinstance(source, ArraySource) else Subset(source, indices)
 
 
-def _open(kind: str, path: Path | None, split: Split, data: Data) -> Source:
+def _open(kind: str, path: Path | None, split: Split, data: Data, boxes: bool) -> Source:
     if kind == "digits":
         return open_digits(split)
     if kind in ("synthetic", "synthetic-device"):
-        return _open_synthetic(kind, split, data)
+        return _open_synthetic(kind, split, data, boxes)
     if path is None:
         wanted = kind if kind.startswith("cifar") else "cifar10"
         raise DataError(
@@ -76,9 +84,11 @@ def _open(kind: str, path: Path | None, split: Split, data: Data) -> Source:
     return _OPENERS[found.kind](found.path, split, found.why)
 
 
-def _open_synthetic(kind: str, split: Split, data: Data) -> Synthetic:
+def _open_synthetic(kind: str, split: Split, data: Data, boxes: bool) -> Source:
     """Validation gets a fifth as many samples as training."""
     num_train = data.num_samples or NUM_SAMPLES
     num_samples = num_train if split == "train" else max(1, num_train // 5)
-    make = SyntheticOnDevice if kind == "synthetic-device" else Synthetic
-    return make(split, num_samples, data.num_classes or NUM_CLASSES, data.preprocess.size, data.preprocess.channels)
+    shape = (num_samples, data.num_classes or NUM_CLASSES, data.preprocess.size, data.preprocess.channels)
+    if boxes:
+        return SyntheticBoxes(kind, split, *shape)
+    return (SyntheticOnDevice if kind == "synthetic-device" else Synthetic)(split, *shape)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.data.faults import Faults
-from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.device import Device
 from reconv.engine.graph import GraphedStep
@@ -76,7 +75,7 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
         task=learner.task,
         step=trace.step(build_step(job, learner, counters, emit, trace.mark)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
-        batches=trace.batches(TrainLoader(job.sources.train, recipe, job.plan, job.device.move, faults=faults)),
+        batches=trace.batches(parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults)),
         evaluate=evaluation,
         save=saver if job.plan.save is not None else None,
         watch=build_watch(job, network, counters, emit),

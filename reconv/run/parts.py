@@ -23,13 +23,15 @@ from reconv.batch import Batch
 from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.box_fetch import detection_fetch
 from reconv.data.cached import Cached, Room, cached
 from reconv.data.faults import Faults
-from reconv.data.loader import EvalLoader
-from reconv.data.open import open_source, thinned
+from reconv.data.fetch import MakeFetch, make_fetch
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.open import open_source, taken, thinned
 from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
-from reconv.data.source import Source, Subset
+from reconv.data.source import Source, Split
 from reconv.device import Device, Recorder
 from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import evaluate
@@ -70,15 +72,19 @@ class Sources:
         return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
 
 
+def open_split(recipe: Recipe, path: Path | None, split: Split) -> Source:
+    """One split of the data at a path, of the kind and for the task the recipe names."""
+    wants_boxes = recipe.task == "detection"
+    source = open_source(recipe.data.source, path, split, recipe.data, boxes=wants_boxes)
+    return with_boxes(source) if wants_boxes else source
+
+
 def open_sources(recipe: Recipe) -> Sources:
     """The training and validation sets the recipe names, at its path or else at $DATA_DIR."""
     path = data_path(recipe)
-    train = open_source(recipe.data.source, path, "train", recipe.data)
-    val = open_source(recipe.data.source, path, "val", recipe.data)
+    train, val = (open_split(recipe, path, split) for split in ("train", "val"))
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
-    if recipe.task == "detection":
-        with_boxes(train)
     some = part_of(val, recipe.evaluate.samples)
     return Sources(train, some, len(val) - len(some))
 
@@ -233,10 +239,22 @@ def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit) -> Faults
     return faults
 
 
+def fetching(recipe: Recipe) -> MakeFetch:
+    """How the batches of the recipe's task are filled."""
+    return detection_fetch(recipe) if recipe.task == "detection" else make_fetch
+
+
+def train_loader(
+    recipe: Recipe, plan: Plan, source: Source, move: Callable[[Tensor], Tensor], faults: Faults | None = None
+) -> TrainLoader:
+    return TrainLoader(source, recipe, plan, move, faults=faults, make=fetching(recipe))
+
+
 def eval_loader(
     recipe: Recipe, source: Source, device: Device, batch: int, workers: int = 0, faults: Faults | None = None
 ) -> EvalLoader:
-    return EvalLoader(source, recipe.data.preprocess, batch, device.move, workers, faults=faults)
+    preprocess = recipe.data.preprocess
+    return EvalLoader(source, preprocess, batch, device.move, workers, faults=faults, make=fetching(recipe))
 
 
 def eval_prepare(recipe: Recipe, network: Network) -> EvalPrepare:
@@ -437,7 +455,7 @@ def picture_mistakes(
     mistakes = evaluation.last.mistakes() if isinstance(evaluation.last, ClassificationEvaluator) else []
     if not mistakes:
         return
-    wrong = Subset(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
+    wrong = taken(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
     [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
     names = sources.train.class_names
     captions = tuple(

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from reconv.checkpoint.runfolder import RunFolder
-from reconv.data.source import Subset
+from reconv.data.open import taken
 from reconv.engine.stop import StopRequest
 from reconv.errors import UsageError
 from reconv.parallel.world import World
@@ -114,7 +114,7 @@ def _cut_short(job: Job, steps: int | None) -> Job:
             evaluate=None if plan.evaluate is None else _MEASURING,
             save=None if plan.save is None else _MEASURING,
         )
-        sources = parts.Sources(sources.train, Subset(sources.val, np.arange(num_val, dtype=np.int64)))
+        sources = parts.Sources(sources.train, taken(sources.val, np.arange(num_val, dtype=np.int64)))
     plan = replace(plan, log=Every(steps=1), pinned_steps=(), average=None)
     return replace(job, plan=plan, sources=sources)
 

@@ -30,7 +30,6 @@ class Synthetic:
         self._channels = channels
         self.class_names = tuple(f"class{number}" for number in range(num_classes))
         self.origin = f"{self.kind}: {num_samples} {split} images of {size} px in {num_classes} classes, made up"
-        self._cells = (np.arange(size) * _PATTERN_SIDE // size).astype(np.intp)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -38,11 +37,13 @@ class Synthetic:
     def sample(self, index: int) -> Sample:
         """Noise and the class's pattern, half each."""
         target = index % len(self.class_names)
-        noise = _bytes(key(self._noise_key, "pixels", index), self._size * self._size * self._channels)
-        cells = _bytes(key(_SEED, "synthetic.pattern", target), _PATTERN_SIDE * _PATTERN_SIDE * self._channels)
-        pattern = cells.reshape(_PATTERN_SIDE, _PATTERN_SIDE, self._channels)[self._cells][:, self._cells]
-        pixels = (noise >> 1).reshape(pattern.shape) + (pattern >> 1)
-        return Sample(pixels, target, f"{self.kind}[{index}]")
+        pattern = pattern_of(target, self._size, self._size, self._channels)
+        return Sample((self.noise(index) >> 1) + (pattern >> 1), target, f"{self.kind}[{index}]")
+
+    def noise(self, index: int) -> U8:
+        """Pixels [size, size, channels] of no class."""
+        count = self._size * self._size * self._channels
+        return _bytes(key(self._noise_key, "pixels", index), count).reshape(self._size, self._size, self._channels)
 
     def fingerprint(self) -> str:
         """The numbers the images are made from."""
@@ -53,6 +54,13 @@ class SyntheticOnDevice(Synthetic):
     """The same images, but the training loader makes one batch, leaves it on the device and repeats it."""
 
     kind = "synthetic-device"
+
+
+def pattern_of(target: int, height: int, width: int, channels: int) -> U8:
+    """The coarse pattern of a class, as large as it is wanted."""
+    cells = _bytes(key(_SEED, "synthetic.pattern", target), _PATTERN_SIDE * _PATTERN_SIDE * channels)
+    rows, columns = (np.arange(side) * _PATTERN_SIDE // side for side in (height, width))
+    return cells.reshape(_PATTERN_SIDE, _PATTERN_SIDE, channels)[rows][:, columns]
 
 
 def _bytes(base: int, count: int) -> U8:

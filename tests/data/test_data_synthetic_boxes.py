@@ -1,0 +1,64 @@
+"""Made-up pictures with boxes: functions of their index, with the class of each box to be seen in it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reconv.data.annotation import DetectionSource
+from reconv.data.open import open_source, taken, thinned
+from reconv.data.source import Split
+from reconv.data.sources.synthetic import pattern_of
+from reconv.data.sources.synthetic_boxes import MOST_BOXES
+from reconv.recipe.images import Data, Preprocess
+
+DATA = Data(num_samples=40, num_classes=3, preprocess=Preprocess(size=64, resize=None))
+
+
+def opened(kind: str = "synthetic", split: Split = "train") -> DetectionSource:
+    source = open_source(kind, None, split, DATA, boxes=True)
+    assert isinstance(source, DetectionSource)
+    return source
+
+
+def test_a_picture_and_its_boxes_are_functions_of_their_index() -> None:
+    one, other = opened(), opened()
+    assert len(one) == 40 and len(opened(split="val")) == 8
+    for index in (7, 0, 39):
+        assert np.array_equal(one.sample(index).data, other.sample(index).data)
+        assert np.array_equal(one.annotation(index).boxes_xyxy, other.annotation(index).boxes_xyxy)
+    assert not np.array_equal(one.sample(0).data, opened(split="val").sample(0).data)
+    assert one.fingerprint() != opened(split="val").fingerprint()
+
+
+def test_boxes_lie_in_the_picture_and_are_counted() -> None:
+    source = opened()
+    counts = source.box_counts()
+    labels = set()
+    for index in range(len(source)):
+        said = source.annotation(index)
+        assert len(said) == counts[index]
+        assert (said.boxes_xyxy >= 0).all() and (said.boxes_xyxy <= 64).all()
+        assert (said.boxes_xyxy[:, 2:] - said.boxes_xyxy[:, :2] >= 2).all()
+        labels |= set(said.labels.tolist())
+    assert labels == {0, 1, 2}
+    assert counts.min() >= 1 and counts.max() <= MOST_BOXES
+
+
+def test_the_last_box_shows_the_pattern_of_its_class() -> None:
+    sample = opened().sample(3)
+    assert sample.annotation is not None and isinstance(sample.data, np.ndarray)
+    left, top, right, bottom = sample.annotation.boxes_xyxy[-1].astype(int)
+    pattern = pattern_of(int(sample.annotation.labels[-1]), bottom - top, right - left, 3) >> 1
+    noise = sample.data[top:bottom, left:right].astype(int) - pattern
+    assert noise.min() >= 0 and noise.max() <= 127
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "synthetic-device"])
+def test_the_kind_is_kept_by_parts_of_a_source(kind: str) -> None:
+    source = thinned(opened(kind), 50)
+    assert isinstance(source, DetectionSource)
+    assert (source.kind, len(source)) == (kind, 20)
+    some = taken(source, np.array([4, 1]))
+    assert isinstance(some, DetectionSource)
+    assert some.annotation(1).image_id == source.annotation(1).image_id
