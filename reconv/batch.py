@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -41,3 +42,15 @@ class Batch:
             rows = slice(start, start + size)
             yield Batch({k: t[rows] for k, t in self.tensors.items()}, self.positions[rows], (size,))
             start += size
+
+
+class Copied(Protocol):
+    """A copy of a batch to the device that may still be under way."""
+
+    def query(self) -> bool:
+        """Whether it has arrived."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...

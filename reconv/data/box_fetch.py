@@ -7,6 +7,7 @@ inside it, with an area; labels count from 1, and all rows from `num_boxes` on a
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +20,7 @@ from reconv.data.box_augment import WHOLE, draw_views, seen_through, square_of, 
 from reconv.data.decode import FILTERS, any_picture, decode_picture, pixels_of
 from reconv.data.fetch import Column, Draws, Fetch, MakeFetch, Rows
 from reconv.data.source import I64, Sample, Source
+from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Preprocess
 from reconv.recipe.schema import Recipe
 
@@ -69,7 +71,9 @@ class BoxFetch:
     def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Fill each row."""
         for row, index in enumerate(indices.tolist()):
+            began_s = time.perf_counter()
             sample = self.source.sample(index)
+            spent("disk", began_s)
             said = annotation_of(sample)
             image = picture_as_annotated(sample, said, self.preprocess.channels)
             boxes, labels = self._trained_on(said)

@@ -8,11 +8,13 @@ the upright picture, with an alpha channel dropped, 16-bit grey cut to its upper
 from __future__ import annotations
 
 import io
+import time
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from reconv.data.source import U8
+from reconv.data.stages import spent
 from reconv.errors import DataError
 from reconv.recipe.images import Augment, Preprocess
 
@@ -35,6 +37,7 @@ def decode(data: bytes, channels: int, name: str = "") -> U8:
 
 def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool = True) -> Image.Image:
     """The picture in mode L (1 channel) or RGB (3); `is_turned` upright where its EXIF data say how, else as stored."""
+    began_s = time.perf_counter()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             if opened.width * opened.height > MAX_PIXELS:
@@ -42,7 +45,7 @@ def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool =
             opened.load()
             if is_turned:  # in place: otherwise every picture is copied, and few lie on their side
                 ImageOps.exif_transpose(opened, in_place=True)
-        return _convert(opened, channels)
+        image = _convert(opened, channels)
     except (DataError, MemoryError):  # a machine without memory is no damaged file, and must not count as one
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -56,6 +59,8 @@ def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool =
     except Exception as error:  # damaged bytes may raise anything in a decoder
         why = f"the file is half-written or damaged: {error}"
         raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
+    spent("decode", began_s)
+    return image
 
 
 def host_eval(image: U8, preprocess: Preprocess) -> U8:

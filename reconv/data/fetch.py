@@ -7,6 +7,7 @@ target outside the classes is an error.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from reconv.data.decode import any_picture, eval_picture, host_eval, shorter_sid
 from reconv.data.rows import train_row
 from reconv.data.source import I64, U8, LabelError, Source
 from reconv.data.sources.arrays import ArraySource
+from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Preprocess
 
 _MAX_RESIDENT_BYTES = 256 * 2**20  # of an array resized once instead of in every epoch
@@ -139,7 +141,9 @@ class Decode:
         num_classes = len(self._source.class_names)
         channels = self._preprocess.channels
         for row, index in enumerate(indices):
+            began_s = time.perf_counter()
             sample = self._source.sample(int(index))
+            spent("disk", began_s)
             if not 0 <= sample.target < num_classes:
                 raise LabelError(
                     f"label {sample.target} out of range",

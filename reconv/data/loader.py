@@ -1,19 +1,17 @@
 """Batches for the engine: the training stream by step, and evaluation by position.
 
-Owns assembly, worker threads and reading ahead. Refuses to know formats, losses and the loop. Invariant: the bytes
-of a step are a function of recipe, data and step alone; workers, ranks and the first step change nothing.
+Owns assembly: which samples, with which draws, cut into which micro-batches. Refuses to know formats, losses, the loop,
+who fills rows and how they reach the device. Invariant: the bytes of a step are a function of recipe, data and step
+alone; workers, ranks and the first step change nothing.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache, partial
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from itertools import takewhile
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,131 +29,44 @@ from reconv.data.augment import (
     draw_jitter,
     effective,
 )
+from reconv.data.buffers import Carrier, Moving
 from reconv.data.decode import train_preprocess
 from reconv.data.faults import Faults, stand_ins
-from reconv.data.fetch import Draws, Fetch, MakeFetch, Rows, make_fetch
+from reconv.data.fetch import Fetch, MakeFetch, make_fetch
+from reconv.data.filling import Filler, Pending
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
 from reconv.data.resident import Resident
-from reconv.data.source import I64, LabelError, Source
+from reconv.data.source import I64, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
+from reconv.data.stages import Stages
+from reconv.data.workers import Caller, Threads, Workers
 from reconv.errors import DataError
 from reconv.recipe.images import Preprocess
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 
 Move = Callable[[Tensor], Tensor]
-T = TypeVar("T")
-R = TypeVar("R")
 
 _EVAL_AHEAD = 2  # batches
 _STEPS_MOVED = 16  # whose draws travel at once when images stay on the device
 
 
-@dataclass(slots=True)
-class _Pending:
-    """Rows being filled by workers."""
-
-    step: int
-    positions: I64
-    indices: I64
-    rows: Rows
-    fetch: Fetch
-    draws: Draws | None
-    tasks: list[tuple[slice, Callable[[], None]]]  # rows, and what waits until they are filled
-
-    def wait(self) -> None:
-        """Wait for every row; the first error in row order, if there was one."""
-        for _, filled in self.tasks:
-            filled()
-
-    def wait_for_good(self, known: Collection[int]) -> dict[int, DataError | None]:
-        """Wait for every row; the rows that are bad, now (with the error) or known to be from before, in order."""
-        bad: dict[int, DataError | None] = {}
-        for rows, filled in self.tasks:
-            try:
-                filled()
-            except LabelError:
-                raise
-            except DataError:
-                for row in range(*rows.indices(len(self.indices))):
-                    if (error := self.fill(row)) is not None:
-                        bad[row] = error
-        for row, index in enumerate(self.indices.tolist()) if known else ():
-            if index in known:
-                bad.setdefault(row, None)
-        return dict(sorted(bad.items()))
-
-    def fill(self, row: int) -> DataError | None:
-        """Fill one row at once, or say why it cannot be."""
-        rows = slice(row, row + 1)
-        draws = None if self.draws is None else self.draws[rows]
-        try:
-            self.fetch(self.indices[rows], draws, _cut_rows(self.rows, rows))
-        except LabelError:
-            raise
-        except DataError as error:
-            return error
-        return None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The filled rows."""
-        return {name: torch.from_numpy(array) for name, array in (*self.rows.items(), ("indices", self.indices))}
-
-    def drop(self, rows: Collection[int]) -> None:
-        """Go on without some rows, once all are filled."""
-        if rows:
-            kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
-            self.positions, self.indices = self.positions[kept], self.indices[kept]
-            self.rows = {name: array[kept] for name, array in self.rows.items()}
-
-
-def _cut_rows(rows: Rows, some: slice) -> Rows:
-    return {name: array[some] for name, array in rows.items()}
-
-
-class _Filler:
-    """Starts filling rows, in worker threads, or leaves it to who waits."""
-
-    def __init__(self, pool: ThreadPoolExecutor | None) -> None:
-        self._pool = pool
-
-    def start(self, fetch: Fetch, step: int, positions: I64, indices: I64, draws: Draws | None = None) -> _Pending:
-        """Fresh buffers for what the fetch fills, and the tasks that do it."""
-        num_rows = len(indices)
-        buffers = {column.name: column.empty(num_rows) for column in fetch.columns}
-        tasks: list[tuple[slice, Callable[[], None]]] = []
-        rows_per_task = fetch.rows_per_task or num_rows
-        for start in range(0, num_rows, rows_per_task):
-            rows = slice(start, start + rows_per_task)
-            piece = None if draws is None else draws[rows]
-            fill = partial(fetch, indices[rows], piece, _cut_rows(buffers, rows))
-            # Without workers nothing is read ahead: rows are filled when they are waited for.
-            tasks.append((rows, fill if self._pool is None else self._pool.submit(fill).result))
-        return _Pending(step, positions, indices, buffers, fetch, draws, tasks)
-
-
 @contextmanager
-def _workers(num_workers: int) -> Iterator[ThreadPoolExecutor | None]:
-    """Worker threads that are gone when the block ends; none for 0."""
-    if num_workers == 0:
-        yield None
-        return
-    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="reconv-data")
+def _filling(
+    workers: Workers | None, num_workers: int, source: Source, carrier: Carrier, ahead: int, stages: Stages
+) -> Iterator[Filler]:
+    """A stream's filler, with workers of its own unless it was given some that others use too."""
+    own = Threads(num_workers) if workers is None and num_workers else None
+    used = workers or own or Caller()
+    used.share(source)
+    filler = Filler(used, carrier, ahead, stages)
     try:
-        yield pool
+        yield filler
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _read_ahead(items: Iterable[T], start: Callable[[T], R], num_ahead: int) -> Iterator[R]:
-    """`start(item)` of each item in order, with up to `num_ahead` later ones already started."""
-    started: deque[R] = deque()
-    for item in items:
-        started.append(start(item))
-        if len(started) > num_ahead:
-            yield started.popleft()
-    yield from started
+        if own is not None:
+            own.close()
+        filler.ring.close()
 
 
 class TrainLoader:
@@ -170,8 +81,14 @@ class TrainLoader:
         rank: int = 0,
         faults: Faults | None = None,
         make: MakeFetch = make_fetch,
+        shared: Workers | None = None,
+        carrier: Carrier | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self._source = source
+        self._workers = shared
+        self._carrier = carrier or Moving(move)
+        self._stages = stages or Stages()
         self._faults = faults or Faults()
         self._recipe = recipe
         self._augment = effective(recipe.augment)
@@ -203,12 +120,13 @@ class TrainLoader:
         return self._loaded_steps(start, stop)
 
     def _loaded_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
-        num_workers = self._plan.workers
-        with _workers(num_workers) as pool:
-            filler = _Filler(pool)
-            num_ahead = self._recipe.data.prefetch if num_workers else 0
-            for pending in _read_ahead(range(start, stop), lambda step: self._begin(filler, step), num_ahead):
-                yield self._finish(pending)
+        with self._filler(self._plan.workers) as filler:
+            for pending in filler.stream(range(start, stop), lambda step: self._begin(filler, step)):
+                yield self._finish(filler, pending)
+
+    def _filler(self, num_workers: int) -> AbstractContextManager[Filler]:
+        workers = self._workers if num_workers else None
+        return _filling(workers, num_workers, self._source, self._carrier, self._recipe.data.prefetch, self._stages)
 
     def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """Images that lie on the device are cropped there; what was drawn travels for some steps of one size at once.
@@ -237,27 +155,30 @@ class TrainLoader:
         for number, step in enumerate(steps):
             rows = slice(number * num_rows, (number + 1) * num_rows)
             batch = Batch({name: t[rows] for name, t in moved.tensors.items()}, moved.positions[rows], (num_rows,))
-            yield tuple(resident.crop(piece) for piece in self._cut(step, positions[rows], batch, size))
+            pieces = self._cut(step, positions[rows], batch, size)
+            yield tuple(resident.crop(piece.map(self._move)) for piece in pieces)
 
     def _repeated_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """The first step's batches stay on the device and are repeated under each step's positions."""
-        filler, size = _Filler(None), 0
         first: tuple[Batch, ...] = ()
-        for step in range(start, stop):
-            if self._plan.size_at(step) != size:
-                size = self._plan.size_at(step)
-                first = self._finish(self._begin(filler, 0, size))
-            shift = step * self._plan.global_batch
-            yield tuple(Batch(batch.tensors, batch.positions + shift, batch.groups) for batch in first)
+        size = 0
+        with self._filler(0) as filler:
+            for step in range(start, stop):
+                if self._plan.size_at(step) != size:
+                    size = self._plan.size_at(step)
+                    first = self._finish(filler, self._begin(filler, 0, size))
+                shift = step * self._plan.global_batch
+                yield tuple(Batch(batch.tensors, batch.positions + shift, batch.groups) for batch in first)
 
-    def _begin(self, filler: _Filler, step: int, size: int | None = None) -> _Pending:
+    def _begin(self, filler: Filler, step: int, size: int | None = None) -> Pending:
         size = size or self._plan.size_at(step)
         positions = self._order.positions(step)[self._rows]
         fetch = self._fetch_of_size(size)
         draws = fetch.draw(self._recipe.seed, positions)
-        return filler.start(fetch, step, positions, self._order.indices_of(positions), draws)
+        indices = self._order.indices_of(positions)
+        return filler.start(fetch, step, positions, indices, self._plan.batch_per_device, draws)
 
-    def _finish(self, pending: _Pending) -> tuple[Batch, ...]:
+    def _finish(self, filler: Filler, pending: Pending) -> tuple[Batch, ...]:
         positions, size = pending.positions, pending.rows["images"].shape[-1]
         if self._faults.borne:
             self._replace_bad(pending)
@@ -265,9 +186,14 @@ class TrainLoader:
             pending.wait()
         tensors = pending.tensors() | self._drawn(positions, pending.indices, size)
         batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
-        return self._cut(pending.step, positions, batch, size)
+        began_s = time.perf_counter()
+        sent = [self._carrier.send(piece) for piece in self._cut(pending.step, positions, batch, size)]
+        for _, copied in sent:
+            filler.ring.sent(pending.rows, copied)
+        self._stages.add({"copy": time.perf_counter() - began_s})
+        return tuple(piece for piece, _ in sent)
 
-    def _replace_bad(self, pending: _Pending) -> None:
+    def _replace_bad(self, pending: Pending) -> None:
         """Put a good sample in the place of each bad one, its draws those of the position.
 
         Here, where steps come in order and after them alone a save may follow, so that what is known to be bad depends
@@ -299,7 +225,7 @@ class TrainLoader:
         return drawn
 
     def _cut(self, step: int, positions: I64, batch: Batch, size: int) -> tuple[Batch, ...]:
-        """This rank's micro-batches on the device, with what is drawn for their groups; `positions` are the batch's."""
+        """This rank's micro-batches, with what is drawn for their groups; `positions` are the batch's."""
         batches = []
         start = 0
         for groups in self._micro_batches:
@@ -307,7 +233,7 @@ class TrainLoader:
             piece = {name: tensor[rows] for name, tensor in batch.tensors.items()}
             drawn = draw_mix(self._augment, self._recipe.seed, step, positions[rows], groups, size)
             piece |= {name: torch.from_numpy(array) for name, array in drawn.items()}
-            batches.append(Batch(piece, batch.positions[rows], groups).map(self._move))
+            batches.append(Batch(piece, batch.positions[rows], groups))
             start = rows.stop
         return tuple(batches)
 
@@ -331,11 +257,17 @@ class EvalLoader:
         world: int = 1,
         faults: Faults | None = None,
         make: MakeFetch = make_fetch,
+        shared: Workers | None = None,
+        carrier: Carrier | None = None,
+        stages: Stages | None = None,
     ) -> None:
+        self._source = source
+        self._workers = shared
+        self._carrier = carrier or Moving(move)
+        self._stages = stages or Stages()
         self._faults = faults or Faults()
         self._num_samples = len(source)
         self._batch = batch
-        self._move = move
         self._num_workers = workers
         num_batches = -(-len(source) // batch)
         self._numbers = range(rank, num_batches, world)
@@ -349,21 +281,23 @@ class EvalLoader:
 
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches as they are when so many steps are done; bad images are left out, where that is borne."""
-        with _workers(self._num_workers) as pool:
-            filler = _Filler(pool)
-            num_ahead = _EVAL_AHEAD if self._num_workers else 0
-            for pending in _read_ahead(self._numbers, lambda number: self._begin(filler, number), num_ahead):
+        with _filling(
+            self._workers, self._num_workers, self._source, self._carrier, _EVAL_AHEAD, self._stages
+        ) as filler:
+            for pending in filler.stream(self._numbers, lambda number: self._begin(filler, number)):
                 self._wait(pending, steps_done)
                 if len(pending.positions):
                     positions = torch.from_numpy(pending.positions)
-                    yield Batch(pending.tensors(), positions, (len(positions),)).map(self._move)
+                    batch, copied = self._carrier.send(Batch(pending.tensors(), positions, (len(positions),)))
+                    filler.ring.sent(pending.rows, copied)
+                    yield batch
 
-    def _begin(self, filler: _Filler, number: int) -> _Pending:
+    def _begin(self, filler: Filler, number: int) -> Pending:
         stop = min((number + 1) * self._batch, self._num_samples)
         positions = np.arange(number * self._batch, stop, dtype=np.int64)
-        return filler.start(self._fetch, number, positions, positions)
+        return filler.start(self._fetch, number, positions, positions, self._batch)
 
-    def _wait(self, pending: _Pending, steps_done: int) -> None:
+    def _wait(self, pending: Pending, steps_done: int) -> None:
         """Wait for the rows, without those of bad images where they are borne."""
         if not self._faults.borne:
             pending.wait()

@@ -20,7 +20,7 @@ class PackedNames:
         for name in names:
             packed += os.fsencode(name)
             ends.append(len(packed))
-        self._packed = bytes(packed)
+        self._packed = np.frombuffer(packed, np.uint8)  # an array, which worker processes can share
         self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
@@ -29,13 +29,13 @@ class PackedNames:
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return os.fsdecode(self._packed[self._ends[index] : self._ends[index + 1]])
+        return os.fsdecode(self._packed[self._ends[index] : self._ends[index + 1]].tobytes())
 
     @property
     def num_bytes(self) -> int:
         """Memory held."""
-        return len(self._packed) + self._ends.nbytes
+        return self._packed.nbytes + self._ends.nbytes
 
-    def content(self) -> tuple[bytes, memoryview]:
+    def content(self) -> tuple[memoryview, memoryview]:
         """All that decides the names, for a digest."""
-        return self._packed, self._ends.data
+        return self._packed.data, self._ends.data

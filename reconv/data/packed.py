@@ -145,6 +145,10 @@ class PackedShard:
         # A check reads the whole payload, so each is made once in a process and not in every epoch.
         self._checked = np.zeros(num_samples, np.bool_)
 
+    def __reduce__(self) -> tuple[type[PackedShard], tuple[Path]]:
+        """In another process the shard is opened again, and mapped where it is here."""
+        return PackedShard, (self.path,)
+
     def __len__(self) -> int:
         return len(self._index)
 

@@ -47,6 +47,10 @@ class Mapped:
             self._view = memoryview(b"")
         self.size_bytes = len(self._view)
 
+    def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
+        """In another process the file is mapped again."""
+        return Mapped, (self._path,)
+
     def take(self, start: int, length: int) -> memoryview:
         """A view of the mapped bytes."""
         if start < 0 or length < 0 or start + length > self.size_bytes:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from reconv.batch import Batch, Copied
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, Recorder
 from reconv.device.mps import Mps
@@ -26,6 +27,8 @@ class Device(Protocol):
     torch: torch.device
 
     def move(self, tensor: Tensor) -> Tensor: ...
+    def pin(self, memory: Tensor) -> Callable[[], None]: ...
+    def send(self, batch: Batch) -> tuple[Batch, Copied | None]: ...
     def autotune(self, is_on: bool) -> None: ...
     def later(self, value: Tensor) -> Callable[[], Tensor]: ...
     def recorder(self) -> Recorder | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from reconv.batch import Batch
 from reconv.device.tiles import avoid_broken_tiles
 
 
@@ -28,6 +29,14 @@ class Cpu:
     def move(self, tensor: Tensor) -> Tensor:
         """The tensor on this device."""
         return tensor.to(self.torch)
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Memory is memory here."""
+        return lambda: None
+
+    def send(self, batch: Batch) -> tuple[Batch, None]:
+        """The batch itself: its memory is the host's, and nothing is copied."""
+        return batch.map(self.move), None
 
     def autotune(self, is_on: bool) -> None:
         """Convolutions have no algorithms to choose from here."""

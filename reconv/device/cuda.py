@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from reconv.batch import Batch
 from reconv.errors import UsageError
 
 Result = TypeVar("Result")
@@ -65,6 +66,7 @@ class Cuda:
             )
         self.torch = torch.device("cuda", index)
         torch.cuda.set_device(self.torch)
+        self._copies = torch.cuda.Stream(self.torch)  # where batches are copied while the last one is computed with
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -73,6 +75,31 @@ class Cuda:
         if tensor.device.type == "cpu" and tensor.nbytes <= _MAX_PINNED_BYTES:
             tensor = tensor.pin_memory()  # a copy from ordinary memory waits for the stream
         return tensor.to(self.torch, non_blocking=True)
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Lock host memory so that copies from it run beside the computation; the result unlocks it."""
+        address, runtime = memory.data_ptr(), torch.cuda.cudart()
+        torch.cuda.check_error(runtime.cudaHostRegister(address, memory.numel(), 0))
+
+        def unpin() -> None:
+            torch.cuda.check_error(runtime.cudaHostUnregister(address))
+
+        return unpin
+
+    def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        """The batch on this device, copied beside what is computed now and awaited by what is computed next."""
+        computing, copied = torch.cuda.current_stream(self.torch), torch.cuda.Event()
+        with torch.cuda.stream(self._copies):
+            sent = batch.map(self._copy)
+            copied.record(self._copies)
+        computing.wait_event(copied)
+        for tensor in (*sent.tensors.values(), sent.positions):
+            tensor.record_stream(computing)  # else its memory could be given out again while it is computed with
+        return sent, copied
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
+        return pinned.to(self.torch, non_blocking=True)
 
     def autotune(self, is_on: bool) -> None:
         """Try every convolution algorithm on the first input of a shape, and keep the fastest."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from reconv.batch import Batch
 from reconv.errors import UsageError
 
 
@@ -30,7 +31,16 @@ class Mps:
     def move(self, tensor: Tensor) -> Tensor:
         """The tensor on this device; float64 does not exist here and becomes float32."""
         dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-        return tensor.to(self.torch, dtype, non_blocking=True)
+        # It waits: nothing tells when a copy that was left to itself has arrived and its memory may be filled again.
+        return tensor.to(self.torch, dtype)
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """There is no such thing here."""
+        return lambda: None
+
+    def send(self, batch: Batch) -> tuple[Batch, None]:
+        """The batch moved, which is over when this returns."""
+        return batch.map(self.move), None
 
     def autotune(self, is_on: bool) -> None:
         """Convolutions have no algorithms to choose from here."""

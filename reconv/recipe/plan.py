@@ -146,6 +146,7 @@ class Plan:
     eval_batch: int
     threads: int
     workers: int
+    steps_held: int  # whose decoded images are in memory at once: those ahead, the one in use and the one before it
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
     num_val_left_out: int = 0  # evaluations are partial where it is above 0
     alpha: float | None = None  # rmsprop's decay
@@ -205,6 +206,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         eval_batch=recipe.evaluate.batch,
         threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
         workers=_workers(recipe, facts),
+        steps_held=(recipe.data.prefetch if _workers(recipe, facts) else 0) + 2,
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,
     )

@@ -233,8 +233,7 @@ def _interval(typed: str, every: Every, plan: Plan) -> str:
 
 def _host(recipe: Recipe, plan: Plan) -> str:
     spec = recipe.data.preprocess
-    steps_held = recipe.data.prefetch + 1  # those ahead and the one in use
-    num_bytes = steps_held * plan.batch_per_device * spec.channels * max(size for _, size in plan.sizes) ** 2
+    num_bytes = plan.steps_held * plan.batch_per_device * spec.channels * max(size for _, size in plan.sizes) ** 2
     return (
         f"{count(plan.threads, 'torch thread')}, {count(plan.workers, 'decoding worker')}, "
         f"{count(recipe.data.prefetch, 'step')} ahead: at most {_bytes(num_bytes)} of decoded images"

@@ -1,0 +1,229 @@
+"""The memory of batches: used again, never while somebody may still look at it, and bounded."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.batch import Batch, Copied
+from reconv.data.buffers import Moving, Ring, ordinary_slab
+from reconv.data.fetch import Column
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.sources.folder import FolderSource
+from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.schema import BatchSizes, Recipe
+
+COLUMNS = (Column("images", (3, 5, 5), np.uint8), Column("targets", (), np.int64), Column("boxes", (2, 4), np.float32))
+SPEC = Preprocess(size=24, resize=28)
+
+
+def stay(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def ring(limit: int = 3) -> Ring:
+    return Ring(Moving(stay), ordinary_slab, limit)
+
+
+def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderSource, Recipe, Plan]:
+    source = FolderSource(tree, "train")
+    data = Data(preprocess=SPEC, tail="wrap", workers=workers, prefetch=prefetch)
+    recipe = Recipe(data=data, augment=Augment(crop="resized"), batch=BatchSizes(size=4))
+    return source, recipe, make_plan(recipe, Facts(len(source), 1, 3))
+
+
+def test_columns_lie_side_by_side_and_do_not_touch() -> None:
+    lease = ring().take(COLUMNS, 3, 4)
+    assert {name: (array.shape, array.dtype.str) for name, array in lease.rows.items()} == {
+        "images": ((3, 3, 5, 5), "|u1"),
+        "targets": ((3,), "<i8"),
+        "boxes": ((3, 2, 4), "<f4"),
+    }
+    for number, array in enumerate(lease.rows.values()):
+        array[...] = number + 1
+    assert [float(array.min()) for array in lease.rows.values()] == [1, 2, 3]
+    assert [float(array.max()) for array in lease.rows.values()] == [1, 2, 3]
+
+
+HOLDERS: dict[str, Callable[[np.ndarray], object]] = {
+    "row": lambda images: images[2],
+    "tensor": torch.from_numpy,
+    "slice of a tensor": lambda images: torch.from_numpy(images)[1:2],
+    "view of a view": lambda images: images[1:].reshape(-1)[::2],
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_slab_is_not_given_out_while_anything_of_it_is_held(holder: str) -> None:
+    slabs = ring()
+    lease = slabs.take(COLUMNS, 4, 4)
+    lease.rows["images"][...] = 7
+    held = HOLDERS[holder](lease.rows["images"])
+    del lease
+    other = slabs.take(COLUMNS, 4, 4)
+    other.rows["images"][...] = 9
+    assert np.asarray(held).max() == np.asarray(held).min() == 7
+    assert slabs.num_slabs == 2
+    del held
+    third = slabs.take(COLUMNS, 4, 4)
+    assert slabs.num_slabs == 2
+    third.rows["images"][...] = 1
+    assert other.rows["images"].min() == 9
+
+
+class Late:
+    """A device whose copies happen only when they are waited for, or when somebody looks whether they have."""
+
+    def __init__(self) -> None:
+        self.under_way: list[_LateCopy] = []
+        self.pinned = 0
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        self.pinned += 1
+
+        def unpin() -> None:
+            self.pinned -= 1
+
+        return unpin
+
+    def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
+        sent = batch.map(torch.empty_like)
+        self.under_way.append(_LateCopy(batch, sent))
+        return sent, self.under_way[-1]
+
+
+class _LateCopy:
+    def __init__(self, batch: Batch, sent: Batch) -> None:
+        self._pair: tuple[Batch, Batch] | None = (batch, sent)
+        self._looks = 0
+
+    def query(self) -> bool:
+        self._looks += 1
+        if self._looks > 2:
+            self.synchronize()
+        return self._pair is None
+
+    def synchronize(self) -> None:
+        if self._pair is not None:
+            batch, sent = self._pair
+            for name, tensor in batch.tensors.items():
+                sent[name].copy_(tensor)
+            sent.positions.copy_(batch.positions)
+            self._pair = None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_are_not_filled_again_before_their_copy_has_arrived(tree: Path, workers: int) -> None:
+    source, recipe, plan = setup(tree, workers)
+    expected = [step[0] for step in TrainLoader(source, recipe, plan, stay).steps(0, 30)]
+    late = Late()
+    sent = [step[0] for step in TrainLoader(source, recipe, plan, stay, carrier=late).steps(0, 30)]
+    assert len(late.under_way) == 30
+    for copy in late.under_way:
+        copy.synchronize()
+    for left, right in zip(expected, sent, strict=True):
+        assert all(torch.equal(left[name], right[name]) for name in left.tensors)
+
+
+def test_every_slab_is_unpinned_in_the_end(tree: Path) -> None:
+    source, recipe, plan = setup(tree)
+    late = Late()
+    stream = TrainLoader(source, recipe, plan, stay, carrier=late).steps(0, 1000)
+    for _ in range(5):
+        next(stream)
+    assert late.pinned >= 3
+    stream.close()  # type: ignore[attr-defined]
+    late.under_way.clear()
+    gc.collect()
+    assert late.pinned == 0
+
+
+def test_a_kept_batch_keeps_its_bytes_while_the_stream_goes_on(tree: Path) -> None:
+    source, recipe, plan = setup(tree)
+    stream = TrainLoader(source, recipe, plan, stay).steps(0, 50)
+    first = next(stream)[0]
+    copied = {name: tensor.clone() for name, tensor in first.tensors.items()}
+    for _ in stream:
+        pass
+    assert all(torch.equal(first[name], copied[name]) for name in copied)
+
+
+def test_keeping_a_label_does_not_keep_the_pictures(tree: Path) -> None:
+    source, recipe, plan = setup(tree)
+    counted: list[int] = []
+
+    class Counting(Moving):
+        def pin(self, memory: Tensor) -> Callable[[], None]:
+            counted.append(memory.numel())
+            return super().pin(memory)
+
+    labels = [
+        step[0]["targets"] for step in TrainLoader(source, recipe, plan, stay, carrier=Counting(stay)).steps(0, 60)
+    ]
+    assert len(labels) == 60
+    assert len(counted) <= recipe.data.prefetch + 2
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_the_slabs_are_as_many_as_the_plan_says(tree: Path, workers: int) -> None:
+    source, recipe, plan = setup(tree, workers, prefetch=3)
+    made: list[int] = []
+
+    class Counting(Moving):
+        def pin(self, memory: Tensor) -> Callable[[], None]:
+            made.append(memory.numel())
+            return super().pin(memory)
+
+    previous = None
+    for step in TrainLoader(source, recipe, plan, stay, carrier=Counting(stay)).steps(0, 100):
+        current, previous = previous, step  # the engine looks at the last batch once more
+        del current
+    assert 1 <= len(made) <= plan.steps_held
+    for batch in EvalLoader(source, SPEC, 4, stay, workers, carrier=Counting(stay)):
+        previous = batch  # type: ignore[assignment]
+    assert len(made) <= 2 * plan.steps_held
+
+
+def test_a_stream_over_two_sizes_gives_the_old_slabs_back(tree: Path) -> None:
+    source, recipe, _ = setup(tree)
+    augment = Augment.model_validate({"crop": "resized", "progressive": [["4step", 16]]}, strict=False)
+    recipe = recipe.model_copy(update={"augment": augment})
+    plan = make_plan(recipe, Facts(len(source), 1, 3))
+    late = Late()
+    for number, step in enumerate(TrainLoader(source, recipe, plan, stay, carrier=late).steps(0, 12)):
+        assert step[0]["images"].shape[-1] == (24 if number < 4 else 16)
+        late.under_way[-1].synchronize()
+        late.under_way.clear()
+    del step
+    gc.collect()
+    assert late.pinned == 0
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_does_not_grow_over_a_thousand_batches(tree: Path, workers: int) -> None:
+    source, recipe, plan = setup(tree, workers)
+    stream = TrainLoader(source, recipe, plan, stay).steps(0, 1300)
+    for _ in range(300):
+        next(stream)
+    gc.collect()
+    before, threads = resident_bytes(), threading.active_count()
+    for _ in stream:
+        pass
+    gc.collect()
+    assert resident_bytes() - before < 8 * 2**20
+    assert threading.active_count() <= threads

@@ -1,0 +1,222 @@
+"""Worker processes: the rows and errors of threads, shared indexes, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_examples import encode, noise
+from torch import Tensor
+
+from reconv.data.faults import Fault, Faults
+from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.packed import Description, write_shard
+from reconv.data.parcel import pack, unpack
+from reconv.data.processes import Processes
+from reconv.data.source import Sample, Source
+from reconv.data.sources.digits import open_digits
+from reconv.data.sources.folder import FolderSource
+from reconv.data.sources.packed import PackedSource, shard_name
+from reconv.errors import DataError, ResourceError, UsageError
+from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import BatchSizes, Recipe
+
+COLOUR = Preprocess(size=24, resize=28)
+GREY = Preprocess(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+
+
+def stay(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    """Two workers for all tests that leave them alive; they cost two seconds to start."""
+    workers = Processes(2)
+    yield workers
+    workers.close()
+
+
+def loader(
+    source: Source, workers: Processes | None, spec: Preprocess = COLOUR, faults: Faults | None = None
+) -> TrainLoader:
+    recipe = Recipe(
+        data=Data(preprocess=spec, tail="wrap", workers=2), augment=Augment(crop="resized"), batch=BatchSizes(size=6)
+    )
+    plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
+    return TrainLoader(source, recipe, plan, stay, faults=faults, shared=workers)
+
+
+@pytest.mark.parametrize("kind", ["folder", "packed", "digits"])
+def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: Processes, kind: str) -> None:
+    source: Source = FolderSource(tree, "train")
+    if kind == "packed":
+        description = Description("train", 0, 1, 11, 11, "", "", source.class_names)
+        with open(tmp_path / shard_name("train", 0, 1), "wb") as file:
+            write_shard(file, description, (source.sample(index) for index in range(11)))
+        source = PackedSource(tmp_path, "train")
+    spec = COLOUR
+    if kind == "digits":
+        source, spec = open_digits("train"), GREY
+    expected = [step[0] for step in loader(source, None, spec).steps(0, 6)]
+    found = [step[0] for step in loader(source, processes, spec).steps(0, 6)]
+    for left, right in zip(expected, found, strict=True):
+        assert left.tensors.keys() == right.tensors.keys()
+        assert all(torch.equal(left[name], right[name]) for name in left.tensors)
+    whole = list(EvalLoader(source, spec, 4, stay, 2, shared=processes))
+    assert torch.cat([batch["indices"] for batch in whole]).tolist() == list(range(len(source)))
+
+
+def test_a_bad_file_is_the_same_error_with_its_path(tree: Path, processes: Processes) -> None:
+    source = FolderSource(tree, "train")
+    broken = Path(source.path(6))
+    broken.write_bytes(broken.read_bytes()[:200])
+    with pytest.raises(DataError) as caught:
+        list(loader(source, processes).steps(0, 3))
+    assert caught.value.where == str(broken)
+    assert caught.value.then
+
+
+def test_bad_files_are_borne_as_by_threads(tree: Path, processes: Processes) -> None:
+    source = FolderSource(tree, "train")
+    for index in (2, 7):
+        Path(source.path(index)).write_bytes(b"no picture")
+    results = []
+    for workers in (None, processes):
+        told: list[Fault] = []
+        faults = Faults(5, told.append)
+        steps = [step[0] for step in loader(source, workers, faults=faults).steps(0, 4)]
+        results.append((told, [batch["indices"].tolist() for batch in steps], [batch["images"] for batch in steps]))
+    assert results[0][0] == results[1][0] and len(results[0][0]) == 2
+    assert results[0][1] == results[1][1]
+    assert all(torch.equal(a, b) for a, b in zip(results[0][2], results[1][2], strict=True))
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_killed_worker_is_an_error_that_says_so_and_the_others_go_too(tree: Path) -> None:
+    workers = Processes(2)
+    ids = workers.process_ids
+    stream = loader(FolderSource(tree, "train"), workers).steps(0, 10_000)
+    next(stream)
+    os.kill(ids[0], signal.SIGKILL)
+    with pytest.raises(ResourceError, match="worker process that reads images has died") as caught:
+        for _ in stream:
+            pass
+    assert "SIGKILL" in caught.value.why and "threads" in caught.value.then
+    workers.close()
+    assert not any(map(is_alive, ids))
+
+
+def shared_files() -> int:
+    """Descriptors of shared memory that this process holds."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum("reconv-data" in os.readlink(link) for link in links if os.path.lexists(link))
+
+
+def test_a_closed_pool_leaves_no_process_and_no_shared_memory(tree: Path) -> None:
+    gc.collect()
+    held, before = shared_files(), set(os.listdir("/dev/shm"))
+    workers = Processes(1)
+    ids = workers.process_ids
+    stream = loader(FolderSource(tree, "train"), workers).steps(0, 1000)
+    for _ in range(4):
+        batch = next(stream)
+    assert shared_files() > held
+    assert set(os.listdir("/dev/shm")) <= before
+    stream.close()  # type: ignore[attr-defined]
+    workers.close()
+    del batch
+    gc.collect()
+    assert not any(map(is_alive, ids))
+    assert shared_files() == held
+
+
+@pytest.mark.slow
+def test_workers_end_when_their_parent_is_killed(tree: Path) -> None:
+    program = (
+        "import os, sys, time\n"
+        "from reconv.data.processes import Processes\n"
+        "workers = Processes(1)\n"
+        "print(*workers.process_ids, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    ids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(ids) == 1 and all(map(is_alive, ids))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(600):  # they may still be importing
+        if not any(map(is_alive, ids)):
+            break
+        time.sleep(0.1)
+    assert not any(map(is_alive, ids))
+
+
+def test_a_stop_signal_to_the_whole_group_does_not_end_workers(tree: Path, processes: Processes) -> None:
+    stream = loader(FolderSource(tree, "train"), processes).steps(0, 100)
+    next(stream)
+    next(stream)  # both are up
+    for number in (signal.SIGTERM, signal.SIGINT):
+        for process in processes.process_ids:
+            os.kill(process, number)
+    assert len([next(stream) for _ in range(10)]) == 10
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_the_index_is_sent_once_and_lies_in_memory_that_all_map(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "only").mkdir(parents=True)
+        for number in range(500):
+            (tmp_path / split / "only" / f"{number:020}.png").write_bytes(encode(noise(4, 4, 3, 0)))
+    source = FolderSource(tmp_path, "train")
+    parcel = pack(source, {})
+    assert parcel.shared_bytes >= source.index_bytes
+    assert len(parcel.content) < 2000
+    there = unpack(parcel.content, parcel.extents, parcel.file, {})
+    parcel.close()
+    assert there.path(317) == source.path(317)
+    assert there.sample(499) == source.sample(499)
+    assert source.index_bytes / len(source) < 100
+    workers = Processes(1)
+    workers.share(source)
+    held = workers.shared_bytes
+    list(loader(source, workers, GREY).steps(0, 2))
+    assert workers.shared_bytes == held  # the fetch refers to the source that is there already
+    workers.close()
+
+
+def test_what_cannot_travel_is_refused_with_a_way_out(tree: Path, processes: Processes) -> None:
+    class Local(FolderSource):
+        def sample(self, index: int) -> Sample:
+            return super().sample(index)
+
+    with pytest.raises(UsageError, match="cannot be given to other processes") as caught:
+        list(loader(Local(tree, "train"), processes).steps(0, 1))
+    assert "threads" in caught.value.then
+
+
+def test_arrays_that_travelled_cannot_be_written() -> None:
+    parcel = pack(np.arange(1000), {})
+    there = unpack(parcel.content, parcel.extents, parcel.file, {})
+    parcel.close()
+    assert np.array_equal(there, np.arange(1000))
+    with pytest.raises(ValueError, match="read-only"):
+        there[0] = 1
