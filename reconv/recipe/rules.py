@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from reconv.recipe.box_rules import box_contradictions
 from reconv.recipe.contradiction import Contradiction
+from reconv.recipe.detection_rules import detection_contradictions
 from reconv.recipe.units import Duration
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ _METRICS = {  # what the evaluations of a task report
 
 def contradictions(recipe: Recipe) -> list[Contradiction]:
     """Every contradiction between the recipe's fields."""
-    rules = (_durations, _model, _data, _augment, box_contradictions, _batch, _schedule, _optimizer, _ending, _rest)
+    of_detection = (box_contradictions, detection_contradictions)
+    rules = (_durations, _model, _data, _augment, *of_detection, _batch, _schedule, _optimizer, _ending, _rest)
     return [c for rule in rules for c in rule(recipe)]
 
 

@@ -70,6 +70,7 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.most",)
     yield augment.jitter.on, "augment.jitter changes nothing", ("augment.jitter.form",)
     boxes = _of("data", "bad_boxes", "empty_images", "difficult_boxes")
+    boxes += tuple(name for name in _defaults() if name.startswith("detection."))
     yield recipe.task == "detection", "task is classification", boxes
     yield augment.flip > 0, "augment.flip is 0", ("augment.flip_form",)
     policy = f"augment.policy is {augment.policy}"
