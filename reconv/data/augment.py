@@ -137,11 +137,16 @@ def resized_box(width: int, height: int, draws: F64, augment: Augment) -> Box:
 
     If none fits: the largest centred box whose ratio is in range, or the whole image.
     """
-    tries = augment.attempts
-    widths, heights = _sides(width * height, draws, tries, augment.area, augment.ratio)
-    fits = np.flatnonzero((widths > 0) & (widths <= width) & (heights > 0) & (heights <= height))
-    if len(fits):
-        return _placed(width, height, int(widths[fits[0]]), int(heights[fits[0]]), draws[2 * tries :])
+    tries, pixels = augment.attempts, width * height
+    # One number after the other: most first boxes fit, and sixteen operations on arrays of ten took 15 us.
+    drawn = draws.tolist()
+    smallest, span = augment.area[0], augment.area[1] - augment.area[0]
+    low, high = math.log(augment.ratio[0]), math.log(augment.ratio[1])
+    for share_drawn, ratio_drawn in zip(drawn[:tries], drawn[tries : 2 * tries], strict=True):
+        share, ratio = smallest + share_drawn * span, math.exp(low + ratio_drawn * (high - low))
+        box_width, box_height = round(math.sqrt(pixels * share * ratio)), round(math.sqrt(pixels * share / ratio))
+        if 0 < box_width <= width and 0 < box_height <= height:
+            return _placed(width, height, box_width, box_height, draws[2 * tries :])
     if augment.fallback == "whole":
         return 0, 0, width, height
     box_width, box_height = _inside(width, height, augment.ratio)

@@ -2,19 +2,22 @@
 
 Owns what is read from markers without decoding. Refuses to know colours, crops and files that are not plain: for those
 there is Pillow. Invariant: `head` describes a file only if Pillow would decode it to the same pixels in the same place:
-baseline, one scan, grey or YCbCr, lying upright, with its end there.
+baseline, one scan without strange markers down to its end, grey or YCbCr, lying upright.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from PIL import Image
 from PIL.ExifTags import Base
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)  # in a scan: neither the byte 255 nor a restart
 _BASELINE, _SCAN, _APP1, _APP14 = 0xC0, 0xDA, 0xE1, 0xEE
 _TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # what a plain file has before its scan, and comments
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _YCBCR = 1  # Adobe's number of it
 _ROWS_BELOW = 2  # what smoothing of halved colours looks at under a row
 
@@ -36,8 +39,10 @@ def head(data: bytes) -> Head | None:
     while at + 4 < len(data) and data[at] == 0xFF:
         marker, end = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
         if marker == _SCAN:
-            is_whole = found is not None and data[at + 4] == found.num_components and data.rfind(_END, end) > 0
-            return found if is_whole else None
+            is_all = found is not None and data[at + 4] == found.num_components
+            next_marker = _MARKER.search(data, end)
+            # Decoders differ in what they bear of a scan that breaks off, or that another marker interrupts.
+            return found if is_all and next_marker is not None and next_marker[0] == _END else None
         if marker == _BASELINE and found is None:
             found = _frame(data[at + 4 : end], at + 4)
             if found is None:
@@ -71,7 +76,8 @@ def _is_odd(marker: int, segment: bytes) -> bool:
     if marker != _APP1:
         return False
     if not segment.startswith(b"Exif\0\0"):
-        return b"Orientation" in segment
+        said = _XMP_ORIENTATION.search(segment)
+        return said is not None and said[1] != b"1"
     exif = Image.Exif()
     try:
         exif.load(segment)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from reconv.data.augment import F64, Box, crop_draws, is_recolouring, pad_crop, recolour, resized_box
 from reconv.data.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture, eval_picture, picture, pixels_of
 from reconv.data.jpeg import Head, down_to, head
+from reconv.data.jpeg_decoder import jpeg_decoder
 from reconv.data.source import U8
-from reconv.errors import DataError
 from reconv.recipe.images import Augment, Interpolation, Preprocess
 
 
@@ -44,7 +44,8 @@ def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, dr
     """A random part of the picture, resized to the row."""
     if not isinstance(data, bytes):
         height, width = data.shape[:2]
-        part = _cut(data, resized_box(width, height, draws, augment))
+        left, top, right, bottom = resized_box(width, height, draws, augment)
+        part = data[top:bottom, left:right]
         if part.shape[2] != preprocess.channels:
             part = pixels_of(picture(np.ascontiguousarray(part), preprocess.channels))
         resize_into(part, preprocess.interpolation, augment.antialias, out)
@@ -52,20 +53,20 @@ def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, dr
     found = head(data) if preprocess.channels == 3 else None
     if found is not None and found.width * found.height <= MAX_PIXELS:
         box = resized_box(found.width, found.height, draws, augment)
-        try:
-            part = _jpeg_part(data, found, box)
-        except DataError:
-            # The whole file is decoded again, so that what is wrong with it is said of the file as it is.
-            part = pixels_of(decode_picture(data, 3, name).crop(box))
+        part = _jpeg_part(data, found, box, name)
     else:
         image = decode_picture(data, preprocess.channels, name)
         part = pixels_of(image.crop(resized_box(image.width, image.height, draws, augment)))
     resize_into(part, preprocess.interpolation, augment.antialias, out)
 
 
-def _jpeg_part(data: bytes, found: Head, box: Box) -> U8:
+def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:
     """The pixels in a box of a plain JPEG file; rows below it are not decoded."""
-    return pixels_of(decode_picture(down_to(data, found, box[3]), 3).crop(box))
+    _, decode = jpeg_decoder()
+    try:
+        return decode(down_to(data, found, box[3]), box)
+    except (ValueError, OSError):  # what is wrong is for the careful decoder to say, of the file as it is
+        return pixels_of(decode_picture(data, 3, name).crop(box))
 
 
 def resize_into(part: U8, interpolation: Interpolation, antialias: bool, out: U8) -> None:
@@ -83,8 +84,3 @@ def resize_into(part: U8, interpolation: Interpolation, antialias: bool, out: U8
         stacked = torch.from_numpy(np.array(part, order="C"))[None].permute(0, 3, 1, 2)
         resized = F.interpolate(stacked, (height, width), mode=interpolation, antialias=antialias)
         np.copyto(out, resized[0].numpy())
-
-
-def _cut(pixels: U8, box: Box) -> U8:
-    left, top, right, bottom = box
-    return pixels[top:bottom, left:right]

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import simplejpeg
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.data.augment import draw_crops, resized_box
+from reconv.data.augment import Box, draw_crops, resized_box
 from reconv.data.decode import decode
 from reconv.data.jpeg import down_to, head
+from reconv.data.jpeg_decoder import agrees, decode_with_pillow, jpeg_decoder
 from reconv.data.rows import host_train
 from reconv.errors import DataError
 from reconv.recipe.images import Augment, Preprocess
@@ -65,6 +69,38 @@ def test_rows_above_a_lowered_height_are_those_of_the_whole_picture(kind: str) -
     assert whole.shape == (found.height, found.width, 3)
     for bottom in range(1, found.height + 1):
         assert np.array_equal(decode(down_to(data, found, bottom), 3)[:bottom], whole[:bottom])
+
+
+@pytest.fixture
+def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the package is not installed."""
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    jpeg_decoder.cache_clear()
+    yield
+    jpeg_decoder.cache_clear()
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_row_does_not_depend_on_who_decodes(kind: str, request: pytest.FixtureRequest) -> None:
+    augment = Augment()
+    rows = []
+    for name in ("simplejpeg", "Pillow"):
+        if name == "Pillow":
+            request.getfixturevalue("without_simplejpeg")
+        assert jpeg_decoder()[0] == name
+        for draws in draw_crops(augment, 0, np.arange(6, dtype=np.int64)):
+            rows.append(host_train(PLAIN[kind], SPEC, augment, draws))
+    assert np.array_equal(rows[:6], rows[6:])
+
+
+def test_a_decoder_that_gives_other_pixels_is_not_taken() -> None:
+    def hasty(data: bytes, box: Box) -> np.ndarray:
+        left, top, right, bottom = box
+        return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True)[top:bottom, left:right]
+
+    assert agrees(decode_with_pillow)
+    assert agrees(jpeg_decoder()[1])
+    assert not agrees(hasty)
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *OTHERS])
