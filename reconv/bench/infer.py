@@ -19,7 +19,7 @@ from reconv.bench.cost import layer_costs, shares
 from reconv.bench.subject import about, num_classes_of
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import Located, locate
-from reconv.device import Device, open_device
+from reconv.device import Device, choose_algorithms, open_device
 from reconv.doctor import Machine, usable_cores
 from reconv.errors import UsageError
 from reconv.models.fold import folded
@@ -130,7 +130,7 @@ def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) ->
 def _open_device(recipe: Recipe, name: str) -> Device:
     threads = usable_cores(Machine()) if recipe.engine.threads == "auto" else recipe.engine.threads
     opened = open_device(name, threads=threads)
-    opened.autotune(recipe.engine.autotune)
+    choose_algorithms(opened, recipe.engine.autotune, recipe.engine.deterministic)
     return opened
 
 

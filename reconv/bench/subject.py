@@ -15,7 +15,7 @@ import torch
 
 from reconv import __version__
 from reconv.data.source import Source
-from reconv.device import Device, open_device
+from reconv.device import Device, choose_algorithms, open_device
 from reconv.doctor import Machine, usable_cores
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -61,9 +61,7 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
     plan = make_plan(recipe, facts)
     parts.check_model(recipe, plan.num_classes)
     opened = open_device(device, threads=plan.threads)
-    opened.autotune(recipe.engine.autotune)
-    if torch.are_deterministic_algorithms_enabled() != recipe.engine.deterministic:
-        torch.use_deterministic_algorithms(recipe.engine.deterministic)
+    choose_algorithms(opened, recipe.engine.autotune, recipe.engine.deterministic)
     return Subject(recipe, plan, source, opened, input)
 
 

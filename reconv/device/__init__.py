@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from reconv.device.cuda import Cuda, Recorder
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
 
-__all__ = ["Cpu", "Cuda", "Device", "Mps", "Recorder", "is_out_of_memory", "open_device"]
+__all__ = ["Cpu", "Cuda", "Device", "Mps", "Recorder", "choose_algorithms", "is_out_of_memory", "open_device"]
 
 
 class Device(Protocol):
@@ -56,6 +57,19 @@ def open_device(name: str = "auto", threads: int | None = None) -> Device:
     if match is None:
         raise UsageError(f"there is no device called {name!r}", then="use auto, cpu, cuda, cuda:1 or mps")
     return Cuda(int(match[1] or 0), threads)
+
+
+def choose_algorithms(device: Device, autotune: Literal["auto", "on", "off"], is_deterministic: bool) -> None:
+    """Let torch try algorithms and keep the fastest, or take only those that give the same bits every time."""
+    if is_deterministic:
+        # cuBLAS reads it when it starts, and refuses to promise equal bits without.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Filling what is about to be overwritten costs a pass over every tensor, and nothing here reads it before.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    device.autotune(autotune == "on" or (autotune == "auto" and not is_deterministic))
+    if torch.are_deterministic_algorithms_enabled() != is_deterministic:
+        # Only when it changes: the call imports torch's compiler, which takes seconds.
+        torch.use_deterministic_algorithms(is_deterministic)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -330,7 +330,7 @@ def _table(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _rest(recipe: Recipe) -> Iterator[Contradiction]:
-    if recipe.engine.autotune and recipe.engine.deterministic:
+    if recipe.engine.autotune == "on" and recipe.engine.deterministic:
         text = "may choose another algorithm in each run, but engine.deterministic promises the same bits"
         yield Contradiction(("engine.autotune", "engine.deterministic"), text)
     if recipe.profile != "off" and recipe.profile[0] > recipe.profile[1]:

@@ -249,7 +249,9 @@ class Engine(Section):
     # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off
     graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False
-    autotune: bool = False  # cuda: try every convolution algorithm on the first image of a size, and keep the fastest
+    # cuda: try every convolution algorithm on the first images of a size, and keep the fastest; auto: unless
+    # deterministic, since the fastest may be another one in the next run
+    autotune: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
     channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     non_finite: NonFinite = NonFinite()

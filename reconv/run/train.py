@@ -20,7 +20,7 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
-from reconv.device import is_out_of_memory, open_device
+from reconv.device import choose_algorithms, is_out_of_memory, open_device
 from reconv.doctor import Machine, available_memory_bytes, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
@@ -161,10 +161,7 @@ def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_n
         )
     plan = make_plan(recipe, _facts(sources, world, state.get("threads")))
     device = open_device(device_name, threads=plan.threads)
-    device.autotune(recipe.engine.autotune)
-    if torch.are_deterministic_algorithms_enabled() != recipe.engine.deterministic:
-        # Only when it changes: the call imports torch's compiler, which takes seconds.
-        torch.use_deterministic_algorithms(recipe.engine.deterministic)
+    choose_algorithms(device, recipe.engine.autotune, recipe.engine.deterministic)
     write_whole(choice.folder.recipe, dump(recipe))
     choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
     return Job(recipe, plan, sources, device, world, choice.folder, point)
