@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from reconv.run.predict import predict
     from reconv.run.train import train
-    from reconv.run.use import evaluate, predict
+    from reconv.run.use import evaluate
 
 __all__ = ["__version__", "evaluate", "predict", "train"]
 

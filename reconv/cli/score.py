@@ -6,6 +6,7 @@ is what the library call returned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,28 +121,36 @@ def _metric(name: str, value: float | None) -> str:
 @click.command(cls=Verb)
 @click.argument("run", type=click.Path())
 @click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
-@click.option("--top", metavar="N", type=click.IntRange(min=1), default=5, show_default=True, help="Names per image.")
+@click.option("--top", metavar="N", type=click.IntRange(min=1), help="Names per image, else 5; or boxes, else all.")
+@click.option(
+    "--score", metavar="X", type=click.FloatRange(0, 1), help="Detectors: the least score of a box, else 0.3."
+)
+@click.option("--pictures", metavar="DIR", type=click.Path(), help="Detectors: draw the boxes into pictures there.")
 @model_options
 @json_option
 def predict(
     run: str,
     images: tuple[str, ...],
-    top: int,
+    top: int | None,
+    score: float | None,
+    pictures: str | None,
     device: str,
     weights: str | None,
     best: bool,
     recipe: str | None,
     json_file: str | None,
 ) -> None:
-    """Name what RUN sees in images, or in every image of a folder.
+    """Tell what RUN sees in images, or in every image of a folder.
 
-    Images pass through the very preprocessing that evaluation used; it is saved with the model.
+    A detector tells boxes: left, top, right and bottom in pixels. Images pass through the very preprocessing that
+    evaluation used; it is saved with the model.
 
     \b
     Examples:
       reconv predict runs/quickstart/1 digit.png
       reconv predict runs/resnet50/1 photos/ cat.jpg --top 3
       reconv predict runs/resnet50/1 photos/ --json predictions.json
+      reconv predict runs/ssd-resnet34/1 street.jpg --pictures drawn/
     """
     from reconv.run import predict as run_predict
 
@@ -149,6 +158,8 @@ def predict(
         run,
         images,
         top=top,
+        min_score=score,
+        pictures=pictures,
         device=device,
         weights=weights or "auto",
         best=best,
@@ -159,18 +170,35 @@ def predict(
     bad = [prediction for prediction in predictions if prediction.error]
     if json_file is not None:
         emit_json([_answer(prediction) for prediction in predictions], json_file)
-    elif len(bad) < len(predictions):
+    elif any(prediction.labels for prediction in predictions):
         rows = [
-            [str(prediction.path) if rank == 0 else "", name, percent(score)]
+            [str(prediction.path) if rank == 0 else "", name, percent(value)]
             for prediction in predictions
-            for rank, (name, score) in enumerate(prediction.labels)
+            for rank, (name, value) in enumerate(prediction.labels)
         ]
         print_table(["image", "name", "score"], rows)
+    elif len(bad) < len(predictions):
+        _print_boxes([prediction for prediction in predictions if not prediction.error])
     if bad:
         raise DataError(
             f"{len(bad)} of {len(predictions)} pictures could not be read; the others are answered",
             where="; ".join(f"{prediction.path}: {prediction.error}" for prediction in bad[:NUM_BAD_NAMED]),
         )
+
+
+def _print_boxes(predictions: Sequence[Prediction]) -> None:
+    """A row for each box; a picture without one is told too."""
+    rows = []
+    for prediction in predictions:
+        found = [
+            [box.name, percent(box.score), *(f"{edge:.0f}" for edge in box.box_xyxy)] for box in prediction.boxes or ()
+        ]
+        for number, cells in enumerate(found or [["nothing", "", "", "", "", ""]]):
+            rows.append([str(prediction.path) if number == 0 else "", *cells])
+    print_table(["image", "name", "score", "left", "top", "right", "bottom"], rows)
+    drawn = [prediction.drawn for prediction in predictions if prediction.drawn is not None]
+    if drawn:
+        _tell(f"drawn: {drawn[0]}" + (f" and {len(drawn) - 1} more" if len(drawn) > 1 else ""))
 
 
 def _tell(text: str) -> None:
@@ -180,8 +208,14 @@ def _tell(text: str) -> None:
 
 def _answer(prediction: Prediction) -> dict[str, Any]:
     """One prediction as plain data."""
+    if prediction.boxes is None:
+        told: dict[str, Any] = {"labels": [{"name": name, "score": score} for name, score in prediction.labels]}
+    else:
+        boxes = prediction.boxes
+        told = {"boxes": [{"name": b.name, "score": b.score, "box_xyxy": list(b.box_xyxy)} for b in boxes]}
     return {
         "path": str(prediction.path),
-        "labels": [{"name": name, "score": score} for name, score in prediction.labels],
+        **told,
+        **({"drawn": str(prediction.drawn)} if prediction.drawn is not None else {}),
         **({"error": prediction.error} if prediction.error else {}),
     }

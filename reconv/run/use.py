@@ -1,27 +1,21 @@
-"""Using a trained run: `evaluate` scores it in one exact pass, `predict` names what is in a picture.
+"""Using a trained run: it is opened as a model, and `evaluate` scores it in one exact pass.
 
-Owns one exact pass and the naming of pictures. Refuses to know training, and how a RUN becomes a network (saved).
+Owns the pass. Refuses to know training, pictures of no data set (predict) and how a RUN becomes a network (saved).
 Invariant: the preprocessing is the one saved with the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from reconv.batch import Batch
 from reconv.checkpoint.files import Files, writing
 from reconv.checkpoint.locate import Located, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import Store
-from reconv.data.decode import decode, host_eval
 from reconv.data.faults import Faults
-from reconv.data.reader import read
 from reconv.data.source import Source
-from reconv.data.sources.folder import is_image_name
 from reconv.device import Device, open_device
 from reconv.engine.evaluate import evaluate as one_pass
 from reconv.errors import CheckpointError, DataError, UsageError
@@ -32,12 +26,10 @@ from reconv.run import parts
 from reconv.run.saved import build_saved, find_weights, read_saved
 from reconv.tasks.views import averaged_views
 
-PREDICT_BATCH = 64
-
 Tell = Callable[[str], None]  # told what a person should know besides the result
 
 
-def _silent(text: str) -> None:
+def silent(text: str) -> None:
     """Nobody asked."""
 
 
@@ -52,15 +44,6 @@ class EvalResult:
     num_samples: int
     skipped: int = 0  # images that could not be read and are in none of the metrics
     partial: bool = False  # not all of the validation set was scored
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a picture shows, best guess first."""
-
-    path: Path
-    labels: tuple[tuple[str, float], ...]
-    error: str = ""  # why there are no labels, when a bad picture is not to stop the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +70,13 @@ def evaluate(
     batch: int | None = None,
     samples: int | None = None,
     recipe: str | None = None,
-    tell: Tell = _silent,
+    tell: Tell = silent,
 ) -> list[EvalResult]:
     """Score a run on the whole validation set, once; `all` scores every checkpoint in order, skipping those done.
 
     With `samples` only so many of the set are scored, and the result says that it is partial.
     """
-    located = _find(run, best, tell)
+    located = find_model(run, best, tell)
     if not all:
         model = open_model(located, device=device, weights=weights, recipe=recipe)
         return [_score(model, data, batch, tell, samples)]
@@ -106,43 +89,7 @@ def evaluate(
     return _score_every_checkpoint(located, data=data, device=device, weights=weights, batch=batch, tell=tell)
 
 
-def predict(
-    run: str | Path,
-    paths: Sequence[str | Path],
-    *,
-    top: int = 5,
-    device: str = "auto",
-    weights: str = "auto",
-    best: bool = False,
-    recipe: str | None = None,
-    skip_bad: bool = False,
-    tell: Tell = _silent,
-) -> list[Prediction]:
-    """Name what each picture (or every picture in each folder) shows; `skip_bad`: a bad one gets its error instead."""
-    files = [file for path in paths for file in _pictures(Path(path))]
-    located = _find(run, best, tell)
-    model = open_model(located, device=device, weights=weights, recipe=recipe)
-    prepare = parts.eval_prepare(model.recipe, model.network)
-    model.network.model.eval()
-    forward = averaged_views(model.network.model, model.recipe.evaluate.tta)
-    results: list[Prediction] = []
-    for start in range(0, len(files), PREDICT_BATCH):
-        pictures, bad = _decode(files[start : start + PREDICT_BATCH], model, skip_bad)
-        results += bad
-        if not pictures:
-            continue
-        chunk, batch = list(pictures), _batch_of(list(pictures.values()), model)
-        with torch.inference_mode(), model.network.precision.autocast():
-            logits = forward(prepare(batch, 0)["images"])
-        scores, classes = logits.double().softmax(dim=1).topk(min(top, logits.shape[1]))
-        for file, row, names in zip(chunk, scores.tolist(), classes.tolist(), strict=True):
-            labels = tuple((model.class_names[c], score) for c, score in zip(names, row, strict=True))
-            results.append(Prediction(file, labels))
-    order = {file: number for number, file in enumerate(files)}
-    return sorted(results, key=lambda result: order[result.path])
-
-
-def _find(run: str | Path, best: bool, tell: Tell) -> Located:
+def find_model(run: str | Path, best: bool, tell: Tell) -> Located:
     """What RUN means; checkpoints that had to be passed over are told."""
     located = find_weights(run, "best" if best else "newest").located
     for path, reason in located.skipped:
@@ -240,37 +187,3 @@ def _validation_set(recipe: Recipe, data: str | Path | None) -> Source:
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
     return parts.open_sources(recipe).val
-
-
-def _pictures(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and is_image_name(file.name))
-        if not files:
-            raise DataError("no picture in this folder", where=str(path))
-        return files
-    if not path.exists():
-        raise DataError("no such picture", where=str(path))
-    return [path]
-
-
-def _decode(files: Sequence[Path], model: Model, skip_bad: bool) -> tuple[dict[Path, torch.Tensor], list[Prediction]]:
-    """The pictures that decode, preprocessed, and an answer without labels for those that do not."""
-    preprocess = model.recipe.data.preprocess
-    pictures: dict[Path, torch.Tensor] = {}
-    bad: list[Prediction] = []
-    for file in files:
-        try:
-            image = decode(read(file), preprocess.channels, str(file))
-        except DataError as error:
-            if not skip_bad:
-                raise
-            bad.append(Prediction(file, (), error.what))
-        else:
-            pictures[file] = torch.tensor(host_eval(image, preprocess))
-    return pictures, bad
-
-
-def _batch_of(images: Sequence[torch.Tensor], model: Model) -> Batch:
-    rows = torch.arange(len(images))
-    batch = Batch({"images": torch.stack(list(images)), "indices": rows, "targets": rows * 0}, rows, (len(images),))
-    return batch.map(model.device.move)

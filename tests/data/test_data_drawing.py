@@ -1,0 +1,40 @@
+"""Boxes drawn on pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from reconv.data.drawing import BAD, GOOD, DrawnBox, class_colour, draw_boxes
+
+
+def _pixels(*boxes: DrawnBox, size: tuple[int, int] = (100, 80), mode: str = "RGB") -> np.ndarray:
+    before = Image.new(mode, size)
+    drawn = draw_boxes(before, boxes)
+    assert before.getextrema() in ((0, 0), ((0, 0),) * 3)  # the picture given is not changed
+    assert (drawn.mode, drawn.size) == ("RGB", size)
+    return np.asarray(drawn)
+
+
+def test_a_box_is_drawn_where_it_is_and_nowhere_else() -> None:
+    pixels = _pixels(DrawnBox((20, 30, 60, 70), "", GOOD))
+    assert tuple(pixels[30, 40]) == tuple(pixels[70, 40]) == tuple(pixels[50, 20]) == tuple(pixels[50, 60]) == GOOD
+    assert not pixels[31:70, 21:60].any()
+    assert not pixels[:30].any() and not pixels[71:].any() and not pixels[:, :20].any() and not pixels[:, 61:].any()
+
+
+def test_boxes_beyond_the_edge_and_names_at_it_stay_in_sight() -> None:
+    pixels = _pixels(DrawnBox((-50, -20, 300, 200), "a", BAD))
+    assert tuple(pixels[40, 0]) == tuple(pixels[40, 99]) == BAD
+    named = _pixels(DrawnBox((95, 0, 99, 10), "a rather long name", BAD), size=(200, 80))
+    assert (named.sum(axis=2) > 600).any()  # letters in white
+
+
+def test_of_boxes_that_overlap_the_first_is_on_top_and_grey_pictures_get_colours() -> None:
+    pixels = _pixels(DrawnBox((20, 30, 60, 70), "", GOOD), DrawnBox((20, 30, 60, 70), "", BAD), mode="L")
+    assert tuple(pixels[30, 40]) == GOOD
+
+
+def test_classes_near_each_other_have_colours_far_from_each_other() -> None:
+    colours = np.array([class_colour(label) for label in range(81)])
+    assert (np.abs(colours[1:] - colours[:-1]).sum(axis=1) > 60).all()
