@@ -12,7 +12,9 @@ from pathlib import Path
 
 from reconv.data.reader import listing, unreadable
 from reconv.data.sources.archives import is_archives
+from reconv.data.sources.box_tfrecord import BOX_TFRECORD
 from reconv.data.sources.cifar import LAYOUTS, Layout
+from reconv.data.sources.coco import why_coco
 from reconv.data.sources.folder import split_folder
 from reconv.data.sources.hf import MARK
 from reconv.data.sources.packed import is_packed
@@ -20,6 +22,8 @@ from reconv.data.sources.shards import why_shards
 from reconv.data.sources.table import find_tables
 from reconv.data.sources.tar import TAR
 from reconv.data.sources.tfrecord import TFRECORD
+from reconv.data.sources.voc import why_voc
+from reconv.data.sources.yolo import why_yolo
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"
@@ -81,7 +85,19 @@ def _recognise(folder: Path) -> Iterator[Found]:
             yield Found(layout.kind, folder, why, layout)
     if is_packed(folder):
         yield Found("packed", folder, "it has train-*.packed")
-    yield from _recognise_pictures(folder)
+    with_boxes = list(_recognise_boxes(folder))
+    yield from with_boxes or _recognise_pictures(folder)
+
+
+def _recognise_boxes(folder: Path) -> Iterator[Found]:
+    """Layouts of pictures with boxes, which have folders that would pass for other things."""
+    try:
+        for kind, reason in (("coco", why_coco), ("voc", why_voc), ("yolo", why_yolo)):
+            if (why := reason(folder)) is not None:
+                yield Found(kind, folder, why)
+    except DataError as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
 
 
 def _recognise_pictures(folder: Path) -> Iterator[Found]:
@@ -89,7 +105,9 @@ def _recognise_pictures(folder: Path) -> Iterator[Found]:
     train = split_folder(folder, "train")
     try:
         inner = listing(train)[1] if train is not None else []
-        shards = [(form.kind, why) for form in (TFRECORD, TAR) if (why := why_shards(form, folder)) is not None]
+        namings = (TFRECORD, TAR, BOX_TFRECORD)
+        reasons = [(naming.kind, why) for naming in namings if (why := why_shards(naming, folder)) is not None]
+        shards = list(dict(reversed(reasons)).items())
         tables = find_tables(folder)
     except DataError as error:
         if isinstance(error.__cause__, PermissionError):

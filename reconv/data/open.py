@@ -11,22 +11,30 @@ from functools import partial
 from pathlib import Path
 
 from reconv.data.annotation import DetectionSource, DetectionSubset
-from reconv.data.detect import detect
+from reconv.data.detect import Found, detect
 from reconv.data.source import BACKGROUND, I64, Source, Split, Subset, WithBackground, spread
 from reconv.data.sources.arrays import ArraySource
+from reconv.data.sources.box_tfrecord import BoxShardSource
 from reconv.data.sources.cifar import open_cifar
+from reconv.data.sources.coco import open_coco
 from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
 from reconv.data.sources.hf import HfSource
 from reconv.data.sources.packed import PackedSource
+from reconv.data.sources.scattered import NUM_SAMPLES as NUM_SCATTERED
+from reconv.data.sources.scattered import ScatteredDigits
 from reconv.data.sources.shards import ShardSource
 from reconv.data.sources.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
 from reconv.data.sources.synthetic_boxes import SyntheticBoxes
 from reconv.data.sources.table import TableSource
 from reconv.data.sources.tar import open_tar
 from reconv.data.sources.tfrecord import TFRECORD
+from reconv.data.sources.voc import open_voc
+from reconv.data.sources.yolo import open_yolo
 from reconv.errors import DataError
 from reconv.recipe.images import Data
+
+NEED_NO_PATH = ("digits", "scattered-digits", "synthetic", "synthetic-device")
 
 _OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
     "folder": FolderSource,
@@ -35,6 +43,14 @@ _OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
     "tar": open_tar,
     "csv": TableSource,
     "hf": HfSource,
+}
+
+
+_BOX_OPENERS: Mapping[str, Callable[[Path, Split, Data, str], DetectionSource]] = {
+    "coco": open_coco,
+    "voc": open_voc,
+    "yolo": open_yolo,
+    "tfrecord": BoxShardSource,
 }
 
 
@@ -71,17 +87,34 @@ def _open(kind: str, path: Path | None, split: Split, data: Data, boxes: bool) -
         return open_digits(split)
     if kind in ("synthetic", "synthetic-device"):
         return _open_synthetic(kind, split, data, boxes)
+    if kind == "scattered-digits":
+        size, channels = data.preprocess.size, data.preprocess.channels
+        return ScatteredDigits(split, data.num_samples or NUM_SCATTERED, size, channels)
     if path is None:
-        wanted = kind if kind.startswith("cifar") else "cifar10"
+        wanted = kind if kind.startswith("cifar") else "coco2017" if boxes else "cifar10"
         raise DataError(
             "no data folder given" + ("" if kind == "auto" else f" for {kind}"),
             why="neither --data, data.path nor $DATA_DIR says where the data is",
             then=f"--data DIR; to download some: reconv data get {wanted} DIR",
         )
     found = detect(path, kind)
-    if found.layout is not None:
+    if boxes and found.kind in _BOX_OPENERS:
+        return _BOX_OPENERS[found.kind](found.path, split, data, found.why)
+    if not boxes and found.layout is not None:
         return open_cifar(found.layout, found.path, split, found.why)
+    if boxes or found.kind not in _OPENERS:
+        raise _of_another_task(found, boxes)
     return _OPENERS[found.kind](found.path, split, found.why)
+
+
+def _of_another_task(found: Found, boxes: bool) -> DataError:
+    said, task = ("no boxes", "detection") if boxes else ("boxes", "classification")
+    return DataError(
+        f"{found.kind} data have {said}, and the recipe's task is {task}",
+        where=str(found.path),
+        why=found.why,
+        then=f"reconv train {'resnet50' if boxes else 'ssd-resnet34'} --data {found.path}",
+    )
 
 
 def _open_synthetic(kind: str, split: Split, data: Data, boxes: bool) -> Source:

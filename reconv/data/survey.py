@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from reconv.data.detect import detect
-from reconv.data.open import open_source
+from reconv.data.open import NEED_NO_PATH, open_source
 from reconv.data.reader import read
 from reconv.data.source import Sample, Source, Split
 from reconv.data.sources.folder import is_image_name, split_folder
@@ -23,7 +23,6 @@ from reconv.errors import DataError
 from reconv.recipe.images import Data
 
 SPLITS: tuple[Split, ...] = ("train", "val")
-MADE_UP = ("digits", "synthetic", "synthetic-device")  # data sets without a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ Tell = Callable[[Finding], None]
 
 def open_splits(path: str, data: Data, tell: Tell) -> dict[Split, Source]:
     """Each split there is, its faults told; `path` is a folder or the name of a data set in the package."""
-    if path in MADE_UP and not Path(path).exists():
+    if path in NEED_NO_PATH and not Path(path).exists():
         return {split: open_source(path, None, split, data) for split in SPLITS}
     found = detect(Path(path), data.source)
     if found.kind == "folder":

@@ -23,7 +23,7 @@ from reconv.recipe.units import Duration
 
 AUTO_MICRO_IMAGES = 256  # the largest automatic micro-batch, unless one group is larger
 AUTO_WORKERS = 8  # more threads than this do not decode faster on the machines tried
-IN_MEMORY = ("digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
+IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from reconv.data.cached import Cached, Room, cached
 from reconv.data.faults import Faults
 from reconv.data.fetch import MakeFetch, make_fetch
 from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.open import open_source, taken, thinned
+from reconv.data.open import NEED_NO_PATH, open_source, taken, thinned
 from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.source import Source, Split
@@ -56,7 +56,6 @@ from reconv.tasks.detection_scores import DetectionEvaluator
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.views import averaged_views
 
-NEED_NO_PATH = ("digits", "synthetic", "synthetic-device")
 NUM_PICTURED = 32
 PICTURE_COLUMNS = 8
 NUM_WHITENED = 2000

@@ -16,7 +16,7 @@ from PIL import Image
 from reconv.batch import Batch
 from reconv.data.detect import detect
 from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.open import thinned
+from reconv.data.open import NEED_NO_PATH, thinned
 from reconv.data.pictures import Sheet, titled
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.errors import UsageError
@@ -45,7 +45,7 @@ def show(
     """One training batch and one evaluation batch of `data` (a folder, or digits or synthetic) by a recipe."""
     if not 1 <= images <= _MOST_SHOWN:
         raise UsageError(f"{images} images do not fit into a picture", then=f"1 to {_MOST_SHOWN}")
-    made_up = data in parts.NEED_NO_PATH and not Path(data).exists()
+    made_up = data in NEED_NO_PATH and not Path(data).exists()
     kind = data if made_up else detect(Path(data)).kind
     place: Override = ("data.source", data, "PATH") if made_up else ("data.path", data, "PATH")
     resolved = load(recipe or _USUAL.get(kind, _ELSE), [place, *overrides]).recipe

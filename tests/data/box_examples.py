@@ -68,3 +68,48 @@ def write_coco(
         }
         (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(told))
     return root
+
+
+def write_voc(
+    root: Path,
+    lists: Mapping[str, Sequence[str]],
+    pictures: Mapping[str, tuple[int, int, Sequence[tuple[str, tuple[float, ...], int]]]],
+) -> Path:
+    """VOC's layout: pictures as (height, width, objects), objects as (class, corners, difficult)."""
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (root / folder).mkdir(parents=True)
+    for name, stems in lists.items():
+        (root / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{stem}\n" for stem in stems))
+    for number, (stem, (height, width, objects)) in enumerate(pictures.items()):
+        (root / "JPEGImages" / f"{stem}.jpg").write_bytes(encode(noise(height, width, 3, number), "JPEG"))
+        edges = ("xmin", "ymin", "xmax", "ymax")
+        told = "".join(
+            f"<object><name>{name}</name><difficult>{difficult}</difficult><part><name>head</name></part><bndbox>"
+            + "".join(f"<{edge}>{value}</{edge}>" for edge, value in zip(edges, corners, strict=True))
+            + "</bndbox></object>"
+            for name, corners, difficult in objects
+        )
+        size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
+        (root / "Annotations" / f"{stem}.xml").write_text(f"<annotation>{size}{told}</annotation>")
+    return root
+
+
+def write_yolo(
+    root: Path,
+    layout: str,
+    lines: Mapping[str, Sequence[str] | None],
+    names: Sequence[str],
+    size: tuple[int, int] = (20, 20),
+) -> Path:
+    """YOLO's layout, the same pictures in both splits; None: no text file."""
+    for split in ("train", "val"):
+        images = root / layout.replace("train", split)
+        labels = Path(str(images).replace("images", "labels"))
+        images.mkdir(parents=True)
+        labels.mkdir(parents=True)
+        for number, (stem, told) in enumerate(lines.items()):
+            (images / f"{stem}.jpg").write_bytes(encode(noise(*size, 3, number), "JPEG"))
+            if told is not None:
+                (labels / f"{stem}.txt").write_text("\n".join(told) + "\n")
+    (root / "data.yaml").write_text(json.dumps({"names": list(names)}))
+    return root

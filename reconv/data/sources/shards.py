@@ -23,13 +23,19 @@ _NUMBER = re.compile(r"(?P<stem>.*?)(?P<number>\d+)(?:-of-(?P<count>\d+))?(?P<en
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """A format of shards: what its files are called, the first label, and how a file and a sample are read."""
+class Naming:
+    """What the files of a format of shards are called."""
 
     kind: str
     title: str
     in_folder: re.Pattern[str]
     flat: re.Pattern[str]  # with a group `split`
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Naming):
+    """A format of shards: besides its names, the first label, and how a file and a sample are read."""
+
     first_label: int
     scan: Callable[[str], Scanned]
     read: Callable[[str, int, int], bytes]
@@ -43,13 +49,13 @@ class Shards:
     names: tuple[str, ...]
 
 
-def why_shards(form: Form, folder: Path) -> str | None:
+def why_shards(form: Naming, folder: Path) -> str | None:
     """The reason to take a folder for shards of this form; None: it is not."""
     names = _names(form, folder, "train") or _names(form, folder, "val")
     return None if names is None else f"it has {names.folder.relative_to(folder.parent) / names.names[0]}"
 
 
-def find_shards(form: Form, root: Path, split: Split) -> Shards:
+def find_shards(form: Naming, root: Path, split: Split) -> Shards:
     """The complete set of a split's shards."""
     shards = _names(form, root, split)
     if shards is None:
@@ -64,7 +70,7 @@ def find_shards(form: Form, root: Path, split: Split) -> Shards:
     return shards
 
 
-def _names(form: Form, root: Path, split: Split) -> Shards | None:
+def _names(form: Naming, root: Path, split: Split) -> Shards | None:
     files, folders = listing(root)
     found = []
     for name in SPLIT_FOLDERS[split]:

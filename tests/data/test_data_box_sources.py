@@ -1,0 +1,351 @@
+"""Pictures with boxes in the forms people have them: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from box_examples import write_coco, write_voc, write_yolo
+from data_examples import encode, noise
+
+from reconv.data.annotation import DetectionSource
+from reconv.data.box_fetch import BoxFetch
+from reconv.data.detect import detect
+from reconv.data.open import open_source
+from reconv.errors import DataError
+from reconv.recipe.images import Data, Preprocess
+
+CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
+
+
+def box(category: int, *corners: float, **more: Any) -> dict[str, Any]:
+    left, top, width, height = corners
+    return {"category_id": category, "bbox": [left, top, width, height], **more}
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    train = [
+        ("b.jpg", 30, 40, [box(90, 0, 0, 10, 10), box(1, 5.5, 6.25, 20, 10, area=77.5)]),
+        ("a.jpg", 20, 20, [box(18, 1, 1, 19, 19, iscrowd=1)]),
+        ("empty.jpg", 25, 25, []),
+    ]
+    val = [("v.jpg", 30, 40, [box(1, 2, 3, 4, 5)]), ("none.jpg", 10, 10, [])]
+    return write_coco(tmp_path / "coco", {"train": train, "val": val}, CATEGORIES)
+
+
+def opened(path: Path, split: Any = "train", kind: str = "auto", **data: Any) -> DetectionSource:
+    source = open_source(kind, path, split, Data(**data), boxes=True)
+    assert isinstance(source, DetectionSource)
+    return source
+
+
+def rewrite(root: Path, change: Any, split: str = "train") -> None:
+    """Change COCO's file in place."""
+    file = root / "annotations" / f"instances_{split}2017.json"
+    told = json.loads(file.read_text())
+    change(told)
+    file.write_text(json.dumps(told))
+
+
+def test_coco_is_found_and_its_gappy_ids_become_classes(coco: Path) -> None:
+    assert detect(coco).kind == detect(coco.parent).kind == "coco"
+    source = opened(coco)
+    assert source.class_names == ("person", "dog", "toothbrush") and source.class_ids == (1, 18, 90)
+    first = source.annotation(0)
+    assert first.labels.tolist() == [2, 0] and first.image_id == 1 and (first.height, first.width) == (30, 40)
+    assert first.boxes_xyxy.tolist() == [[0, 0, 10, 10], [5.5, 6.25, 25.5, 16.25]]
+    assert first.area.tolist() == [100, 77.5] and source.annotation(1).is_crowd.tolist() == [True]
+    sample = source.sample(0)
+    assert sample.name.endswith("train2017/b.jpg") and sample.annotation is not None
+    assert sample.data == (coco / "train2017" / "b.jpg").read_bytes()
+
+
+def test_images_without_a_box_are_dropped_from_training_or_kept_as_the_recipe_says(coco: Path) -> None:
+    dropped, kept = opened(coco), opened(coco, empty_images="keep")
+    assert (len(dropped), len(kept)) == (2, 3) and dropped.box_counts().tolist() == [2, 1]
+    assert "2 of 3 images have a usable box" in dropped.origin and "usable" not in kept.origin
+    assert len(kept.annotation(2)) == 0
+    assert len(opened(coco, "val")) == len(opened(coco, "val", empty_images="keep")) == 2
+    assert dropped.fingerprint() != kept.fingerprint()
+
+
+def test_the_published_rule_skips_boxes_without_area_or_beyond_the_edge(tmp_path: Path) -> None:
+    train = [
+        ("usable.jpg", 20, 20, [box(1, 0, 0, 20, 20), box(1, 5, 5, 0, 4), box(1, 5, 5, 15.5, 4)]),
+        ("rounded.jpg", 20, 20, [box(1, 3.3, 3.3, 16.704, 16.704)]),
+        ("degenerate.jpg", 20, 20, [box(1, 5, 5, 10, 0)]),
+        ("beyond.jpg", 20, 20, [box(1, 15, 15, 10, 2)]),
+        ("nothing.jpg", 20, 20, []),
+    ]
+    root = write_coco(tmp_path / "c", {"train": train, "val": train[:1]}, CATEGORIES)
+    source = opened(root, bad_boxes="skip")
+    assert [Path(source.sample(i).name).name for i in range(len(source))] == ["usable.jpg", "rounded.jpg"]
+    assert source.box_counts().tolist() == [1, 1]
+    assert "2 of 5 images have a usable box" in source.origin
+    assert "4 of 6 boxes are not usable and are left out" in source.origin
+    clipped = opened(root, bad_boxes="clip")
+    assert [Path(clipped.sample(i).name).name for i in range(3)] == ["usable.jpg", "rounded.jpg", "beyond.jpg"]
+    assert clipped.annotation(2).boxes_xyxy.tolist() == [[15, 15, 20, 17]]
+    assert "2 are cut to the picture" in clipped.origin
+
+
+def test_validation_keeps_every_box_that_can_be_scored(tmp_path: Path) -> None:
+    pictures = [("a.jpg", 20, 20, [box(1, 0, 0, 25, 5), box(1, 0, 0, 5, 5)])]
+    root = write_coco(tmp_path / "c", {"train": pictures, "val": pictures}, CATEGORIES)
+    assert opened(root, "val", bad_boxes="skip").box_counts().tolist() == [2]
+    assert opened(root, "train", bad_boxes="skip").box_counts().tolist() == [1]
+
+
+BAD_BOXES = {
+    "leaves its picture: box 2 of": lambda a: a.update(bbox=[30, 0, 20, 10]),
+    "has no area": lambda a: a.update(bbox=[3, 3, 0, 10]),
+    "has its corners swapped": lambda a: a.update(bbox=[20, 20, -5, 4]),
+    "is of no known class": lambda a: a.update(category_id=5),
+    "has a corner that is no number": lambda a: a.update(bbox=[float("nan"), 0, 5, 5]),
+}
+
+
+@pytest.mark.parametrize("said", BAD_BOXES)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_training_stops_at_a_bad_box_with_its_file_and_what_to_do(coco: Path, said: str, split: str) -> None:
+    rewrite(coco, lambda told: BAD_BOXES[said](told["annotations"][-1 if split == "val" else 1]), split)
+    with pytest.raises(DataError) as caught:
+        opened(coco, split)
+    expected = said.replace("box 2", "box 1") if split == "val" else said
+    assert expected in caught.value.what and "reconv data check" in caught.value.then
+    file = "v.jpg" if split == "val" else "b.jpg"
+    assert file in caught.value.where
+    can_be_borne = "known class" not in said and "no number" not in said
+    if split == "val":
+        can_be_borne &= "swapped" not in said
+    assert ("data.bad_boxes=skip" in caught.value.then) == can_be_borne
+    if can_be_borne:
+        assert len(opened(coco, split, bad_boxes="skip"))
+
+
+FILE_FAULTS = {
+    "image id 1 is there 2 times": lambda t: t["images"].append(dict(t["images"][0])),
+    "annotation id 1 is there 2 times": lambda t: t["annotations"].append(dict(t["annotations"][0])),
+    "is of an image that is not in the list": lambda t: t["annotations"][0].update(image_id=999),
+    "has no bbox of four numbers": lambda t: t["annotations"][0].update(bbox=[1, 2]),
+    "has no category_id": lambda t: t["annotations"][0].pop("category_id"),
+    "has no annotations": lambda t: t.pop("annotations"),
+}
+
+
+@pytest.mark.parametrize("said", FILE_FAULTS)
+def test_a_faulty_coco_file_is_refused_by_name(coco: Path, said: str) -> None:
+    rewrite(coco, FILE_FAULTS[said])
+    with pytest.raises(DataError, match=said) as caught:
+        opened(coco)
+    assert caught.value.where.endswith("instances_train2017.json") and caught.value.then
+
+
+def test_coco_that_is_no_json_and_a_split_without_a_file_are_refused(coco: Path) -> None:
+    (coco / "annotations" / "instances_val2017.json").unlink()
+    with pytest.raises(DataError, match="no file of val annotations"):
+        opened(coco, "val")
+    (coco / "annotations" / "instances_train2017.json").write_text('{"images": [')
+    with pytest.raises(DataError, match="is no JSON"):
+        opened(coco)
+
+
+def test_a_missing_picture_is_named_when_it_is_read(coco: Path) -> None:
+    (coco / "train2017" / "a.jpg").unlink()
+    with pytest.raises(DataError, match=r"a\.jpg"):
+        opened(coco).sample(1)
+
+
+def test_other_names_of_coco_files_and_folders_are_found(coco: Path, tmp_path: Path) -> None:
+    (coco / "annotations" / "captions_train2017.json").write_text("{}")
+    (coco / "images").mkdir()
+    (coco / "train2017").rename(coco / "images" / "train2017")
+    assert opened(coco).sample(0).name.endswith("images/train2017/b.jpg")
+    inside = tmp_path / "inside"
+    for split, name in (("train", "train"), ("val", "valid")):
+        (inside / name).mkdir(parents=True)
+        told = json.loads((coco / "annotations" / f"instances_{split}2017.json").read_text())
+        (inside / name / "_annotations.coco.json").write_text(json.dumps(told))
+        for image in told["images"]:
+            (inside / name / image["file_name"]).write_bytes(encode(noise(8, 8, 3, 0)))
+    assert opened(inside).sample(0).name.endswith("train/b.jpg")
+    assert opened(inside, "val").sample(0).name.endswith("valid/v.jpg")
+
+
+def test_voc_lists_boxes_and_difficult_flags_are_read(tmp_path: Path) -> None:
+    pictures = {
+        "p1": (30, 40, [("dog", (1, 1, 40, 30), 0), ("cat", (11, 6, 20, 12), 1)]),
+        "p2": (20, 20, [("person", (3, 3, 9, 9), 0)]),
+    }
+    root = write_voc(tmp_path / "VOCdevkit" / "VOC2012", {"train": ["p1"], "val": ["p2"]}, pictures)
+    assert detect(tmp_path / "VOCdevkit").kind == "voc"
+    source = opened(root)
+    assert len(source.class_names) == 20 and source.class_names[11] == "dog" and source.class_ids[11] == 12
+    said = source.annotation(0)
+    assert said.boxes_xyxy.tolist() == [[0, 0, 40, 30], [10, 5, 20, 12]]  # pixels count from 1, both ends inside
+    assert said.labels.tolist() == [11, 7] and said.difficult.tolist() == [False, True] and said.image_id == "p1"
+    assert [opened(root, "val").annotation(0).image_id] == ["p2"]
+
+
+def test_voc_without_val_is_validated_on_test_and_other_classes_are_those_of_training(tmp_path: Path) -> None:
+    pictures = {name: (20, 20, [("screw", (1, 1, 5, 5), 0), ("nut", (0, 0, 5, 5), 0)]) for name in ("a", "b")}
+    root = write_voc(tmp_path / "v", {"trainval": ["a"], "test": ["b"]}, pictures)
+    assert opened(root).class_names == opened(root, "val").class_names == ("nut", "screw")
+    assert "list test" in opened(root, "val").origin
+    assert opened(root).annotation(0).boxes_xyxy[1].tolist() == [0, 0, 5, 5]
+
+
+def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
+    pictures = {"a": (20, 20, [("dog", (1, 1, 5, 5), 0)]), "b": (20, 20, [("dog", (1, 1, 5, 5), 0)])}
+    root = write_voc(tmp_path / "v", {"train": ["a"], "val": ["b"]}, pictures)
+    good = (root / "Annotations" / "a.xml").read_text()
+    faults = {
+        "cannot be read: no XML": good[:-20],
+        "a has no size": good.replace("<width>20</width>", ""),
+        "a box that leaves its picture": good.replace("<xmax>5</xmax>", "<xmax>25</xmax>"),
+        "a box that has its corners swapped": good.replace("<xmax>5</xmax>", "<xmax>-1</xmax>"),
+        "a box that has a corner that is no number": good.replace("<xmax>5</xmax>", "<xmax>wide</xmax>"),
+    }
+    for said, text in faults.items():
+        (root / "Annotations" / "a.xml").write_text(text)
+        with pytest.raises(DataError, match=said) as caught:
+            opened(root)
+        assert caught.value.where.endswith("a.xml")
+    (root / "Annotations" / "a.xml").write_text(good)
+    (root / "Annotations" / "b.xml").write_text(good.replace("dog", "dragon"))
+    with pytest.raises(DataError, match="class 'dragon' of b is in no list"):
+        opened(root, "val")
+    (root / "ImageSets" / "Main" / "train.txt").write_text("a\na\n")
+    with pytest.raises(DataError, match="a is there twice"):
+        opened(root)
+    (root / "ImageSets" / "Main" / "train.txt").write_text("\n")
+    with pytest.raises(DataError, match=r"train.txt is empty"):
+        opened(root)
+
+
+@pytest.mark.parametrize("layout", ["images/train", "train/images"])
+def test_yolo_fractions_become_pixels_of_the_picture(tmp_path: Path, layout: str) -> None:
+    lines = {"a": ["1 0.5 0.5 0.5 0.25", "0 0.1 0.1 0.3 0.2 0.2 0.4"], "b": None}
+    root = write_yolo(tmp_path / "y", layout, lines, ["cat", "dog"], size=(20, 40))
+    assert detect(root).kind == "yolo"
+    source = opened(root, empty_images="keep")
+    assert source.class_names == ("cat", "dog") and source.class_ids == (0, 1)
+    said = source.annotation(0)
+    assert said.boxes_xyxy == pytest.approx(np.array([[10, 7.5, 30, 12.5], [4, 2, 12, 8]]), abs=1e-4)
+    assert said.labels.tolist() == [1, 0] and (said.height, said.width) == (20, 40)
+    assert said.area == pytest.approx([100, 48], abs=1e-2)
+    assert len(source.annotation(1)) == 0 and len(opened(root)) == 1
+    assert source.sample(0).annotation is not None and len(opened(root, "val")) == 2
+
+
+def test_yolo_lists_of_files_and_names_without_yaml_are_read(tmp_path: Path) -> None:
+    root = write_yolo(tmp_path / "y", "images/train", {"a": ["0 0.5 0.5 0.2 0.2"]}, ["cat"], size=(20, 40))
+    (root / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: {0: cat, 2: cow}\n")
+    (root / "train.txt").write_text("./images/train/a.jpg\n")
+    assert opened(root).class_names == ("cat", "class1", "cow") and len(opened(root)) == 1
+    (root / "train.txt").write_text("./images/train/a.jpg\n./images/train/a.jpg\n")
+    with pytest.raises(DataError, match="is named 2 times"):
+        opened(root)
+    (root / "data.yaml").unlink()
+    with pytest.raises(DataError, match="no names of classes"):
+        opened(root)
+    (root / "classes.txt").write_text("cat\n")
+    assert opened(root).class_names == ("cat",)
+
+
+def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
+    faults = {
+        "class 3 where there are 2": "3 0.5 0.5 0.1 0.1",
+        "line 2 is no class with four numbers": "1 0.5 0.5",
+        "a box that leaves its picture": "1 0.9 0.5 0.4 0.1",
+        "a box that has no area": "1 0.9 0.5 0.0 0.1",
+    }
+    for number, (said, line) in enumerate(faults.items()):
+        root = write_yolo(tmp_path / str(number), "images/train", {"a": ["0 0.5 0.5 0.1 0.1", line]}, ["c", "d"])
+        with pytest.raises(DataError, match=said) as caught:
+            opened(root)
+        assert "labels/train/a.txt" in caught.value.where
+
+
+def test_no_box_left_is_an_error_and_so_is_data_of_the_other_task(coco: Path, tmp_path: Path) -> None:
+    empty = write_coco(tmp_path / "e", {"train": [("a.jpg", 9, 9, [])], "val": [("b.jpg", 9, 9, [])]}, CATEGORIES)
+    with pytest.raises(DataError, match="no training picture has a usable box"):
+        opened(empty)
+    assert len(opened(empty, empty_images="keep")) == 1
+    with pytest.raises(DataError, match="coco data have boxes, and the recipe's task is classification") as caught:
+        open_source("auto", coco, "train", Data())
+    assert "ssd-resnet34" in caught.value.then
+    tree = tmp_path / "tree"
+    for split in ("train", "val"):
+        (tree / split / "cat").mkdir(parents=True)
+        (tree / split / "cat" / "1.jpg").write_bytes(encode(noise(8, 8, 3, 0), "JPEG"))
+    with pytest.raises(DataError, match="folder data have no boxes, and the recipe's task is detection"):
+        opened(tree)
+
+
+def test_a_share_of_the_training_pictures_keeps_their_boxes(coco: Path) -> None:
+    some = opened(coco, percent=50)
+    assert len(some) == 1 and len(some.annotation(0)) == 2 and "1 of 2 images" in some.origin
+
+
+def test_rows_of_every_form_have_the_same_boxes(coco: Path, tmp_path: Path) -> None:
+    """The same picture and boxes as COCO, VOC and YOLO say them."""
+    picture = (coco / "train2017" / "b.jpg").read_bytes()
+    voc = write_voc(
+        tmp_path / "v",
+        {"train": ["b"], "val": ["b"]},
+        {"b": (30, 40, [("person", (1, 1, 10, 10), 0), ("dog", (6.5, 7.25, 25.5, 16.25), 0)])},
+    )
+    (voc / "JPEGImages" / "b.jpg").write_bytes(picture)
+    yolo = write_yolo(
+        tmp_path / "y",
+        "images/train",
+        {"b": ["0 0.125 0.16666667 0.25 0.33333333", "1 0.3875 0.375 0.5 0.33333333"]},
+        ["p", "d"],
+    )
+    (yolo / "images" / "train" / "b.jpg").write_bytes(picture)
+    rows = []
+    for root in (coco, voc, yolo):
+        fetch = BoxFetch(opened(root), Preprocess(size=32, resize=None), None, 4)
+        filled = {column.name: column.empty(1) for column in fetch.columns}
+        fetch(np.array([0]), None, filled)
+        rows.append(filled)
+    for other in rows[1:]:
+        assert np.array_equal(other["images"], rows[0]["images"])
+        assert other["boxes"] == pytest.approx(rows[0]["boxes"], abs=1e-6)
+        assert other["num_boxes"].tolist() == [2]
+
+
+def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
+    data: dict[str, Any] = {"num_samples": 40, "preprocess": {"size": 96, "resize": None}}
+    train, val = (open_source("scattered-digits", None, s, Data(**data), boxes=True) for s in ("train", "val"))
+    assert isinstance(train, DetectionSource) and isinstance(val, DetectionSource)
+    assert (len(train), len(val)) == (40, 8) and train.class_names == tuple("0123456789")
+    counts = []
+    for index in range(40):
+        sample = train.sample(index)
+        said = sample.annotation
+        assert said is not None and isinstance(sample.data, np.ndarray) and sample.data.shape == (96, 96, 3)
+        assert np.array_equal(sample.data, train.sample(index).data)
+        boxes = said.boxes_xyxy.astype(int)
+        assert (boxes >= 0).all() and (boxes <= 96).all() and len(boxes) == train.box_counts()[index]
+        outside = np.ones((96, 96), bool)
+        for left, top, right, bottom in boxes:
+            assert sample.data[top:bottom, left:right].max() > 150
+            outside[top:bottom, left:right] = False
+        assert sample.data[outside].max() <= 96
+        counts.append(len(boxes))
+    assert min(counts) == 1 and 4 <= max(counts) <= 6
+    assert not np.array_equal(train.sample(0).data, val.sample(0).data)
+    assert train.fingerprint() != val.fingerprint()
+
+
+def test_digits_of_validation_are_never_painted_in_training() -> None:
+    from reconv.data.sources.digits import open_digits
+
+    train, val = open_digits("train").images, open_digits("val").images
+    assert len({t.tobytes() for t in train} & {v.tobytes() for v in val}) == 0
