@@ -1,0 +1,46 @@
+"""Which tensors the fused forms take.
+
+Owns the limits of all kernels of this room: device, type, layout and shape. Refuses to know what a kernel computes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CHANNEL_MULTIPLE = 8  # 16 bytes of halves: one vector load
+_MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, which takes CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def available(x: Tensor) -> bool:
+    """Whether the kernels take this image tensor [n, channels, height, width]."""
+    return (
+        (x.is_cuda or is_interpreted())
+        and x.dim() == 4
+        and x.dtype in DTYPES
+        and x.shape[1] % CHANNEL_MULTIPLE == 0
+        and 0 < x.numel() <= _MOST_VALUES
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and _has_triton()
+    )
+
+
+def even_groups(groups: Sequence[int]) -> bool:
+    """Whether all groups but the last are of one size, as kernels count them."""
+    return len(set(groups[:-1])) <= 1

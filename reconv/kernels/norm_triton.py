@@ -1,0 +1,314 @@
+"""Batch norm over rows of channels, in Triton: statistics, normalise, gradient sums, gradient.
+
+Owns the device code. Refuses to know autograd and memory. Every kernel reads and writes each tensor once and computes
+in float32. Programs are (block of channels, split of the rows, group). A reducing kernel's programs each leave one
+partial sum; the last one to arrive adds them up in order, so the result does not depend on who is last.
+"""
+
+import triton
+import triton.language as tl
+
+NONE, RELU, RELU6, SILU = (tl.constexpr(i) for i in range(4))
+PLAIN, SUM, SUM_OF_NORMS = (tl.constexpr(i) for i in range(3))
+SLABS: tl.constexpr = tl.constexpr(8)
+MEAN, VARIANCE, RSTD, STATISTICS = (tl.constexpr(i) for i in range(4))
+_MERGED: tl.constexpr = tl.constexpr(16)
+
+_COUNTS = ["eighths", "num_rows", "group_rows", "tiles"]
+
+
+@triton.jit
+def _tile(start, tile, LANES: tl.constexpr):
+    """Rows of a tile [slabs * lanes, 1]: lanes are dealt to threads, so a thread has the same lane of every slab."""
+    return start + tile * (SLABS * LANES) + tl.arange(0, SLABS * LANES)[:, None]
+
+
+@triton.jit
+def _fold(values, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum over slabs [lanes, channels]: each thread's own, without a word to the others."""
+    return tl.sum(tl.reshape(values, [SLABS, LANES, BLOCK]), 0)
+
+
+@triton.jit
+def _bounds(num_rows, group_rows):
+    """First row and end of this program's group: the last group has the rest."""
+    group = tl.program_id(2)
+    start = group * group_rows
+    end = tl.where(group == tl.num_programs(2) - 1, num_rows, start + group_rows)
+    return start, end
+
+
+@triton.jit
+def _channels(channels, BLOCK: tl.constexpr):
+    """This program's channels, and which of them exist."""
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return channel, channel < channels
+
+
+@triton.jit
+def _row(pointer, channel, exists):
+    """One number per channel, as [1, channels] in float32."""
+    return tl.load(pointer + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _sigmoid(z):
+    """Without an overflow of either sign."""
+    power = tl.exp(-tl.abs(z))
+    return tl.where(z >= 0.0, 1.0, power) / (1.0 + power)
+
+
+@triton.jit
+def _activate(z, ACT: tl.constexpr):
+    """Not by maximum and minimum, which would hide a NaN."""
+    if ACT == RELU:
+        z = tl.where(z < 0.0, 0.0, z)
+    if ACT == RELU6:
+        z = tl.where(z < 0.0, 0.0, tl.where(z > 6.0, 6.0, z))
+    if ACT == SILU:
+        z = z * _sigmoid(z)
+    return z
+
+
+@triton.jit
+def _deactivate(gradient, z, ACT: tl.constexpr):
+    """The gradient at the input of an activation."""
+    if ACT == RELU:
+        gradient = tl.where(z <= 0.0, 0.0, gradient)
+    if ACT == RELU6:
+        gradient = tl.where((z <= 0.0) | (z >= 6.0), 0.0, gradient)
+    if ACT == SILU:
+        sigmoid = _sigmoid(z)
+        gradient = gradient * sigmoid * (1.0 + z * (1.0 - sigmoid))
+    return gradient
+
+
+@triton.jit
+def _is_last(counters):
+    """Whether all other programs of this block and group have stored their partial sums."""
+    counter = counters + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    tl.debug_barrier()  # every thread's stores come before the one thread's count
+    arrived = tl.atomic_add(counter, 1, sem="acq_rel")
+    is_last = arrived == tl.num_programs(1) - 1
+    if is_last:
+        tl.atomic_xchg(counter, 0, sem="relaxed")
+        tl.debug_barrier()
+    return is_last
+
+
+@triton.jit
+def _merge(partials, place, num_sums, channels, channel, exists, BLOCK: tl.constexpr):
+    """The sum of the partial sums of this block and group, past L1, which may be stale."""
+    splits = tl.num_programs(1)
+    total = tl.zeros([_MERGED, BLOCK], tl.float32)
+    first = tl.program_id(2) * splits
+    for base in range(0, splits, _MERGED):
+        split = base + tl.arange(0, _MERGED)
+        at = ((first + split) * num_sums + place)[:, None] * channels + channel[None, :]
+        total += tl.load(
+            partials + at, mask=(split < splits)[:, None] & exists[None, :], other=0.0, cache_modifier=".cg"
+        )
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _leave(partials, place, num_sums, channels, channel, exists, value):
+    """Store this program's partial sum."""
+    mine = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(partials + (mine * num_sums + place) * channels + channel, value, mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def statistics(
+    x, running_var, result, partials, counters, eighths, num_rows, group_rows, eps, LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Mean, unbiased variance and 1 / deviation of each channel and group, in one read.
+
+    Sums are of x minus the mean of the group's first rows: near enough to the mean that squares do not cancel.
+    """
+    channels = eighths * 8
+    start, end = _bounds(num_rows, group_rows)
+    channel, exists = _channels(channels, BLOCK)
+    head = start + tl.arange(0, LANES)
+    some = tl.load(
+        x + head[:, None] * channels + channel[None, :], mask=(head < end)[:, None] & exists[None, :], other=0.0
+    )
+    shift = tl.sum(some.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
+    total = tl.zeros([LANES, BLOCK], tl.float32)
+    squares = tl.zeros([LANES, BLOCK], tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+        row = _tile(start, tile, LANES)
+        mask = (row < end) & exists[None, :]
+        value = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        value = tl.where(mask, value - shift[None, :], 0.0)
+        total += _fold(value, LANES, BLOCK)
+        squares += _fold(value * value, LANES, BLOCK)
+    _leave(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
+    _leave(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
+    if _is_last(counters):
+        count = (end - start).to(tl.float32)
+        mean = _merge(partials, 0, 2, channels, channel, exists, BLOCK) / count
+        variance = _merge(partials, 1, 2, channels, channel, exists, BLOCK) / count - mean * mean
+        variance = tl.where(variance < 0.0, 0.0, variance)  # not maximum: that would hide a NaN
+        unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
+        if end - start == 1:  # no variance: the running one stays where it is
+            unbiased = tl.load(running_var + channel, mask=exists, other=0.0).to(tl.float32)
+        out = result + tl.program_id(2) * STATISTICS * channels + channel
+        tl.store(out + MEAN * channels, shift + mean, mask=exists)
+        tl.store(out + VARIANCE * channels, unbiased, mask=exists)
+        tl.store(out + RSTD * channels, 1.0 / tl.sqrt(variance + eps), mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def normalise(
+    x, stats, weight, bias, other, other_stats, other_weight, other_bias, y, bits, eighths, num_rows, group_rows,
+    tiles, ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The activation of norm(x), of norm(x) + other, or of norm(x) + norm(other); a sum's ReLU also leaves its mask."""
+    channels = eighths * 8
+    start, end = _bounds(num_rows, group_rows)
+    channel, exists = _channels(channels, BLOCK)
+    group = tl.program_id(2)
+    stats += group * STATISTICS * channels
+    mean = _row(stats + MEAN * channels, channel, exists)
+    scale = _row(weight, channel, exists) * _row(stats + RSTD * channels, channel, exists)
+    shift = _row(bias, channel, exists)
+    if JOIN == SUM_OF_NORMS:
+        other_stats += group * STATISTICS * channels
+        other_mean = _row(other_stats + MEAN * channels, channel, exists)
+        other_scale = _row(other_weight, channel, exists) * _row(other_stats + RSTD * channels, channel, exists)
+        shift += _row(other_bias, channel, exists)
+    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+        row = _tile(start, tile, LANES)
+        mask = (row < end) & exists[None, :]
+        at = row * channels + channel[None, :]
+        z = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * scale + shift
+        if JOIN != PLAIN:
+            added = tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
+            if JOIN == SUM_OF_NORMS:
+                added = (added - other_mean) * other_scale
+            z += added
+            if ACT == RELU:
+                passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, SLABS * LANES) // LANES)[:, None]
+                slot = _bits_at(tile, tiles, channels, channel, LANES)
+                tl.store(bits + slot, _fold(passed, LANES, BLOCK).to(tl.uint8), mask=_bits_exist(exists, LANES))
+        tl.store(y + at, _activate(z, ACT).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _bits_at(tile, tiles, channels, channel, LANES: tl.constexpr):
+    """Where the mask bytes of a tile are: [group, tile, lane, channel], a bit per slab."""
+    lane = (tl.program_id(2) * tiles + tile) * LANES + tl.arange(0, LANES)
+    return lane[:, None] * channels + channel[None, :]
+
+
+@triton.jit
+def _bits_exist(exists, LANES: tl.constexpr):
+    return (tl.arange(0, LANES) >= 0)[:, None] & exists[None, :]
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def gradient_sums(
+    gradient, gradient2, x, stats, weight, bias, other, other_stats, bits, dz, sums, partials, counters, eighths,
+    num_rows, group_rows, tiles, ACT: tl.constexpr, JOIN: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums over a group of dz, dz * xhat and, of a sum of norms, dz * xhat of the other; dz itself where it is kept.
+
+    dz is the gradient behind the activation; where the output has two uses, of the sum of their gradients.
+    """
+    channels = eighths * 8
+    start, end = _bounds(num_rows, group_rows)
+    channel, exists = _channels(channels, BLOCK)
+    stats += tl.program_id(2) * STATISTICS * channels
+    mean = _row(stats + MEAN * channels, channel, exists)
+    rstd = _row(stats + RSTD * channels, channel, exists)
+    if JOIN == PLAIN:
+        scale = _row(weight, channel, exists) * rstd
+        shift = _row(bias, channel, exists)
+    if JOIN == SUM_OF_NORMS:
+        other_stats += tl.program_id(2) * STATISTICS * channels
+        other_mean = _row(other_stats + MEAN * channels, channel, exists)
+        other_rstd = _row(other_stats + RSTD * channels, channel, exists)
+    plain_sum = tl.zeros([LANES, BLOCK], tl.float32)
+    with_x = tl.zeros([LANES, BLOCK], tl.float32)
+    with_other = tl.zeros([LANES, BLOCK], tl.float32)
+    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+        row = _tile(start, tile, LANES)
+        mask = (row < end) & exists[None, :]
+        at = row * channels + channel[None, :]
+        value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
+        if TWO:
+            value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
+        # What is masked has a gradient of 0 and so adds nothing, whatever x - mean is there.
+        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        if JOIN == PLAIN:
+            value = _deactivate(value, centred * scale + shift, ACT)
+        elif ACT == RELU:
+            slot = _bits_at(tile, tiles, channels, channel, LANES)
+            passed = tl.load(bits + slot, mask=_bits_exist(exists, LANES), other=0).to(tl.int32)
+            passed = tl.reshape(tl.broadcast_to(passed[None, :, :], [SLABS, LANES, BLOCK]), [SLABS * LANES, BLOCK])
+            passed = (passed >> (tl.arange(0, SLABS * LANES) // LANES)[:, None]) & 1
+            value = tl.where(passed != 0, value, 0.0)
+        if KEEP:
+            kept = value.to(dz.dtype.element_ty)
+            tl.store(dz + at, kept, mask=mask)
+            value = kept.to(tl.float32)  # the sums are of what the second pass will read
+        plain_sum += _fold(value, LANES, BLOCK)
+        with_x += _fold(value * centred, LANES, BLOCK)
+        if JOIN == SUM_OF_NORMS:
+            other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
+            with_other += _fold(value * other_centred, LANES, BLOCK)
+    _leave(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
+    _leave(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
+    if JOIN == SUM_OF_NORMS:
+        _leave(partials, 2, 3, channels, channel, exists, tl.sum(with_other, 0))
+    if _is_last(counters):
+        groups = tl.num_programs(2)
+        out = sums + tl.program_id(2) * channels + channel
+        tl.store(out, _merge(partials, 0, 3, channels, channel, exists, BLOCK), mask=exists)
+        merged = _merge(partials, 1, 3, channels, channel, exists, BLOCK)
+        tl.store(out + groups * channels, merged * tl.reshape(rstd, [BLOCK]), mask=exists)
+        if JOIN == SUM_OF_NORMS:
+            merged = _merge(partials, 2, 3, channels, channel, exists, BLOCK)
+            tl.store(out + 2 * groups * channels, merged * tl.reshape(other_rstd, [BLOCK]), mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def gradient(
+    dz, x, stats, weight, bias, other, other_stats, other_weight, sums, dx, dother, eighths, num_rows, group_rows,
+    ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """dx from the gradient of the activation (or, without one, from dz), and of a sum of norms also the other's."""
+    channels = eighths * 8
+    start, end = _bounds(num_rows, group_rows)
+    channel, exists = _channels(channels, BLOCK)
+    group, groups = tl.program_id(2), tl.num_programs(2)
+    stats += group * STATISTICS * channels
+    sums += group * channels
+    count = (end - start).to(tl.float32)
+    mean = _row(stats + MEAN * channels, channel, exists)
+    rstd = _row(stats + RSTD * channels, channel, exists)
+    scale = _row(weight, channel, exists) * rstd
+    shift = _row(bias, channel, exists)
+    offset = _row(sums, channel, exists) / count
+    slope = _row(sums + groups * channels, channel, exists) / count * rstd
+    if JOIN == SUM_OF_NORMS:
+        other_stats += group * STATISTICS * channels
+        other_mean = _row(other_stats + MEAN * channels, channel, exists)
+        other_rstd = _row(other_stats + RSTD * channels, channel, exists)
+        other_scale = _row(other_weight, channel, exists) * other_rstd
+        other_slope = _row(sums + 2 * groups * channels, channel, exists) / count * other_rstd
+    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+        row = _tile(start, tile, LANES)
+        mask = (row < end) & exists[None, :]
+        at = row * channels + channel[None, :]
+        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        value = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
+        value = _deactivate(value, centred * scale + shift, ACT) - offset
+        tl.store(dx + at, (scale * (value - centred * slope)).to(dx.dtype.element_ty), mask=mask)
+        if JOIN == SUM_OF_NORMS:
+            other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
+            result = other_scale * (value - other_centred * other_slope)
+            tl.store(dother + at, result.to(dother.dtype.element_ty), mask=mask)

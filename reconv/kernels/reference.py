@@ -1,0 +1,39 @@
+"""The plain forms of what this room fuses: tensor operations whose gradients are autograd's.
+
+Owns what the kernels must equal. Refuses to know speed. Invariant: any floating type, any device, any layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Activation = Literal["none", "relu", "relu6", "silu"]
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+}
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, running_var: Tensor, eps: float, groups: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Each group's samples normalised by their own statistics, and mean and unbiased variance [groups, 2, channels]."""
+    outputs, records = [], []
+    for part in x.split(list(groups)):
+        count = part.numel() // part.shape[1]
+        mean = part.mean((0, 2, 3))
+        centred = part - mean.view(1, -1, 1, 1)
+        variance = centred.square().mean((0, 2, 3))
+        rstd = (variance + eps).rsqrt()
+        outputs.append(centred * (rstd * weight).view(1, -1, 1, 1) + bias.view(1, -1, 1, 1))
+        unbiased = variance * (count / (count - 1)) if count > 1 else running_var
+        records.append(torch.stack([mean, unbiased]).detach())
+    return torch.cat(outputs), torch.stack(records)

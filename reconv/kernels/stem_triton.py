@@ -1,0 +1,45 @@
+"""Images into blocks of 2x2 pixels, and uint8 images into what a network takes, in Triton."""
+
+import triton
+import triton.language as tl
+
+_COUNTS = ["num_pixels", "height", "width", "stride_n", "stride_c", "stride_h", "stride_w"]
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def space_to_depth(
+    images, out, num_pixels, height, width, stride_n, stride_c, stride_h, stride_w, CHANNELS: tl.constexpr,
+    BEFORE: tl.constexpr, AFTER: tl.constexpr, DEPTH: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """out[n, i, j, (down, right, c)] = images[n, c, 2 (i - before) + down, 2 (j - before) + right], zero outside."""
+    out_width = width // 2 + BEFORE + AFTER
+    out_height = height // 2 + BEFORE + AFTER
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    line = pixel // out_width
+    depth = tl.arange(0, DEPTH)
+    down, right, c = depth // (2 * CHANNELS), depth // CHANNELS % 2, depth % CHANNELS
+    v = ((line % out_height - BEFORE) * 2)[:, None] + down[None, :]
+    h = ((pixel % out_width - BEFORE) * 2)[:, None] + right[None, :]
+    inside = (v >= 0) & (v < height) & (h >= 0) & (h < width) & (pixel < num_pixels)[:, None] & (down < 2)[None, :]
+    at = (line // out_height * stride_n)[:, None] + (c * stride_c)[None, :] + v * stride_h + h * stride_w
+    value = tl.load(images + at, mask=inside, other=0.0)
+    tl.store(out + pixel[:, None] * DEPTH + depth[None, :], value, mask=(pixel < num_pixels)[:, None])
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def prepare(
+    images, flips, factor, shift, out, num_pixels, height, width, stride_n, stride_c, stride_h, stride_w,
+    CHANNELS: tl.constexpr, FLIPS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """out[n, i, j, c] = images[n, c, i, j or the mirrored j] * factor[c] + shift[c]."""
+    at_out = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    pixel, c = at_out // CHANNELS, at_out % CHANNELS
+    exists = pixel < num_pixels
+    line = pixel // width
+    sample, v, h = line // height, line % height, pixel % width
+    if FLIPS:
+        h = tl.where(tl.load(flips + sample, mask=exists, other=0) != 0, width - 1 - h, h)
+    at = sample * stride_n + c * stride_c + v * stride_h + h * stride_w
+    value = tl.load(images + at, mask=exists, other=0).to(tl.float32)
+    value = value * tl.load(factor + c) + tl.load(shift + c)
+    tl.store(out + at_out, value.to(out.dtype.element_ty), mask=exists)

@@ -1,0 +1,44 @@
+"""Tensors in the layout the kernels take, and their exact copies in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from reconv.kernels import reference
+from reconv.kernels.norm import Norm
+
+EPS = 1e-5
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+def draw(shape: Sequence[int], dtype: torch.dtype, seed: int, offset: float = 0.0) -> Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) + offset
+    return values.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
+def parameters(channels: int, seed: int) -> Norm:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(channels, generator=generator).requires_grad_()
+    bias = torch.randn(channels, generator=generator).requires_grad_()
+    return Norm(weight, bias, torch.rand(channels, generator=generator) + 0.5, EPS)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().double().requires_grad_()
+
+
+def wide_norm(narrow: Norm) -> Norm:
+    return Norm(wide(narrow.weight), wide(narrow.bias), narrow.running_var.double(), narrow.eps)
+
+
+def plain(x: Tensor, of: Norm, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return reference.batch_norm(x, of.weight, of.bias, of.running_var, of.eps, groups)
+
+
+def assert_near(actual: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
+    assert actual is not None and expected is not None
+    error = (actual.double() - expected).abs().max()
+    assert error <= tolerance * (1 + expected.abs().max()), f"off by {error:.3g} of {expected.abs().max():.3g}"

@@ -1,0 +1,123 @@
+"""The fused batch norm, its activations and the residual join equal their plain references, forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+from torch import Tensor
+
+from reconv.kernels import norm, reference
+from reconv.kernels.rows import counters, rows_of
+
+# samples, channels, height, width, groups: odd row counts, channels that fill no block, several groups, a longer and
+# a shorter last group, groups of one value.
+SHAPES = [
+    ((3, 24, 5, 7), (3,)),
+    ((5, 64, 6, 6), (2, 3)),
+    ((7, 72, 3, 3), (3, 3, 1)),
+    ((2, 8, 1, 1), (2,)),
+    ((3, 16, 1, 1), (1, 1, 1)),
+    ((40, 16, 8, 8), (40,)),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "shape, groups, act",
+    [(*case, "relu") for case in SHAPES] + [(*SHAPES[0], act) for act in ("none", "relu6", "silu")],
+)
+def test_normalise_equals_the_reference(shape, groups, act, dtype) -> None:
+    x, of = draw(shape, dtype, 1, offset=0.5), parameters(shape[1], 2)
+    x64, of64 = wide(x), wide_norm(of)
+    y, stats = norm.normalise(x, of, groups, act)
+    z64, recorded = plain(x64, of64, groups)
+    y64 = reference.FUNCTIONS[act](z64)
+    assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
+    assert_near(y, y64, TOLERANCE[dtype])
+    assert_near(stats[:, :2], recorded, 2e-5)
+    # A ReLU may fall to either side of a kink where float32 and float64 differ: no gradient is asked for there.
+    dy = torch.randn_like(x) * near_kink(z64, act).logical_not()
+    y.backward(dy)
+    y64.backward(dy.double())
+    assert_near(x.grad, x64.grad, TOLERANCE[dtype])
+    assert_near(of.weight.grad, of64.weight.grad, 1e-4)
+    assert_near(of.bias.grad, of64.bias.grad, 1e-4)
+
+
+def near_kink(z: Tensor, act: str) -> Tensor:
+    kinks = {"relu": (0.0,), "relu6": (0.0, 6.0)}.get(act, ())
+    near = torch.zeros_like(z, dtype=torch.bool)
+    for kink in kinks:
+        near |= (z - kink).abs() < 1e-4
+    return near
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    "shape, groups, act, uses",
+    [
+        (*SHAPES[0], "relu", "both"),
+        (*SHAPES[1], "relu", "first"),
+        (*SHAPES[2], "none", "both"),
+        (*SHAPES[4], "none", "second"),
+    ],
+)
+def test_join_equals_the_reference(shape, groups, has_norm, act, uses, dtype) -> None:
+    x, of, other, other_of = (
+        draw(shape, dtype, 1),
+        parameters(shape[1], 2),
+        draw(shape, dtype, 3),
+        parameters(shape[1], 4),
+    )
+    x64, of64, other64, other_of64 = wide(x), wide_norm(of), wide(other), wide_norm(other_of)
+    if has_norm:
+        first, second, *stats = norm.join_norms(x, of, other, other_of, groups, act)
+        added, recorded = plain(other64, other_of64, groups)
+        assert_near(stats[1][:, :2], recorded, 2e-5)
+    else:
+        first, second, *stats = norm.join(x, of, other, groups, act)
+        added = other64
+    z64, recorded = plain(x64, of64, groups)
+    z64 = z64 + added
+    y64 = reference.FUNCTIONS[act](z64)
+    assert first.data_ptr() == second.data_ptr()
+    assert_near(first, y64, TOLERANCE[dtype])
+    assert_near(stats[0][:, :2], recorded, 2e-5)
+    chosen = {"both": [first, second], "first": [first], "second": [second]}[uses]
+    keep = near_kink(z64, act).logical_not()
+    gradients = [torch.randn_like(x) * keep for _ in chosen]
+    torch.autograd.backward(chosen, gradients)
+    y64.backward(torch.stack([g.double() for g in gradients]).sum(0))
+    assert_near(x.grad, x64.grad, TOLERANCE[dtype])
+    assert_near(other.grad, other64.grad, TOLERANCE[dtype])
+    pairs = [(of, of64), (other_of, other_of64)] if has_norm else [(of, of64)]
+    for narrow, exact in pairs:
+        assert_near(narrow.weight.grad, exact.weight.grad, 1e-4 if dtype == torch.float32 else 4e-3)
+        assert_near(narrow.bias.grad, exact.bias.grad, 1e-4 if dtype == torch.float32 else 4e-3)
+
+
+def test_a_value_that_is_no_number_stays_visible_and_in_its_group() -> None:
+    x = draw((4, 16, 3, 3), torch.float32, 1).detach()
+    x[3, 5, 0, 0] = float("nan")
+    for act in ("none", "relu", "relu6", "silu"):
+        y, _ = norm.normalise(x, parameters(16, 2), (2, 2), act)
+        assert y[2:, 5].isnan().all() and not y[:2].isnan().any()
+
+
+def test_a_large_mean_does_not_eat_the_variance() -> None:
+    x = draw((8, 16, 6, 6), torch.float32, 1, offset=1000.0).detach()
+    _, stats = norm.normalise(x, parameters(16, 2), (8,), "none")
+    _, recorded = plain(x.double(), wide_norm(parameters(16, 2)), (8,))
+    assert_near(stats[:, 1], recorded[:, 1], 1e-5)
+
+
+def test_statistics_of_many_programs_equal_those_of_one() -> None:
+    x, of = draw((9, 24, 16, 16), torch.float32, 1), parameters(24, 2)
+    one, many = rows_of(x, (4, 5)), replace(rows_of(x, (4, 5)), num_sms=8)
+    assert one.reducing_splits < many.reducing_splits
+    torch.testing.assert_close(norm.statistics(x, of, one), norm.statistics(x, of, many), rtol=1e-5, atol=1e-5)
+    assert not counters(many, x.device).any()

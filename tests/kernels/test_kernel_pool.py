@@ -1,0 +1,43 @@
+"""The fused norm, ReLU and max-pool of a stem equal the plain ones, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+
+from reconv.kernels.pool import normalise_pool
+
+SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 1, 5), (2,))]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape, groups, uses", [(*case, 1 + i % 2) for i, case in enumerate(SHAPES)])
+def test_norm_relu_pool_equals_the_reference(shape, groups, uses, dtype) -> None:
+    x, of = draw(shape, dtype, 1), parameters(shape[1], 2)
+    x64, of64 = wide(x), wide_norm(of)
+    first, second, stats = normalise_pool(x, of, groups)
+    z64, recorded = plain(x64, of64, groups)
+    y64 = F.max_pool2d(F.relu(z64), 3, 2, 1)
+    assert first.is_contiguous(memory_format=torch.channels_last)
+    assert_near(first, y64, TOLERANCE[dtype])
+    assert_near(stats[:, :2], recorded, 2e-5)
+    gradients = [torch.randn_like(first) for _ in range(uses)]
+    torch.autograd.backward([first, second][:uses], gradients)
+    y64.backward(torch.stack([g.double() for g in gradients]).sum(0))
+    assert_near(x.grad, x64.grad, TOLERANCE[dtype])
+    assert_near(of.weight.grad, of64.weight.grad, TOLERANCE[dtype])
+    assert_near(of.bias.grad, of64.bias.grad, TOLERANCE[dtype])
+
+
+def test_of_equal_values_in_a_window_the_first_wins() -> None:
+    x = torch.zeros(1, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+    x[:, :, 1:3, 1:3] = 1.0
+    x.requires_grad_()
+    of = parameters(8, 2)
+    y, _, _ = normalise_pool(x, of, (1,))
+    y.sum().backward()
+    x64, of64 = wide(x), wide_norm(of)
+    F.max_pool2d(F.relu(plain(x64, of64, (1,))[0]), 3, 2, 1).sum().backward()
+    assert_near(x.grad, x64.grad, 1e-5)
