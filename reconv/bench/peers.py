@@ -22,6 +22,7 @@ from reconv.bench.timing import Marks, Wish, measure
 from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.device import is_out_of_memory
+from reconv.errors import UsageError
 
 MOMENTUM, RATE, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # torchvision's reference script; they do not change the speed
 _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100"}
@@ -42,15 +43,19 @@ class Peer:
     compiled: bool = False
 
 
-def find_peers(model: str) -> tuple[list[Peer], list[str]]:
-    """The peers installed here that have this network, and why the others are missing."""
+def find_peers(model: str, named: str = "") -> tuple[list[Peer], list[str]]:
+    """The peers installed here that have this network and whose name holds `named`, and why others are missing."""
     peers: list[Peer] = []
     missing: list[str] = []
     for package in ("torchvision", "timm"):
         found, why = _find(package, model)
         peers += found
         missing += [why] if why else []
-    return peers, missing
+    chosen = [peer for peer in peers if named in peer.name]
+    if peers and not chosen:
+        names = ", ".join(peer.name for peer in peers)
+        raise UsageError(f"no peer's name holds {named!r}", then=f"a part of one of these: {names}")
+    return chosen, missing
 
 
 def _find(package: str, model: str) -> tuple[list[Peer], str]:

@@ -48,6 +48,7 @@ def bench() -> None:
 )
 @click.option("--data", metavar="DIR", type=click.Path(), help="Real data; means --input real.")
 @click.option("--compare", is_flag=True, help="Also the peers that are installed, on the same data.")
+@click.option("--peers", metavar="TEXT", help="Only peers whose name holds this, as in compiled; means --compare.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch.")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding threads.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
@@ -64,6 +65,7 @@ def train(
     where: str | None,
     data: str | None,
     compare: bool,
+    peers: str | None,
     batch_size: int | None,
     workers: int | None,
     device: str,
@@ -97,7 +99,8 @@ def train(
     from reconv.bench.train import bench_train
     from reconv.recipe.load import load
 
-    peers, missing = find_peers(load(recipe, overrides).recipe.model.name) if compare else (None, [])
+    compare = compare or peers is not None
+    found, missing = find_peers(load(recipe, overrides).recipe.model.name, peers or "") if compare else (None, [])
     result = bench_train(
         recipe,
         input="real" if data is not None or where == "real" else "host" if where == "host" else "device",
@@ -105,7 +108,7 @@ def train(
         overrides=overrides,
         device=device,
         wish=Wish(windows, steps, warmup),
-        peers=peers,
+        peers=found,
         tell=_teller(quiet, json_file),
     )
     result["notes"] += missing

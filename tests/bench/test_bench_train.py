@@ -18,6 +18,7 @@ from reconv.bench.train import bench_train
 from reconv.cli import main
 from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
+from reconv.errors import UsageError
 
 QUICK = Wish(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]
@@ -152,6 +153,9 @@ def test_an_installed_package_is_a_peer_for_the_networks_it_has(
     built = peers[0].build(5)
     assert isinstance(built, nn.Linear) and built.out_features == 5
     assert missing == ["torchvision is not installed"]
+    assert [peer.name for peer in find_peers("mobilenet_v2", "compiled")[0]] == ["timm channels_last compiled"]
+    with pytest.raises(UsageError, match="timm channels_last compiled"):
+        find_peers("mobilenet_v2", "torchvision")
     assert find_peers("resnet8_cifar")[1][1] == "timm has no resnet8_cifar"
     monkeypatch.delitem(__import__("sys").modules, "timm")
 
