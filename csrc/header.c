@@ -26,11 +26,12 @@ static int starts_with(part p, const char *text, size_t length) {
 static int xmp_is_upright(part p) {
     static const char word[] = "Orientation";
     const size_t length = sizeof word - 1;
-    for (size_t at = 0; at + length <= p.size; at++) {
-        const uint8_t *after = p.data + at + length;
-        size_t left = p.size - at - length;
-        if (p.data[at] != 'O' || memcmp(p.data + at, word, length) != 0) continue;
-        int is_closing = at >= 7 && memcmp(p.data + at - 7, "</tiff:", 7) == 0;
+    const uint8_t *end = p.data + p.size, *at = p.data;
+    while ((at = memchr(at, word[0], (size_t)(end - at))) != NULL && (size_t)(end - at) >= length) {
+        const uint8_t *from = at++, *after = from + length;
+        size_t left = (size_t)(end - after);
+        if (memcmp(from, word, length) != 0) continue;
+        int is_closing = from - p.data >= 7 && memcmp(from - 7, "</tiff:", 7) == 0;
         int is_first = (left >= 4 && memcmp(after, "=\"1\"", 4) == 0) || (left >= 3 && memcmp(after, ">1<", 3) == 0);
         if (!is_closing && !is_first) return 0;
     }

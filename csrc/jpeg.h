@@ -58,7 +58,8 @@ int jpeg_read_header(const uint8_t *data, size_t size, jpeg_header *header);
 
 /* scan.c */
 
-#define JPEG_LOOKUP_BITS 10
+#define JPEG_LOOKUP_BITS 11
+#define JPEG_SKIP_BITS 12
 
 typedef struct {
     uint8_t counts[17];
@@ -66,7 +67,7 @@ typedef struct {
     int num_symbols;
     int has_skips;
     uint32_t steps[1 << JPEG_LOOKUP_BITS]; /* see scan.c */
-    uint32_t skips[1 << JPEG_LOOKUP_BITS];
+    uint16_t skips[1 << JPEG_SKIP_BITS];
     int32_t last_code[18]; /* beyond the last code of each length, left-aligned to 16 bits */
     int32_t offset[17];
 } jpeg_lookup;

@@ -62,7 +62,7 @@ int jpeg_group(jpeg_across *a, jpeg_arena *arena) {
     return JPEG_DONE;
 }
 
-static void row_plain(const jpeg_axis *axis, const uint8_t *row, int origin, int16_t *out) {
+JPEG_INLINE void row_plain(const jpeg_axis *axis, const uint8_t *row, int origin, int16_t *out) {
     for (int i = 0; i < axis->num_outputs; i++) {
         const int16_t *weights = axis->weights + (size_t)i * (size_t)axis->num_taps;
         const uint8_t *from = row + (axis->starts[i] - origin);

@@ -7,12 +7,17 @@
 
 #include <string.h>
 
-enum { LOOKUP = JPEG_LOOKUP_BITS, END_OF_BLOCK = 128, MAX_DC_BITS = 11, MAX_AC_BITS = 10 };
+enum { LOOKUP = JPEG_LOOKUP_BITS, SKIP = JPEG_SKIP_BITS, MAX_DC_BITS = 11, MAX_AC_BITS = 10 };
 
-/* A step: how many bits (0 to 5), how far in the block (8 to 15), the value (16 to 31).
- * PARTIAL: the bits are those of the code alone, and the low half of the value says how many follow; no bits at all:
- * the code is longer than the lookup, or none. */
-#define PARTIAL 0x80u
+/* A step: how many bits (0 to 5), how far in the block (8 to 15), the value (16 to 31). Two distances are none, and
+ * lead out of any block, so that one comparison finds both: the end of the block, and a code that the lookup does not
+ * hold whole. The latter takes no bits, and in place of the value it tells what is known: how many bits follow the code
+ * (16 to 19), the code's own length (20 to 23; 0: unknown), and the true distance (24 to 31). */
+enum { END_OF_BLOCK = 128, LONG = 64 };
+
+#define BITS(step) ((step) & 63)
+#define DISTANCE(step) ((step) >> 8 & 255)
+#define IS_LONG(step) ((step) & (LONG << 8))
 
 /* ---- tables ---- */
 
@@ -22,7 +27,7 @@ static int is_usual(int symbol, int is_dc) {
     return size <= MAX_AC_BITS && (size > 0 || symbol == 0 || symbol == 0xF0);
 }
 
-static int advance_of(int symbol, int is_dc) {
+static int distance_of(int symbol, int is_dc) {
     if (is_dc) return 0;
     return symbol == 0 ? END_OF_BLOCK : (symbol >> 4) + 1;
 }
@@ -34,14 +39,15 @@ static int extended(unsigned bits, int size) {
 static void fill_steps(jpeg_lookup *t, int code, int length, int symbol, int is_dc) {
     int size = symbol & 15, free_bits = LOOKUP - length;
     uint32_t *at = t->steps + ((size_t)code << free_bits);
-    uint32_t advance = (uint32_t)advance_of(symbol, is_dc) << 8;
+    uint32_t distance = (uint32_t)distance_of(symbol, is_dc);
     if (size > free_bits) {
-        for (int i = 0; i < 1 << free_bits; i++) at[i] = PARTIAL | (uint32_t)length | advance | (uint32_t)size << 16;
+        uint32_t known = (uint32_t)size | (uint32_t)length << 4 | distance << 8;
+        for (int i = 0; i < 1 << free_bits; i++) at[i] = LONG << 8 | known << 16;
         return;
     }
     int repeats = 1 << (free_bits - size);
     for (unsigned bits = 0; bits < 1u << size; bits++) {
-        uint32_t step = (uint32_t)(length + size) | advance | (uint32_t)extended(bits, size) << 16;
+        uint32_t step = (uint32_t)(length + size) | distance << 8 | (uint32_t)extended(bits, size) << 16;
         for (int i = 0; i < repeats; i++) *at++ = step;
     }
 }
@@ -52,7 +58,7 @@ int jpeg_build_lookup(const jpeg_codes *codes, int is_dc, jpeg_lookup *t) {
     memcpy(t->symbols, codes->symbols, sizeof t->symbols);
     t->num_symbols = codes->num_symbols;
     t->has_skips = 0;
-    for (int i = 0; i < 1 << LOOKUP; i++) t->steps[i] = PARTIAL;
+    for (int i = 0; i < 1 << LOOKUP; i++) t->steps[i] = LONG << 8;
     for (int length = 1; length <= 16; length++) {
         t->offset[length] = index - code;
         for (int i = 0; i < codes->counts[length]; i++, index++, code++) {
@@ -69,16 +75,16 @@ int jpeg_build_lookup(const jpeg_codes *codes, int is_dc, jpeg_lookup *t) {
 
 /* For blocks that are not needed: as many whole steps at once as a lookup shows. */
 void jpeg_build_skips(jpeg_lookup *t) {
-    for (uint32_t i = 0; i < 1u << LOOKUP; i++) {
-        unsigned used = 0, advance = 0;
-        while (advance < END_OF_BLOCK) {
-            uint32_t step = t->steps[(i << used) & ((1u << LOOKUP) - 1)];
-            unsigned bits = step & 63, next = step >> 8 & 255;
-            if (step & PARTIAL || used + bits > LOOKUP || (advance + next > 63 && next != END_OF_BLOCK)) break;
-            used += bits;
-            advance += next;
+    for (uint32_t i = 0; i < 1u << SKIP; i++) {
+        unsigned used = 0, distance = 0;
+        while (distance < END_OF_BLOCK) {
+            uint32_t step = t->steps[(i << used & ((1u << SKIP) - 1)) >> (SKIP - LOOKUP)];
+            unsigned next = DISTANCE(step);
+            if (IS_LONG(step) || used + BITS(step) > SKIP || (distance + next > 63 && next != END_OF_BLOCK)) break;
+            used += BITS(step);
+            distance += next;
         }
-        t->skips[i] = used ? used | advance << 8 : PARTIAL;
+        t->skips[i] = (uint16_t)(used ? used | distance << 8 : LONG << 8);
     }
     t->has_skips = 1;
 }
@@ -144,26 +150,24 @@ typedef struct {
 } long_code;
 
 /* One code that the lookup does not hold whole. The reader goes by value: a pointer would keep it out of registers. */
-static __attribute__((noinline)) long_code read_long(reader from, const jpeg_lookup *t, uint32_t partial, int is_dc) {
+static __attribute__((noinline)) long_code read_long(reader from, const jpeg_lookup *t, uint32_t step, int is_dc) {
     long_code done = {from, 0};
     reader *r = &done.r;
-    unsigned size = partial >> 16, advance = partial & 0xFF00;
+    unsigned size = step >> 16 & 15, length = step >> 20 & 15, distance = step >> 24;
     refill(r);
-    if (partial & 63) {
-        drop(r, partial & 63);
-    } else {
-        int top = (int)(r->bits >> 48), length = 1;
-        while (length <= 16 && top >= t->last_code[length]) length++;
+    if (length == 0) {
+        int top = (int)(r->bits >> 48);
+        for (length = 1; length <= 16 && top >= t->last_code[length];) length++;
         if (length > 16) return done;
         int symbol = t->symbols[t->offset[length] + (top >> (16 - length))];
         if (!is_usual(symbol, is_dc)) return done;
-        drop(r, (unsigned)length);
         size = symbol & 15;
-        advance = (unsigned)advance_of(symbol, is_dc) << 8;
+        distance = (unsigned)distance_of(symbol, is_dc);
     }
+    drop(r, length);
     int value = size ? extended((unsigned)(r->bits >> (64 - size)), (int)size) : 0;
     drop(r, size);
-    done.step = 1 | advance | (uint32_t)value << 16;
+    done.step = 1 | distance << 8 | (uint32_t)value << 16;
     return done;
 }
 
@@ -173,13 +177,13 @@ static __attribute__((noinline)) long_code read_long(reader from, const jpeg_loo
 JPEG_INLINE int read_dc(reader *r, const jpeg_lookup *t) {
     refill(r);
     uint32_t step = t->steps[r->bits >> (64 - LOOKUP)];
-    if (JPEG_UNLIKELY(step & PARTIAL)) {
+    if (JPEG_UNLIKELY(IS_LONG(step))) {
         long_code found = read_long(*r, t, step, 1);
         *r = found.r;
         step = found.step;
         if (step == 0) return NO_DC;
     } else {
-        drop(r, step & 63);
+        drop(r, BITS(step));
     }
     return (int32_t)step >> 16;
 }
@@ -187,56 +191,67 @@ JPEG_INLINE int read_dc(reader *r, const jpeg_lookup *t) {
 /* Coefficients 1 to 63 in their places; returns the last one's index, or -1. */
 JPEG_INLINE int read_ac(reader *r, const jpeg_lookup *t, const uint8_t *place, int16_t *block) {
     unsigned k = 0;
-#define STEP                                                      \
-    step = t->steps[r->bits >> (64 - LOOKUP)];                    \
-    if (JPEG_UNLIKELY(step & PARTIAL)) goto is_long;              \
-    r->bits <<= step & 63;                                        \
-    r->count -= step & 63;                                        \
-    k += step >> 8 & 255;                                         \
-    block[place[k]] = (int16_t)(step >> 16);                      \
-    if (k >= 63) break;
+    uint32_t step;
+#define STEP                                     \
+    step = t->steps[r->bits >> (64 - LOOKUP)];   \
+    drop(r, BITS(step));                         \
+    k += DISTANCE(step);                         \
+    block[place[k]] = (int16_t)(step >> 16);     \
+    if (JPEG_UNLIKELY(k >= 63)) goto out;
     for (;;) {
-        uint32_t step;
         refill(r);
         STEP STEP STEP STEP
         continue;
-    is_long:;
+    out:
+        if (JPEG_LIKELY(k >= END_OF_BLOCK)) return (int)k - END_OF_BLOCK;
+        if (k == 63) return 63;
+        if (!IS_LONG(step)) return -1;
         long_code found = read_long(*r, t, step, 0);
         *r = found.r;
-        step = found.step;
-        if (step == 0) return -1;
-        k += step >> 8 & 255;
-        block[place[k]] = (int16_t)(step >> 16);
-        if (k >= 63) break;
+        if (found.step == 0) return -1;
+        k += DISTANCE(found.step) - LONG;
+        block[place[k]] = (int16_t)(found.step >> 16);
+        if (k >= 63) {
+            step = found.step;
+            goto out;
+        }
     }
 #undef STEP
-    if (k >= END_OF_BLOCK) return (int)k - END_OF_BLOCK;
-    return k == 63 ? 63 : -1;
 }
 
+/* The same without keeping anything; 0, or -1. */
 JPEG_INLINE int skip_ac(reader *r, const jpeg_lookup *t) {
-    unsigned k = 0;
-    do {
+    unsigned k = 0, next;
+    uint32_t step;
+#define STEP                                      \
+    step = t->skips[r->bits >> (64 - SKIP)];      \
+    next = k + (step >> 8);                       \
+    if (JPEG_UNLIKELY(next >= 63)) goto out;      \
+    drop(r, BITS(step));                          \
+    k = next;
+    for (;;) {
         refill(r);
-        uint32_t step = t->skips[r->bits >> (64 - LOOKUP)];
-        unsigned next = k + (step >> 8 & 255);
-        /* Several steps may reach into the next block: its first bits look like more of this one. */
-        int is_inside = next <= 63 || (next >= END_OF_BLOCK && next < END_OF_BLOCK + 63);
-        if (JPEG_UNLIKELY(step & PARTIAL || !is_inside)) {
-            step = t->steps[r->bits >> (64 - LOOKUP)];
-            if (step & PARTIAL) {
-                long_code found = read_long(*r, t, step, 0);
-                *r = found.r;
-                if (found.step == 0) return -1;
-                k += found.step >> 8 & 255;
-                continue;
-            }
-            next = k + (step >> 8 & 255);
+        STEP STEP STEP STEP
+        continue;
+    out:
+        /* Several steps may reach into the next block, whose first bits look like more of this one. */
+        if (next == 63 || (next >= END_OF_BLOCK && next < END_OF_BLOCK + 63)) {
+            drop(r, BITS(step));
+            return 0;
         }
-        drop(r, step & 63);
-        k = next;
-    } while (k < 63);
-    return k == 63 || k >= END_OF_BLOCK ? 0 : -1;
+        step = t->steps[r->bits >> (64 - LOOKUP)];
+        if (IS_LONG(step)) {
+            long_code found = read_long(*r, t, step, 0);
+            *r = found.r;
+            step = found.step;
+            if (step == 0) return -1;
+        } else {
+            drop(r, BITS(step));
+        }
+        k += DISTANCE(step);
+        if (k >= 63) return k == 63 || k >= END_OF_BLOCK ? 0 : -1;
+    }
+#undef STEP
 }
 
 /* ---- rows of MCUs ---- */
