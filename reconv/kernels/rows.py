@@ -82,11 +82,11 @@ class Rows:
 def rows_of(x: Tensor, groups: Sequence[int]) -> Rows:
     """The rows of an image tensor whose samples are in groups."""
     samples, channels, height, width = x.shape
-    return Rows(samples * height * width, channels, groups[0] * height * width, len(groups), _num_sms(x.device))
+    return Rows(samples * height * width, channels, groups[0] * height * width, len(groups), num_sms(x.device))
 
 
 @cache
-def _num_sms(device: torch.device) -> int:
+def num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
