@@ -18,6 +18,7 @@ from reconv.bench.timing import Marks, Windows, Wish, measure, process_age_s
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.engine.loop import Counters
 from reconv.errors import UsageError
+from reconv.parallel.place import read_place
 from reconv.parallel.world import World
 from reconv.recipe.load import Override
 from reconv.report.events import Event, Noted
@@ -40,8 +41,8 @@ def bench_train(
     tell: Tell = lambda text: None,
 ) -> dict[str, Any]:
     """Measure training steps of a recipe and, where `peers` is given, of others on the same data."""
-    world = World.from_environment()
-    if world.size != 1:
+    world = World.single()
+    if read_place().size != 1:
         raise UsageError("a benchmark takes one process so far", then="start it without torchrun")
     wish = wish or Wish()
     subject = open_subject(recipe, input=input, data=data, overrides=overrides, device=device)

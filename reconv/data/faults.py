@@ -41,10 +41,18 @@ def _untold(fault: Fault) -> None:
 class Faults:
     """The bad files of a run so far; `limit` 0 bears none."""
 
-    def __init__(self, limit: int = 0, tell: Callable[[Fault], None] = _untold) -> None:
+    def __init__(
+        self,
+        limit: int = 0,
+        tell: Callable[[Fault], None] = _untold,
+        gather: Callable[[list[Fault]], list[list[Fault]]] | None = None,
+    ) -> None:
+        """`gather` gives what each of several processes has; they count together."""
         self._limit = limit
         self._tell = tell
+        self._gather = gather
         self._found: list[Fault] = []
+        self._fresh: list[Fault] = []  # found here, and not yet known to other processes
         self._known: dict[Split, set[int]] = {"train": set(), "val": set()}
 
     @property
@@ -57,13 +65,35 @@ class Faults:
         return self._known[split]
 
     def add(self, split: Split, index: int, step: int, error: DataError) -> None:
-        """Leave a file out from now on; an error once there are more than the limit."""
+        """Leave a file out from now on; an error once there are more than the limit, here or when all have settled."""
         if not self.borne:
             raise error
         if index in self._known[split]:
             return
         path = os.fsencode(error.where or f"{split} sample {index}").decode("utf-8", "backslashreplace")
         fault = Fault(split, index, step, path, error.why or error.what)
+        self._known[split].add(index)
+        self._fresh.append(fault)
+        # Beyond the limit there is nothing to wait for: the other processes meet this one in their own settling.
+        if self._gather is None or len(self._found) + len(self._fresh) > self._limit:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what all processes have found since the last time, in the order of one process; all call this.
+
+        Once a step and once an evaluation, where files are borne.
+        """
+        if not self.borne:
+            return
+        fresh, self._fresh = self._fresh, []
+        shares = [fresh] if self._gather is None else self._gather(fresh)
+        seen = {(fault.split, fault.index) for fault in self._found}
+        for fault in (fault for share in shares for fault in share):
+            if (fault.split, fault.index) not in seen:
+                seen.add((fault.split, fault.index))
+                self._count(fault)
+
+    def _count(self, fault: Fault) -> None:
         self._keep(fault)
         self._tell(fault)
         if len(self._found) > self._limit:

@@ -97,8 +97,7 @@ class TrainLoader:
         self._make = make
         self._order = Order(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
         self._micro_batches = plan.micro_batches(rank)
-        first = rank * plan.batch_per_device
-        self._rows = slice(first, first + plan.batch_per_device)  # of the global batch
+        self._rows = plan.rows(rank)  # of the global batch
         # Reading ahead may reach into the next size.
         self._fetch_of_size = lru_cache(maxsize=2)(self._make_fetch)
         self._resident_of_size = lru_cache(maxsize=1)(self._make_resident)
@@ -213,6 +212,7 @@ class TrainLoader:
                 self._faults.add("train", other, pending.step, error)
             else:
                 raise DataError("no training image can be read", where=self._source.origin)
+        self._faults.settle()
 
     def _drawn(self, positions: I64, indices: I64, size: int) -> dict[str, Tensor]:
         """What is drawn for each row alone and done on the device."""

@@ -17,7 +17,17 @@ from reconv.device.cuda import Cuda, Recorder
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
 
-__all__ = ["Cpu", "Cuda", "Device", "Mps", "Recorder", "choose_algorithms", "is_out_of_memory", "open_device"]
+__all__ = [
+    "Cpu",
+    "Cuda",
+    "Device",
+    "Mps",
+    "Recorder",
+    "choose_algorithms",
+    "device_kind",
+    "is_out_of_memory",
+    "open_device",
+]
 
 
 class Device(Protocol):
@@ -43,10 +53,22 @@ class Device(Protocol):
     def describe(self) -> str: ...
 
 
-def open_device(name: str = "auto", threads: int | None = None) -> Device:
-    """The device a person named, or the best one there; sets torch's threads when told how many."""
+def device_kind(name: str = "auto") -> str:
+    """What kind of device a person means: cpu, cuda, ..."""
+    if name != "auto":
+        return name.split(":")[0]
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def open_device(name: str = "auto", threads: int | None = None, place: int = 0) -> Device:
+    """The device a person named, or the best one there; sets torch's threads when told how many.
+
+    The `place` of a process among those on this machine chooses one of several devices that the name leaves open.
+    """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = device_kind(name)
+    if name == "cuda" and place and torch.cuda.is_available():
+        name = f"cuda:{place % torch.cuda.device_count()}"  # a launcher may show each process its own alone
     if name == "cpu":
         return Cpu(threads)
     if name == "mps":

@@ -106,9 +106,12 @@ class Fit:
     keep_best: bool = True
     loss_scale: Callable[[], Tensor | None] = lambda: None
     early: EarlyStop = field(default_factory=EarlyStop)
+    # The largest of each number over all processes, who may hear a signal or a clock at different steps.
+    agree: Callable[[Sequence[int]], tuple[int, ...]] = tuple
     ended_early: str = ""  # why the run ended before its length, if it did
     _last_save_s: float = field(default_factory=time.monotonic)
     _saved_step: int = -1
+    _is_time_to_save: int = 0  # by the clock, as of the step before
 
     def run(self) -> None:
         """Train from the counters' step to the plan's end."""
@@ -134,7 +137,8 @@ class Fit:
                 if not interval.is_empty:
                     self._log(step, interval, result)
                 break
-            if self.stop.requested and (step + 1 < total or self._evaluation_missing(step + 1)):
+            is_asked, self._is_time_to_save = self.agree([self.stop.requested, self._clock_says_save()])
+            if self._evaluation_missing(step + 1) or (is_asked and step + 1 < total):
                 self._leave(step + 1)
         self.watch.settle()
         self.counters.skipped = self.watch.skipped
@@ -210,14 +214,20 @@ class Fit:
             self.ended_early = self.early.reason(self.metric, self.counters.values(self.metric, self.chosen_weights))
         return bool(self.ended_early)
 
+    def _clock_says_save(self) -> bool:
+        """Whether the clock of this process says so."""
+        minutes = None if self.plan.save is None else self.plan.save.minutes
+        return minutes is not None and time.monotonic() - self._last_save_s >= 60 * minutes
+
     def _save_if_due(self, done: int, improved: bool) -> None:
         every = self.plan.save
         if self.save is None or every is None:
             return
-        minutes = (time.monotonic() - self._last_save_s) / 60
+        # What processes agree on is one step old: it may be of before the last save.
+        by_clock = self._is_time_to_save and (self.plan.world_size == 1 or done > self._saved_step + 1)
         if self.ended_early or done == self.plan.total_steps:
             self._save(done, "end")
-        elif every.due(done, self.plan.total_steps) or (every.minutes is not None and minutes >= every.minutes):
+        elif every.due(done, self.plan.total_steps) or by_clock:
             self._save(done, "interval")
         elif done in self.plan.pinned_steps:
             self._save(done, "pinned")

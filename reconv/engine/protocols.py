@@ -61,6 +61,14 @@ class Evaluator(Protocol):
         """Metrics as fractions; reads the device once."""
         ...
 
+    def share(self) -> Any:
+        """What this process has found, as plain data for the others."""
+        ...
+
+    def take(self, shares: Sequence[Any]) -> None:
+        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
+        ...
+
 
 class TrainBatches(Protocol):
     """The training stream, seekable to any step at no cost."""
@@ -142,14 +150,24 @@ class Captures(Protocol):
 
 
 class World(Protocol):
-    """The processes of the run: one, until parallel/ says otherwise."""
+    """The processes that train one network, as a step sees them; all of them ask the same in the same order."""
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
     def sum(self, value: Summable) -> Summable: ...
-    def reduce_gradients(self, grads: Sequence[Tensor]) -> None: ...
+    def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Of each name the sum over the passes of all processes, in order."""
+        ...
+
+    def passing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Around each forward and backward pass of a step."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """Give every process the gradients' sum over all."""
+        ...
 
 
 Emit = Callable[[Event], None]

@@ -18,6 +18,8 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.engine.protocols import Average, Layers, Optimizer, Precision, Prepare, Sums, Task, World
 
+_LOSS = "the loss"  # among a pass's sums: no metric's name
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -72,13 +74,14 @@ class PlainStep:
         """Train on one global batch with the values of a moment; nothing else of the step's number is used."""
         weight = self.world.sum(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
-        sums = [self._forward_backward(moment.step, batch, weight) for batch in self._passes(micro_batches)]
-        loss = self.world.sum(_total([s.loss.detach() for s in sums]))
-        metrics = {name: self.world.sum(_total([s.metrics[name] for s in sums])) for name in sums[0].metrics}
+        passes = list(self._passes(micro_batches))
+        sums = [self._forward_backward(moment.step, batch, weight, batch is passes[-1]) for batch in passes]
+        totals = self.world.totals([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
+        loss = totals.pop(_LOSS)
 
         with self.mark("optimizer"):
+            self.world.reduce_gradients()
             grads = self.optimizer.grads()
-            self.world.reduce_gradients(grads)
             self.precision.unscale(grads)
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
@@ -88,27 +91,20 @@ class PlainStep:
             if self.average is not None:
                 self.average.update(moment.share, ok)
             self.precision.update(ok)
-        return StepResult(loss, weight, metrics, grad_norm, ok)
+        return StepResult(loss, weight, totals, grad_norm, ok)
 
     def _passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in micro_batches:
             yield from batch.by_group() if self.ordered else (batch,)
 
-    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float) -> Sums:
-        with self.mark("forward"):
-            prepared = self.prepare(batch, step)
-            self.layers.enter(prepared, step)
-            with self.precision.autocast():
-                outputs = self.task.forward(self.model, prepared)
-            sums = self.task.loss(outputs, prepared)
-        with self.mark("backward"):
-            self.precision.scale(sums.loss / weight).backward()
+    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> Sums:
+        with self.world.passing(is_last):
+            with self.mark("forward"):
+                prepared = self.prepare(batch, step)
+                self.layers.enter(prepared, step)
+                with self.precision.autocast():
+                    outputs = self.task.forward(self.model, prepared)
+                sums = self.task.loss(outputs, prepared)
+            with self.mark("backward"):
+                self.precision.scale(sums.loss / weight).backward()
         return sums
-
-
-def _total(values: Sequence[Tensor]) -> Tensor:
-    """The sum, in order."""
-    total = values[0]
-    for value in values[1:]:
-        total = total + value
-    return total

@@ -40,13 +40,16 @@ class Watch:
         budget: int,
         loss_scale: Callable[[], Tensor | None] = lambda: None,
         skipped: int = 0,
+        gather: Callable[[list[int]], list[list[int]]] = lambda samples: [samples],
     ) -> None:
+        """`gather` gives what each of several processes has."""
         self._device = device
         self._emit = emit
         self._policy = policy
         self._budget = budget
         self._loss_scale = loss_scale  # a dynamic one overflows now and then by design, until it is down to 1
         self._pending: _Pending | None = None
+        self._gather = gather
         self.skipped = skipped  # steps not applied so far, counted over all attempts
 
     def started(self, step: int, result: StepResult, batches: Sequence[Batch]) -> None:
@@ -72,7 +75,8 @@ class Watch:
             return
         self.skipped += 1
         stop = self._policy == "stop" or self.skipped > self._budget
-        samples = [int(i) for batch in pending.batches for i in batch["indices"].tolist()]
+        own = [int(i) for batch in pending.batches for i in batch["indices"].tolist()]
+        samples = [index for share in self._gather(own) for index in share]
         what = "gradient" if loss_is_finite else "loss"
         self._emit(NonFiniteStep(pending.step + 1, loss, tuple(samples), "stop" if stop else "skip"))
         if stop:

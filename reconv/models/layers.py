@@ -7,7 +7,7 @@ layer is torch's own; inside, running statistics change only in `LayerState.comm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from reconv import keys
 from reconv.batch import Batch
 from reconv.models.noise import Noise, row_keys
+
+Groups = Sequence[tuple[int, Tensor]]  # of each: samples, and a tensor of statistics
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -33,6 +35,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         # The last forward pass's mean and unbiased variance [2, channels], group by group. It is overwritten and
         # never read here: so a recomputed forward pass records nothing twice, and a compiled one guards on nothing.
         self.recorded: tuple[Tensor, ...] = ()
+        # Where the batch is a part of a group whose other parts are in other processes: a sum over all of them.
+        self.spread: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fixed:
@@ -47,6 +51,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """One group's output, and its mean and unbiased variance."""
         running_mean, running_var = self._running()
+        if self.spread is not None:
+            return self._normalise_part(x, self.spread)
         if x.numel() == x.shape[1]:
             output = ((x - x) * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
             return output, torch.stack([x.detach().flatten().to(running_mean.dtype), running_var])
@@ -55,6 +61,21 @@ class BatchNorm2d(nn.BatchNorm2d):
         statistics = running_mean.new_zeros(2, self.num_features)
         output = F.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
         return output, statistics
+
+    def _normalise_part(self, x: Tensor, spread: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The output of a part of a group, by the statistics of the whole: two sums over processes."""
+        running_mean, _ = self._running()
+        wide = x.to(running_mean.dtype)
+        sums = torch.cat([wide.sum((0, 2, 3)), wide.new_tensor([x.numel() / x.shape[1]])])
+        totals = spread(sums)
+        count = totals[-1].detach()
+        mean = totals[:-1] / count
+        centred = wide - mean.view(1, -1, 1, 1)
+        variance = spread((centred * centred).sum((0, 2, 3))) / count
+        scale = (variance + self.eps).rsqrt() * self.weight
+        output = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        unbiased = variance.detach() * (count / (count - 1))
+        return output.to(x.dtype), torch.stack([mean.detach(), unbiased])
 
     def _running(self) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None and self.running_var is not None
@@ -74,6 +95,13 @@ class LayerState:
         self._active: list[BatchNorm2d] = []  # the norms that recorded something in this step
         self._momentum: Tensor | None = None  # one per running value of the active norms
         self._pending: list[tuple[int, Tensor]] = []  # per group: samples, and all statistics in one tensor
+        self._gather: Callable[[Groups], Groups] = lambda groups: groups
+
+    def join(self, gather: Callable[[Groups], Groups], spread: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Move statistics with other processes, whose groups `gather` adds; `spread` sums over parts of one group."""
+        self._gather = gather
+        for norm in self._norms:
+            norm.spread = spread
 
     def enter(self, batch: Batch, step: int | Tensor) -> None:
         """Announce the next micro-batch: its groups, and the keys of its samples."""
@@ -119,14 +147,14 @@ class LayerState:
             self._momentum = torch.cat(
                 [torch.full_like(b, norm.momentum or 0.0) for norm in self._active for b in norm._running()]
             )
-        new = old + self._momentum * (_weighted_mean(self._pending) - old)
+        new = old + self._momentum * (_weighted_mean(self._gather(self._pending)) - old)
         moved = torch.where(ok, new, old)
         torch._foreach_copy_(running, list(moved.split([b.numel() for b in running])))
         counters = [norm.num_batches_tracked for norm in self._active if norm.num_batches_tracked is not None]
         torch._foreach_add_(counters, [ok.to(counters[0].dtype)] * len(counters))
 
 
-def _weighted_mean(pending: Sequence[tuple[int, Tensor]]) -> Tensor:
+def _weighted_mean(pending: Groups) -> Tensor:
     """The mean weighted by samples, added in group order."""
     total = sum(num_samples for num_samples, _ in pending)
     if len(pending) == 1:

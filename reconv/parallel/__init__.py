@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from reconv.parallel.world import World
+from reconv.parallel.world import World, open_world
 
-__all__ = ["World"]
+__all__ = ["World", "open_world"]

@@ -1,60 +1,134 @@
-"""The processes of a run: one, so far.
+"""The processes of a run, seen from one of them; this file is the world of a process alone.
 
-Owns how a process learns its place among others. Refuses to know gradients' meaning. Invariant: a run never starts
-as one of several processes that believe they are alone and write into the same folder.
+Owns what a run may ask of other processes, and the answers when there are none. Refuses to know gradients' meaning and
+torch.distributed, which only `ranks` loads, once there is more than one process. Invariant: what is asked is asked by
+all processes in the same order.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from reconv.errors import UsageError
+from reconv.parallel.place import Place, read_place
 
-_SIZES = {
-    "WORLD_SIZE": "torchrun",
-    "OMPI_COMM_WORLD_SIZE": "Open MPI",
-    "PMI_SIZE": "an MPI launcher",
-    "SLURM_STEP_NUM_TASKS": "srun",
-}
-
-
+T = TypeVar("T")
 Summable = TypeVar("Summable", bound=Tensor | float)
+Statistics = Sequence[tuple[int, Tensor]]  # of each group: samples, and a tensor
+
+ALONE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the processes of a run divide a step."""
+
+    is_ordered: bool = False  # gradients are added in group order
+    passes: tuple[int, ...] = (1,)  # forward passes of each rank
+    ranks_per_group: int = 1  # above 1, a group is spread over so many
+    bucket_bytes: int = 25 << 20
+    compress: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """This process's place: `rank` of `size`."""
+    """This process's place, and what it asks of the others."""
 
-    rank: int = 0
-    size: int = 1
+    place: Place = ALONE
 
     @classmethod
     def single(cls) -> World:
         """One process, alone."""
         return cls()
 
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> World:
-        """The world a launcher describes; more than one process is refused."""
-        environment = os.environ if environment is None else environment
-        for variable, launcher in _SIZES.items():
-            size = environment.get(variable, "1")
-            if size != "1":
-                raise UsageError(
-                    "several processes are not built yet",
-                    where=f"{variable}={size}, set by {launcher}",
-                    then="start one process, without the launcher",
-                )
-        return cls.single()
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        return self.place.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the run folder and talks to the terminal."""
+        return self.rank == 0
 
     def sum(self, value: Summable) -> Summable:
         """The sum over all processes."""
         return value
 
-    def reduce_gradients(self, grads: Sequence[Tensor]) -> None:
+    def gather(self, item: T) -> list[T]:
+        """What each process has, in rank order."""
+        return [item]
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, for all."""
+        return make()
+
+    def agree(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The largest of each number over all processes, as of the last call where there are several."""
+        return tuple(numbers)
+
+    def share(self, model: nn.Module, sharing: Sharing) -> Shared:
+        """Begin to train a network together; once its weights are in place and its parameters are frozen or not."""
+        return Shared()
+
+    def close(self) -> None:
+        """Leave the others; harmless when alone."""
+
+
+class Shared:
+    """The step of a process alone: what the engine asks of its world while it trains one network."""
+
+    rank = 0
+    size = 1
+
+    def wrap(self, forward: Callable[..., object]) -> Callable[..., object]:
+        """The forward pass of the network as a step must call it."""
+        return forward
+
+    def sum(self, value: Summable) -> Summable:
+        """The sum over all processes."""
+        return value
+
+    def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Of each name the sum over the passes of all processes, in order."""
+        return {name: fold([row[name] for row in rows]) for name in rows[0]}
+
+    def passing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Around each forward and backward pass of a step."""
+        return nullcontext()
+
+    def reduce_gradients(self) -> None:
         """Add the gradients of all processes, in place."""
+
+    def statistics(self, groups: Statistics) -> Statistics:
+        """The groups of all processes, in order, or fewer that weigh the same."""
+        return groups
+
+    def spread(self, value: Tensor) -> Tensor:
+        """The sum over the processes that hold parts of one group, through which gradients flow."""
+        return value
+
+
+def fold(values: Sequence[Tensor]) -> Tensor:
+    """The sum, in order."""
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+def open_world(place: Place | None = None, device: str = "cpu") -> World:
+    """The world that a launcher describes, joined, with the means of a kind of device; alone without a launcher."""
+    place = read_place() if place is None else place
+    if place.size == 1:
+        return World.single()
+    from reconv.parallel.ranks import join
+
+    return join(place, device)

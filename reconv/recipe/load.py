@@ -35,6 +35,7 @@ _MAY_CHANGE = (
     *("name", "description", "expect", "published", "measured"),
     *("data.path", "data.workers", "data.prefetch", "data.cache", "data.bad_images"),
     *("engine.threads", "records", "profile"),
+    "parallel.bucket_mb",
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.")
 

@@ -2,10 +2,6 @@
 
 Owns all derived numbers and the sentences that explain them. Refuses to know torch, files and classes. Invariant:
 nobody else multiplies a batch size, converts a duration or scales a learning rate.
-
-A device takes `micro_batch` samples at a time, which is a whole number of groups: its groups, in position order, are
-dealt out so many at a time. The last micro-batch of a device holds the groups that are left, and a group that took in
-a remainder of one sample makes its micro-batch one larger.
 """
 
 from __future__ import annotations
@@ -14,14 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from reconv.errors import RecipeError
 from reconv.recipe.plan_lines import count, plan_lines
 from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.split import split_batch
 from reconv.recipe.units import Duration
 
-AUTO_MICRO_IMAGES = 256  # the largest automatic micro-batch, unless one group is larger
 AUTO_WORKERS = 8  # more threads than this do not decode faster on the machines tried
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
@@ -131,11 +127,12 @@ class Plan:
     num_classes: int
     world_size: int
     global_batch: int
-    batch_per_device: int
+    batch_per_device: int  # of the first device; others may have less
     micro_batch: int  # a whole number of groups; the last of a device may differ
     num_micro_batches: int  # per device and step
     group: int  # samples; the last group of a step may differ
     group_sizes: tuple[int, ...]  # of one global batch, in position order
+    device_groups: tuple[tuple[int, ...], ...]  # of each device, the sizes of its groups, or of its part of one
     steps_per_epoch: float
     total_steps: int
     schedule: SchedulePlan
@@ -158,27 +155,26 @@ class Plan:
         """The side of the training images of a step, in pixels."""
         return next(size for start, size in reversed(self.sizes) if start <= step)
 
+    @property
+    def devices_per_group(self) -> int:
+        """Over how many devices a group is spread; 1: none is."""
+        return max(1, self.world_size // len(self.group_sizes))
+
+    def rows(self, rank: int = 0) -> slice:
+        """The rows of the global batch that a device takes."""
+        first = sum(map(sum, self.device_groups[:rank]))
+        return slice(first, first + sum(self.device_groups[rank]))
+
     def micro_batches(self, rank: int = 0) -> tuple[tuple[int, ...], ...]:
         """The group sizes of each of a device's micro-batches, in position order."""
-        groups = _device_groups(self.group_sizes, self.batch_per_device, rank)
-        per_micro = self.micro_batch // self.group
+        groups = self.device_groups[rank]
+        per_micro = max(1, self.micro_batch // self.group)
         return tuple(groups[i : i + per_micro] for i in range(0, len(groups), per_micro))
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """How a global batch falls into devices, micro-batches and groups."""
-
-    per_device: int
-    micro: int
-    num_micro: int
-    group: int
-    groups: tuple[int, ...]
 
 
 def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     """Compute every derived number, or raise RecipeError naming values that would fit."""
-    split = _split(recipe, facts)
+    split = split_batch(recipe, facts.world_size)
     steps_per_epoch = _steps_per_epoch(recipe, facts)
     total = _length_steps(recipe.length, steps_per_epoch)
     pins = (_steps(pin, steps_per_epoch, total) for pin in recipe.save.pin)
@@ -194,6 +190,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         num_micro_batches=split.num_micro,
         group=split.group,
         group_sizes=split.groups,
+        device_groups=split.on_devices,
         steps_per_epoch=float(steps_per_epoch),
         total_steps=total,
         schedule=_schedule(recipe.schedule, recipe.batch.size, steps_per_epoch, total),
@@ -212,84 +209,6 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     )
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))
-
-
-def cut_groups(num_samples: int, group: int) -> tuple[int, ...]:
-    """Group sizes of a batch: the last may be shorter, and a remainder of one joins its neighbour."""
-    full, rest = divmod(num_samples, group)
-    if rest == 0:
-        return (group,) * full
-    if rest == 1 and full:
-        return (*(group,) * (full - 1), group + 1)
-    return (*(group,) * full, rest)
-
-
-def _even(num_samples: int, limit: int) -> tuple[int, ...]:
-    """As few parts of at most `limit` as there can be, equal or one apart, larger first.
-
-    Batch norm of one sample is nothing, so that a part has two even where that is one more than the limit.
-    """
-    num_parts = max(1, min(math.ceil(num_samples / limit), num_samples // 2))
-    size, num_larger = divmod(num_samples, num_parts)
-    return (size + 1,) * num_larger + (size,) * (num_parts - num_larger)
-
-
-def _split(recipe: Recipe, facts: Facts) -> _Split:
-    size, world = recipe.batch.size, facts.world_size
-    if size % world:
-        fitting = sorted({max(size // world, 1) * world, (size // world + 1) * world})
-        raise RecipeError(
-            f"batch.size {size} does not divide over {world} devices",
-            then=f"sizes that fit: {_listed(fitting)}, as in --batch-size {fitting[-1]}",
-        )
-    per_device = size // world
-    if recipe.batch.group == "micro":
-        groups = _even(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
-        return _Split(per_device, groups[0], len(groups), groups[0], groups * world)
-    group = size if recipe.batch.group == "all" else recipe.batch.group
-    groups = cut_groups(size, group)
-    if not set(range(0, size, per_device)) <= {0, *accumulate(groups)}:
-        raise _spread_group(group, per_device, world)
-    on_device = _device_groups(groups, per_device, 0)
-    per_micro = _groups_per_micro(recipe, on_device, group, per_device)
-    return _Split(per_device, per_micro * group, math.ceil(len(on_device) / per_micro), group, groups)
-
-
-def _spread_group(group: int, per_device: int, world: int) -> RecipeError:
-    fitting = [n for n in range(1, per_device + 1) if per_device % n == 0][-6:]
-    return RecipeError(
-        f"groups of {group} samples do not fall on whole devices: {world} devices take "
-        f"{count(per_device, 'sample')} each",
-        why="batch norm and mixing stay inside a group, and a group cannot be spread over devices",
-        then=f"group sizes that fit: {_listed(fitting)}, as in --set batch.group={fitting[-1]} (it changes batch norm)",
-    )
-
-
-def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_device: int) -> int:
-    """How many groups a device takes at a time."""
-    micro = recipe.batch.micro
-    if micro == "auto":
-        dividing = [k for k in range(1, len(groups) + 1) if len(groups) % k == 0 and k * group <= AUTO_MICRO_IMAGES]
-        return max(dividing, default=1)
-    if micro >= per_device:
-        return len(groups)
-    if micro % group:
-        fitting = [k * group for k in range(1, len(groups) + 1) if len(groups) % k == 0]
-        near = min(fitting, key=lambda size: abs(size - micro))
-        raise RecipeError(
-            f"batch.micro {micro} is not a whole number of groups: batch.group is {recipe.batch.group}"
-            + (f" ({group} samples)" if recipe.batch.group == "all" else ""),
-            why="batch norm statistics and mixing belong to a group, which cannot be cut in two",
-            then=f"sizes that fit: {_listed(fitting[:8])}, as in --set batch.micro={near}; "
-            f"or change the groups: --set batch.group={micro}",
-        )
-    return micro // group
-
-
-def _device_groups(groups: Sequence[int], per_device: int, rank: int) -> tuple[int, ...]:
-    ends = list(accumulate(groups))
-    low, high = rank * per_device, (rank + 1) * per_device
-    return tuple(size for size, end in zip(groups, ends, strict=True) if low < end <= high)
 
 
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
@@ -457,7 +376,3 @@ def _workers(recipe: Recipe, facts: Facts) -> int:
     if recipe.data.workers != "auto":
         return recipe.data.workers
     return 0 if (facts.source or recipe.data.source) in IN_MEMORY else min(facts.cores, AUTO_WORKERS)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(str(number) for number in numbers)

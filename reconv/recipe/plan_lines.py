@@ -52,6 +52,9 @@ def count(number: int, noun: str) -> str:
 def _batch(plan: Plan) -> str:
     sizes = [sum(groups) for groups in plan.micro_batches()]
     devices = count(plan.world_size, "device")
+    totals = [sum(groups) for groups in plan.device_groups]
+    if len(set(totals)) > 1:
+        return f"global batch {plan.global_batch} = {devices} with {', '.join(map(str, totals))} samples"
     if len(set(sizes)) == 1:
         return f"global batch {plan.global_batch} = {devices} x {sizes[0]} x {count(len(sizes), 'micro-batch')}"
     cut = count(len(sizes), "micro-batch")
@@ -125,6 +128,9 @@ def _validation(plan: Plan) -> str:
 
 def _groups(recipe: Recipe, plan: Plan) -> str:
     sizes = list(plan.group_sizes)
+    if plan.devices_per_group > 1:
+        whole = count(len(sizes), "group")
+        return f"{whole} of {_sizes(sizes)} samples, each over {plan.devices_per_group} devices: batch norm is shared"
     if len(sizes) == 1:
         return f"1 group of {count(sizes[0], 'sample')}: batch norm and mixing see the whole batch"
     noun = "sample" if set(sizes) == {1} else "samples"

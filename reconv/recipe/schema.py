@@ -288,7 +288,11 @@ def _listed(value: object) -> object:
 
 
 class Parallel(Section):
+    """How the processes of a run add their gradients."""
+
     reduce: Literal["fast", "ordered"] = "fast"  # ordered: group gradients are added in group order
+    bucket_mb: PositiveFloat = 25  # fast: gradients travel in pieces of this size, beside the backward pass
+    compress: Annotated[Literal["off", "bf16"], BeforeValidator(words_of_switches)] = "off"  # fast: as they travel
 
 
 class Expect(Section):

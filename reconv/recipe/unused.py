@@ -45,6 +45,8 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield warms or schedule.kind != "constant", "schedule.kind is constant, without warm-up", ("schedule.update",)
     from_0 = schedule.kind in ("step", "milestones", "table") and schedule.origin == "start"
     yield not from_0, f"schedule.kind {schedule.kind} counts from step 0 always", ("schedule.origin",)
+    fast = recipe.parallel.reduce == "fast"
+    yield fast, "parallel.reduce is ordered", ("parallel.bucket_mb", "parallel.compress")
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")

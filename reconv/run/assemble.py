@@ -24,7 +24,7 @@ from reconv.engine.stop import StopRequest
 from reconv.engine.trace import Trace
 from reconv.engine.watch import Watch
 from reconv.optim import Ema, build_optimizer
-from reconv.parallel.world import World
+from reconv.parallel.world import Shared, Sharing, World
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
@@ -65,7 +65,7 @@ class Learner:
 def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace) -> tuple[Fit, parts.Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, emit)
-    faults = parts.build_faults(job.recipe, job.point.state, emit)
+    faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
     evaluation = build_evaluation(job, learner, faults)
     saver = build_saver(job, learner, evaluation, emit)
     counters = _restore(job, saver)
@@ -75,9 +75,11 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
         task=learner.task,
         step=trace.step(build_step(job, learner, counters, emit, trace.mark)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
-        batches=trace.batches(parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults)),
+        batches=trace.batches(
+            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, job.world.rank)
+        ),
         evaluate=evaluation,
-        save=saver if job.plan.save is not None else None,
+        save=None if job.plan.save is None else saver if job.world.is_first else _left_to_first,
         watch=build_watch(job, network, counters, emit),
         clock=clock,
         device=job.device,
@@ -90,8 +92,13 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
         keep_best=recipe.save.keep_best,
         loss_scale=lambda: network.precision.loss_scale,
         early=parts.build_early_stop(recipe),
+        agree=job.world.agree,
     )
     return fit, evaluation
+
+
+def _left_to_first(counters: Counters, reason: str) -> None:
+    """Rank 0 saves: all processes hold the same."""
 
 
 def build_learner(job: Job, emit: Emit) -> Learner:
@@ -108,6 +115,7 @@ def build_learner(job: Job, emit: Emit) -> Learner:
             global_batch=plan.global_batch,
             lines=plan.lines,
             parameters=sum(p.numel() for p in network.model.parameters()),
+            num_devices=job.world.size,
         )
     )
     teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
@@ -138,10 +146,11 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults) -> parts.Evalua
         network=learner.network,
         average=learner.average,
         task=learner.task,
-        loader=parts.eval_loader(recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults),
+        loader=parts.eval_loader(recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world),
         prepare=parts.eval_prepare(recipe, learner.network),
         num_samples=plan.num_val,
         faults=faults,
+        world=job.world,
         tta=recipe.evaluate.tta,
         is_partial=plan.num_val_left_out > 0,
     )
@@ -183,8 +192,9 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         network.precision.input_dtype,
         network.channels_last,
     )
+    shared = share(job, network)
     plain = PlainStep(
-        model=network.forward,
+        model=shared.wrap(network.forward),
         task=learner.task,
         prepare=parts.PicturedFirstBatch(
             prepare=prepare,
@@ -192,19 +202,31 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
             folder=job.folder,
             class_names=tuple(job.sources.train.class_names),
             emit=emit,
-            done=counters.step > 0,
+            done=counters.step > 0 or not job.world.is_first,
         ),
         layers=network.layers,
         precision=network.precision,
         optimizer=learner.optimizer,
         average=learner.average,
-        world=job.world,
+        world=shared,
         rate=lambda step: learning_rate(plan.schedule, step),
         ordered=recipe.parallel.reduce == "ordered",
         mark=mark,
     )
     recorder = parts.build_recorder(recipe, job.device, job.world)
     return plain if recorder is None else GraphedStep(plain, recorder)
+
+
+def share(job: Job, network: parts.Network) -> Shared:
+    """Train the network together with the other processes, if there are some."""
+    parallel, plan = job.recipe.parallel, job.plan
+    is_ordered = parallel.reduce == "ordered"
+    ranks = range(plan.world_size)
+    passes = tuple(len(plan.device_groups[rank] if is_ordered else plan.micro_batches(rank)) for rank in ranks)
+    sharing = Sharing(is_ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress)
+    shared = job.world.share(network.model, sharing)
+    network.layers.join(shared.statistics, shared.spread if plan.devices_per_group > 1 else None)
+    return shared
 
 
 def build_watch(job: Job, network: parts.Network, counters: Counters, emit: Emit) -> Watch:
@@ -216,4 +238,5 @@ def build_watch(job: Job, network: parts.Network, counters: Counters, emit: Emit
         budget=policy.budget,
         loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
         skipped=counters.skipped,
+        gather=job.world.gather,
     )

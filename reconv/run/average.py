@@ -21,6 +21,7 @@ from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store, encode
 from reconv.engine.protocols import Emit
 from reconv.errors import CheckpointError, UsageError
+from reconv.parallel.world import World
 from reconv.recipe.load import load
 from reconv.recipe.plan import Plan, averaging_window
 from reconv.recipe.schema import Recipe
@@ -64,16 +65,20 @@ def average(
 
 
 def average_at_end(
-    recipe: Recipe, plan: Plan, folder: RunFolder, done: int, evaluation: Evaluation, emit: Emit
+    recipe: Recipe, plan: Plan, folder: RunFolder, world: World, done: int, evaluation: Evaluation, emit: Emit
 ) -> dict[str, Any]:
     """Average as the recipe says, score the result, and return what the summary should tell of it."""
     if plan.average is None:
         return {}
     store, window = Store(folder.checkpoints), plan.average
-    steps = [step for step in store.steps() if window.holds(step, done)]
-    result = _write(store, steps, folder.averaged, recipe.average.kind, recipe.average.decay, MODEL)
+
+    def write() -> Averaged:
+        steps = [step for step in store.steps() if window.holds(step, done)]
+        return _write(store, steps, folder.averaged, recipe.average.kind, recipe.average.decay, MODEL)
+
+    result = world.from_first(write)
     emit(Noted("info", str(result), done))
-    told: dict[str, Any] = {"path": result.path.name, "kind": result.kind, "steps": list(steps)}
+    told: dict[str, Any] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
     if plan.evaluate is not None:
         scored = evaluation.score_file(AVERAGED, result.path, done, done / plan.steps_per_epoch)
         emit(scored)

@@ -34,9 +34,9 @@ from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.source import Source, Split
 from reconv.device import Device, Recorder
 from reconv.engine.early import EarlyStop
-from reconv.engine.evaluate import evaluate
+from reconv.engine.evaluate import EvaluationStopped, evaluate
 from reconv.engine.loop import Counters
-from reconv.engine.protocols import Emit, Prepare
+from reconv.engine.protocols import Emit, Evaluator, Prepare
 from reconv.errors import DataError, RecipeError, ResourceError, UsageError
 from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
@@ -230,9 +230,13 @@ def build_early_stop(recipe: Recipe) -> EarlyStop:
     return EarlyStop(None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience)
 
 
-def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit) -> Faults:
+def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit, world: World) -> Faults:
     """The bad files a run bears, and those it knows from its checkpoint."""
-    faults = Faults(recipe.data.bad_images.limit, lambda f: emit(BadImage(f.step, f.split, f.index, f.path, f.why)))
+    faults = Faults(
+        recipe.data.bad_images.limit,
+        lambda f: emit(BadImage(f.step, f.split, f.index, f.path, f.why)),
+        gather=world.gather if world.size > 1 else None,
+    )
     if faults.borne:  # else what was left out before must be whole by now
         faults.restore(state.get("bad_images", ()))
     return faults
@@ -244,16 +248,37 @@ def fetching(recipe: Recipe) -> MakeFetch:
 
 
 def train_loader(
-    recipe: Recipe, plan: Plan, source: Source, move: Callable[[Tensor], Tensor], faults: Faults | None = None
+    recipe: Recipe,
+    plan: Plan,
+    source: Source,
+    move: Callable[[Tensor], Tensor],
+    faults: Faults | None = None,
+    rank: int = 0,
 ) -> TrainLoader:
-    return TrainLoader(source, recipe, plan, move, faults=faults, make=fetching(recipe))
+    return TrainLoader(source, recipe, plan, move, rank, faults, make=fetching(recipe))
 
 
 def eval_loader(
-    recipe: Recipe, source: Source, device: Device, batch: int, workers: int = 0, faults: Faults | None = None
+    recipe: Recipe,
+    source: Source,
+    device: Device,
+    batch: int,
+    workers: int = 0,
+    faults: Faults | None = None,
+    world: World | None = None,
 ) -> EvalLoader:
-    preprocess = recipe.data.preprocess
-    return EvalLoader(source, preprocess, batch, device.move, workers, faults=faults, make=fetching(recipe))
+    world = world or World.single()
+    return EvalLoader(
+        source,
+        recipe.data.preprocess,
+        batch,
+        device.move,
+        workers,
+        world.rank,
+        world.size,
+        faults,
+        make=fetching(recipe),
+    )
 
 
 def eval_prepare(recipe: Recipe, network: Network) -> EvalPrepare:
@@ -271,6 +296,7 @@ class Evaluation:
     prepare: Prepare
     num_samples: int
     faults: Faults
+    world: World
     tta: str = "none"  # the views of an image whose answers are averaged
     is_partial: bool = False  # not all of the validation set is scored
     last: ClassificationEvaluator | DetectionEvaluator | None = None
@@ -288,23 +314,30 @@ class Evaluation:
     def score_file(self, weights: str, path: Path, done: int, epoch: float) -> Evaluated:
         """Score other weights of this network, under the name they go by."""
         model = copy.deepcopy(self.network.model).requires_grad_(False)
-        saved_weights.apply(model, saved_weights.read_weights(path), strict=True, source=str(path))
+        tensors = self.world.from_first(lambda: saved_weights.read_weights(path))
+        saved_weights.apply(model, tensors, strict=True, source=str(path))
         return self._score(weights, model, done, epoch, lambda: False)
 
     def _score(
         self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
     ) -> Evaluated:
         start_s = time.perf_counter()
-        evaluator = evaluate(
-            model,
-            self.task,
-            self.task.evaluator(),
-            self.loader.after(done),
-            self.prepare,
-            self.network.precision,
-            stop_requested,
-            averaged_views(model, self.tta),
-        )
+        evaluator = self.task.evaluator()
+        was_stopped = False
+        try:
+            evaluate(
+                model,
+                self.task,
+                evaluator,
+                self.loader.after(done),
+                self.prepare,
+                self.network.precision,
+                stop_requested,
+                averaged_views(model, self.tta),
+            )
+        except EvaluationStopped:
+            was_stopped = True
+        self._meet(evaluator, was_stopped)
         skipped = len(self.faults.known("val"))
         if evaluator.num_samples + skipped != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
@@ -322,6 +355,14 @@ class Evaluation:
             partial=self.is_partial,
             skipped=skipped,
         )
+
+    def _meet(self, evaluator: Evaluator, was_stopped: bool) -> None:
+        """Put together what all processes have found; if one was asked to stop, all have stopped."""
+        if any(self.world.gather(was_stopped)):
+            raise EvaluationStopped
+        self.faults.settle()
+        if self.world.size > 1:
+            evaluator.take(self.world.gather(evaluator.share()))
 
 
 @dataclass(frozen=True, slots=True)

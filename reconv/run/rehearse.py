@@ -75,7 +75,7 @@ def rehearse(
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = _without_traces(load(str(recipe), given).recipe)
     began_s = time.time()
-    world = World.from_environment()
+    world = World.single()
     sources = open_sources(resolved, world)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-"))) / "run"

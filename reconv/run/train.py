@@ -20,36 +20,28 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
-from reconv.device import choose_algorithms, is_out_of_memory, open_device
+from reconv.device import choose_algorithms, device_kind, is_out_of_memory, open_device
 from reconv.doctor import Machine, available_memory_bytes, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
 from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
-from reconv.parallel.world import World
-from reconv.recipe.load import Override, dump, load
+from reconv.parallel.place import read_place
+from reconv.parallel.world import World, open_world
+from reconv.recipe.load import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
-from reconv.report.console import Observer, make_console
-from reconv.report.events import Attempt, Ended, Event, EventLog, Noted, read_events
-from reconv.report.exporters import Records, require_packages
+from reconv.report.events import Attempt, Ended, Event, Noted, read_events
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary
 from reconv.report.whole import write_whole
 from reconv.run import parts
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
-from reconv.run.folder import (
-    Choice,
-    RestorePoint,
-    check_same_run,
-    choose_folder,
-    existing_run,
-    find_restore_point,
-    known_data_path,
-)
-from reconv.run.start import refuse_absent_weights
+from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve
+from reconv.run.folder import Choice, RestorePoint, find_restore_point
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
+from reconv.run.voice import open_voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,54 +68,28 @@ def train(
     command: Sequence[str] = (),
 ) -> RunResult:
     """Train a recipe (a preset's name or a YAML file) and return where the run lies and what it reached."""
-    if devices != 1:
+    place = read_place()
+    if devices not in (1, place.size):
         raise UsageError(f"--devices {devices}: several devices are not built yet", then="leave --devices out")
-    world = World.from_environment()
-    given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
-    resolved = load(str(recipe), given).recipe
-    earlier = existing_run(resolved, out=_path(out), runs=Path(runs)) if resume else None
-    resolved = parts.with_data_path(resolved, known_data_path(earlier) if earlier else None)
-    require_packages(resolved.records)
-    if not resume:  # a run that goes on no longer needs them
-        refuse_absent_weights(resolved)
-    sources = open_sources(resolved, world)
-    plan = make_plan(resolved, _facts(sources, world))
-    refuse_profile_beyond_end(resolved, plan)
-    parts.check_model(resolved, plan.num_classes)
-    open_device(device)  # what cannot be planned or built leaves no run folder behind
-    choice = choose_folder(resolved, out=_path(out), resume=resume, runs=Path(runs))
+    world = open_world(place, device_kind(device))
+    start = Start(recipe, data, overrides, resume, _path(out), Path(runs))
     with ExitStack() as stack:
-        stack.enter_context(choice.folder.lock())
-        said = check_same_run(choice.folder, resolved) if choice.exists else ()
-        if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
-            return RunResult(choice.folder.path, read_summary(choice.folder.path), Exit.DONE)
+        stack.callback(world.close)
+        resolved = world.from_first(lambda: resolve(start))
+        sources = parts.open_sources(resolved)
+        refuse_different_data(world, sources)
+        plan = make_plan(resolved, _facts(sources, world))
+        refuse_profile_beyond_end(resolved, plan)
+        parts.check_model(resolved, plan.num_classes)
+        open_device(device, place=place.local_rank)  # what cannot be planned or built leaves no run folder behind
+        claim = world.from_first(lambda: claim_folder(start, resolved, stack))
+        if claim.is_finished:
+            return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE)
         stop = stack.enter_context(StopRequest())
-        job = prepare_job(resolved, sources, choice, device, world)
-        log = stack.enter_context(EventLog(job.folder.events))
-        observers = [on_event] if on_event is not None else []
-        if console is not None:
-            screen = make_console(console, job.folder.path)
-            stack.callback(_say_result, screen, job.folder)
-            observers.append(screen.observe)
-
-        def emit(event: Event) -> None:
-            stamped = log.write(event)
-            for observe in observers:
-                observe(stamped)
-
-        records = Records(resolved, job.folder.path, emit)
-        stack.callback(records.close)
-        observers.append(records.observe)
-
-        _announce(job, (*choice.notes, *said), command, emit)
+        job = prepare_job(resolved, sources, claim.choice, device, world)
+        emit = open_voice(stack, job.folder, resolved, world, console, on_event)
+        _announce(job, (*claim.choice.notes, *claim.said), command, emit)
         return run_job(job, stop, emit)
-
-
-def _say_result(screen: Observer, folder: RunFolder) -> None:
-    """Give the terminal back with the result on it, however the run ended."""
-    screen.close()
-    if folder.summary.exists():
-        screen.finish(read_summary(folder.path))
 
 
 def _path(value: str | Path | None) -> Path | None:
@@ -143,14 +109,16 @@ def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> 
         num_classes=len(sources.train.class_names),
         world_size=world.size,
         source=sources.train.kind,
-        cores=threads or usable_cores(Machine()),
+        cores=threads or max(1, usable_cores(Machine()) // world.place.local_size),
         cache=parts.cache_size(sources),
     )
 
 
 def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_name: str, world: World) -> Job:
     """Find the point to resume from, make the plan and open the device."""
-    point = find_restore_point(Store(choice.folder.checkpoints)) if choice.exists else RestorePoint(None, ())
+    point = RestorePoint(None, ())
+    if choice.exists:
+        point = world.from_first(lambda: find_restore_point(Store(choice.folder.checkpoints)))
     state = point.state
     if state and state["data_fingerprint"] != sources.fingerprint():
         raise RecipeError(
@@ -160,17 +128,20 @@ def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_n
             then="point --data at the data of the first command, or start a new run without --resume",
         )
     plan = make_plan(recipe, _facts(sources, world, state.get("threads")))
-    device = open_device(device_name, threads=plan.threads)
+    device = open_device(device_name, plan.threads, world.place.local_rank)
     choose_algorithms(device, recipe.engine.autotune, recipe.engine.deterministic)
-    write_whole(choice.folder.recipe, dump(recipe))
-    choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
+    if world.is_first:
+        write_whole(choice.folder.recipe, dump(recipe))
+        choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
     return Job(recipe, plan, sources, device, world, choice.folder, point)
 
 
 def _announce(job: Job, notes: Sequence[str], command: Sequence[str], emit: Callable[[Event], None]) -> None:
     """Record the attempt, the plan and what a person should know before the first step."""
     state = job.point.state
-    attempts = sum(isinstance(event, Attempt) for event in read_events(job.folder.events))
+    attempts = 0
+    if job.world.is_first:
+        attempts = sum(isinstance(event, Attempt) for event in read_events(job.folder.events))
     emit(Attempt(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
     changed = [
         f"{name} was {state[name]}, is {now}: bitwise equality with the first attempt is not promised"
@@ -211,9 +182,9 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
             emit(Noted("info", f"ended early: {fit.ended_early}", counters.step))
         told = {
             "stopped_early": fit.ended_early or None,
-            **average_at_end(job.recipe, job.plan, job.folder, counters.step, evaluation, emit),
+            **average_at_end(job.recipe, job.plan, job.folder, job.world, counters.step, evaluation, emit),
         }
-        if job.plan.evaluate is not None:
+        if job.plan.evaluate is not None and job.world.is_first:
             parts.picture_mistakes(evaluation, job.sources, job.folder, job.recipe, counters.step, emit)
         code, reason = Exit.DONE, f"finished early: {fit.ended_early}" if fit.ended_early else "finished"
     except ReconvError as error:
@@ -249,8 +220,9 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
                 fields=told,
             )
         )
-        _write_results(job.folder)
-    return RunResult(job.folder.path, read_summary(job.folder.path), int(code))
+        if job.world.is_first:
+            _write_results(job.folder)
+    return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(code))
 
 
 def _write_results(folder: RunFolder) -> None:

@@ -6,7 +6,7 @@ engine is a sum over samples; evaluation counts are integers and its loss is sum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -95,6 +95,17 @@ class Classification:
         return {name: value / weight for name, value in metrics.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several processes has found on its batches."""
+
+    num_samples: int
+    right1: int
+    right5: int
+    losses: list[list[float]]  # of each batch: its first position and its loss
+    worst: list[list[float]]
+
+
 class ClassificationEvaluator:
     """Sums over a validation set, kept on the device until `result` reads them once."""
 
@@ -103,7 +114,7 @@ class ClassificationEvaluator:
         self._top = min(5, num_classes)
         self._right1: Tensor | int = 0
         self._right5: Tensor | int = 0
-        self._loss: Tensor | float = 0.0
+        self._losses: list[Tensor] = []  # of each batch: its first position and its loss, fp64
         self._worst: Tensor | None = None  # [k, 5] fp64: loss, index, target, predicted, confidence
 
     def update(self, outputs: Any, batch: Batch) -> None:
@@ -115,7 +126,7 @@ class ClassificationEvaluator:
         self.num_samples += len(batch)
         self._right1 = self._right1 + right.sum()
         self._right5 = self._right5 + (best == targets[:, None]).any(dim=1).sum()
-        self._loss = self._loss + losses.sum()
+        self._losses.append(torch.stack([batch.positions[0].double(), losses.sum()]))
         confidence = logits.softmax(dim=1).amax(dim=1).double()
         rows = torch.stack(
             [
@@ -133,7 +144,25 @@ class ClassificationEvaluator:
         if self.num_samples == 0:
             return {"top1": 0.0, "top5": 0.0, "loss": 0.0}
         n = self.num_samples
-        return {"top1": int(self._right1) / n, "top5": int(self._right5) / n, "loss": float(self._loss) / n}
+        # Added by position, whichever process had a batch: floating sums depend on their order.
+        by_position = sorted(torch.stack(self._losses).tolist(), key=lambda batch: batch[0])
+        loss = sum(loss for _, loss in by_position)
+        return {"top1": int(self._right1) / n, "top5": int(self._right5) / n, "loss": loss / n}
+
+    def share(self) -> Share:
+        """What this process has found, as plain data for the others."""
+        worst = [] if self._worst is None else self._worst.tolist()
+        losses = torch.stack(self._losses).tolist() if self._losses else []
+        return Share(self.num_samples, int(self._right1), int(self._right5), losses, worst)
+
+    def take(self, shares: Sequence[Share]) -> None:
+        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
+        self.num_samples = sum(share.num_samples for share in shares)
+        self._right1 = sum(share.right1 for share in shares)
+        self._right5 = sum(share.right5 for share in shares)
+        self._losses = [torch.tensor(batch, dtype=torch.float64) for share in shares for batch in share.losses]
+        worst = sorted((row for share in shares for row in share.worst), key=lambda row: row[1])
+        self._worst = _worst(torch.tensor(worst, dtype=torch.float64)) if worst else None
 
     def mistakes(self) -> list[Mistake]:
         """The wrong answers with the highest loss, worst first."""
@@ -169,5 +198,6 @@ def _full(outputs: Any) -> Tensor:
 
 
 def _worst(rows: Tensor) -> Tensor:
-    keep = rows[:, 0].topk(min(NUM_MISTAKES, rows.shape[0])).indices
-    return rows[keep]
+    """The rows with the highest loss, of equals the first."""
+    order = rows[:, 0].sort(descending=True, stable=True).indices
+    return rows[order[:NUM_MISTAKES]]

@@ -49,15 +49,18 @@ class DetectionEvaluator:
         if self._num_on_device >= NUM_ON_DEVICE:
             self._read()
 
-    def merge(self, other: DetectionEvaluator) -> None:
-        """Take in the images that another evaluator saw, as another rank's."""
+    def share(self) -> dict[int, Scored]:
+        """What this process has found, as plain data for the others."""
         self._read()
-        other._read()
-        twice = self._images.keys() & other._images.keys()
-        if twice:
-            raise ValueError(f"{len(twice)} images were scored twice, the first with index {min(twice)}")
-        self._images |= other._images
-        self.num_samples += other.num_samples
+        return self._images
+
+    def take(self, shares: Sequence[dict[int, Scored]]) -> None:
+        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
+        images = {index: scored for share in shares for index, scored in share.items()}
+        num_twice = sum(map(len, shares)) - len(images)
+        if num_twice:
+            raise ValueError(f"{num_twice} images were scored twice")
+        self._images, self.num_samples = images, len(images)
 
     def images(self) -> list[Scored]:
         """Every image in the order of the validation set."""

@@ -9,7 +9,6 @@ import torch
 
 from reconv.device import is_out_of_memory, open_device
 from reconv.errors import UsageError
-from reconv.parallel import World
 
 
 def test_cpu_moves_copies_and_counts_memory() -> None:
@@ -55,19 +54,6 @@ def test_out_of_memory_is_recognised_in_all_its_forms() -> None:
     assert is_out_of_memory(caught.value)
     assert not is_out_of_memory(OSError(errno.ENOSPC, "no space"))
     assert not is_out_of_memory(RuntimeError("shapes do not agree"))
-
-
-@pytest.mark.parametrize("variable", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_several_processes_are_refused(variable: str) -> None:
-    assert World.from_environment({variable: "1"}) == World.single()
-    with pytest.raises(UsageError, match="not built yet"):
-        World.from_environment({variable: "4"})
-
-
-def test_one_process_is_its_own_sum() -> None:
-    world = World.single()
-    assert (world.rank, world.size) == (0, 1)
-    assert world.sum(2.5) == 2.5
 
 
 HALF_PRECISION = """

@@ -11,7 +11,7 @@ from reconv.models import build_model, initialise
 from reconv.models.layers import LayerState
 from reconv.models.noise import Dropout
 from reconv.optim import Ema, build_optimizer
-from reconv.parallel.world import World
+from reconv.parallel.world import Shared
 from reconv.precision import build_precision
 from reconv.recipe import schema
 from reconv.tasks.classification import Classification
@@ -36,7 +36,7 @@ class Parts:
             precision=self.precision,
             optimizer=self.optimizer,
             average=self.average,
-            world=World.single(),
+            world=Shared(),
             rate=lambda step: 0.1 / (1 + step),
             ordered=False,
         )

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import RecipeError
-from reconv.recipe.plan import AUTO_MICRO_IMAGES, Every, Facts, Plan, cut_groups, make_plan
+from reconv.recipe.plan import Every, Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
+from reconv.recipe.split import AUTO_MICRO_IMAGES, cut_groups
 
 
 def plan_of(num_train: int = 10_000, *, world: int = 1, cores: int = 4, source: str = "", **sections: Any) -> Plan:
@@ -29,7 +30,7 @@ def test_a_batch_is_cut_by_position_and_a_remainder_of_one_joins_its_neighbour(n
 @given(st.data())
 def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(data: st.DataObject) -> None:
     world = data.draw(st.integers(1, 4))
-    size = world * data.draw(st.integers(1, 60))
+    size = data.draw(st.integers(world, 240))
     group = data.draw(st.sampled_from(["all", "micro"]) | st.integers(1, size))
     micro = data.draw(st.just("auto") | st.integers(1, 2 * size))
     try:
@@ -38,10 +39,19 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
         assert error.then
         return
     assert sum(plan.group_sizes) == size
-    assert plan.batch_per_device * world == size
     dealt = [plan.micro_batches(rank) for rank in range(world)]
-    assert [len(micro_batches) for micro_batches in dealt] == [plan.num_micro_batches] * world
-    assert tuple(g for micro_batches in dealt for groups in micro_batches for g in groups) == plan.group_sizes
+    parts = [g for micro_batches in dealt for groups in micro_batches for g in groups]
+    assert max(map(len, dealt)) == plan.num_micro_batches
+    rows = [plan.rows(rank) for rank in range(world)]
+    assert [row for of_rank in rows for row in range(size)[of_rank]] == list(range(size))
+    if plan.devices_per_group > 1:
+        assert [len(micro_batches) for micro_batches in dealt] == [1] * world
+        each = plan.devices_per_group
+        assert tuple(sum(parts[i : i + each]) for i in range(0, world, each)) == plan.group_sizes
+        assert max(parts) - min(parts) <= 1 or len(set(plan.group_sizes)) > 1
+        return
+    assert tuple(parts) == plan.group_sizes
+    assert max(map(len, plan.device_groups)) - min(map(len, plan.device_groups)) <= 1
     assert plan.micro_batch % plan.group == 0
     if micro != "auto" and micro < plan.batch_per_device:
         assert max(sum(groups) for groups in dealt[0]) <= max(micro + 1, 3)
@@ -72,12 +82,13 @@ def test_micro_batches_are_whole_numbers_of_groups(batch, world, micro_batch, nu
 @pytest.mark.parametrize(
     ("batch", "world", "fits"),
     [
-        ({"size": 100}, 8, "96, 104"),
-        ({"size": 3}, 8, "8"),
+        ({"size": 100, "group": "micro"}, 8, "96, 104"),
+        ({"size": 3, "group": "micro"}, 8, "8"),
         ({"size": 256, "micro": 64}, 1, "sizes that fit: 256"),
         ({"size": 256, "group": 32, "micro": 48}, 1, "sizes that fit: 32, 64, 128, 256"),
-        ({"size": 256}, 4, "group sizes that fit: 2, 4, 8, 16, 32, 64"),
-        ({"size": 96, "group": 32}, 2, "group sizes that fit: 6, 8, 12, 16, 24, 48"),
+        ({"size": 96, "group": 32}, 4, "group sizes that fit: 3, 4, 6, 8, 12, 24"),
+        ({"size": 96, "group": 32}, 5, "group sizes that fit: 18, 19, 20, 21, 22, 23"),
+        ({"size": 3}, 8, "group sizes that fit: 1"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits: str) -> None:
@@ -86,9 +97,31 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits
     assert fits in caught.value.then
 
 
-def test_a_device_with_one_sample_has_one_sample() -> None:
-    with pytest.raises(RecipeError, match="8 devices take 1 sample each"):
-        plan_of(batch={"size": 8}, world=8)
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [({"parallel": {"reduce": "ordered"}}, "whole groups"), ({"augment": {"mixup": {"alpha": 0.2}}}, "partner")],
+)
+def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], why: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        plan_of(batch={"size": 256}, world=4, **sections)
+    assert why in caught.value.why
+    assert "group sizes that fit: 2, 4, 8, 16, 32, 64" in caught.value.then
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "on_devices"),
+    [
+        ({"size": 66, "group": 16}, 3, ((16, 16), (16, 16), (2,))),
+        ({"size": 65, "group": 16}, 4, ((16,), (16,), (16,), (17,))),
+        ({"size": 50}, 3, ((17,), (17,), (16,))),
+        ({"size": 50, "group": 25}, 4, ((13,), (12,), (13,), (12,))),
+        ({"size": 8}, 8, ((1,),) * 8),
+    ],
+)
+def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices(batch, world, on_devices) -> None:
+    plan = plan_of(batch=batch, world=world)
+    assert plan.device_groups == on_devices
+    assert plan.batch_per_device == sum(on_devices[0])
 
 
 def test_the_tail_is_dropped_or_wraps() -> None:

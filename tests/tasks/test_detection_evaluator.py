@@ -20,13 +20,13 @@ def _evaluator(images: list[Scored], num_classes: int = 2) -> DetectionEvaluator
     return DetectionEvaluator(as_detections, lambda index: images[index].truth, names)
 
 
-def test_ranks_that_merge_their_images_have_the_numbers_of_one() -> None:
+def test_ranks_that_share_their_images_have_the_numbers_of_one() -> None:
     case = next(case for case in stored_cases() if case.name == "crowds")
     whole, *ranks = (_evaluator(case.images, len(case.class_names)) for _ in range(3))
     whole.update(case.images, batch_of(case.images))
     for number, rank in enumerate(ranks):
         rank.update(case.images[number::2], batch_of(case.images[number::2]))
-    ranks[1].merge(ranks[0])
+    ranks[1].take([rank.share() for rank in ranks])
     assert ranks[1].num_samples == whole.num_samples
     assert ranks[1].result() == whole.result()
 
@@ -42,7 +42,7 @@ def test_an_image_that_comes_twice_is_refused() -> None:
     again.update(images, batch_of(images))
     other.update(images, batch_of(images))
     with pytest.raises(ValueError, match="twice"):
-        again.merge(other)
+        again.take([again.share(), other.share()])
 
 
 def test_detections_leave_the_device_when_many_have_gathered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,151 @@
+"""Several processes as one world, over torch.distributed; loaded only when there are several.
+
+Owns joining, leaving and what processes tell each other. Refuses to know steps and run folders. Invariant: every call
+is made by all processes in the same order, and each returns the same on all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from reconv.errors import Exit, ReconvError, UsageError
+from reconv.parallel.gradients import Ordered, Overlapped
+from reconv.parallel.place import Place
+from reconv.parallel.world import Shared, Sharing, Summable, World
+
+T = TypeVar("T")
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hccl"}
+# Losing a peer is noticed by heartbeats within a minute; a collective itself may wait for a peer that compiles.
+_PATIENCE = timedelta(hours=2)
+_MEETING = timedelta(minutes=5)
+
+
+class PeerError(ReconvError):
+    """What ended another process ends this one too, with its code; the other has said why."""
+
+    def __init__(self, what: str, where: str, why: str, then: str, code: int) -> None:
+        super().__init__(what, where=where, why=why, then=then)
+        self.code = Exit(code)
+
+    def __reduce__(self) -> tuple[type[PeerError], tuple[object, ...]]:
+        return PeerError, (self.what, self.where, self.why, self.then, int(self.code))
+
+    @classmethod
+    def of(cls, error: ReconvError) -> PeerError:
+        """The same error, for those it did not happen to."""
+        return cls(error.what, error.where, error.why, error.then, error.code)
+
+
+@dataclass(slots=True)
+class _Vote:
+    """Numbers on their way to all processes while the next step runs."""
+
+    numbers: Tensor
+    work: dist.Work
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks(World):
+    """One of several processes."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _votes: list[_Vote] = field(default_factory=list)
+
+    def sum(self, value: Summable) -> Summable:
+        """The sum over all processes; a number becomes a tensor where reading one back would stop the device."""
+        if isinstance(value, Tensor):
+            total = value.detach().clone()
+            dist.all_reduce(total)
+            return cast(Summable, total)
+        if self.device.type == "cpu":
+            counted = torch.tensor(value, dtype=torch.float64)
+            dist.all_reduce(counted)
+            return cast(Summable, type(value)(counted.item()))
+        counted = torch.tensor(value, dtype=torch.float32, device=self.device)
+        dist.all_reduce(counted)
+        return cast(Summable, counted)
+
+    def gather(self, item: T) -> list[T]:
+        """What each process has, in rank order."""
+        items: list[T | None] = [None] * self.size
+        dist.all_gather_object(items, item)
+        return cast(list[T], items)
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What rank 0 makes, for all; where it fails, all fail."""
+        made: list[T | PeerError | None] = [None]
+        if self.is_first:
+            try:
+                made = [make()]
+            except ReconvError as error:
+                dist.broadcast_object_list([PeerError.of(error)])
+                raise
+        dist.broadcast_object_list(made)
+        if isinstance(made[0], PeerError):
+            raise made[0]
+        return cast(T, made[0])
+
+    def agree(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The largest of each number over all processes when this was last called; the first time, zeros.
+
+        One call late, so that nobody waits: the numbers travel while a step runs.
+        """
+        sent = torch.tensor(numbers, dtype=torch.int64)
+        work = dist.all_reduce(sent, dist.ReduceOp.MAX, async_op=True)
+        assert work is not None
+        self._votes.append(_Vote(sent, work))
+        if len(self._votes) == 1:
+            return (0,) * len(numbers)
+        vote = self._votes.pop(0)
+        vote.work.wait()
+        return tuple(vote.numbers.tolist())
+
+    def share(self, model: nn.Module, sharing: Sharing) -> Shared:
+        """Begin to train a network together."""
+        return (Ordered if sharing.is_ordered else Overlapped)(self, model, sharing)
+
+    def close(self) -> None:
+        """Leave the others."""
+        for vote in self._votes:
+            vote.work.wait()
+        self._votes.clear()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(place: Place, device: str) -> Ranks:
+    """Meet the other processes, or say who could not be met and where."""
+    if device not in BACKENDS:
+        raise UsageError(f"{device} cannot be shared by several processes", then="use cpu or cuda, or one process")
+    if place.num_machines == 1 and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    serves = place.rank == 0 and not place.store_is_served
+    try:
+        store = TCPStore(
+            place.address, place.port, place.size, is_master=serves, timeout=_MEETING, wait_for_workers=False
+        )
+        # A restarted process must not meet what its predecessor left in a store that outlives both.
+        named = PrefixStore(f"reconv/{place.restart}", store)
+        dist.init_process_group(
+            BACKENDS[device], store=named, rank=place.rank, world_size=place.size, timeout=_PATIENCE
+        )
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise UsageError(
+            f"the {place.size} processes did not meet",
+            where=f"rank {place.rank} of {place.size}, rank 0 at {place.address}:{place.port}",
+            why=str(error).splitlines()[0],
+            then="see that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
+        ) from error
+    torch_device = torch.device(device if device == "cpu" else f"{device}:{place.local_rank}")
+    return Ranks(place, torch_device)
