@@ -1,8 +1,8 @@
 """`bench data`: how many training pictures a second the loader makes, on one core and on all.
 
 Owns the result's fields and the alternation of ours and the ordinary pipeline. Refuses to know how either works.
-Invariant: both are measured in turn in one process, on the same pictures, boxes and flips, from bytes to mirrored
-uint8 planes in a batch; nothing trains.
+Invariant: what is compared is measured in turn in one process, on the same pictures, boxes and flips, from bytes to
+mirrored uint8 planes in a batch; nothing trains.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,11 +22,12 @@ from reconv.batch import Batch
 from reconv.bench.ordinary import ordinary_picture
 from reconv.bench.subject import Subject, about, open_subject
 from reconv.bench.timing import percentile
+from reconv.bench.ways import AS_GIVEN, Way, open_ways
 from reconv.data.augment import draw_flips, draw_host, effective, is_recolouring
+from reconv.data.jpeg_decoder import jpeg_decoder
 from reconv.data.order import Order
 from reconv.errors import UsageError
 from reconv.recipe.load import Override
-from reconv.recipe.plan import Plan
 from reconv.run import parts
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
@@ -37,13 +39,15 @@ _MEASURED_AS = {  # one stream of small batches that never ends, and no threads 
     "data.tail": "wrap",
     "engine.threads": 1,
 }
+_BATCHES_LOOKED_AT = 4  # for the difference between two pipelines' pictures
+_ORDINARY = "ordinary"
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Images a second of wall clock, and of the calling thread's own processor time.
+    """Images a second of wall clock, and of processor time.
 
     The second is what a core would do if nobody else used it: on a busy machine only that can be compared.
     """
@@ -75,6 +79,19 @@ class Rates:
             "highest": max(rates),
             "p95": percentile(rates, 95),
             "windows": len(rates),
+            "images_per_cpu_s": self.median_cpu,
+        }
+
+    def over(self, other: Rates) -> dict[str, Any]:
+        """These as multiples of others measured in turn with them: the median over windows, and each window."""
+        pairs = list(zip(self.windows, other.windows, strict=True))
+        ratios = [mine.images_per_s / theirs.images_per_s for mine, theirs in pairs]
+        by_cpu = [mine.images_per_cpu_s / theirs.images_per_cpu_s for mine, theirs in pairs]
+        return {
+            "ratio": statistics.median(ratios),
+            "ratio_cpu": statistics.median(by_cpu),
+            "ratio_windows": ratios,
+            "ratio_cpu_windows": by_cpu,
         }
 
 
@@ -93,83 +110,119 @@ def bench_data(
     given = [*overrides, *((field, value, "bench") for field, value in _MEASURED_AS.items())]
     given += [("data.workers", workers, "--workers")] if workers is not None else []
     subject = open_subject(recipe, input="real", data=data, overrides=given, device="cpu")
-    if compare:
-        _refuse_other_than_ordinary(subject)
     tell(f"{subject.source.origin}: {len(subject.source):,} pictures to {subject.plan.size_at(0)} px")
     steps = max(1, round(images / BATCH))
-    one_core, ordinary = _on_one_core(subject, steps, windows, compare)
-    tell(f"one core: {one_core.median:,.1f} images/s")
+    compared: dict[str, Any] = {}
+    if compare:
+        _refuse_other_than_ordinary(subject)
+        with open_ways(subject, steps * BATCH, tell) as ways:
+            compared = _compared(ways, steps, windows, tell)
+    one_core, in_all = _scaled(subject, steps, windows)
     num_workers = subject.plan.workers or 1
-    everyone = _Timed(_ours(subject, replace(subject.plan, workers=num_workers)), steps)
-    everyone.window()
-    in_all = Rates(tuple(everyone.window() for _ in range(windows)))
+    pairs = in_all.over(one_core)
     return {
         "bench": "data",
         "images_per_s": in_all.median,
         "images_per_s_per_core": one_core.median,
         "workers": num_workers,
-        "scaling": in_all.median / one_core.median,
+        "scaling": pairs["ratio"],
+        "scaling_windows": pairs["ratio_windows"],
+        "scaling_cpu": num_workers * pairs["ratio_cpu"],
         "all_cores": in_all.spread(),
-        "one_core": {**one_core.spread(), "images_per_cpu_s": one_core.median_cpu},
+        "one_core": one_core.spread(),
         "images_per_window": steps * BATCH,
         "num_pictures": len(subject.source),
         "image_size": subject.plan.size_at(0),
+        "jpeg_decoder": jpeg_decoder()[0],
         "peak_memory_bytes": subject.device.peak_memory_bytes(),
         "data": subject.source.origin,
-        **({} if ordinary is None else _compared(subject, one_core, ordinary)),
+        **compared,
         **about(subject.recipe, subject.device),
     }
 
 
-def _on_one_core(subject: Subject, steps: int, windows: int, compare: bool) -> tuple[Rates, Rates | None]:
-    """Our loader in the calling thread alone and, in turn with it, the ordinary pipeline."""
-    timed = [_Timed(_ours(subject, replace(subject.plan, workers=0)), steps)]
-    timed += [_Timed(_ordinary(subject), steps)] if compare else []
-    for pipeline in timed:
-        pipeline.window()  # warm-up: the files are in the page cache from then on
-    rows = [[pipeline.window() for pipeline in timed] for _ in range(windows)]
-    ours, *theirs = (Rates(tuple(column)) for column in zip(*rows, strict=True))
-    return ours, theirs[0] if theirs else None
-
-
-def _compared(subject: Subject, ours: Rates, ordinary: Rates) -> dict[str, Any]:
-    """The ordinary pipeline's rate, ours as a multiple of it, and how far the pictures are apart in grey levels."""
-    pairs = zip(ours.windows, ordinary.windows, strict=True)
-    return {
-        "ordinary": {**ordinary.spread(), "images_per_cpu_s": ordinary.median_cpu},
-        "ratio": ours.median / ordinary.median,
-        "ratio_windows": [mine.images_per_s / theirs.images_per_s for mine, theirs in pairs],
-        "ratio_cpu": ours.median_cpu / ordinary.median_cpu,
-        "mean_difference": _mean_difference(subject),
+def _compared(ways: Sequence[Way], steps: int, windows: int, tell: Tell) -> dict[str, Any]:
+    """The ordinary pipeline's rate on the data as they are, each way as a multiple of it, and how far its pictures are
+    from the ordinary pipeline's on the same data, in grey levels."""
+    tell(f"the ordinary pipeline and {len(ways)} ways of ours in turn, {windows} windows each")
+    pipelines = {_ORDINARY: _ordinary(ways[0].subject)} | {way.name: _ours(way.subject, 0) for way in ways}
+    rates = _in_turn({name: _Stream(batches, steps) for name, batches in pipelines.items()}, windows)
+    ordinary = rates[_ORDINARY]
+    paths = {
+        way.name: {
+            **rates[way.name].spread(),
+            **rates[way.name].over(ordinary),
+            "mean_difference": _mean_difference(way.subject),
+        }
+        for way in ways
     }
+    as_given = paths[AS_GIVEN]
+    top = {name: as_given[name] for name in ("ratio", "ratio_cpu", "ratio_windows", "mean_difference")}
+    return {"ordinary": ordinary.spread(), "paths": paths, **top}
 
 
-class _Timed:
-    """A pipeline of batches, timed window by window."""
+def _scaled(subject: Subject, steps: int, windows: int) -> tuple[Rates, Rates]:
+    """Our loader in the calling thread alone and, in turn with it, with all workers.
 
-    def __init__(self, batches: Iterator[Tensor], steps: int) -> None:
-        self._batches = batches
-        self._steps = steps
+    Each window is a stream of its own, from its first picture to its last: nothing was read ahead before it began.
+    """
+    one = _Whole(lambda: _ours(subject, 0, steps), steps)
+    everyone = _Whole(lambda: _ours(subject, subject.plan.workers or 1, steps), steps)
+    rates = _in_turn({"one": one, "all": everyone}, windows)
+    return rates["one"], rates["all"]
+
+
+def _in_turn(pipelines: Mapping[str, _Stream | _Whole], windows: int) -> dict[str, Rates]:
+    """A window of each, then again; the first time is the warm-up: files are in the page cache from then on."""
+    rounds = [{name: pipeline.window() for name, pipeline in pipelines.items()} for _ in range(windows + 1)]
+    return {name: Rates(tuple(measured[name] for measured in rounds[1:])) for name in pipelines}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream of batches that is continued window by window."""
+
+    batches: Iterator[Tensor]
+    steps: int
 
     def window(self) -> Window:
         """The rates over the next steps."""
-        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-        num_images = sum(len(next(self._batches)) for _ in range(self._steps))
-        cpu_s, wall_s = time.thread_time() - began_cpu_s, time.perf_counter() - began_s
-        return Window(num_images / wall_s, num_images / cpu_s)
+        return _timed(self.batches, self.steps)
 
 
-def _ours(subject: Subject, plan: Plan) -> Iterator[Tensor]:
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """Streams of batches, a new one for each window."""
+
+    begin: Callable[[], Iterator[Tensor]]
+    steps: int
+
+    def window(self) -> Window:
+        """The rates over a stream's first steps; nothing is under way when it ends."""
+        return _timed(self.begin(), self.steps)
+
+
+def _timed(batches: Iterator[Tensor], steps: int) -> Window:
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    num_images = sum(len(images) for images in islice(batches, steps))
+    cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
+    return Window(num_images / wall_s, num_images / cpu_s)
+
+
+def _ours(subject: Subject, workers: int, steps: int = sys.maxsize) -> Iterator[Tensor]:
     """The training loader's pictures, mirrored as the device would mirror them."""
+    plan = replace(subject.plan, workers=workers)
     loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move)
-    for micro_batches in loader.steps(0, sys.maxsize):
+    for micro_batches in loader.steps(0, steps):
         for batch in micro_batches:
             yield _mirrored(batch)
 
 
 def _mirrored(batch: Batch) -> Tensor:
     images = batch["images"]
-    return torch.where(batch["flips"].view(-1, 1, 1, 1), images.flip(-1), images)
+    for row in batch["flips"].nonzero().flatten().tolist():
+        images[row] = images[row].flip(-1)
+    return images
 
 
 def _ordinary(subject: Subject) -> Iterator[Tensor]:
@@ -190,9 +243,10 @@ def _ordinary(subject: Subject) -> Iterator[Tensor]:
 
 
 def _mean_difference(subject: Subject) -> float:
-    """How far the first batch's pictures are apart, in grey levels; computed apart from all timing."""
-    ours, theirs = next(_ours(subject, replace(subject.plan, workers=0))), next(_ordinary(subject))
-    return float((ours[: len(theirs)].float() - theirs[: len(ours)].float()).abs().mean())
+    """How far the first batches' pictures are apart, in grey levels; computed apart from all timing."""
+    both = zip(_ours(subject, 0), _ordinary(subject), strict=True)
+    apart = [(ours.float() - theirs.float()).abs().mean() for ours, theirs in islice(both, _BATCHES_LOOKED_AT)]
+    return float(torch.stack(apart).mean())
 
 
 def _refuse_other_than_ordinary(subject: Subject) -> None:

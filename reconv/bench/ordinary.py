@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.data.augment import F64, resized_box
+from reconv.data.decode import picture
 from reconv.data.source import Sample
 from reconv.recipe.images import Augment
 
@@ -25,7 +26,7 @@ def ordinary_picture(sample: Sample, size: int, augment: Augment, draws: F64, is
     if isinstance(sample.data, bytes):
         image = Image.open(io.BytesIO(sample.data)).convert("RGB")
     else:
-        image = Image.fromarray(sample.data).convert("RGB")
+        image = picture(sample.data, 3)
     box = resized_box(image.width, image.height, draws, augment)
     image = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
     if is_flipped:

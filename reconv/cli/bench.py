@@ -201,8 +201,9 @@ def data(
 ) -> None:
     """Measure the loader alone: files to batches of uint8 pictures, on one core and on all.
 
-    RECIPE says what becomes of a picture; without it, a random part resized to 224 px and a flip. With --compare both
-    pipelines make the same pictures in turn, on one core.
+    RECIPE says what becomes of a picture; without it, a random part resized to 224 px and a flip. With --compare the
+    ordinary pipeline and ours make the same pictures in turn, on one core: from the data as they are, without
+    antialiasing and, where they are files, from packed copies of a window's pictures in a temporary folder.
 
     \b
     Examples:
@@ -230,6 +231,8 @@ def data(
         emit_json(result, json_file)
     else:
         click.echo("\n".join(data_lines(result)))
+        if compare:
+            _print_ways(result)
 
 
 def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
@@ -264,21 +267,34 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
 def data_lines(result: dict[str, Any]) -> list[str]:
     """The result of `bench data`, a line a matter."""
     one, everyone = result["one_core"], result["all_cores"]
-    said = [
+    return [
         f"{one['images_per_s']:,.1f} images/s on one core ({one['lowest']:,.1f} to {one['highest']:,.1f} in "
-        f"{one['windows']} windows of {result['images_per_window']} pictures)",
+        f"{one['windows']} windows of {result['images_per_window']} pictures; {result['jpeg_decoder']})",
         f"{everyone['images_per_s']:,.1f} images/s with {result['workers']} workers ({everyone['lowest']:,.1f} to "
-        f"{everyone['highest']:,.1f}): {result['scaling']:.2f} x one core",
+        f"{everyone['highest']:,.1f}): {result['scaling']:.2f} x one core ({result['scaling_cpu']:.2f} x by processor "
+        "time)",
     ]
-    if "ratio" in result:
-        ordinary = result["ordinary"]
-        said.append(
-            f"the ordinary pipeline: {ordinary['images_per_s']:,.1f} images/s on one core "
-            f"({ordinary['lowest']:,.1f} to {ordinary['highest']:,.1f}); ours is {result['ratio']:.2f} x that "
-            f"({result['ratio_cpu']:.2f} x by processor time), pictures {result['mean_difference']:.3f} grey levels "
-            "apart"
+
+
+def _print_ways(result: dict[str, Any]) -> None:
+    """The ordinary pipeline and every way of ours, on one core."""
+    from reconv.bench.ways import WORDS
+
+    columns = ["one core", "images/s", "ratio", "lowest to highest", "by processor time", "grey levels apart"]
+    rows = [["the ordinary pipeline", f"{result['ordinary']['images_per_s']:,.1f}", "1.00 x", "", "1.00 x", ""]]
+    for name, way in result["paths"].items():
+        ratios = way["ratio_windows"]
+        rows.append(
+            [
+                WORDS[name],
+                f"{way['images_per_s']:,.1f}",
+                f"{way['ratio']:.2f} x",
+                f"{min(ratios):.2f} to {max(ratios):.2f}",
+                f"{way['ratio_cpu']:.2f} x",
+                f"{way['mean_difference']:.3f}",
+            ]
         )
-    return said
+    print_table(columns, rows)
 
 
 def _roofline_lines(result: dict[str, Any]) -> list[str]:

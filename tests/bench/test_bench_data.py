@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import statistics
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from PIL import Image
 
 from reconv.bench.data import BATCH, _mean_difference, _ordinary, _ours, bench_data
 from reconv.bench.subject import Subject, open_subject
+from reconv.bench.ways import open_ways
 from reconv.cli import main
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
@@ -20,13 +24,14 @@ SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Nine photographs of noise in two classes, of different sizes."""
+    """Nine photographs of noise in two classes, of different sizes, one of them grey."""
     rng = np.random.default_rng(0)
     for number in range(9):
         folder = tmp_path / "tree" / "train" / ("ant", "bee")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         encoded = io.BytesIO()
-        Image.fromarray(rng.integers(0, 256, (50 + number, 70, 3), dtype=np.uint8)).save(encoded, "JPEG")
+        image = Image.fromarray(rng.integers(0, 256, (50 + number, 70, 3), dtype=np.uint8))
+        image.convert("RGB" if number else "L").save(encoded, "JPEG")
         (folder / f"{number}.jpg").write_bytes(encoded.getvalue())
     return tmp_path / "tree"
 
@@ -51,7 +56,7 @@ def _run(words: list[str], code: int = 0) -> None:
 
 def test_both_pipelines_make_the_same_pictures(tree: Path) -> None:
     subject = _subject(tree)
-    ours, theirs = _ours(subject, replace(subject.plan, workers=0)), _ordinary(subject)
+    ours, theirs = _ours(subject, 0), _ordinary(subject)
     for _ in range(2):
         mine, other = next(ours), next(theirs)
         assert mine.shape == other.shape == (BATCH, 3, 32, 32)
@@ -64,22 +69,51 @@ def test_flips_are_part_of_what_is_compared(tree: Path) -> None:
     augment = subject.recipe.augment.model_copy(update={"flip": 0.0})
     unflipped = replace(subject, recipe=subject.recipe.model_copy(update={"augment": augment}))
     assert (next(_ordinary(subject)) != next(_ordinary(unflipped))).any()
-    plan = replace(subject.plan, workers=0)
-    assert (next(_ours(subject, plan)) != next(_ours(unflipped, plan))).any()
+    assert (next(_ours(subject, 0)) != next(_ours(unflipped, 0))).any()
 
 
-def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(tree: Path) -> None:
+def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     words = ["--workers", "2", "--images", str(BATCH), "--compare", "--json", "result.json"]
     _run(["bench", "data", "--data", str(tree), *SMALL, *words])
     result = json.loads(Path("result.json").read_text())
-    assert result["ratio"] == pytest.approx(result["images_per_s_per_core"] / result["ordinary"]["images_per_s"])
-    by_processor = result["one_core"]["images_per_cpu_s"] / result["ordinary"]["images_per_cpu_s"]
-    assert result["ratio_cpu"] == pytest.approx(by_processor)
-    assert len(result["ratio_windows"]) == 5
+    assert list(result["paths"]) == ["as-given", "fast", "packed-320", "raw-400"]
+    for way in result["paths"].values():
+        assert len(way["ratio_windows"]) == len(way["ratio_cpu_windows"]) == 5
+        assert way["ratio"] == pytest.approx(statistics.median(way["ratio_windows"]))
+    assert result["ratio"] == result["paths"]["as-given"]["ratio"]
+    assert result["mean_difference"] == result["paths"]["as-given"]["mean_difference"] <= 0.5
+    assert result["paths"]["fast"]["mean_difference"] > 1  # of noise, sampled instead of averaged
+    assert result["paths"]["raw-400"]["mean_difference"] <= 0.5
+    assert result["jpeg_decoder"] == "simplejpeg"
     assert result["workers"] == 2
-    assert result["scaling"] == pytest.approx(result["images_per_s"] / result["images_per_s_per_core"])
+    assert result["scaling"] == pytest.approx(statistics.median(result["scaling_windows"]))
     assert result["num_pictures"] == 9
-    assert result["mean_difference"] <= 0.5
+    assert not list(tmp_path.glob("reconv-bench-*"))
+
+
+def test_packed_data_are_compared_with_the_ordinary_pipeline_on_them(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tree / "train", tree / "val")
+    _run(["data", "convert", str(tree), "packed", "--to", "packed", "--raw", "--quiet"])
+    _run(["bench", "data", "--data", "packed", *SMALL, "--images", "32", "--compare", "--json", "result.json"])
+    assert list(json.loads(Path("result.json").read_text())["paths"]) == ["as-given", "fast"]
+    capsys.readouterr()
+    _run(["bench", "data", "--data", str(tree), *SMALL, "--images", "32", "--compare", "--quiet"])
+    out = capsys.readouterr().out
+    assert "the ordinary pipeline" in out
+    assert "packed, short side 320" in out
+
+
+def test_every_way_makes_pictures_of_the_same_samples(tree: Path) -> None:
+    with open_ways(_subject(tree), 6, lambda text: None) as ways:
+        assert len(ways) == 4
+        targets = {way.name: [way.subject.source.sample(i).target for i in range(6)] for way in ways}
+        assert len({tuple(of_way) for of_way in targets.values()}) == 1
+        assert {len(way.subject.source) for way in ways} == {6}
 
 
 def test_without_comparing_there_is_no_ratio(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
