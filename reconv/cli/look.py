@@ -18,7 +18,7 @@ from reconv.errors import Exit, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from reconv.data.check import Checked
-    from reconv.data.survey import Finding
+    from reconv.data.finding import Finding
 
 _CLASSES_SHOWN = 30
 _PATHS_SHOWN = 5
@@ -35,8 +35,9 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 
     PATH is whatever --data takes, or the name of a data set in the package (digits). Found are files that do not
     decode, the same image in training and validation or under two labels, empty classes, classes that validation
-    alone has, and labels that look like mistakes. DIR gets check.json with every path and contact.png with pictures
-    of each class. No file of PATH is changed.
+    alone has, and labels that look like mistakes; of pictures with boxes, boxes that leave their picture, have no
+    area, swapped corners or an unknown class, missing pictures, pictures of another size, and ids that come twice.
+    DIR gets check.json with every path and contact.png with pictures of each class. No file of PATH is changed.
 
     \b
     Examples:
@@ -137,8 +138,10 @@ def _print(checked: Checked, out: Path) -> None:
             f"{name} {count:,}" for name, count in (*seen.formats.most_common(), *seen.modes.most_common())
         )
         turned = sum(count for number, count in seen.orientations.items() if number != 1)
-        rows.append([split, *counts, *sides, kinds + (f", turned by EXIF {turned:,}" if turned else "")])
-    print_table(["split", "images", "bad", "classes", "MB", "width", "height", "formats and colours"], rows)
+        boxes = [] if seen.num_boxes is None else [f"{seen.num_boxes:,}"]
+        rows.append([split, *counts, *boxes, *sides, kinds + (f", turned by EXIF {turned:,}" if turned else "")])
+    boxes = ["boxes"] if any(seen.num_boxes is not None for seen in checked.splits.values()) else []
+    print_table(["split", "images", "bad", "classes", "MB", *boxes, "width", "height", "formats and colours"], rows)
     click.echo()
     _print_classes(checked)
     whys = {path: f"{path}: {why}" for seen in checked.splits.values() for path, why in seen.bad}

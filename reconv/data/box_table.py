@@ -9,6 +9,7 @@ A box is usable, by the rule of the published COCO converter, if it has an area 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -167,6 +168,34 @@ class TableBuilder:
             PackedNames(self.places),
             tuple(self.problems),
         )
+
+
+def joined(tables: Sequence[BoxTable]) -> BoxTable:
+    """Tables with the same classes, one after the other; an id that comes twice is a problem."""
+    ids = [number for table in tables for number in table.image_ids]
+    places = [table.place(index) for table in tables for index in range(len(table))]
+    twice = [
+        Problem("duplicate-id", f"image id {number} is there {count} times", places[ids.index(number)])
+        for number, count in Counter(ids).items()
+        if count > 1
+    ]
+    counts = np.concatenate([np.diff(table.offsets) for table in tables])
+    return BoxTable(
+        tables[0].class_names,
+        tables[0].class_ids,
+        PackedNames(table.files[index] for table in tables for index in range(len(table))),
+        ids,
+        np.concatenate([table.sizes for table in tables]),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        np.concatenate([table.boxes_xyxy for table in tables]),
+        np.concatenate([table.labels for table in tables]),
+        np.concatenate([table.is_crowd for table in tables]),
+        np.concatenate([table.difficult for table in tables]),
+        np.concatenate([table.area for table in tables]),
+        tables[0].is_relative,
+        PackedNames(places),
+        tuple(twice),
+    )
 
 
 def find_faults(table: BoxTable) -> dict[str, I64]:

@@ -21,9 +21,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reconv.data.annotation import AnnotationError, DetectionSource
+from reconv.data.box_fetch import picture_as_annotated
 from reconv.data.decode import any_picture, decode_picture
-from reconv.data.source import I64, Source, Split
-from reconv.data.survey import Finding, Tell, open_splits, printable
+from reconv.data.drawing import DrawnBox, class_colour, draw_boxes
+from reconv.data.finding import Finding, Tell, printable
+from reconv.data.source import I64, Sample, Source, Split
+from reconv.data.survey import open_splits
 from reconv.errors import DataError
 from reconv.recipe.images import Data
 
@@ -41,7 +45,8 @@ Progress = Callable[[int, int], None]  # samples done, samples in all
 class Seen:
     """One sample that decodes."""
 
-    target: int
+    target: int  # 0 where a picture has boxes instead
+    labels: tuple[int, ...]  # its class, or those of its boxes
     format: str
     mode: str  # as stored: RGB, L, CMYK, P, ...
     width: int  # upright
@@ -57,7 +62,9 @@ class SplitSeen:
 
     num_samples: int
     bad: list[tuple[str, str]] = field(default_factory=list)  # path, why
-    classes: Counter[str] = field(default_factory=Counter)
+    bad_kinds: list[str] = field(default_factory=list)  # of each of them
+    classes: Counter[str] = field(default_factory=Counter)  # samples of each, or boxes
+    num_boxes: int | None = None  # None: these are no pictures with boxes
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     orientations: Counter[int] = field(default_factory=Counter)
@@ -69,6 +76,7 @@ class SplitSeen:
         return {
             "num_samples": self.num_samples,
             "num_bad": len(self.bad),
+            **({} if self.num_boxes is None else {"num_boxes": self.num_boxes}),
             "num_bytes": self.num_bytes,
             "classes": dict(self.classes),
             "formats": dict(self.formats.most_common()),
@@ -124,6 +132,8 @@ def check(path: str, data: Data, workers: int, progress: Progress = lambda done,
                 table.put(index, seen, names)
                 done += 1
                 progress(done, total)
+            if isinstance(source, DetectionSource):
+                table.seen.num_boxes = int(source.box_counts().sum())
     _tell_of_samples(tables, findings.append)
     _tell_of_duplicates(tables, sources, findings.append)
     _tell_of_classes(names, tables, findings.append)
@@ -133,7 +143,7 @@ def check(path: str, data: Data, workers: int, progress: Progress = lambda done,
         splits={split: table.seen for split, table in tables.items()},
         class_names=names,
         findings=tuple(sorted(findings, key=lambda finding: order[finding.level])),
-        samples=_picturesque(names, tables),
+        samples=_picturesque(names, tables, sources),
         sources=sources,
     )
 
@@ -152,8 +162,7 @@ def examine(source: Source, index: int) -> Seen | DataError:
     """One sample, decoded, or why it cannot be."""
     try:
         sample = source.sample(index)
-        if not 0 <= sample.target < len(source.class_names):
-            raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is no class")
+        target, labels = _labels(sample, len(source.class_names))
         if isinstance(sample.data, bytes):
             upright = decode_picture(sample.data, 3, sample.name)
             with Image.open(io.BytesIO(sample.data)) as stored:
@@ -168,7 +177,17 @@ def examine(source: Source, index: int) -> Seen | DataError:
     except DataError as error:
         return error
     digest = hashlib.blake2b(content, digest_size=16).digest()
-    return Seen(sample.target, form, mode, width, height, orientation, len(content), digest)
+    return Seen(target, labels, form, mode, width, height, orientation, len(content), digest)
+
+
+def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
+    """The sample's class, or those of its boxes, which must be of this very picture."""
+    if sample.annotation is not None:
+        picture_as_annotated(sample, sample.annotation, 3)
+        return 0, tuple(label for label in sample.annotation.labels.tolist() if label >= 0)
+    if not 0 <= sample.target < num_classes:
+        raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is no class")
+    return sample.target, (sample.target,)
 
 
 def _examined(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Seen | DataError]]:
@@ -192,16 +211,24 @@ class _Table:
     def put(self, index: int, seen: Seen | DataError, names: Sequence[str]) -> None:
         split = self.seen
         if isinstance(seen, DataError):
-            split.bad.append((printable(seen.where or f"sample {index}"), seen.why or seen.what))
+            why = seen.what if isinstance(seen, AnnotationError) else seen.why or seen.what
+            split.bad.append((printable(seen.where or f"sample {index}"), why))
+            split.bad_kinds.append(_kind_of(seen))
             return
         self.targets[index] = seen.target
         self.digests[index] = np.frombuffer(seen.digest, np.uint64)
         split.widths[index], split.heights[index] = seen.width, seen.height
-        split.classes[names[seen.target]] += 1
+        split.classes.update(names[label] for label in seen.labels)
         split.formats[seen.format] += 1
         split.modes[seen.mode] += 1
         split.orientations[seen.orientation] += 1
         split.num_bytes += seen.num_bytes
+
+
+def _kind_of(error: DataError) -> str:
+    if isinstance(error, AnnotationError):
+        return "wrong-size"
+    return "missing-file" if isinstance(error.__cause__, FileNotFoundError) else "bad-image"
 
 
 def spread_of(values: npt.NDArray[np.int64]) -> dict[str, float] | None:
@@ -214,9 +241,15 @@ def spread_of(values: npt.NDArray[np.int64]) -> dict[str, float] | None:
 
 def _tell_of_samples(tables: Mapping[Split, _Table], tell: Tell) -> None:
     for split, table in tables.items():
-        if table.seen.bad:
-            paths = tuple(path for path, _ in table.seen.bad)
-            tell(Finding("fault", "bad-image", f"images in {split} that cannot be read or decoded", paths))
+        texts = {
+            "missing-file": "images in {} that are not there",
+            "wrong-size": "images in {} of another size than their boxes are of",
+            "bad-image": "images in {} that cannot be read or decoded",
+        }
+        for kind, text in texts.items():
+            found = zip(table.seen.bad, table.seen.bad_kinds, strict=True)
+            if paths := tuple(path for (path, _), own in found if own == kind):
+                tell(Finding("fault", kind, text.format(split), paths))
         if not table.seen.num_samples:
             tell(Finding("fault", "empty-split", f"there is no image in {split}", (split,)))
         shorter = np.minimum(table.seen.widths, table.seen.heights)
@@ -292,29 +325,54 @@ def _tell_of_classes(names: Sequence[str], tables: Mapping[Split, _Table], tell:
     median = float(np.median([train.seen.classes[name] for name in names]))
     small = tuple(f"{n}: {train.seen.classes[n]}" for n in names if 0 < train.seen.classes[n] < median / _SMALL_SHARE)
     if small:
-        tell(Finding("warning", "small-class", f"classes far below the median of {median:g} training images", small))
+        what = "images" if train.seen.num_boxes is None else "boxes"
+        tell(Finding("warning", "small-class", f"classes far below the median of {median:g} training {what}", small))
     if "val" in tables:
         unseen = tuple(n for n in names if train.seen.classes[n] and not tables["val"].seen.classes[n])
         if unseen:
             tell(Finding("warning", "not-validated", "classes without a validation image", unseen))
 
 
-def _picturesque(names: Sequence[str], tables: Mapping[Split, _Table]) -> dict[str, tuple[Split, tuple[int, ...]]]:
+def _picturesque(
+    names: Sequence[str], tables: Mapping[Split, _Table], sources: Mapping[Split, Source]
+) -> dict[str, tuple[Split, tuple[int, ...]]]:
     """Up to 8 good samples of up to 24 classes, evenly spread over both."""
     split: Split = "train" if "train" in tables else "val"
-    targets = tables[split].targets
+    members_of = _members(sources[split], tables[split].targets)
     chosen = np.unique(np.linspace(0, len(names) - 1, min(24, len(names))).round().astype(int))
     pictured: dict[str, tuple[Split, tuple[int, ...]]] = {}
     for number in chosen.tolist():
-        members = np.flatnonzero(targets == number)
+        members = members_of(number)
         if len(members):
             places = np.unique(np.linspace(0, len(members) - 1, min(8, len(members))).round().astype(int))
             pictured[names[number]] = (split, tuple(members[places].tolist()))
     return pictured
 
 
+def _members(source: Source, targets: I64) -> Callable[[int], I64]:
+    """What gives the good samples of a class, or those with a box of it."""
+    if not isinstance(source, DetectionSource):
+        return lambda number: np.flatnonzero(targets == number)
+    labels = [(index, source.annotation(index).labels) for index in np.flatnonzero(targets >= 0).tolist()]
+    owners = np.repeat([index for index, _ in labels], [len(own) for _, own in labels]).astype(np.int64)
+    flat = np.concatenate([np.empty(0, np.int64), *(own for _, own in labels)])
+    return lambda number: np.unique(owners[flat == number])
+
+
 def pictures_of(checked: Checked) -> Iterator[tuple[str, int, list[Image.Image]]]:
     """For each pictured class: its name, how many training images it has, and some of them."""
     for name, (split, indices) in checked.samples.items():
         samples = [checked.sources[split].sample(index) for index in indices]
-        yield name, checked.splits[split].classes[name], [any_picture(s.data, 3, s.name) for s in samples]
+        yield name, checked.splits[split].classes[name], [_tile(sample, checked.class_names) for sample in samples]
+
+
+def _tile(sample: Sample, names: Sequence[str]) -> Image.Image:
+    """The picture, with the boxes it has."""
+    said = sample.annotation
+    if said is None:
+        return any_picture(sample.data, 3, sample.name)
+    boxes = [
+        DrawnBox((left, top, right, bottom), names[label] if label >= 0 else "?", class_colour(label))
+        for (left, top, right, bottom), label in zip(said.boxes_xyxy.tolist(), said.labels.tolist(), strict=True)
+    ]
+    return draw_boxes(picture_as_annotated(sample, said, 3), boxes)

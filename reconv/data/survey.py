@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
+from reconv.data.box_survey import box_reader, open_box_splits
 from reconv.data.detect import detect
+from reconv.data.finding import SPLITS, Finding, Tell, printable
 from reconv.data.open import NEED_NO_PATH, open_source
 from reconv.data.reader import read
 from reconv.data.source import Sample, Source, Split
@@ -22,32 +22,14 @@ from reconv.data.sources.folder import is_image_name, split_folder
 from reconv.errors import DataError
 from reconv.recipe.images import Data
 
-SPLITS: tuple[Split, ...] = ("train", "val")
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something a person should know of a data set; a fault is what training would stop at or be misled by."""
-
-    level: Literal["fault", "warning"]
-    kind: str
-    text: str
-    paths: tuple[str, ...] = ()
-    count: int = 0  # where not every path is named; 0: all are
-
-    @property
-    def total(self) -> int:
-        return self.count or len(self.paths)
-
-
-Tell = Callable[[Finding], None]
-
 
 def open_splits(path: str, data: Data, tell: Tell) -> dict[Split, Source]:
     """Each split there is, its faults told; `path` is a folder or the name of a data set in the package."""
     if path in NEED_NO_PATH and not Path(path).exists():
         return {split: open_source(path, None, split, data) for split in SPLITS}
     found = detect(Path(path), data.source)
+    if (read_split := box_reader(found)) is not None:
+        return dict(open_box_splits(found, read_split, tell))
     if found.kind == "folder":
         return _open_tree(found.path, tell)
     opened: dict[Split, Source] = {}
@@ -165,11 +147,6 @@ class Tree:
     def fingerprint(self) -> str:
         """None: a tree that may be faulty is looked at, not trained on."""
         return ""
-
-
-def printable(name: str) -> str:
-    """A file name as text, whatever bytes it is made of."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _told(paths: Sequence[str]) -> tuple[str, ...]:

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.detect import detect
-from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.drawing import DrawnBox, class_colour, draw_boxes
+from reconv.data.loader import EvalLoader
 from reconv.data.open import NEED_NO_PATH, thinned
 from reconv.data.pictures import Sheet, titled
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
@@ -26,7 +28,15 @@ from reconv.recipe.schema import Recipe
 from reconv.run import parts
 
 _MOST_SHOWN = 128
-_USUAL = {"cifar10": "cifar10-resnet20", "cifar100": "cifar100-resnet20", "digits": "quickstart"}
+_USUAL = {
+    "cifar10": "cifar10-resnet20",
+    "cifar100": "cifar100-resnet20",
+    "digits": "quickstart",
+    "scattered-digits": "quickstart-detection",
+    "coco": "ssd-resnet34",
+    "yolo": "ssd-resnet34",
+    "voc": "ssd-resnet34-voc",
+}
 _ELSE = "resnet50"
 
 
@@ -77,21 +87,43 @@ def _train_batch(recipe: Recipe, sources: parts.Sources, step: int) -> Batch:
     plan = make_plan(recipe, facts)
     if step >= plan.total_steps:
         raise UsageError(f"there is no step {step}", why=f"at this batch the run has {plan.total_steps:,}")
-    [micro_batches] = TrainLoader(sources.train, recipe, plan, lambda tensor: tensor).steps(step, step + 1)
+    loader = parts.train_loader(recipe, plan, sources.train, lambda tensor: tensor)
+    [micro_batches] = loader.steps(step, step + 1)
     prepare = TrainPrepare(recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32)
     prepared = [prepare(batch, step) for batch in micro_batches]
-    tensors = {name: torch.cat([batch[name] for batch in prepared]) for name in ("images", "targets")}
+    shown = {"images", "targets", "boxes", "labels"} & set(prepared[0].tensors)
+    tensors = {name: torch.cat([batch[name] for batch in prepared]) for name in sorted(shown)}
     return Batch(tensors, torch.cat([batch.positions for batch in prepared]), (recipe.batch.size,))
 
 
 def _eval_batch(recipe: Recipe, sources: parts.Sources, images: int) -> Batch:
     """Validation images spread over the classes."""
     some = thinned(sources.val, min(100.0, 100 * images / len(sources.val)))
-    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0)
+    make = parts.fetching(recipe)
+    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, make=make)
     return EvalPrepare(recipe.data.preprocess, torch.float32)(batch)
 
 
 def _sheet(title: str, batch: Batch, recipe: Recipe, sources: parts.Sources) -> Sheet:
     pixels = unprepare(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
-    return Sheet(title, tiles, [sources.train.class_names[target] for target in batch["targets"].tolist()])
+    names = sources.train.class_names
+    if "boxes" not in batch.tensors:
+        return Sheet(title, tiles, [names[target] for target in batch["targets"].tolist()])
+    rows = zip(tiles, batch["boxes"], batch["labels"], strict=True)
+    drawn = [_with_boxes(tile, boxes, labels, names) for tile, boxes, labels in rows]
+    return Sheet(title, drawn, [_boxes(int((labels > 0).sum())) for labels in batch["labels"]])
+
+
+def _with_boxes(tile: Image.Image, boxes: Tensor, labels: Tensor, names: Sequence[str]) -> Image.Image:
+    """A picture of the network's size with the boxes of its row."""
+    scaled = boxes * torch.tensor([tile.width, tile.height] * 2)
+    used = labels > 0
+    pairs = zip(scaled[used].tolist(), (labels[used] - 1).tolist(), strict=True)
+    return draw_boxes(
+        tile, [DrawnBox((x0, y0, x1, y1), names[label], class_colour(label)) for (x0, y0, x1, y1), label in pairs]
+    )
+
+
+def _boxes(count: int) -> str:
+    return f"{count} box{'es' * (count != 1)}"

@@ -14,7 +14,7 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.data.check import Checked, check, pictures_of
-from reconv.data.survey import Finding
+from reconv.data.finding import Finding
 from reconv.errors import DataError
 from reconv.recipe.images import Data
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from reconv.data.annotation import NO_TARGET, Annotation, AnnotationError, DetectionSource
-from reconv.data.box_table import UNKNOWN, BoxTable, TableBuilder, find_faults, settled
+from reconv.data.box_table import UNKNOWN, BoxTable, TableBuilder, find_faults, joined, settled
 from reconv.data.index import Index, Scanned, open_index
 from reconv.data.reader import Window
 from reconv.data.source import I64, Sample, Split
-from reconv.data.sources.shards import Naming, find_shards
+from reconv.data.sources.shards import Naming, find_shards, first_shard
 from reconv.data.tfrecord import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -54,7 +54,7 @@ class BoxShardSource(DetectionSource):
 
     kind = "tfrecord"
 
-    def __init__(self, root: Path, split: Split, data: Data, why: str = "") -> None:
+    def __init__(self, root: Path, split: Split, data: Data, why: str = "", is_patient: bool = False) -> None:
         self._shards = find_shards(BOX_TFRECORD, root, split)
         index = _open_index(root, split)
         names = (index if split == "train" else _open_index(root, "train")).names
@@ -62,11 +62,19 @@ class BoxShardSource(DetectionSource):
         self.class_names = tuple(names[number] for number in self.class_ids)
         self._index = index
         self._data, self._split = data, split
+        self._is_patient = is_patient  # looked at as it is, whatever is wrong with it
+        self.origin = f"TFRecords with boxes at {root}" + (f" ({why})" if why else "") + f"; index {index.kept}"
         counts = index.rows["label"].astype(np.int64)
         self._usable, bad = counts & _MOST, counts >> _BAD_BITS
-        drops = split == "train" and data.empty_images == "drop"
-        self._used = np.flatnonzero(self._usable > 0) if drops else np.arange(len(counts))
-        self.origin = f"TFRecords with boxes at {root}" + (f" ({why})" if why else "") + f"; index {index.kept}"
+        self._used = np.arange(len(counts))
+        if not is_patient:
+            self._choose(bad)
+
+    def _choose(self, bad: I64) -> None:
+        """Leave out, or refuse, what the recipe says."""
+        data, split, counts = self._data, self._split, self._usable
+        if split == "train" and data.empty_images == "drop":
+            self._used = np.flatnonzero(counts > 0)
         if not len(self._used):
             raise AnnotationError("no training picture has a usable box", where=str(self._shards.folder))
         if bad.sum() and data.bad_boxes == "stop":
@@ -100,7 +108,9 @@ class BoxShardSource(DetectionSource):
 
     def _annotation(self, features: Features, where: str) -> Annotation:
         """The boxes of a record, by the recipe's policies."""
-        table, _, _ = settled(_table(features, where, self.class_ids), _keeping_empty(self._data), self._split)
+        table = _table(features, where, self.class_ids)
+        if not self._is_patient:
+            table, _, _ = settled(table, _keeping_empty(self._data), self._split)
         size = int(_one(features, HEIGHT)), int(_one(features, WIDTH))
         return table.annotation(0, size)
 
@@ -115,6 +125,29 @@ class BoxShardSource(DetectionSource):
     def fingerprint(self) -> str:
         """The digest of all records, taken when they were indexed, with the policies."""
         return f"{self._index.digest}/{len(self.class_ids)}/{len(self)}/{self._data.bad_boxes}"
+
+
+def has_boxes(root: Path) -> bool:
+    """Whether the first record of a set has places for boxes."""
+    file = first_shard(BOX_TFRECORD, root)
+    if file is None:
+        return False
+    window = Window(file)
+    first = next(record_spans(window), None)
+    return first is not None and bool({LABEL, *EDGES} & set(peek_features(window, *first, (LABEL, *EDGES))))
+
+
+def read_box_records(root: Path, split: Split) -> BoxTable:
+    """All boxes of a split in one table, in the order of the records."""
+    shards, class_ids = find_shards(BOX_TFRECORD, root, split), tuple(sorted(_open_index(root, "train").names))
+    tables = []
+    for name in shards.names:
+        path = str(shards.folder / name)
+        window = Window(path)
+        for start, length in record_spans(window):
+            tables.append(_table(peek_features(window, start, length, _ABOUT), f"{path}, byte {start}", class_ids))
+    names = _open_index(root, "train").names
+    return replace(joined(tables), class_names=tuple(names[number] for number in class_ids))
 
 
 def _keeping_empty(data: Data) -> Data:

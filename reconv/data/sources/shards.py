@@ -51,8 +51,14 @@ class Shards:
 
 def why_shards(form: Naming, folder: Path) -> str | None:
     """The reason to take a folder for shards of this form; None: it is not."""
-    names = _names(form, folder, "train") or _names(form, folder, "val")
-    return None if names is None else f"it has {names.folder.relative_to(folder.parent) / names.names[0]}"
+    first = first_shard(form, folder)
+    return None if first is None else f"it has {first.relative_to(folder.parent)}"
+
+
+def first_shard(form: Naming, folder: Path) -> Path | None:
+    """One file of a set; None where there is none."""
+    shards = _names(form, folder, "train") or _names(form, folder, "val")
+    return None if shards is None else shards.folder / shards.names[0]
 
 
 def find_shards(form: Naming, root: Path, split: Split) -> Shards:

@@ -1,0 +1,191 @@
+"""Looking at pictures with boxes: every fault is found, named and counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from box_examples import write_coco, write_voc, write_yolo
+from data_examples import encode, noise
+from PIL import Image
+
+from reconv.cli import main
+from reconv.data.check import Checked, check, pictures_of
+from reconv.data.finding import Finding
+from reconv.data.tfrecord import encode_example, write_records
+from reconv.recipe.images import Data
+
+CATEGORIES = {1: "person", 18: "dog"}
+
+
+def boxes(*corners: tuple[float, float, float, float]) -> list[dict[str, Any]]:
+    return [{"category_id": 1 + 17 * (n % 2), "bbox": list(corner)} for n, corner in enumerate(corners)]
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    train = [(f"{n}.jpg", 30, 40, boxes((1, 1, 9, 9), (20, 10, 15, 15))) for n in range(3)]
+    val = [(f"v{n}.jpg", 30, 40, boxes((n, 1, 9, 9), (20, 10, 15, 15))) for n in range(2)]
+    return write_coco(tmp_path / "coco", {"train": train, "val": val}, CATEGORIES)
+
+
+def looked(path: Path, workers: int = 2) -> Checked:
+    return check(str(path), Data(), workers)
+
+
+def found(checked: Checked) -> dict[str, Finding]:
+    kinds = [finding.kind for finding in checked.findings]
+    assert len(kinds) == len(set(kinds))
+    return {finding.kind: finding for finding in checked.findings}
+
+
+def change(root: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    file = root / "annotations" / "instances_train2017.json"
+    told = json.loads(file.read_text())
+    edit(told)
+    file.write_text(json.dumps(told))
+
+
+def test_good_boxes_have_no_findings_and_are_counted_by_class(coco: Path) -> None:
+    checked = looked(coco)
+    assert checked.findings == ()
+    assert checked.splits["train"].classes == {"person": 3, "dog": 3}
+    assert checked.as_json()["splits"]["train"]["num_boxes"] == 6 and checked.as_json()["ok"]
+    shown = {name: (count, [tile.size for tile in tiles]) for name, count, tiles in pictures_of(checked)}
+    assert shown == {"person": (3, [(40, 30)] * 3), "dog": (3, [(40, 30)] * 3)}
+
+
+FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "outside": lambda t: t["annotations"][1].update(bbox=[30, 1, 20, 5]),
+    "zero-area": lambda t: t["annotations"][1].update(bbox=[30, 1, 0, 5]),
+    "swapped": lambda t: t["annotations"][1].update(bbox=[30, 20, -4, 5]),
+    "unknown-class": lambda t: t["annotations"][1].update(category_id=77),
+    "not-finite": lambda t: t["annotations"][1].update(bbox=[float("nan"), 1, 2, 3]),
+    "duplicate-id": lambda t: t["annotations"][1].update(id=t["annotations"][0]["id"]),
+    "unknown-image": lambda t: t["annotations"][1].update(image_id=12345),
+    "no-box": lambda t: t["annotations"][1].update(bbox=None),
+}
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_fault_of_an_annotation_is_found_and_named(coco: Path, kind: str) -> None:
+    change(coco, FAULTS[kind])
+    findings = found(looked(coco))
+    assert [name for name, finding in findings.items() if finding.level == "fault"] == [kind]
+    assert findings[kind].total == 1
+    (path,) = findings[kind].paths
+    assert "box 2" in path if kind in ("outside", "zero-area", "swapped", "unknown-class", "not-finite") else path
+
+
+def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: Path) -> None:
+    (coco / "train2017" / "0.jpg").unlink()
+    (coco / "train2017" / "1.jpg").write_bytes(b"no picture")
+    (coco / "train2017" / "2.jpg").write_bytes(encode(noise(9, 9, 3, 0), "JPEG"))
+    checked = looked(coco)
+    findings = found(checked)
+    assert [Path(findings[kind].paths[0]).name for kind in ("missing-file", "bad-image", "wrong-size")] == [
+        "0.jpg",
+        "1.jpg",
+        "2.jpg",
+    ]
+    assert dict(checked.splits["train"].bad)[str(coco / "train2017" / "2.jpg")].startswith("the picture is 9 x 9")
+
+
+def test_pictures_without_boxes_and_classes_without_any_are_warnings(coco: Path) -> None:
+    change(coco, lambda t: t.update(annotations=[a for a in t["annotations"] if a["category_id"] == 1][1:]))
+    findings = found(looked(coco))
+    assert {kind: f.level for kind, f in findings.items()} == {"unannotated": "warning", "never-trained": "warning"}
+    assert findings["unannotated"].paths == (str(coco / "train2017" / "0.jpg"),)
+    assert findings["never-trained"].paths == ("dog",)
+
+
+def test_the_same_picture_in_training_and_validation_is_a_leak(coco: Path) -> None:
+    (coco / "val2017" / "v0.jpg").write_bytes((coco / "train2017" / "0.jpg").read_bytes())
+    assert [f.kind for f in looked(coco).faults] == ["leak"]
+
+
+def test_voc_and_yolo_faults_are_found_too(tmp_path: Path) -> None:
+    pictures = {"a": (20, 20, [("dog", (5, 5, 25, 9), 0)]), "b": (20, 20, [("dog", (1, 1, 9, 9), 0)])}
+    voc = write_voc(tmp_path / "v", {"train": ["a", "c"], "val": ["b"]}, pictures)
+    assert {f.kind for f in looked(voc).faults} == {"outside", "no-annotation", "missing-file"}
+    yolo = write_yolo(tmp_path / "y", "images/train", {"a": ["0 0.5 0.5 0.1 0.1", "7 0.5 0.5 0.1 0.1", "0 1"]}, ["c"])
+    faults = {f.kind: f for f in looked(yolo).faults if f.kind != "leak" and "train" in f.text}
+    assert set(faults) == {"unknown-class", "no-box"}
+    assert faults["no-box"].paths[0].startswith(str(yolo / "labels" / "train" / "a.txt:3"))
+
+
+def test_records_with_boxes_are_looked_at(tmp_path: Path) -> None:
+    def record(number: int, right: float, label: int = 1) -> bytes:
+        return encode_example(
+            {
+                "image/encoded": [encode(noise(20, 20, 3, number), "JPEG")],
+                "image/height": [20],
+                "image/width": [20],
+                "image/source_id": [b"same"],
+                "image/object/class/label": [label],
+                "image/object/class/text": [b"dog"],
+                **{f"image/object/bbox/{edge}": [0.1] for edge in ("xmin", "ymin")},
+                "image/object/bbox/xmax": [right],
+                "image/object/bbox/ymax": [0.9],
+            }
+        )
+
+    write_records(tmp_path / "train-00000-of-00001", [record(0, 0.9), record(1, 1.9)])
+    write_records(tmp_path / "val-00000-of-00001", [record(2, 0.9, 5)])
+    findings = found(looked(tmp_path))
+    assert {kind for kind, f in findings.items() if f.level == "fault"} == {"duplicate-id", "outside", "unknown-class"}
+
+
+def test_an_empty_split_is_told_and_the_other_is_looked_at(coco: Path) -> None:
+    (coco / "annotations" / "instances_val2017.json").unlink()
+    checked = looked(coco)
+    assert [f.kind for f in checked.faults] == ["unreadable-split"] and set(checked.splits) == {"train"}
+
+
+def command(*words: object) -> int:
+    """The exit code of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        main(["data", *map(str, words)])
+    return int(ended.value.code or 0)
+
+
+def test_the_verb_prints_tables_writes_both_files_and_ends_with_code_3(
+    coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert command("check", coco, "--out", out, "--quiet") == 0
+    printed = capsys.readouterr().out
+    assert "boxes" in printed and "no faults" in printed
+    change(coco, FAULTS["outside"])
+    assert command("check", coco, "--out", out, "--quiet", "--json") == 3
+    told = json.loads(capsys.readouterr().out)
+    assert [f["kind"] for f in told["findings"]] == ["outside"]
+    assert json.loads((out / "check.json").read_text()) == told
+    with Image.open(out / "contact.png") as sheet:
+        assert sheet.width > 200
+
+
+RECIPE = """
+task: detection
+model: {name: ssd_resnet34}
+data: {preprocess: {size: 300, resize: null}}
+augment: {crop: ssd, zoom_out: {probability: 0.5}}
+batch: {size: 4}
+length: 2ep
+"""
+
+
+def test_show_draws_the_boxes_the_network_will_see(coco: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    out = tmp_path / "show.png"
+    assert command("show", coco, "--recipe", tmp_path / "my.yaml", "--out", out, "--images", 3) == 0
+    with Image.open(out) as sheet:
+        pixels = np.asarray(sheet.convert("RGB"))
+    from reconv.data.drawing import class_colour
+
+    for label in range(2):
+        assert (pixels == class_colour(label)).all(-1).sum() > 50
