@@ -45,7 +45,7 @@ def data() -> None:
 
 
 @data.command("get", cls=Verb)
-@click.argument("name", type=click.Choice(["cifar10", "cifar100"]))
+@click.argument("name", type=click.Choice(["cifar10", "cifar100", "coco2017"]))
 @click.argument("folder", type=click.Path(path_type=Path), envvar="DATA_DIR", default=Path("data"))
 @click.option("--base-url", metavar="URL", help="A mirror's folder, instead of the data set's home page.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -57,7 +57,7 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     \b
     Examples:
       reconv data get cifar10
-      reconv data get cifar100 /data
+      reconv data get coco2017 /data
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -7,15 +7,20 @@ import io
 import os
 import tarfile
 import threading
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from box_examples import write_coco
 
-from reconv.data.get import ARCHIVES, Archive, fetch_archive, get
+from reconv.cli import main
+from reconv.data.get import DATA_SETS, Archive, DataSet, fetch_archive, fetch_data_set, get
+from reconv.data.open import open_source
 from reconv.errors import DataError, Exit, ResourceError, UsageError
+from reconv.recipe.images import Data
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -38,6 +43,7 @@ class Behaviour:
     """How the server answers, and what it was asked."""
 
     body: bytes = BODY
+    files: dict[str, bytes] = field(default_factory=dict)  # by path; instead of the body
     cut_after_bytes: list[int] = field(default_factory=list)  # of the next responses
     knows_range: bool = True
     status: int = 200
@@ -58,14 +64,17 @@ def server() -> Iterator[Server]:
         def do_GET(self) -> None:
             asked = self.headers.get("Range")
             behaviour.ranges.append(asked)
-            if behaviour.status != 200 or not self.path.endswith(".tar.gz"):
+            body = (
+                behaviour.body if not behaviour.files else behaviour.files.get(self.path.removeprefix("/some/where/"))
+            )
+            if behaviour.status != 200 or body is None:
                 self.send_error(behaviour.status if behaviour.status != 200 else 404)
                 return
             start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and behaviour.knows_range else 0
-            if start >= len(behaviour.body):
+            if start >= len(body):
                 self.send_error(416)
                 return
-            rest = behaviour.body[start:]
+            rest = body[start:]
             self.send_response(206 if asked and behaviour.knows_range else 200)
             self.send_header("Content-Length", str(len(rest)))
             self.end_headers()
@@ -205,4 +214,80 @@ def test_a_folder_that_cannot_be_made_is_a_resource_error(server: Server, tmp_pa
 def test_unknown_names_are_a_usage_error_and_known_ones_point_at_official_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cifar10, cifar100"):
         get("imagenet", tmp_path)
-    assert [archive.folder for archive in ARCHIVES.values()] == ["cifar-10-batches-bin", "cifar-100-binary"]
+    folders = [archive.folder for data_set in DATA_SETS.values() for archive in data_set.archives]
+    assert folders == ["cifar-10-batches-bin", "cifar-100-binary", "annotations", "val2017", "train2017"]
+
+
+def zip_of(files: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as zipped:
+        for name, data in files.items():
+            zipped.writestr(name, data)
+    return file.getvalue()
+
+
+@pytest.fixture
+def coco(tmp_path: Path, server: Server) -> DataSet:
+    """COCO in miniature on the server: the same three archives, folders and addresses."""
+    box = {"category_id": 1, "bbox": [1, 1, 5, 5]}
+    root = write_coco(tmp_path / "m", {s: [(f"{s}.jpg", 20, 20, [box])] for s in ("train", "val")}, {1: "person"})
+    archives = []
+    for archive in DATA_SETS["coco2017"].archives:
+        files = sorted((root / archive.folder).iterdir())
+        body = zip_of({f"{archive.folder}/{file.name}": file.read_bytes() for file in files})
+        server.behaviour.files[archive.file] = body
+        archives.append(replace(archive, md5=hashlib.md5(body).hexdigest(), num_files=len(files)))
+    return replace(DATA_SETS["coco2017"], archives=tuple(archives))
+
+
+def test_coco_is_three_archives_in_one_folder_that_can_be_trained_on(
+    coco: DataSet, server: Server, tmp_path: Path
+) -> None:
+    server.behaviour.cut_after_bytes = [100, 40]
+    got = fetch_data_set(coco, tmp_path / "d", None, server.url)
+    assert got.path == tmp_path / "d" / "coco2017" and not got.already_there
+    assert sorted(path.name for path in got.path.iterdir()) == ["annotations", "train2017", "val2017"]
+    assert server.behaviour.ranges == [None, "bytes=100-", "bytes=140-", None, None]
+    source = open_source("auto", tmp_path / "d", "train", Data(), boxes=True)
+    assert len(source) == 1 and source.class_names == ("person",)
+
+
+def test_what_is_there_of_coco_is_not_fetched_again_and_must_be_whole(
+    coco: DataSet, server: Server, tmp_path: Path
+) -> None:
+    train = server.behaviour.files.pop("zips/train2017.zip")
+    with pytest.raises(DataError, match=r"train2017\.zip(.|\n)*404"):
+        fetch_data_set(coco, tmp_path / "d", None, server.url)
+    server.behaviour.files["zips/train2017.zip"] = train
+    server.behaviour.ranges.clear()
+    assert not fetch_data_set(coco, tmp_path / "d", None, server.url).already_there
+    assert len(server.behaviour.ranges) == 1
+    assert fetch_data_set(coco, tmp_path / "d", None, server.url).already_there
+    (tmp_path / "d" / "coco2017" / "val2017" / "val.jpg").unlink()
+    with pytest.raises(DataError, match="it holds 0 files instead of 1"):
+        fetch_data_set(coco, tmp_path / "d", None, server.url)
+
+
+def test_a_damaged_coco_archive_is_refused_by_its_checksum(coco: DataSet, server: Server, tmp_path: Path) -> None:
+    body = server.behaviour.files["zips/val2017.zip"]
+    server.behaviour.files["zips/val2017.zip"] = body[:-1] + bytes([body[-1] ^ 1])
+    with pytest.raises(DataError, match=r"checksum of val2017\.zip is wrong"):
+        fetch_data_set(coco, tmp_path / "d", None, server.url)
+    assert sorted(path.name for path in (tmp_path / "d" / "coco2017").iterdir()) == ["annotations"]
+
+
+def test_a_zip_that_is_none_does_not_unpack(coco: DataSet, server: Server, tmp_path: Path) -> None:
+    server.behaviour.files["zips/val2017.zip"] = b"no zip"
+    broken = replace(coco.archives[1], md5=hashlib.md5(b"no zip").hexdigest())
+    with pytest.raises(DataError, match=r"val2017\.zip does not unpack"):
+        fetch_archive(broken, tmp_path / "d", None, server.url)
+    assert list((tmp_path / "d").iterdir()) == []
+
+
+def test_the_verb_fetches_coco_from_a_mirror(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.behaviour.files = {"annotations/annotations_trainval2017.zip": b"x"}
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "get", "coco2017", str(tmp_path), "--base-url", server.url, "--quiet"])
+    assert ended.value.code == 3 and "checksum of annotations_trainval2017.zip" in capsys.readouterr().err
