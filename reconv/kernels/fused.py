@@ -28,16 +28,20 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def reachable(x: Tensor) -> bool:
+    """Whether kernels run where this tensor is."""
+    return (x.is_cuda or is_interpreted()) and _has_triton()
+
+
 def available(x: Tensor) -> bool:
     """Whether the kernels take this image tensor [n, channels, height, width]."""
     return (
-        (x.is_cuda or is_interpreted())
+        reachable(x)
         and x.dim() == 4
         and x.dtype in DTYPES
         and x.shape[1] % CHANNEL_MULTIPLE == 0
         and 0 < x.numel() <= _MOST_VALUES
         and x.is_contiguous(memory_format=torch.channels_last)
-        and _has_triton()
     )
 
 

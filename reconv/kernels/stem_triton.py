@@ -23,6 +23,7 @@ def space_to_depth(
     inside = (v >= 0) & (v < height) & (h >= 0) & (h < width) & (pixel < num_pixels)[:, None] & (down < 2)[None, :]
     at = (line // out_height * stride_n)[:, None] + (c * stride_c)[None, :] + v * stride_h + h * stride_w
     value = tl.load(images + at, mask=inside, other=0.0)
+    value = value.to(out.dtype.element_ty)
     tl.store(out + pixel[:, None] * DEPTH + depth[None, :], value, mask=(pixel < num_pixels)[:, None])
 
 

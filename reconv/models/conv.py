@@ -1,13 +1,16 @@
-"""Convolutions and pools with TensorFlow's SAME padding, which torch does not have for strides above 1.
+"""Convolutions and pools that torch does not have: TensorFlow's SAME padding, and the fused form of a stem.
 
-Owns the padding arithmetic. Refuses to know networks. Invariant: the output side is ceil(input side / stride), and
-an odd total pads one more at the end than at the start.
+Owns the padding arithmetic and the choice of the stem's form. Refuses to know networks. Invariant: with SAME the output
+side is ceil(input side / stride), and an odd total pads one more at the end than at the start.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from reconv.kernels import fused
 
 
 def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -20,6 +23,24 @@ def _pad(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
     top, bottom = same_padding(x.shape[-2], kernel, stride)
     left, right = same_padding(x.shape[-1], kernel, stride)
     return F.pad(x, (left, right, top, bottom), value=value)
+
+
+class StemConv2d(nn.Conv2d):
+    """A 7x7 convolution of stride 2, which kernels may compute in training as a 4x4 one over blocks of 2x2 pixels."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 7, 2, 3, bias=False)
+        self.fused = False  # whether kernels compute it in training, where they take its images
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.fused and self.training and fused.reachable(images):
+            from reconv.kernels.stem import accepts, stem_images, stem_weight
+
+            kind = images.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
+            if accepts(images, self.weight):
+                return F.conv2d(stem_images(images, dtype), stem_weight(self.weight))
+        return super().forward(images)
 
 
 class SameConv2d(nn.Conv2d):

@@ -1,4 +1,5 @@
-"""Batch norm by groups, and the state of the layers that know which step they are in.
+"""Batch norm by groups, fused with what surrounds it where kernels take it, and the state of the layers that know
+which step they are in.
 
 Owns the grouped statistics and the one moment per step when running statistics move. Refuses to know how a batch
 was split over micro-batches and who decides that a step counts. Invariant: outside the engine (`groups` is None) the
@@ -8,6 +9,7 @@ layer is torch's own; inside, running statistics change only in `LayerState.comm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,12 @@ from torch import Tensor, nn
 
 from reconv import keys
 from reconv.batch import Batch
+from reconv.kernels import fused
 from reconv.models.noise import Noise, row_keys
+
+if TYPE_CHECKING:
+    from reconv.kernels.norm import Norm
+    from reconv.kernels.reference import Activation
 
 Groups = Sequence[tuple[int, Tensor]]  # of each: samples, and a tensor of statistics
 
@@ -32,6 +39,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.groups: tuple[int, ...] | None = None
         self.fixed = False
+        self.fused = False  # whether kernels compute it in training, where they take its tensors
         # The last forward pass's mean and unbiased variance [2, channels], group by group. It is overwritten and
         # never read here: so a recomputed forward pass records nothing twice, and a compiled one guards on nothing.
         self.recorded: tuple[Tensor, ...] = ()
@@ -43,10 +51,69 @@ class BatchNorm2d(nn.BatchNorm2d):
             return F.batch_norm(x, *self._running(), self.weight, self.bias, False, 0.0, self.eps)
         if not self.training or self.groups is None:
             return super().forward(x)
+        if self.takes(x):
+            return self.activated(x, "none")
         parts = (x,) if len(self.groups) == 1 else x.split(self.groups)
         outputs, records = zip(*(self._normalise(part) for part in parts), strict=True)
         self.recorded = records
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def takes(self, *tensors: Tensor) -> bool:
+        """Whether kernels compute this norm, and what follows it, of these tensors."""
+        return (
+            self.fused
+            and self.training
+            and not self.fixed
+            and self.spread is None
+            and self.groups is not None
+            and fused.even_groups(self.groups)
+            and all(fused.available(x) for x in tensors)
+        )
+
+    def activated(self, x: Tensor, act: Activation) -> Tensor:
+        """The activation of the norm of x, by kernels."""
+        from reconv.kernels import norm
+
+        y, statistics = norm.normalise(x, self._parameters_of_kernels(), self._groups(), act)
+        self._record(statistics)
+        return y
+
+    def joined(
+        self, x: Tensor, other: Tensor, act: Activation, norm: BatchNorm2d | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The activation of the norm of x plus the other (or its norm), for two uses, by kernels."""
+        from reconv.kernels.norm import join, join_norms
+
+        mine = self._parameters_of_kernels()
+        if norm is None:
+            first, second, statistics = join(x, mine, other, self._groups(), act)
+        else:
+            theirs = norm._parameters_of_kernels()
+            first, second, statistics, others = join_norms(x, mine, other, theirs, self._groups(), act)
+            norm._record(others)
+        self._record(statistics)
+        return first, second
+
+    def pooled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The 3x3 max-pool of stride 2 of the ReLU of the norm of x, for two uses, by kernels."""
+        from reconv.kernels.pool import normalise_pool
+
+        first, second, statistics = normalise_pool(x, self._parameters_of_kernels(), self._groups())
+        self._record(statistics)
+        return first, second
+
+    def _parameters_of_kernels(self) -> Norm:
+        from reconv.kernels.norm import Norm
+
+        return Norm(self.weight, self.bias, self._running()[1], self.eps)
+
+    def _groups(self) -> tuple[int, ...]:
+        assert self.groups is not None
+        return self.groups
+
+    def _record(self, statistics: Tensor) -> None:
+        """Keep mean and unbiased variance of statistics [groups, 3, channels]."""
+        self.recorded = statistics[:, :2].unbind()
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """One group's output, and its mean and unbiased variance."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
 from reconv.models.noise import Dropout
-from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct
+from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined
 
 # Table 2 of the paper: expansion, channels, repeats, first stride.
 _ROWS = (
@@ -72,9 +72,12 @@ class InvertedResidual(nn.Module):
         self.last_norm = f"conv.{len(layers) - 1}"
         self.has_shortcut = stride == 1 and in_channels == out_channels
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.conv(x)
-        return x + y if self.has_shortcut else y
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        y, shortcut = fork(x)
+        *layers, norm = self.conv
+        for layer in layers:
+            y = layer(y)
+        return joined(norm, y, shortcut, None, None) if self.has_shortcut else norm(y)
 
 
 class MobileNetV2(Network):

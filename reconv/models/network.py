@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.conv import SameConv2d, SameMaxPool2d
+from reconv.models.conv import SameConv2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import MOST_GROUPS, ProxyNorm, fit_groups
 
@@ -110,6 +110,8 @@ class Spec:
         """A convolution without bias, of an odd kernel, that keeps the side at stride 1."""
         if self.padding == "same" and stride > 1 and kernel > 1:
             return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
+        if (kernel, stride, groups) == (7, 2, 1):
+            return StemConv2d(in_channels, out_channels)
         return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
 
     def make_norm(self, channels: int, activated: bool = True) -> nn.Module:

@@ -1,6 +1,7 @@
 """The choice of norm: batch, group, layer or proxy-normalised group.
 
-Owns the norms that do not look at the batch, and how a norm meets its activation. Refuses to know networks.
+Owns the norms that do not look at the batch, and how a norm meets its activation, the sum of a residual block and a
+pool; by kernels where those take all of it. Refuses to know networks.
 Invariant: every norm has `weight` and `bias` under the same names, so a network's keys do not depend on the choice.
 """
 
@@ -9,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
+from reconv.models.layers import BatchNorm2d
 
 Activation = Literal["relu", "relu6", "silu"]
 Function = Callable[[Tensor], Tensor]
@@ -25,6 +27,8 @@ ACTIVATIONS: dict[str, Function] = {
     "relu6": partial(F.relu6, inplace=True),
     "silu": partial(F.silu, inplace=True),
 }
+
+_NAMES: dict[Function, Activation] = {ACTIVATIONS[name]: name for name in get_args(Activation)}
 
 MOST_GROUPS = 32  # of a norm whose groups are not given
 _NUM_QUANTILES = 200
@@ -81,8 +85,67 @@ def fit_groups(num_groups: int | None, channels: Collection[int]) -> int:
 
 def normed(norm: nn.Module, x: Tensor, function: Function) -> Tensor:
     """The activation of the norm of x."""
+    if isinstance(norm, BatchNorm2d) and function in _NAMES and norm.takes(x):
+        return norm.activated(x, _NAMES[function])
     activations = function(norm(x))
     return norm.renormalise(activations, function) if isinstance(norm, ProxyNorm) else activations
+
+
+class Fork(NamedTuple):
+    """One value for two uses, each with a gradient of its own: the kernel that made it adds them as it reads them."""
+
+    main: Tensor
+    shortcut: Tensor
+
+
+def fork(x: Tensor | Fork) -> Fork:
+    """A block's input for its two paths."""
+    return x if isinstance(x, Fork) else Fork(x, x)
+
+
+def joined(
+    norm: nn.Module, x: Tensor, shortcut: Tensor, projection: nn.Module | None, function: Function | None
+) -> Tensor | Fork:
+    """The norm of x plus the shortcut, which a projection may have to fit, and their activation unless it is None."""
+    act: Activation | Literal["none"] | None = "none" if function is None else _NAMES.get(function)
+    if isinstance(norm, BatchNorm2d) and (act == "none" or act == "relu") and norm.takes(x):
+        other, other_norm = _unnormed(shortcut, projection, norm)
+        if norm.takes(other) and (other.shape, other.dtype) == (x.shape, x.dtype):
+            return Fork(*norm.joined(x, other, act, other_norm))
+        shortcut, projection = other, other_norm
+    total: Tensor = norm(x) + (shortcut if projection is None else projection(shortcut))
+    return total if function is None else function(total)
+
+
+def _unnormed(shortcut: Tensor, projection: nn.Module | None, norm: BatchNorm2d) -> tuple[Tensor, BatchNorm2d | None]:
+    """What is added to a block's last norm, before its own norm, and that norm if it is to be fused."""
+    if projection is None:
+        return shortcut, None
+    if isinstance(projection, nn.Sequential) and len(projection) == 2:
+        conv, last = projection
+        if (
+            isinstance(last, BatchNorm2d)
+            and last.fused
+            and last.training
+            and not last.fixed
+            and last.groups == norm.groups
+        ):
+            return conv(shortcut), last
+    return projection(shortcut), None
+
+
+def pooled(norm: nn.Module, x: Tensor, function: Function, pool: nn.Module) -> Tensor | Fork:
+    """The pool of the activation of the norm of x."""
+    if (
+        isinstance(norm, BatchNorm2d)
+        and _NAMES.get(function) == "relu"
+        and isinstance(pool, nn.MaxPool2d)
+        and (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode) == (3, 2, 1, False)
+        and norm.takes(x)
+    ):
+        return Fork(*norm.pooled(x))
+    out: Tensor = pool(normed(norm, x, function))
+    return out
 
 
 class ConvNormAct(nn.Sequential):
@@ -92,12 +155,12 @@ class ConvNormAct(nn.Sequential):
         super().__init__(conv, norm)
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self[0](x)
+    def forward(self, x: Tensor | Fork) -> Tensor:
+        y = self[0](fork(x).main)
         if self.function is None:
-            out: Tensor = self[1](x)
+            out: Tensor = self[1](y)
             return out
-        return normed(self[1], x, self.function)
+        return normed(self[1], y, self.function)
 
 
 class SqueezeExcitation(nn.Module):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.network import Initialisation, Network, Spec, Stage, ZeroGamma
-from reconv.models.norm import ACTIVATIONS, SqueezeExcitation, normed
+from reconv.models.norm import ACTIVATIONS, Fork, SqueezeExcitation, fork, joined, normed, pooled
 
 _relu = ACTIVATIONS["relu"]
 
@@ -108,11 +108,10 @@ class BasicBlock(nn.Module):
         self.se = spec.make_se(planes)
         self.downsample = spec.make_shortcut(in_channels, planes, stride, is_first)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = normed(self.bn1, self.conv1(x), _relu)
-        y = self.bn2(self.conv2(y))
-        y = y if self.se is None else self.se(y)
-        return _relu(y + (x if self.downsample is None else self.downsample(x)))
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        main, shortcut = fork(x)
+        y = normed(self.bn1, self.conv1(main), _relu)
+        return _ended(self.bn2, self.conv2(y), self.se, shortcut, self.downsample)
 
 
 class Bottleneck(nn.Module):
@@ -134,12 +133,20 @@ class Bottleneck(nn.Module):
         self.se = spec.make_se(out_channels)
         self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_first)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = normed(self.bn1, self.conv1(x), _relu)
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        main, shortcut = fork(x)
+        y = normed(self.bn1, self.conv1(main), _relu)
         y = normed(self.bn2, self.conv2(y), _relu)
-        y = self.bn3(self.conv3(y))
-        y = y if self.se is None else self.se(y)
-        return _relu(y + (x if self.downsample is None else self.downsample(x)))
+        return _ended(self.bn3, self.conv3(y), self.se, shortcut, self.downsample)
+
+
+def _ended(
+    norm: nn.Module, y: Tensor, se: SqueezeExcitation | None, shortcut: Tensor, projection: nn.Module | None
+) -> Tensor | Fork:
+    """A block's output: its last norm, what weighs the channels, and the shortcut."""
+    if se is None:
+        return joined(norm, y, shortcut, projection, _relu)
+    return _relu(se(norm(y)) + (shortcut if projection is None else projection(shortcut)))
 
 
 class PreBasicBlock(nn.Module):
@@ -230,7 +237,7 @@ class Trunk(Network):
 
     def features(self, images: Tensor) -> Tensor:
         """What the last stage says of images [n, channels, height, width]."""
-        x = self._stem(images)
+        x: Tensor | Fork = self._stem(images)
         for name in self.layer_names:
             x = self.get_submodule(name)(x)
         return self._end(x)
@@ -249,12 +256,15 @@ class Trunk(Network):
         """What `_end` needs."""
         return [self.bn_last] if self.spec.version == "v2" else []
 
-    def _stem(self, x: Tensor) -> Tensor:
+    def _stem(self, x: Tensor) -> Tensor | Fork:
         x = self.conv1(x)
-        stem: Tensor = self.maxpool(x if self.spec.version == "v2" else normed(self.bn1, x, _relu))
+        if self.spec.version != "v2":
+            return pooled(self.bn1, x, _relu, self.maxpool)
+        stem: Tensor = self.maxpool(x)
         return stem
 
-    def _end(self, x: Tensor) -> Tensor:
+    def _end(self, x: Tensor | Fork) -> Tensor:
+        x = fork(x).main
         return normed(self.bn_last, x, _relu) if self.spec.version == "v2" else x
 
     def zero_norms(self) -> frozenset[str]:

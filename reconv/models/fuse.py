@@ -1,0 +1,20 @@
+"""Which layers of a network kernels may compute.
+
+Owns the switch. Refuses to know when it is worth it. Invariant: a network's parameters, keys and outputs at evaluation
+do not depend on it.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from reconv.models.conv import StemConv2d
+from reconv.models.layers import BatchNorm2d
+
+
+def use_kernels(model: nn.Module, is_on: bool = True) -> int:
+    """Let kernels compute the layers that have a fused form, in training; how many those are."""
+    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d | StemConv2d)]
+    for layer in layers:
+        layer.fused = is_on
+    return len(layers)

@@ -1,0 +1,90 @@
+"""Networks trained through kernels have the outputs, gradients and statistics of plain ones."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from reconv.batch import Batch
+from reconv.models import build_model
+from reconv.models.fuse import use_kernels
+from reconv.models.layers import BatchNorm2d, LayerState
+from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
+from reconv.models.norm import Fork, fork
+
+GROUPS = (2, 3)
+
+
+def trained(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output of one step's forward pass, and gradients and running statistics after it."""
+    layers = LayerState(model)
+    layers.enter(Batch({}, torch.arange(len(images)), GROUPS), step=0)
+    out = fork(model(images)).main
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out * weights).sum().backward()
+    layers.commit(torch.tensor(True))
+    found = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    found.update((name, buffer.detach().clone()) for name, buffer in model.named_buffers())
+    return out.detach(), found
+
+
+def both_ways(plain: nn.Module, images: Tensor) -> None:
+    plain = plain.to(memory_format=torch.channels_last).train()
+    for module in plain.modules():
+        if isinstance(module, BatchNorm2d):  # no activation at a kink, where a last bit decides the gradient
+            nn.init.normal_(module.weight, 1.0, 0.1)
+            nn.init.normal_(module.bias, 0.5, 0.1)
+    fused = copy.deepcopy(plain)
+    assert use_kernels(fused) > 1
+    out, expected = trained(plain, images)
+    fused_out, found = trained(fused, images)
+    torch.testing.assert_close(fused_out, out, rtol=1e-3, atol=1e-4)
+    assert found.keys() == expected.keys() and len(found) > 5
+    for name, value in expected.items():
+        scale = value.double().norm().item()
+        assert (found[name] - value).double().norm().item() <= 1e-3 * scale + 1e-4, name
+    plain.eval()
+    fused.eval()
+    fused.load_state_dict(plain.state_dict())
+    assert torch.equal(fork(plain(images)).main, fork(fused(images)).main)
+
+
+@pytest.mark.parametrize(
+    "name, options",
+    [
+        ("resnet14", {"width": 8, "depths": [2]}),
+        ("resnet10", {"width": 8, "depths": [2], "se_ratio": 4}),
+        ("resnet10", {"width": 8, "depths": [1, 1], "version": "v2"}),
+        ("resnet8_cifar", {}),
+    ],
+)
+def test_a_residual_network_trains_through_kernels_as_without(name, options) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(5, 3, 16, 16).contiguous(memory_format=torch.channels_last)
+    both_ways(build_model(name, num_classes=4, **options), images)
+
+
+@pytest.mark.parametrize("activation", ["relu6", "silu"])
+def test_an_inverted_residual_trains_through_kernels_as_without(activation) -> None:
+    torch.manual_seed(0)
+    spec = MobileNetV2Spec(activation=activation)
+    block = nn.Sequential(InvertedResidual(spec, 8, 8, 2, 1), InvertedResidual(spec, 8, 16, 2, 2))
+    both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
+
+
+def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> None:
+    torch.manual_seed(0)
+    block = build_model("resnet10", width=8, depths=[1]).get_submodule("layer1.0")
+    block = block.to(memory_format=torch.channels_last).train()
+    images = torch.randn(4, 8, 4, 4).contiguous(memory_format=torch.channels_last)
+    assert not isinstance(block(images), Fork)
+    use_kernels(block)
+    assert not isinstance(block(images), Fork), "without groups the layer is torch's own"
+    LayerState(block).enter(Batch({}, torch.arange(4), (4,)), step=0)
+    assert isinstance(block(images), Fork)
+    assert not isinstance(block(images.contiguous()[:, :, :3]), Fork), "kernels take channels_last alone"
+    block.eval()
+    assert not isinstance(block(images), Fork)
