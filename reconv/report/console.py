@@ -318,7 +318,9 @@ class Told:
 
     def _evaluated(self, event: Evaluated) -> str:
         metrics = "  ".join(
-            f"{words.metric_name(name)} {words.metric_text(name, v)}" for name, v in event.metrics.items()
+            f"{words.metric_name(name)} {words.metric_text(name, event.metrics[name])}"
+            for name in dict.fromkeys((*words.HEADLINES, *(event.metrics if len(event.metrics) < 5 else ())))
+            if name in event.metrics
         )
         weights = "" if event.weights == "raw" else f" ({event.weights})"
         marks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")

@@ -34,12 +34,14 @@ def charts_of_run(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
         steps_per_epoch=plan.steps_per_epoch if plan else None,
     )
     small = partial(chart, small=True)
-    others = sorted({name for e in record.evaluations for name in e.metrics} - {metric, "loss"})
+    seen = {name for e in record.evaluations for name in e.metrics} - {metric, "loss"}
+    others = sorted(seen.intersection(words.HEADLINES) if len(seen) > 4 else seen)
     gradient = _train(record, "gradient norm", lambda e: e.grad_norm)
     charts = [
         chart("Loss", "number", _train_and_validation(record, "loss"), may_be_log=True),
         *(_verdict_charts(record, summary) if metric not in (None, "loss") else []),
         *(small(_title(name), "percent", _train_and_validation(record, name)) for name in others),
+        small("AP by size of the object", "percent", _by_size(record, summary["weights"] or "raw")),
         small("Learning rate", "number", _train(record, "learning rate", lambda e: e.lr), from_zero=True),
         small("Throughput, images/s", "count", _throughput(record), from_zero=True),
         small(_WAIT_TITLE, "percent", _train(record, "data wait", lambda e: e.data_wait_fraction), from_zero=True),
@@ -134,6 +136,12 @@ def _train_and_validation(record: Record, metric: str) -> Lines:
 
     validations = [_validation(record, metric, weights, *look) for weights, look in _WEIGHTS.items()]
     return (*_train(record, label, value), *(line for lines in validations for line in lines))
+
+
+def _by_size(record: Record, weights: str) -> Lines:
+    """A detector's precision for small, medium and large objects."""
+    sizes = enumerate(("small", "medium", "large"))
+    return tuple(line for n, size in sizes for line in _validation(record, f"ap_{size}", weights, size, n, n))
 
 
 def _throughput(record: Record) -> Lines:

@@ -12,6 +12,7 @@ from pathlib import Path
 from reconv.errors import UsageError
 from reconv.report import page, sections
 from reconv.report.compare import comparison
+from reconv.report.detection import detection
 from reconv.report.markup import el
 from reconv.report.record import Record, load_record
 from reconv.report.summary import summary_of
@@ -45,6 +46,7 @@ def _report(record: Record) -> str:
             sections.header(record, summary),
             sections.cards(record, summary),
             sections.curves(record, summary),
+            detection(record),
             sections.notes(record),
             sections.bad_images(record),
             sections.picture_sections(record),

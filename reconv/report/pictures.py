@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # A page with every picture stays below 5 MB; base64 makes a third more of each byte.
 BUDGET_BYTES = 2_500_000
 _MAX_TILE_SIDE = 160
+_MAX_WIDE_TILE_SIDE = 644  # of sheets of one or two columns, where details count
 _MAX_PICTURE_SIDE = 1400
 # Tiny tiles and drawn grids are small as PNG and are shown enlarged, where the artefacts of JPEG would be seen.
 _MAX_PNG_TILE_BYTES = 6_000
@@ -37,7 +38,7 @@ def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None
         with Image.open(path) as picture:
             picture.load()
             tiles = _cut(picture, event)
-            uris = [_uri(tile, is_tile=event.columns > 0) for tile in tiles]
+            uris = [_uri(tile, event.columns) for tile in tiles]
     except (UnidentifiedImageError, OSError, ValueError):
         return None
     return uris if sum(map(len, uris)) <= budget_bytes else None
@@ -54,11 +55,12 @@ def _cut(picture: Image, event: Pictured) -> list[Image]:
     return [picture.crop((x, y, x + width, y + height)) for x, y in corners]
 
 
-def _uri(picture: Image, *, is_tile: bool) -> str:
+def _uri(picture: Image, columns: int) -> str:
     """A picture as a data URI: PNG where that is small, else JPEG."""
     from PIL.Image import Resampling
 
-    max_side = _MAX_TILE_SIDE if is_tile else _MAX_PICTURE_SIDE
+    is_tile, tile_side = columns > 0, _MAX_TILE_SIDE if columns > 2 else _MAX_WIDE_TILE_SIDE
+    max_side = tile_side if is_tile else _MAX_PICTURE_SIDE
     shown = picture.convert("L" if picture.mode in ("1", "L", "I", "I;16", "F") else "RGB")
     if max(shown.size) > max_side:
         shown.thumbnail((max_side, max_side), Resampling.LANCZOS)

@@ -27,6 +27,7 @@ from reconv.report.events import (
     latest_by_step,
     read_events,
 )
+from reconv.report.findings import read_findings
 from reconv.report.scores import CheckpointScore, read_scores
 
 E = TypeVar("E", bound=Event)
@@ -64,6 +65,7 @@ class Record:
     pictures: tuple[Pictured, ...]
     notes: tuple[Noted, ...]
     scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
+    findings: Mapping[str, Any] | None = None  # of a detector's last evaluation
 
     @property
     def label(self) -> str:
@@ -110,6 +112,7 @@ def load_record(run_dir: Path) -> Record:
         pictures=tuple(_of(kept, Pictured)),
         notes=tuple(_of(kept, Noted)),
         scores=tuple(read_scores(run_dir)),
+        findings=read_findings(run_dir),
     )
 
 

@@ -140,7 +140,8 @@ def _picture(event: Pictured, uris: Sequence[str] | None) -> Html:
             for uri, caption in zip(uris, event.captions, strict=True)
         ]
         wordy = sum(map(len, event.captions)) > 14 * len(event.captions)
-        return el("div", {"class": "tiles wordy" if wordy else "tiles"}, *tiles)
+        look = "tiles wide" if event.columns <= 2 else "tiles wordy" if wordy else "tiles"
+        return el("div", {"class": look}, *tiles)
     captions = [el("ol", {"class": "captions"}, *(el("li", None, c) for c in event.captions))] if event.captions else []
     return join([*(_image(uri, event.title) for uri in uris), *captions])
 

@@ -20,7 +20,7 @@ from reconv.report.whole import write_whole
 from reconv.report.words import is_loss, resume_command
 
 # A recipe without an expectation is judged by the first of these that its evaluations have.
-_USUAL_METRICS = ("top1", "map", "loss")
+_USUAL_METRICS = ("top1", "ap", "voc10", "loss")
 
 
 def summarise(run_dir: Path) -> dict[str, Any]:
@@ -101,7 +101,8 @@ def _metric(recipe: Mapping[str, Any], evaluations: Sequence[Evaluated]) -> str 
     """The metric by which the run is judged: the recipe's, or the usual one."""
     seen = {name for e in evaluations for name in e.metrics}
     expected = (recipe.get("expect") or {}).get("metric", "top1") if recipe.get("expect") else None
-    wanted = (*((expected,) if expected else ()), *_USUAL_METRICS, *sorted(seen))
+    judging = (recipe.get("detection") or {}).get("metric") if recipe.get("task") == "detection" else None
+    wanted = (*(name for name in (expected, judging) if name), *_USUAL_METRICS, *sorted(seen))
     return next((name for name in wanted if name in seen), None)
 
 

@@ -72,6 +72,7 @@ class Chart:
     small: bool = False
     y_range: tuple[float, float] | None = None  # what to show of the values; None: all of them
     steps_per_epoch: float | None = None  # to tell steps in the hover box
+    x_name: str = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,7 @@ def _axes(frame: _Frame, chart: Chart) -> Html:
         label = {"class": "tick", "x": f"{frame.x(tick):.1f}", "y": bottom + 20, "text-anchor": "middle"}
         parts.append(el("text", label, f"{tick:g}"))
     parts.append(
-        el("text", {"class": "tick unit", "x": frame.left - 11, "y": bottom + 20, "text-anchor": "end"}, "epoch")
+        el("text", {"class": "tick unit", "x": frame.left - 11, "y": bottom + 20, "text-anchor": "end"}, chart.x_name)
     )
     parts.append(
         el("line", {"class": "axis", "x1": frame.left, "x2": frame.width - frame.right, "y1": bottom, "y2": bottom})
@@ -287,7 +288,7 @@ def _best(frame: _Frame, chart: Chart) -> Html:
     if chart.best is None or not math.isfinite(chart.best[1]):
         return Html("")
     x, y = frame.x(chart.best[0]), frame.y(chart.best[1])
-    text = f"best: {_FORMATS[chart.format](chart.best[1])} at epoch {chart.best[0]:.4g}"
+    text = f"best: {_FORMATS[chart.format](chart.best[1])} at {chart.x_name} {chart.best[0]:.4g}"
     return el(
         "g", {"class": "best"}, el("title", None, text), el("circle", {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": 6})
     )
@@ -320,9 +321,10 @@ def _spoken(chart: Chart) -> str:
         if finite:
             first, last = finite[0], finite[-1]
             parts.append(
-                f"{series.label}: {say(first[1])} at epoch {first[0]:.3g}, {say(last[1])} at epoch {last[0]:.3g}"
+                f"{series.label}: {say(first[1])} at {chart.x_name} {first[0]:.3g}, "
+                f"{say(last[1])} at {chart.x_name} {last[0]:.3g}"
             )
-    return f"{chart.title} by epoch. " + ("; ".join(parts) or "no values") + ". Arrow keys tell single values."
+    return f"{chart.title} by {chart.x_name}. " + ("; ".join(parts) or "no values") + ". Arrow keys tell single values."
 
 
 def _hover_data(frame: _Frame, chart: Chart, thinned: Sequence[Sequence[Point]]) -> dict[str, object]:
@@ -337,6 +339,7 @@ def _hover_data(frame: _Frame, chart: Chart, thinned: Sequence[Sequence[Point]])
         "log": frame.log,
         "format": chart.format,
         "stepsPerEpoch": chart.steps_per_epoch,
+        "xName": chart.x_name,
         "series": [
             {
                 "label": series.label,

@@ -13,7 +13,19 @@ from typing import Any
 
 from reconv.errors import Exit
 
-_METRICS = {"top1": "top-1", "top5": "top-5"}
+_METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "ap": "AP",
+    "ap50": "AP50",
+    "ap75": "AP75",
+    **{f"a{kind}_{size}": f"A{kind.upper()} {size}" for kind in "pr" for size in ("small", "medium", "large")},
+    **{f"ar{number}": f"AR{number}" for number in (1, 10, 100)},
+    "voc07": "VOC07 mAP",
+    "voc10": "VOC mAP",
+}
+# Told at each evaluation; a detector has more numbers than fit a line.
+HEADLINES = ("top1", "top5", "loss", "ap", "ap50", "ap75", "voc10")
 _STOPPED = (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
 
 

@@ -300,6 +300,7 @@ class Evaluation:
     tta: str = "none"  # the views of an image whose answers are averaged
     is_partial: bool = False  # not all of the validation set is scored
     last: ClassificationEvaluator | DetectionEvaluator | None = None
+    last_weights: str = ""  # whose it is
 
     @property
     def chosen_weights(self) -> str:
@@ -341,7 +342,7 @@ class Evaluation:
         skipped = len(self.faults.known("val"))
         if evaluator.num_samples + skipped != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
-        self.last = evaluator
+        self.last, self.last_weights = evaluator, weights
         metrics = evaluator.result()
         wall_s = time.perf_counter() - start_s
         return Evaluated(

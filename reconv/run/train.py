@@ -39,9 +39,12 @@ from reconv.run import parts
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
 from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve
+from reconv.run.detection import with_boxes
+from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
 from reconv.run.voice import open_voice
+from reconv.tasks.detection_scores import DetectionEvaluator
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,7 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
             **average_at_end(job.recipe, job.plan, job.folder, job.world, counters.step, evaluation, emit),
         }
         if job.plan.evaluate is not None and job.world.is_first:
-            parts.picture_mistakes(evaluation, job.sources, job.folder, job.recipe, counters.step, emit)
+            _show_mistakes(job, evaluation, counters.step, emit)
         code, reason = Exit.DONE, f"finished early: {fit.ended_early}" if fit.ended_early else "finished"
     except ReconvError as error:
         code, reason = error.code, error.what
@@ -223,6 +226,15 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
         if job.world.is_first:
             _write_results(job.folder)
     return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(code))
+
+
+def _show_mistakes(job: Job, evaluation: parts.Evaluation, step: int, emit: Callable[[Event], None]) -> None:
+    """What the report shows of the last evaluation besides numbers."""
+    if isinstance(evaluation.last, DetectionEvaluator):
+        source, weights = with_boxes(job.sources.val), evaluation.last_weights
+        tell_findings(evaluation.last, source, job.folder, step, weights, evaluation.is_partial, emit)
+    else:
+        parts.picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, emit)
 
 
 def _write_results(folder: RunFolder) -> None:

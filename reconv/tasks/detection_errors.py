@@ -22,7 +22,7 @@ KINDS = {
     "duplicate": "overlaps an object of its class by 0.5 or more that a better detection has found already",
     "confusion": "overlaps an object of another class by 0.5 or more",
     "localisation": "overlaps an object of its class by less than 0.5, but by 0.1 or more",
-    "background": "is none of these: nothing of the kind is there",
+    "background": "is none of these: there is nothing of the kind",
     "missed": "an object that no detection looked at found, took for another class or placed badly",
 }
 

@@ -40,12 +40,14 @@ class DetectionEvaluator:
         self._on_device: list[tuple[Tensor, Detections]] = []
         self._num_on_device = 0
         self._images: dict[int, Scored] = {}
+        self._scores: DetectionScores | None = None  # of all that was seen so far
 
     def update(self, outputs: Any, batch: Batch) -> None:
         """Find the boxes in a network's outputs and keep them."""
         self._on_device.append((batch["indices"], self._postprocess(outputs)))
         self.num_samples += len(batch)
         self._num_on_device += len(batch)
+        self._scores = None
         if self._num_on_device >= NUM_ON_DEVICE:
             self._read()
 
@@ -60,7 +62,7 @@ class DetectionEvaluator:
         num_twice = sum(map(len, shares)) - len(images)
         if num_twice:
             raise ValueError(f"{num_twice} images were scored twice")
-        self._images, self.num_samples = images, len(images)
+        self._images, self.num_samples, self._scores = images, len(images), None
 
     def images(self) -> list[Scored]:
         """Every image in the order of the validation set."""
@@ -72,8 +74,10 @@ class DetectionEvaluator:
         return self.scores().numbers
 
     def scores(self) -> DetectionScores:
-        """Everything there is to know, computed afresh."""
-        return score(self.images(), self._class_names)
+        """Everything there is to know of the images seen so far."""
+        if self._scores is None:
+            self._scores = score(self.images(), self._class_names)
+        return self._scores
 
     def _read(self) -> None:
         """Move what lies on the device to the host."""

@@ -53,7 +53,7 @@
       tip.replaceChildren();
       make(cursor, "line", { x1: toX(at), x2: toX(at), y1: data.top, y2: data.top + data.height });
       const step = data.stepsPerEpoch ? " · step " + Math.round(at * data.stepsPerEpoch).toLocaleString("en") : "";
-      make(tip, "b", {}, "epoch " + Number(at.toPrecision(4)) + step);
+      make(tip, "b", {}, data.xName + " " + Number(at.toPrecision(4)) + step);
       for (const { series, point } of found) {
         if (Math.abs(point[0] - at) > 0.03 * data.xMax) continue;
         if (point[1] >= data.yMin && point[1] <= data.yMax) make(cursor, "circle", { cx: toX(point[0]), cy: toY(point[1]), r: 4, class: "c" + series.colour });
