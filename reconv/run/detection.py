@@ -62,6 +62,18 @@ def with_boxes(source: Source) -> DetectionSource:
     return source
 
 
+def refuse_nothing_to_find(source: DetectionSource) -> None:
+    """Refuse a validation set that no detector could score on."""
+    annotations = (source.annotation(index) for index in range(len(source)))
+    if not any((~said.is_crowd & ~said.difficult).any() for said in annotations):
+        raise DataError(
+            "the validation set has no object that must be found",
+            where=source.origin,
+            why="its images have no boxes, or crowds and difficult objects only",
+            then="reconv data check tells what is in the data; a larger evaluate.samples, where that is set",
+        )
+
+
 def build_detection(recipe: Recipe, source: Source, device: Device, is_compiled: bool) -> Detection:
     """The task, scored against the annotations of a validation set."""
     section = recipe.detection

@@ -49,7 +49,13 @@ from reconv.precision import Policy, build_precision
 from reconv.recipe.plan import IN_MEMORY, CacheSize, Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.events import BadImage, Evaluated, Pictured, Saved
-from reconv.run.detection import build_detection, check_detector, detector_options, with_boxes
+from reconv.run.detection import (
+    build_detection,
+    check_detector,
+    detector_options,
+    refuse_nothing_to_find,
+    with_boxes,
+)
 from reconv.tasks.classification import Classification, ClassificationEvaluator
 from reconv.tasks.detection import Detection
 from reconv.tasks.detection_scores import DetectionEvaluator
@@ -85,6 +91,8 @@ def open_sources(recipe: Recipe) -> Sources:
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
     some = part_of(val, recipe.evaluate.samples)
+    if recipe.task == "detection" and recipe.evaluate.every != "off":
+        refuse_nothing_to_find(with_boxes(some))
     return Sources(train, some, len(val) - len(some))
 
 
