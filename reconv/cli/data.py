@@ -78,7 +78,7 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
 @data.command("convert", cls=Verb)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
-@click.option("--to", "kind", type=click.Choice(["packed", "folder", "tar", "tfrecord"]), required=True)
+@click.option("--to", "kind", type=click.Choice(["packed", "folder", "tar", "tfrecord", "coco"]), required=True)
 @click.option(
     "--from", "source_kind", metavar="KIND", default="auto", help="What SOURCE is, where it could be two things."
 )
@@ -93,6 +93,12 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
 @click.option("--labels", type=click.Path(path_type=Path, exists=True), help="ImageNet archives: label list or devkit.")
 @click.option(
     "--expect", metavar="TRAIN,VAL", callback=_pair, help="Samples there must be; archives: else as published."
+)
+@click.option(
+    "--bad-boxes", type=click.Choice(["skip", "clip", "stop"]), default="skip", help="Boxes beyond a picture's edge."
+)
+@click.option(
+    "--empty-images", type=click.Choice(["drop", "keep"]), default="drop", help="Training pictures without a box."
 )
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Threads; else one a core.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -109,31 +115,42 @@ def convert(
     shards: tuple[int, int] | None,
     labels: Path | None,
     expect: tuple[int, int] | None,
+    bad_boxes: str,
+    empty_images: str,
     workers: int | None,
     quiet: bool,
 ) -> None:
     """Write the data at SOURCE in another form to DEST, which must not exist yet.
 
     SOURCE is what --data takes, `digits`, or the folder with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar (and
-    a label list or the devkit). DEST appears when it is whole; the same command goes on after a kill.
+    a label list or the devkit). DEST appears when it is whole; the same command goes on after a kill. Pictures with
+    boxes become TFRecords or COCO's layout; training pictures without a usable box are left out, and counted.
 
     \b
     Examples:
       reconv data convert /imagenet /fast/imagenet --to packed --shortest 320 --quality 90
       reconv data convert /downloads /imagenet --to folder --labels ILSVRC2012_devkit_t12.tar.gz
       reconv data convert digits digits-tar --to tar
+      reconv data convert /coco2017 /fast/coco --to tfrecord
     """
+    from reconv.data.annotation import DetectionSource
     from reconv.data.convert.form import Form
     from reconv.data.convert.run import convert as write
     from reconv.data.convert.run import make_target
     from reconv.data.convert.sources import open_splits
+    from reconv.recipe.images import Data
 
     form = Form(raw, longest, shortest, quality)
-    target = make_target(kind, form, per_shard, None if shards is None else _splits(shards))
-    splits, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect))
+    policy = Data.model_validate({"bad_boxes": bad_boxes, "empty_images": empty_images})
+    splits, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect), policy)
+    boxed = {split: opened for split, opened in splits.items() if isinstance(opened, DetectionSource)}
+    target = make_target(kind, form, per_shard, None if shards is None else _splits(shards), has_boxes=bool(boxed))
     with _progress(quiet) as advance:
         done = write(splits, root, destination, target, workers or _num_cores(), advance)
     counts = ", ".join(f"{count:,} {split}" for split, count in done.num_samples.items())
+    for split, opened in boxed.items():
+        for note in opened.notes:
+            click.echo(f"{split}: {note}")
     repaired = ", ".join(f"{count:,} {why}" for why, count in done.repaired.items())
     said = "was there already" if done.already_there else "is complete"
     click.echo(

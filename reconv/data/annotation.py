@@ -83,6 +83,7 @@ class DetectionSource(ABC):
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]  # the number of each class in the files
     origin: str
+    notes: tuple[str, ...] = ()  # what was left out of the files, in words
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -113,6 +114,7 @@ class DetectionSubset(DetectionSource):
         self.kind = source.kind
         self.class_names = source.class_names
         self.class_ids = source.class_ids
+        self.notes = source.notes
         self.origin = f"{source.origin}; {len(indices):,} of {len(source):,} images{why}"
 
     def __len__(self) -> int:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from reconv.data.annotation import DetectionSource
+from reconv.data.convert.box_writers import BOX_KINDS, following
 from reconv.data.convert.form import Form, Formed, formed
 from reconv.data.convert.room import Facts, Room, finished
 from reconv.data.convert.writers import KINDS, PER_SHARD, Kind, Piece, Whole, pieces
@@ -56,7 +58,7 @@ def convert(
 ) -> Converted:
     """Write the splits to `destination`; `root` is the folder they come from, whose name no sample keeps."""
     _refuse_inside(root, destination)
-    kind = KINDS[target.kind]
+    kind = kind_of(target.kind, has_boxes=any(isinstance(source, DetectionSource) for source in sources.values()))
     if target.form.raw and kind.wanted != "any":
         raise UsageError(f"--raw is for packed data, not for {target.kind}", then="--to packed --raw")
     wholes = {split: _whole(split, source, target) for split, source in sources.items()}
@@ -70,6 +72,9 @@ def convert(
     with room.held():
         if (manifest := room.complete()) is None:
             _Work(sources, root, kind, target.form, room, progress, sum(map(len, sources.values()))).do(work, workers)
+            for whole in wholes.values():
+                if kind.finish is not None:
+                    kind.finish(room, whole, [room.record(piece.name) or {} for owner, piece in work if owner is whole])
             if kind.has_class_list:
                 room.put_text(CLASS_LIST, "".join(f"{name}\n" for name in plan["class_names"]))
             manifest = _manifest(plan, kind, room, work)
@@ -77,15 +82,31 @@ def convert(
     return _converted(manifest, already_there=False)
 
 
-def make_target(kind: str, form: Form, per_shard: int | None, num_shards: Mapping[Split, int] | None) -> Target:
+def kind_of(name: str, has_boxes: bool) -> Kind:
+    """The form of this name for pictures with boxes, or for others."""
+    kinds = BOX_KINDS if has_boxes else KINDS
+    if name not in kinds:
+        what = "pictures with boxes" if has_boxes else "pictures without boxes"
+        raise UsageError(f"{what} cannot be written as {name}", then=f"--to {' or '.join(kinds)}")
+    return kinds[name]
+
+
+def make_target(
+    name: str,
+    form: Form,
+    per_shard: int | None,
+    num_shards: Mapping[Split, int] | None,
+    has_boxes: bool = False,
+) -> Target:
     """A target, or the reason why there is none like it."""
-    if KINDS[kind].num_shards is None:
+    kind = kind_of(name, has_boxes)
+    if kind.num_shards is None:
         if num_shards is not None:
-            raise UsageError(f"--shards is for tfrecord, not for {kind}", then="--per-shard N")
-        return Target(kind, form, per_shard or PER_SHARD)
+            raise UsageError(f"--shards is for tfrecord, not for {name}", then="--per-shard N")
+        return Target(name, form, per_shard or PER_SHARD)
     if per_shard is not None:
-        raise UsageError(f"--per-shard is not for {kind}", why="its shards are counted", then="--shards TRAIN,VAL")
-    return Target(kind, form, PER_SHARD, num_shards or KINDS[kind].num_shards or {})
+        raise UsageError(f"--per-shard is not for {name}", why="its shards are counted", then="--shards TRAIN,VAL")
+    return Target(name, form, PER_SHARD, num_shards or kind.num_shards)
 
 
 class _Work:
@@ -130,8 +151,8 @@ class _Work:
 
     def _write(self, whole: Whole, piece: Piece) -> None:
         repaired: dict[str, list[str]] = {}
-        self._kind.write(self._room, piece, whole, self._formed(whole, piece, repaired))
-        facts: dict[str, Any] = {"samples": len(piece.indices), "repaired": repaired}
+        noted = self._kind.write(self._room, piece, whole, self._formed(whole, piece, repaired))
+        facts: dict[str, Any] = {"samples": len(piece.indices), "repaired": repaired, **(noted or {})}
         if self._kind.is_one_file:
             with open(self._room.path / piece.name, "rb") as file:
                 facts["blake2b"] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
@@ -146,10 +167,11 @@ class _Work:
             if self._stopped.is_set():
                 raise _StoppedError
             sample = source.sample(int(index))
-            if not 0 <= sample.target < num_classes:
+            if sample.annotation is None and not 0 <= sample.target < num_classes:
                 why = f"there are {num_classes} classes, 0 to {num_classes - 1}"
                 raise DataError(f"label {sample.target} out of range", where=sample.name, why=why)
             made = formed(sample, self._form, self._kind.wanted)
+            made = made if sample.annotation is None else following(made)
             name = _relative(sample.name, self._root)
             if made.repaired:
                 repaired.setdefault(made.repaired, []).append(name)
@@ -179,7 +201,8 @@ def _refuse_inside(root: Path | None, destination: Path) -> None:
 
 
 def _whole(split: Split, source: Source, target: Target) -> Whole:
-    return Whole(split, len(source), source.class_names, source.fingerprint(), target.form, target.per_shard)
+    ids = source.class_ids if isinstance(source, DetectionSource) else ()
+    return Whole(split, len(source), source.class_names, source.fingerprint(), target.form, target.per_shard, ids)
 
 
 def _plan(target: Target, kind: Kind, wholes: Mapping[Split, Whole], work: list[tuple[Whole, Piece]]) -> Facts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from reconv.data.box_survey import box_reader
 from reconv.data.detect import detect
 from reconv.data.open import open_source
 from reconv.data.source import Source, Split
@@ -18,17 +19,18 @@ from reconv.errors import DataError, UsageError
 from reconv.recipe.images import Data
 
 SPLITS: tuple[Split, ...] = ("train", "val")
-IN_PACKAGE = "digits"
+IN_PACKAGE = ("digits", "scattered-digits")
 ARCHIVES = "archives"
+_AS_PUBLISHED = Data(bad_boxes="skip")  # the published converter of COCO leaves boxes out that are not usable
 
 
 def open_splits(
-    text: str, kind: str, labels: Path | None, expected: Mapping[Split, int] | None
+    text: str, kind: str, labels: Path | None, expected: Mapping[Split, int] | None, data: Data = _AS_PUBLISHED
 ) -> tuple[dict[Split, Source], Path | None]:
-    """Training and validation of what the user named, and the folder they lie in."""
+    """Training and validation of what the user named, and the folder they lie in; boxes as `data` says."""
     path = Path(text)
-    if text == IN_PACKAGE and not path.exists():
-        return _checked({split: open_source("digits", None, split, Data()) for split in SPLITS}, expected), None
+    if text in IN_PACKAGE and not path.exists():
+        return _checked({split: open_source(text, None, split, data) for split in SPLITS}, expected), None
     is_named = path.name in (TRAIN_FILE, VAL_FILE)
     folder = path.parent if is_named else path
     if (is_named or kind in ("auto", ARCHIVES)) and is_archives(folder):
@@ -45,7 +47,8 @@ def open_splits(
             "--labels is for the ImageNet archives", why=f"there is no {TRAIN_FILE} in {folder}", then="leave it out"
         )
     found = detect(path, kind)
-    sources = {split: open_source(found.kind, found.path, split, Data()) for split in SPLITS}
+    boxes = box_reader(found) is not None
+    sources = {split: open_source(found.kind, found.path, split, data, boxes=boxes) for split in SPLITS}
     return _checked(sources, expected), found.path
 
 

@@ -12,14 +12,14 @@ import json
 import os
 import random
 import tarfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
 
 from reconv.data.convert.form import Form, Formed, Wanted, size_of
-from reconv.data.convert.room import Room
+from reconv.data.convert.room import Facts, Room
 from reconv.data.packed import Description, write_shard
 from reconv.data.source import I64, Sample, Split
 from reconv.data.sources.folder import is_image_name
@@ -43,6 +43,7 @@ class Whole:
     fingerprint: str
     form: Form
     per_shard: int
+    class_ids: tuple[int, ...] = ()  # of pictures with boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Piece:
 
 
 Numbered = Iterable[tuple[int, Formed]]  # each with its place in the piece
-Write = Callable[[Room, Piece, Whole, Numbered], None]
+Write = Callable[[Room, Piece, Whole, Numbered], Facts | None]  # what must be known when all pieces are written
+Finish = Callable[[Room, Whole, Sequence[Facts]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,7 @@ class Kind:
     piece_name: Callable[[Split, int, int], str]
     write: Write
     num_shards: Mapping[Split, int] | None = None  # as published; None: by samples in a shard
+    finish: Finish | None = None  # what a split needs besides its pieces, once all are written
 
 
 def pieces(kind: Kind, whole: Whole, num_shards: int | None) -> list[Piece]:
@@ -122,7 +125,7 @@ def _write_tar(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> Non
             sample = formed.sample
             key = f"{piece.first + number:08}"
             said = json.dumps({"class": whole.class_names[sample.target], "name": sample.name}, sort_keys=True)
-            _add(tar, f"{key}.{formed.ending}", _encoded(sample))
+            _add(tar, f"{key}.{formed.ending}", encoded(sample))
             _add(tar, f"{key}.cls", str(sample.target).encode())
             _add(tar, f"{key}.json", said.encode())
 
@@ -144,7 +147,7 @@ def _write_folder(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> 
         if str(path.parent) not in made:
             room.make_folder(path.parent)
             made.add(str(path.parent))
-        room.put_unsynced(path, _encoded(sample))
+        room.put_unsynced(path, encoded(sample))
     os.sync()
 
 
@@ -176,7 +179,7 @@ def _write_tfrecord(room: Room, piece: Piece, whole: Whole, samples: Numbered) -
     with room.new_file(piece.name) as file:
         for _, formed in samples:
             sample = formed.sample
-            data = _encoded(sample)
+            data = encoded(sample)
             width, height = size_of(data, sample.name)
             class_name = whole.class_names[sample.target].encode("utf-8", "surrogateescape")
             features: dict[str, list[bytes] | list[int]] = {
@@ -196,7 +199,8 @@ def _tfrecord_name(split: Split, number: int, num_shards: int) -> str:
     return f"{'train' if split == 'train' else 'validation'}-{number:05}-of-{num_shards:05}"
 
 
-def _encoded(sample: Sample) -> bytes:
+def encoded(sample: Sample) -> bytes:
+    """The file of a sample that was formed into one."""
     if not isinstance(sample.data, bytes):
         raise TypeError("pixels where a file is needed")
     return sample.data

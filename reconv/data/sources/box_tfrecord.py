@@ -80,9 +80,11 @@ class BoxShardSource(DetectionSource):
         if bad.sum() and data.bad_boxes == "stop":
             self._annotation_of_row(int(bad.argmax()))
         elif bad.sum() and split == "train":
-            self.origin += f"; {int(bad.sum()):,} boxes are not usable as they are ({data.bad_boxes})"
+            self.notes += (f"{int(bad.sum()):,} boxes are not usable as they are ({data.bad_boxes})",)
         if len(self._used) < len(counts):
-            self.origin += f"; {len(self._used):,} of {len(counts):,} images have a usable box, the others are left out"
+            text = f"{len(self._used):,} of {len(counts):,} images have a usable box, the others are left out"
+            self.notes += (text,)
+        self.origin = "; ".join((self.origin, *self.notes))
 
     def __len__(self) -> int:
         return len(self._used)

@@ -30,12 +30,13 @@ _ON_THEIR_SIDE = (5, 6, 7, 8)
 class BoxedSource(DetectionSource):
     """One split; `files` of the table are paths."""
 
-    def __init__(self, kind: str, table: BoxTable, used: I64, origin: str) -> None:
+    def __init__(self, kind: str, table: BoxTable, used: I64, origin: str, notes: tuple[str, ...] = ()) -> None:
         self.kind = kind
         self.table = table
         self.class_names = table.class_names
         self.class_ids = table.class_ids
-        self.origin = origin
+        self.origin = "; ".join((origin, *notes))
+        self.notes = notes
         self._used = used
 
     def __len__(self) -> int:
@@ -81,7 +82,7 @@ def open_boxed(
 ) -> BoxedSource:
     """A split by the recipe's policies."""
     kept, used, notes = settled(table(), data, split)
-    return BoxedSource(kind, kept, used, "; ".join((title + (f" ({why})" if why else ""), *notes)))
+    return BoxedSource(kind, kept, used, title + (f" ({why})" if why else ""), notes)
 
 
 def upright_size(data: bytes, name: str) -> tuple[int, int]:
