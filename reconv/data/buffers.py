@@ -54,6 +54,27 @@ class Moving:
         return batch.map(self.move), None
 
 
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A carrier whose images travel as another type; the host converts them, which is exact."""
+
+    carrier: Carrier
+    dtype: torch.dtype
+
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """The pictures are not sent from there, but copied first."""
+        return _nothing
+
+    def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
+        """The batch with its images converted."""
+        return self.carrier.send(batch.replace(images=batch["images"].to(self.dtype)))
+
+
+def as_type(carrier: Carrier, name: str) -> Carrier:
+    """The carrier, or one that converts images where they are to travel as something else than uint8."""
+    return carrier if name == "uint8" else Cast(carrier, getattr(torch, name))
+
+
 def _nothing() -> None:
     """There is nothing to undo."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import takewhile
 
 import numpy as np
@@ -40,7 +40,7 @@ from reconv.data.resident import Resident
 from reconv.data.source import I64, Source
 from reconv.data.sources.synthetic import SyntheticOnDevice
 from reconv.data.stages import Stages
-from reconv.data.workers import Caller, Threads, Workers
+from reconv.data.workers import Caller, Workers, open_workers
 from reconv.errors import DataError
 from reconv.recipe.images import Preprocess
 from reconv.recipe.plan import Plan
@@ -54,18 +54,17 @@ _STEPS_MOVED = 16  # whose draws travel at once when images stay on the device
 
 @contextmanager
 def _filling(
-    workers: Workers | None, num_workers: int, source: Source, carrier: Carrier, ahead: int, stages: Stages
+    shared: Workers | None, make: Callable[[], Workers], source: Source, carrier: Carrier, ahead: int, stages: Stages
 ) -> Iterator[Filler]:
     """A stream's filler, with workers of its own unless it was given some that others use too."""
-    own = Threads(num_workers) if workers is None and num_workers else None
-    used = workers or own or Caller()
-    used.share(source)
-    filler = Filler(used, carrier, ahead, stages)
+    workers = shared or make()
+    workers.share(source)
+    filler = Filler(workers, carrier, ahead, stages)
     try:
         yield filler
     finally:
-        if own is not None:
-            own.close()
+        if shared is None:
+            workers.close()
         filler.ring.close()
 
 
@@ -119,13 +118,13 @@ class TrainLoader:
         return self._loaded_steps(start, stop)
 
     def _loaded_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
-        with self._filler(self._plan.workers) as filler:
+        make = partial(open_workers, self._plan.backend, self._plan.workers)
+        with self._filler(self._workers, make) as filler:
             for pending in filler.stream(range(start, stop), lambda step: self._begin(filler, step)):
                 yield self._finish(filler, pending)
 
-    def _filler(self, num_workers: int) -> AbstractContextManager[Filler]:
-        workers = self._workers if num_workers else None
-        return _filling(workers, num_workers, self._source, self._carrier, self._recipe.data.prefetch, self._stages)
+    def _filler(self, shared: Workers | None, make: Callable[[], Workers]) -> AbstractContextManager[Filler]:
+        return _filling(shared, make, self._source, self._carrier, self._recipe.data.prefetch, self._stages)
 
     def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """Images that lie on the device are cropped there; what was drawn travels for some steps of one size at once.
@@ -161,7 +160,7 @@ class TrainLoader:
         """The first step's batches stay on the device and are repeated under each step's positions."""
         first: tuple[Batch, ...] = ()
         size = 0
-        with self._filler(0) as filler:
+        with self._filler(None, Caller) as filler:
             for step in range(start, stop):
                 if self._plan.size_at(step) != size:
                     size = self._plan.size_at(step)
@@ -281,9 +280,8 @@ class EvalLoader:
 
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches as they are when so many steps are done; bad images are left out, where that is borne."""
-        with _filling(
-            self._workers, self._num_workers, self._source, self._carrier, _EVAL_AHEAD, self._stages
-        ) as filler:
+        make = partial(open_workers, "threads", self._num_workers)
+        with _filling(self._workers, make, self._source, self._carrier, _EVAL_AHEAD, self._stages) as filler:
             for pending in filler.stream(self._numbers, lambda number: self._begin(filler, number)):
                 self._wait(pending, steps_done)
                 if len(pending.positions):

@@ -59,6 +59,6 @@ class Stages:
             self._seconds[stage] += value
 
     @property
-    def seconds(self) -> dict[Stage, float]:
+    def seconds(self) -> dict[str, float]:
         """The sums so far."""
-        return dict(self._seconds)
+        return {stage: self._seconds[stage] for stage in STAGES}

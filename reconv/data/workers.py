@@ -101,8 +101,8 @@ class Threads:
 
 
 def open_workers(backend: str, num_workers: int) -> Workers:
-    """Workers of the kind a plan names; `none` for 0."""
-    if num_workers == 0:
+    """Workers of the kind a plan names: caller, threads or processes."""
+    if num_workers == 0 or backend == "caller":
         return Caller()
     if backend == "processes":
         from reconv.data.processes import Processes

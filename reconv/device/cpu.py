@@ -69,3 +69,7 @@ class Cpu:
         """The device in words."""
         threads = torch.get_num_threads()
         return f"cpu, {threads} thread{'s' if threads != 1 else ''}"
+
+    def pci_address(self) -> str | None:
+        """It hangs on no bus that is known."""
+        return None

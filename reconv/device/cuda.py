@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -136,6 +136,11 @@ class Cuda:
     def total_memory_bytes(self) -> int:
         """The device's memory."""
         return torch.cuda.get_device_properties(self.torch).total_memory
+
+    def pci_address(self) -> str | None:
+        """Where it hangs on the bus, as the system writes it."""
+        found: Any = torch.cuda.get_device_properties(self.torch)  # torch's stubs do not know of these three
+        return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
 
     def describe(self) -> str:
         """The device in words."""

@@ -72,3 +72,7 @@ class Mps:
     def describe(self) -> str:
         """The device in words."""
         return "mps, Apple GPU"
+
+    def pci_address(self) -> str | None:
+        """It hangs on no bus that is known."""
+        return None

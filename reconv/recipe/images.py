@@ -66,8 +66,11 @@ class Data(Section):
     tail: Literal["drop", "wrap"] = "drop"  # the part of an epoch that does not fill a batch
     percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
     epoch_samples: Positive | None = None  # how many count as an epoch; null: all. The order of samples stays as it is
-    workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads
+    backend: Literal["auto", "threads", "processes", "gpu", "dali"] = "auto"  # who decodes; the same bytes
+    workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads or processes
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
+    # What images travel to the device as; all of these hold 0 to 255 exactly, so that only the bus notices.
+    transfer: Literal["uint8", "float16", "bfloat16", "float32"] = "uint8"
     # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
     resident: Literal["host", "device"] = "host"
     # ram: samples are read once and kept as they were, encoded, as far as half of the free memory goes.

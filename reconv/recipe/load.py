@@ -33,8 +33,8 @@ _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited:
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
     *("name", "description", "expect", "published", "measured"),
-    *("data.path", "data.workers", "data.prefetch", "data.cache", "data.bad_images"),
-    *("engine.threads", "records", "profile"),
+    *("data.path", "data.workers", "data.prefetch", "data.cache", "data.backend", "data.transfer", "data.bad_images"),
+    *("engine.threads", "engine.cpus", "records", "profile"),
     "parallel.bucket_mb",
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.")

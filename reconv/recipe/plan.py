@@ -143,6 +143,7 @@ class Plan:
     eval_batch: int
     threads: int
     workers: int
+    backend: str  # who decodes: caller, threads or processes
     steps_held: int  # whose decoded images are in memory at once: those ahead, the one in use and the one before it
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
     num_val_left_out: int = 0  # evaluations are partial where it is above 0
@@ -203,6 +204,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         eval_batch=recipe.evaluate.batch,
         threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
         workers=_workers(recipe, facts),
+        backend=_backend(recipe, facts),
         steps_held=(recipe.data.prefetch if _workers(recipe, facts) else 0) + 2,
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,
@@ -376,3 +378,10 @@ def _workers(recipe: Recipe, facts: Facts) -> int:
     if recipe.data.workers != "auto":
         return recipe.data.workers
     return 0 if (facts.source or recipe.data.source) in IN_MEMORY else min(facts.cores, AUTO_WORKERS)
+
+
+def _backend(recipe: Recipe, facts: Facts) -> str:
+    """Who decodes: nobody but the caller where there are no workers."""
+    if _workers(recipe, facts) == 0:
+        return "caller"
+    return "threads" if recipe.data.backend == "auto" else recipe.data.backend

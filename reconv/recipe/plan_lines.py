@@ -26,6 +26,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_optimizer(recipe, plan),
         *_ending(recipe, plan),
         _host(recipe, plan),
+        *_backend(recipe, plan),
         *_cache(recipe, plan),
         _pixels(recipe, plan),
     ]
@@ -244,6 +245,24 @@ def _host(recipe: Recipe, plan: Plan) -> str:
         f"{count(plan.threads, 'torch thread')}, {count(plan.workers, 'decoding worker')}, "
         f"{count(recipe.data.prefetch, 'step')} ahead: at most {_bytes(num_bytes)} of decoded images"
     )
+
+
+def _backend(recipe: Recipe, plan: Plan) -> list[str]:
+    data, lines = recipe.data, []
+    if plan.backend == "caller":
+        if data.backend != "auto":
+            lines.append(f"data.backend: {data.backend} has nobody to start: the data needs no workers")
+    elif data.backend == "auto":
+        lines.append(
+            f"data.backend: {plan.backend}; processes are no faster, since decoders let go of the interpreter's lock, "
+            "and decoding on a GPU is not built yet"
+        )
+    else:
+        lines.append(f"data.backend: {plan.backend}, as asked")
+    if data.transfer != "uint8":
+        times = {"float32": 4}.get(data.transfer, 2)
+        lines.append(f"data.transfer: images travel as {data.transfer}, {times} times the bytes of uint8")
+    return lines
 
 
 def _cache(recipe: Recipe, plan: Plan) -> list[str]:

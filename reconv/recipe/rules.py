@@ -115,6 +115,7 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
             f"{preprocess.resize} leaves no room for a crop of data.preprocess.size {preprocess.size}",
         )
     yield from _mean(recipe)
+    yield from _backend(recipe)
     made_up = data.source.startswith("synthetic")
     if data.num_samples is not None and not made_up and data.source != "scattered-digits":
         text = f"is for synthetic data and scattered-digits, but data.source is {data.source}"
@@ -122,6 +123,26 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
     if data.num_classes is not None and not made_up:
         text = f"is for synthetic data, but data.source is {data.source}"
         yield Contradiction(("data.num_classes", "data.source"), text)
+
+
+def _backend(recipe: Recipe) -> Iterator[Contradiction]:
+    data, fields = recipe.data, ("data.backend",)
+    if data.backend == "gpu":
+        yield Contradiction(fields, "gpu: decoding on the GPU is not built yet; use auto or threads")
+    if data.backend == "dali":
+        yield Contradiction(
+            fields, "dali is not offered: 0.7 GB of packages, and no faster on the CPU than threads; use auto"
+        )
+    if data.backend == "processes" and data.workers == 0:
+        yield Contradiction(("data.backend", "data.workers"), "processes needs data.workers above 0")
+    if data.backend == "processes" and data.cache == "ram":
+        yield Contradiction(
+            ("data.cache", "data.backend"), "ram is of one process, but data.backend processes reads in several"
+        )
+    if data.transfer != "uint8" and data.resident == "device":
+        yield Contradiction(
+            ("data.transfer", "data.resident"), "is how images travel, but data.resident: device moves them once"
+        )
 
 
 def _mean(recipe: Recipe) -> Iterator[Contradiction]:

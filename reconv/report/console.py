@@ -29,6 +29,7 @@ from reconv.report.events import (
     Planned,
     Progress,
     Saved,
+    Waited,
     encode,
 )
 
@@ -261,6 +262,7 @@ class Told:
         self.run_dir = run_dir
         self.total_steps = 0
         self._steps_per_epoch = 0.0
+        self._bottleneck = ""
 
     def progress(self, event: Progress) -> list[str]:
         """The parts of a log point, each short."""
@@ -297,6 +299,8 @@ class Told:
                 return [f"step {event.step:,}: loss {words.number(event.loss)} or a gradient is not finite; {then}"]
             case BadImage():
                 return [f"warning: left out an image ({event.split}): {event.path}: {event.why}"]
+            case Waited():
+                return self._waited(event)
             case Noted():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
             case _:
@@ -315,6 +319,13 @@ class Told:
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
         return [first, *(f"  {line}" for line in event.lines), *report]
+
+    def _waited(self, event: Waited) -> list[str]:
+        """Nothing where there is nothing to do about it, or where the same was said before."""
+        before, self._bottleneck = self._bottleneck, event.bottleneck
+        if event.bottleneck in ("", before):
+            return []
+        return [words.waiting(event.fraction, event.seconds, event.bottleneck, event.advice)]
 
     def _evaluated(self, event: Evaluated) -> str:
         metrics = "  ".join(

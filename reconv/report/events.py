@@ -120,6 +120,18 @@ class BadImage(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Waited(Event):
+    """How long training has waited for data in this attempt, and what it waited for."""
+
+    kind: ClassVar[str] = "waiting"
+    step: int  # steps done
+    fraction: float  # of the time spent in steps
+    seconds: Mapping[str, float]  # of all workers together, by stage: disk, decode, augment, copy
+    bottleneck: str = ""  # a stage; empty where there was no waiting to speak of
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Noted(Event):
     """Something a person should know: a fallback, an ignored file, a changed setting."""
 
@@ -161,7 +173,7 @@ class Ended(Event):
 
 _CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
-    for cls in (Attempt, Planned, Progress, Evaluated, Saved, NonFiniteStep, BadImage, Noted, Pictured, Ended)
+    for cls in (Attempt, Planned, Progress, Evaluated, Saved, NonFiniteStep, BadImage, Waited, Noted, Pictured, Ended)
 }
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -333,7 +345,7 @@ def latest_by_step(events: Iterable[Event]) -> list[Event]:
 def _step(event: Event) -> int:
     if isinstance(event, BadImage) and event.split == "train":
         return event.step + 1  # it was met in the step after
-    return event.step if isinstance(event, Progress | Evaluated | Saved | NonFiniteStep | BadImage) else -1
+    return event.step if isinstance(event, Progress | Evaluated | Saved | NonFiniteStep | BadImage | Waited) else -1
 
 
 def _name(event: Event, number: int) -> tuple[Any, ...]:
@@ -347,7 +359,7 @@ def _name(event: Event, number: int) -> tuple[Any, ...]:
             return (event.kind, event.split, event.index)
         case Pictured():
             return (event.kind, event.title)
-        case Planned():
+        case Planned() | Waited():
             return (event.kind,)
         case _:
             return (event.kind, number)

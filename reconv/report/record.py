@@ -24,6 +24,7 @@ from reconv.report.events import (
     Planned,
     Progress,
     Saved,
+    Waited,
     latest_by_step,
     read_events,
 )
@@ -64,6 +65,7 @@ class Record:
     bad_images: tuple[BadImage, ...]
     pictures: tuple[Pictured, ...]
     notes: tuple[Noted, ...]
+    waited: Waited | None
     scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
     findings: Mapping[str, Any] | None = None  # of a detector's last evaluation
 
@@ -111,6 +113,7 @@ def load_record(run_dir: Path) -> Record:
         bad_images=tuple(sorted(_of(kept, BadImage), key=lambda e: (e.step, e.split, e.index))),
         pictures=tuple(_of(kept, Pictured)),
         notes=tuple(_of(kept, Noted)),
+        waited=next(iter(_of(kept, Waited)), None),
         scores=tuple(read_scores(run_dir)),
         findings=read_findings(run_dir),
     )

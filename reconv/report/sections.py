@@ -84,12 +84,20 @@ def cards(record: Record, summary: Mapping[str, Any]) -> Html:
     steps = f"{summary['steps']:,} of {summary['total_steps']:,} steps"
     shown += [
         page.card("images/s", words.rate(summary["images_per_s"]), compute),
-        page.card("data wait", words.percent(summary["data_wait_fraction"], 1), "of the time spent in steps"),
+        page.card("data wait", words.percent(summary["data_wait_fraction"], 1), _waited_for(summary)),
         page.card("peak memory", words.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
         page.card("parameters", words.big(summary["parameters"]), "trained") if summary["parameters"] else Html(""),
         page.card("epochs", f"{summary['epochs']:.4g}", steps),
     ]
     return el("dl", {"class": "cards"}, *shown)
+
+
+def _waited_for(summary: Mapping[str, Any]) -> str:
+    """What the share is of and, where there was something to wait for, for what."""
+    said = "of the time spent in steps"
+    if not summary["data_bottleneck"]:
+        return said
+    return f"{said}, most for {summary['data_bottleneck']}; to try: {summary['data_advice']}"
 
 
 def curves(record: Record, summary: Mapping[str, Any]) -> Html:

@@ -94,6 +94,9 @@ def _speed(record: Record) -> dict[str, Any]:
         **both,
         **{f"{name}_per_device": None if value is None else value / num_devices for name, value in both.items()},
         "data_wait_fraction": rates.data_wait_fraction,
+        "data_bottleneck": (record.waited.bottleneck or None) if record.waited else None,
+        "data_advice": (record.waited.advice or None) if record.waited else None,
+        "data_stage_s": {k: round(v, 3) for k, v in record.waited.seconds.items()} if record.waited else None,
     }
 
 

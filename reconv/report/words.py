@@ -203,3 +203,10 @@ def repeat_command(command: Sequence[str]) -> str:
 def resume_command(command: Sequence[str]) -> str:
     """The command that goes on with the run."""
     return shlex.join([*(word for word in command if word != "--resume"), "--resume"])
+
+
+def waiting(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:
+    """How long a run waited for data, what took longest and what would help."""
+    total = sum(seconds.values()) or 1.0
+    shares = ", ".join(f"{stage} {percent(value / total, 0)}" for stage, value in seconds.items())
+    return f"waited {percent(fraction, 0)} of the time for data, most for {bottleneck} ({shares}); to try: {advice}"

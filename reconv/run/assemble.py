@@ -30,6 +30,7 @@ from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
 from reconv.report.events import Event, Noted, Planned
 from reconv.run import parts
+from reconv.run.feed import Feed
 from reconv.run.folder import RestorePoint
 from reconv.run.start import start_network
 from reconv.run.teacher import open_teacher
@@ -62,11 +63,13 @@ class Learner:
     teacher_fingerprint: str | None
 
 
-def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace) -> tuple[Fit, parts.Evaluation]:
+def assemble(
+    job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed
+) -> tuple[Fit, parts.Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, emit)
     faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
-    evaluation = build_evaluation(job, learner, faults)
+    evaluation = build_evaluation(job, learner, faults, feed)
     saver = build_saver(job, learner, evaluation, emit)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
@@ -76,7 +79,7 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
         step=trace.step(build_step(job, learner, counters, emit, trace.mark)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(
-            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, job.world.rank)
+            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, job.world.rank, feed)
         ),
         evaluate=evaluation,
         save=None if job.plan.save is None else saver if job.world.is_first else _left_to_first,
@@ -140,13 +143,15 @@ def _start(job: Job, network: parts.Network, emit: Emit) -> list[str]:
     return notes
 
 
-def build_evaluation(job: Job, learner: Learner, faults: Faults) -> parts.Evaluation:
+def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> parts.Evaluation:
     recipe, plan = job.recipe, job.plan
     return parts.Evaluation(
         network=learner.network,
         average=learner.average,
         task=learner.task,
-        loader=parts.eval_loader(recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world),
+        loader=parts.eval_loader(
+            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world, feed.workers
+        ),
         prepare=parts.eval_prepare(recipe, learner.network),
         num_samples=plan.num_val,
         faults=faults,

@@ -24,6 +24,7 @@ from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
 from reconv.data.box_fetch import detection_fetch
+from reconv.data.buffers import as_type
 from reconv.data.cached import Cached, Room, cached
 from reconv.data.faults import Faults
 from reconv.data.fetch import MakeFetch, make_fetch
@@ -32,6 +33,7 @@ from reconv.data.open import NEED_NO_PATH, open_source, taken, thinned
 from reconv.data.pictures import grid
 from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.source import Source, Split
+from reconv.data.workers import Workers
 from reconv.device import Device, Recorder
 from reconv.engine.early import EarlyStop
 from reconv.engine.evaluate import EvaluationStopped, evaluate
@@ -56,6 +58,7 @@ from reconv.run.detection import (
     refuse_nothing_to_find,
     with_boxes,
 )
+from reconv.run.feed import Feed
 from reconv.tasks.classification import Classification, ClassificationEvaluator
 from reconv.tasks.detection import Detection
 from reconv.tasks.detection_scores import DetectionEvaluator
@@ -262,8 +265,12 @@ def train_loader(
     move: Callable[[Tensor], Tensor],
     faults: Faults | None = None,
     rank: int = 0,
+    feed: Feed | None = None,
 ) -> TrainLoader:
-    return TrainLoader(source, recipe, plan, move, rank, faults, make=fetching(recipe))
+    make = fetching(recipe)
+    if feed is None:
+        return TrainLoader(source, recipe, plan, move, rank, faults, make)
+    return TrainLoader(source, recipe, plan, move, rank, faults, make, feed.workers, feed.carrier, feed.stages)
 
 
 def eval_loader(
@@ -274,6 +281,7 @@ def eval_loader(
     workers: int = 0,
     faults: Faults | None = None,
     world: World | None = None,
+    shared: Workers | None = None,
 ) -> EvalLoader:
     world = world or World.single()
     return EvalLoader(
@@ -286,6 +294,8 @@ def eval_loader(
         world.size,
         faults,
         make=fetching(recipe),
+        shared=shared,
+        carrier=as_type(device, recipe.data.transfer),
     )
 
 

@@ -24,8 +24,9 @@ from reconv.parallel.world import World
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe, Stop
+from reconv.report import words
 from reconv.report.clock import rates_of
-from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved
+from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved, Waited
 from reconv.run import parts
 from reconv.run.assemble import Job
 from reconv.run.folder import Choice
@@ -134,6 +135,9 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
         notes.append("too few steps to tell the speed: the first three are left out")
     if len(whole.sizes) > 1:
         notes.append(f"measured at {whole.size_at(0)} px; the run goes on to {whole.sizes[-1][1]} px and gets slower")
+    for waited in _all(events, Waited)[-1:]:
+        if waited.bottleneck:
+            notes.append(words.waiting(waited.fraction, waited.seconds, waited.bottleneck, waited.advice))
     return Rehearsal(
         recipe=recipe.name,
         steps=cut.total_steps,

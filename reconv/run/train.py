@@ -20,7 +20,9 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.stages import Stages
 from reconv.device import choose_algorithms, device_kind, is_out_of_memory, open_device
+from reconv.device.cpus import bound
 from reconv.doctor import Machine, available_memory_bytes, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
@@ -40,6 +42,7 @@ from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
 from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve
 from reconv.run.detection import with_boxes
+from reconv.run.feed import Waiting, open_feed
 from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
@@ -79,19 +82,21 @@ def train(
     with ExitStack() as stack:
         stack.callback(world.close)
         resolved = world.from_first(lambda: resolve(start))
-        sources = parts.open_sources(resolved)
+        sources = open_sources(resolved, world)
         refuse_different_data(world, sources)
         plan = make_plan(resolved, _facts(sources, world))
         refuse_profile_beyond_end(resolved, plan)
         parts.check_model(resolved, plan.num_classes)
-        open_device(device, place=place.local_rank)  # what cannot be planned or built leaves no run folder behind
+        # What cannot be planned or built leaves no run folder behind.
+        opened = open_device(device, place=place.local_rank)
         claim = world.from_first(lambda: claim_folder(start, resolved, stack))
         if claim.is_finished:
             return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE)
         stop = stack.enter_context(StopRequest())
+        cpus = stack.enter_context(bound(resolved.engine.cpus, opened.pci_address))
         job = prepare_job(resolved, sources, claim.choice, device, world)
         emit = open_voice(stack, job.folder, resolved, world, console, on_event)
-        _announce(job, (*claim.choice.notes, *claim.said), command, emit)
+        _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, emit)
         return run_job(job, stop, emit)
 
 
@@ -177,18 +182,20 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
     reason = "unexpected error"
     told: dict[str, Any] = {}
     trace = build_trace(job.recipe, job.folder, job.device, first_step, emit, clock)
+    waiting = _waiting(job, clock, emit)
     try:
-        fit, evaluation = assemble(job, stop, emit, clock, trace)
-        counters = fit.counters
-        fit.run()
-        if fit.ended_early:
-            emit(Noted("info", f"ended early: {fit.ended_early}", counters.step))
-        told = {
-            "stopped_early": fit.ended_early or None,
-            **average_at_end(job.recipe, job.plan, job.folder, job.world, counters.step, evaluation, emit),
-        }
-        if job.plan.evaluate is not None and job.world.is_first:
-            _show_mistakes(job, evaluation, counters.step, emit)
+        with open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed:
+            fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed)
+            counters = fit.counters
+            fit.run()
+            if fit.ended_early:
+                emit(Noted("info", f"ended early: {fit.ended_early}", counters.step))
+            told = {
+                "stopped_early": fit.ended_early or None,
+                **average_at_end(job.recipe, job.plan, job.folder, job.world, counters.step, evaluation, emit),
+            }
+            if job.plan.evaluate is not None and job.world.is_first:
+                _show_mistakes(job, evaluation, counters.step, emit)
         code, reason = Exit.DONE, f"finished early: {fit.ended_early}" if fit.ended_early else "finished"
     except ReconvError as error:
         code, reason = error.code, error.what
@@ -208,6 +215,7 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
         raise
     finally:
         trace.close()
+        waiting.tell(counters.step)
         steps_done = max(0, counters.step - first_step)
         emit(
             Ended(
@@ -235,6 +243,11 @@ def _show_mistakes(job: Job, evaluation: parts.Evaluation, step: int, emit: Call
         tell_findings(evaluation.last, source, job.folder, step, weights, evaluation.is_partial, emit)
     else:
         parts.picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, emit)
+
+
+def _waiting(job: Job, clock: Clock, emit: Callable[[Event], None]) -> Waiting:
+    source, cores = job.sources.train.kind, usable_cores(Machine())
+    return Waiting(job.recipe, job.plan, source, cores, clock, Stages(), emit)
 
 
 def _write_results(folder: RunFolder) -> None:

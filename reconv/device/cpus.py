@@ -1,0 +1,83 @@
+"""The cores a process runs on: a list typed by a person, or those near a GPU.
+
+Owns reading such lists and binding this process, which its threads and the processes it starts inherit. Refuses to know
+what runs. Invariant: only cores that the process had before are used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from reconv.errors import UsageError
+
+_SYSTEM = Path("/sys")
+
+
+def listed_cpus(text: str) -> set[int]:
+    """`0-3,8` as numbers."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def near_cpus(pci_address: str | None, system: Path = _SYSTEM) -> set[int] | None:
+    """The cores of the memory node a PCI device hangs on; None where that is not known or there is one node alone."""
+    if pci_address is None:
+        return None
+    try:
+        node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
+        if node < 0:
+            return None
+        return listed_cpus((system / f"devices/system/node/node{node}/cpulist").read_text().strip())
+    except OSError:  # a virtual machine may not show them
+        return None
+
+
+@contextmanager
+def bound(wish: str, pci_address: Callable[[], str | None], system: Path = _SYSTEM) -> Iterator[str]:
+    """This process on the cores that `engine.cpus` names until the block ends; what a person should know of that."""
+    if wish == "any":
+        yield ""
+        return
+    if not sys.platform.startswith("linux"):
+        raise UsageError("processes cannot be bound to cores here", where="engine.cpus", then="--set engine.cpus=any")
+    before = os.sched_getaffinity(0)
+    try:
+        yield bind(wish, pci_address() if wish == "near" else None, system)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def bind(wish: str, pci_address: str | None, system: Path = _SYSTEM) -> str:
+    """Bind the calling thread, and so what it starts; what a person should know of that."""
+    wanted = near_cpus(pci_address, system) if wish == "near" else listed_cpus(wish)
+    if wanted is None:
+        return "engine.cpus: near has no effect: which cores are near the device is not known here"
+    allowed = os.sched_getaffinity(0)
+    if not wanted & allowed:
+        raise UsageError(
+            f"none of the cores {_shown(wanted)} may be used",
+            where="engine.cpus",
+            why=f"this process is allowed {_shown(allowed)}",
+            then="--set engine.cpus=any",
+        )
+    os.sched_setaffinity(0, wanted & allowed)
+    left_out = f"; {_shown(wanted - allowed)} may not be used" if wanted - allowed else ""
+    return f"engine.cpus: bound to {_shown(wanted & allowed)}{left_out}"
+
+
+def _shown(cpus: set[int]) -> str:
+    """Numbers as a list with ranges, `0-3,8`."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and parts[-1][-1] == cpu - 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
