@@ -16,6 +16,7 @@ from reconv.errors import DataError
 
 if TYPE_CHECKING:
     from reconv.run import EvalResult, Prediction
+    from reconv.run.predict import FoundBox
 
 NUM_BAD_NAMED = 5
 
@@ -211,11 +212,16 @@ def _answer(prediction: Prediction) -> dict[str, Any]:
     if prediction.boxes is None:
         told: dict[str, Any] = {"labels": [{"name": name, "score": score} for name, score in prediction.labels]}
     else:
-        boxes = prediction.boxes
-        told = {"boxes": [{"name": b.name, "score": b.score, "box_xyxy": list(b.box_xyxy)} for b in boxes]}
+        told = {"boxes": [_told_box(box) for box in prediction.boxes]}
     return {
         "path": str(prediction.path),
         **told,
         **({"drawn": str(prediction.drawn)} if prediction.drawn is not None else {}),
         **({"error": prediction.error} if prediction.error else {}),
     }
+
+
+def _told_box(box: FoundBox) -> dict[str, Any]:
+    """One box as plain data; the class's number where the run's data had one."""
+    number = {} if box.class_id is None else {"class_id": box.class_id}
+    return {"name": box.name, **number, "score": box.score, "box_xyxy": list(box.box_xyxy)}

@@ -23,6 +23,7 @@ from reconv.batch import Batch
 from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.annotation import DetectionSource
 from reconv.data.box_fetch import detection_fetch
 from reconv.data.buffers import as_type
 from reconv.data.cached import Cached, Room, cached
@@ -455,6 +456,7 @@ def about_checkpoint(
         "format": 1,
         "recipe": recipe.model_dump(mode="json"),
         "class_names": list(sources.train.class_names),
+        **({"class_ids": list(sources.train.class_ids)} if isinstance(sources.train, DetectionSource) else {}),
         "data_fingerprint": sources.fingerprint(),
         "total_steps": plan.total_steps,
         "threads": plan.threads,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -39,6 +40,7 @@ class FoundBox:
     score: float
     box_xyxy: tuple[float, float, float, float]  # left, top, right, bottom, in pixels
     label: int  # the class's place among the class names
+    class_id: int | None = None  # the number that the training data had for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,12 @@ def _boxes(model: Model, wishes: Wishes, files: Sequence[Path]) -> Answer:
     least = LEAST_SCORE if wishes.min_score is None else wishes.min_score
     drawn = _drawn_files(files, wishes.pictures) if wishes.pictures is not None else {}
 
+    told = partial(found_boxes, class_names=model.class_names, class_ids=model.class_ids)
+
     def answer(opened: Mapping[Path, Opened], images: Tensor) -> Iterator[Prediction]:
         found = detections(model.network.model(images)).to_host()
         for row, (file, one) in enumerate(opened.items()):
-            boxes = [box for box in found_boxes(found, row, one, model.class_names) if box.score >= least][: wishes.top]
+            boxes = [box for box in told(found, row, one) if box.score >= least][: wishes.top]
             target = drawn.get(file)
             if target is not None:
                 _draw(file, boxes, target)
@@ -144,14 +148,17 @@ def _boxes(model: Model, wishes: Wishes, files: Sequence[Path]) -> Answer:
     return answer
 
 
-def found_boxes(found: Detections, row: int, picture: Opened, class_names: Sequence[str]) -> Iterator[FoundBox]:
+def found_boxes(
+    found: Detections, row: int, picture: Opened, class_names: Sequence[str], class_ids: Sequence[int] = ()
+) -> Iterator[FoundBox]:
     """The boxes of one picture of a batch, in its pixels, best first."""
     count = int(found.counts[row])
     sides = torch.tensor([picture.width, picture.height, picture.width, picture.height])
     corners = (found.boxes_xyxy[row, :count].double() * sides).tolist()
     scores, labels = found.scores[row, :count].tolist(), found.labels[row, :count].tolist()
     for (left, top, right, bottom), score, label in zip(corners, scores, labels, strict=True):
-        yield FoundBox(class_names[label - 1], score, (left, top, right, bottom), label - 1)
+        class_id = class_ids[label - 1] if class_ids else None
+        yield FoundBox(class_names[label - 1], score, (left, top, right, bottom), label - 1, class_id)
 
 
 def _drawn_files(files: Sequence[Path], folder: Path) -> dict[Path, Path]:

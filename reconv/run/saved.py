@@ -50,6 +50,7 @@ class Saved:
     path: Path
     weights: str  # raw, ema or averaged
     step: int | None
+    class_ids: tuple[int, ...] = ()  # a detector's: the numbers its data had for the classes
 
 
 def find_weights(
@@ -95,6 +96,7 @@ def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:
         path=located.checkpoint,
         weights=chosen,
         step=int(loaded.state["step"]),
+        class_ids=tuple(loaded.state.get("class_ids", ())),
     )
 
 

@@ -57,6 +57,7 @@ class Model:
     path: Path
     weights: str
     step: int | None
+    class_ids: tuple[int, ...] = ()  # a detector's: the numbers its data had for the classes
 
 
 def evaluate(
@@ -102,7 +103,8 @@ def open_model(located: Located, *, device: str, weights: str, recipe: str | Non
     saved = read_saved(located, weights=weights, recipe=recipe)
     opened = open_device(device)
     network = build_saved(saved, saved.recipe, opened)
-    return Model(saved.recipe, saved.class_names, network, opened, saved.path, saved.weights, saved.step)
+    where = (saved.path, saved.weights, saved.step)
+    return Model(saved.recipe, saved.class_names, network, opened, *where, class_ids=saved.class_ids)
 
 
 def _score(
