@@ -114,7 +114,7 @@ def test_compiling_alone_keeps_nothing_and_evaluates_and_saves_nothing(
 ) -> None:
     seen: list[Event] = []
     rehearse("quickstart", overrides=GIVEN, on_event=seen.append)
-    assert {e.kind for e in seen} <= {"plan", "progress", "picture", "end", "note"}
+    assert {e.kind for e in seen} <= {"plan", "progress", "picture", "end", "note", "waiting"}
     _run(["train", "quickstart", "--set", "data.percent=20", "--compile-only", "--out", "here"])
     assert "nothing was trained, nothing was kept" in capsys.readouterr().out
     assert sorted(path.name for path in Path().iterdir()) == ["temporary"]
