@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pytest
 
+from reconv.engine.schedule import learning_rate
 from reconv.recipe.load import load
 from reconv.recipe.names import preset_names
 from reconv.recipe.plan import Facts, make_plan
 
 NUM_TRAIN = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000, "auto": 1_281_167, "synthetic": 256}
+NUM_TRAIN |= {"scattered-digits": 2000, "voc": 5011}
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -46,3 +48,21 @@ def test_a_preset_that_extends_another_changes_only_what_it_says() -> None:
     assert deep.origins["schedule.lr"].startswith("resnet18.yaml:")
     assert deep.origins["model.name"].startswith("resnet152.yaml:")
     assert load("cifar100-resnet20").recipe.expect is None
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "steps_per_epoch", "total", "peak"),
+    [("ssd-resnet34", 1, 917, 58_688, 0.012), ("ssd-resnet34-habana-8card-bf16", 8, 115, 7_360, 0.096)],
+)
+def test_the_ssd_recipes_are_the_published_ones(
+    name: str, devices: int, steps_per_epoch: int, total: int, peak: float
+) -> None:
+    recipe = load(name).recipe
+    plan = make_plan(recipe, Facts(117_266, 5000, 80, world_size=devices, cores=8))
+    assert (plan.steps_per_epoch, plan.total_steps, plan.schedule.peak_lr) == (steps_per_epoch, total, peak)
+    assert plan.group == plan.batch_per_device == 128
+    assert any(f"{total:,} steps" in line for line in plan.lines)
+    assert plan.schedule.warmup_steps == 5 * steps_per_epoch
+    assert (recipe.optimizer.momentum, recipe.optimizer.weight_decay, recipe.optimizer.decay) == (0.9, 5e-4, "all")
+    rates = [learning_rate(plan.schedule, epoch * steps_per_epoch) for epoch in (0, 5, 39, 40, 50, 63)]
+    assert rates == pytest.approx([0, peak, peak, peak / 10, peak / 100, peak / 100])

@@ -26,6 +26,7 @@ TINY: dict[str, dict[str, object]] = {
     "efficientnet": {"width_coefficient": 0.5, "depth_coefficient": 0.25, "top_width": 64},
     "mobilenet_v": {"width_coefficient": 0.25},
     "googlenet": {"conv_init": "fan_out", "linear_init": "torch"},  # drawn faster than truncated normals
+    "ssd_resnet": {"depths": [1, 1, 1], "width": 8, "num_halved": 5},
 }
 
 
@@ -43,8 +44,11 @@ def family_of(recipe: Recipe) -> str:
 def shrink(recipe: Recipe) -> list[Override]:
     """What makes a recipe small and leaves its mathematics: any device, no data at hand, two steps."""
     group = recipe.batch.group if isinstance(recipe.batch.group, int) and recipe.batch.group <= 4 else 4
+    options = dict(TINY.get(family_of(recipe), {}))
+    if recipe.task == "detection":
+        options["extra_widths"] = [8] * (len(recipe.detection.boxes.ratios) - 1)
     values: dict[str, object] = {
-        "model.options": TINY.get(family_of(recipe), {}),
+        "model.options": options,
         "data.source": "synthetic",
         "data.resident": "host",
         "data.num_samples": 4,

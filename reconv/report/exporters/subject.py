@@ -56,6 +56,8 @@ class Subject:
     @property
     def metric(self) -> str:
         """The metric the recipe is judged by."""
+        if self.recipe.task == "detection":
+            return self.recipe.detection.metric
         return self.recipe.expect.metric if self.recipe.expect is not None else "top1"
 
     def kept(self) -> list[Event]:
