@@ -6,6 +6,7 @@ why likely, and what to type next; everything else that escapes is a bug and end
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -30,6 +31,7 @@ class ReconvError(Exception):
     """An error with an exit code, a cause in words and the next command to type."""
 
     code: Exit = Exit.UNEXPECTED
+    is_told = False  # by another process, to the same person
 
     def __init__(self, what: str, *, where: str = "", why: str = "", then: str = "") -> None:
         super().__init__(what)
@@ -68,6 +70,31 @@ class DivergedError(ReconvError):
 
 class ResourceError(ReconvError):
     code = Exit.RESOURCES
+
+
+class LostPeerError(ReconvError):
+    code = Exit.LOST_PEER
+
+
+class PeerError(ReconvError):
+    """What ended another process ends this one too, with its code."""
+
+    code = Exit.LOST_PEER
+
+    @classmethod
+    def of(cls, error: ReconvError, is_told: bool = False) -> PeerError:
+        """The same error, for those it did not happen to."""
+        return _peer_error(error.what, error.where, error.why, error.then, error.code, is_told)
+
+    def __reduce__(self) -> tuple[Callable[..., PeerError], tuple[object, ...]]:
+        return _peer_error, (self.what, self.where, self.why, self.then, self.code, self.is_told)
+
+
+def _peer_error(what: str, where: str, why: str, then: str, code: Exit, is_told: bool) -> PeerError:
+    """An error as it was in the process it happened to."""
+    error = PeerError(what, where=where, why=why, then=then)
+    error.code, error.is_told = code, is_told
+    return error
 
 
 class InUseError(ReconvError):

@@ -18,8 +18,8 @@ from reconv.bench.timing import Marks, Windows, Wish, measure, process_age_s
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.engine.loop import Counters
 from reconv.errors import UsageError
-from reconv.parallel.place import read_place
 from reconv.parallel.world import World
+from reconv.place import read_place
 from reconv.recipe.load import Override
 from reconv.report.events import Event, Noted
 from reconv.run import parts

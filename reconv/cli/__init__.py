@@ -27,7 +27,7 @@ from reconv.cli.recipes import recipes
 from reconv.cli.report import report
 from reconv.cli.score import evaluate, predict
 from reconv.cli.train import train
-from reconv.errors import Exit, PreemptedError, ReconvError
+from reconv.errors import Exit, ReconvError
 
 __all__ = ["main"]
 
@@ -77,11 +77,11 @@ def _run(words: list[str]) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except PreemptedError as error:
-        _say(str(error), colour="yellow")  # saved, as it should be: no error
-        return error.code
     except ReconvError as error:
-        _complain(str(error), debug)
+        if error.code == Exit.PREEMPTED and not error.is_told:
+            _say(str(error), colour="yellow")  # saved, as it should be: no error
+        elif not error.is_told:
+            _complain(str(error), debug)
         return error.code
     except MemoryError:
         _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)

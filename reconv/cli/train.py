@@ -11,16 +11,14 @@ import sys
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from reconv.cli.options import DEVICE_HELP, STDOUT, Verb, complete_recipes, emit_json, json_option, parse_settings
 from reconv.cli.rehearse import rehearse
 from reconv.errors import UsageError
-
-if TYPE_CHECKING:
-    from reconv.report.events import Event
+from reconv.place import read_place
 
 Override = tuple[str, object, str]
 
@@ -36,7 +34,8 @@ Override = tuple[str, object, str]
 @click.option("--lr", metavar="X", type=click.FloatRange(min=0, min_open=True), help="schedule.lr of the recipe.")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding threads.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option("--devices", metavar="N", type=click.IntRange(1, 1), default=1, help="How many devices; only 1 so far.")
+@click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one a device.")
+@click.option("--nic", metavar="NAME|CIDR", help="The network between machines, as in eth1 or 10.0.0.0/16.")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="Another seed is another run.")
 @click.option("--model", metavar="NAME", help="Another network, as torchvision spells it.")
 @click.option("--init", metavar="WEIGHTS", help="Start from a file, a run, torchvision:NAME, timm:NAME or an address.")
@@ -60,7 +59,8 @@ def train(
     lr: float | None,
     workers: int | None,
     device: str,
-    devices: int,
+    devices: int | None,
+    nic: str | None,
     seed: int | None,
     model: str | None,
     init: str | None,
@@ -88,7 +88,7 @@ def train(
     """
     given: list[Override] = [
         ("length", None if epochs is None else _epochs(epochs), "--epochs"),
-        _batch(batch_size, batch_per_device, devices),
+        _batch(batch_size, batch_per_device, devices or read_place().size),
         ("schedule.lr", lr, "--lr"),
         ("data.workers", workers, "--workers"),
         ("seed", seed, "--seed"),
@@ -107,34 +107,13 @@ def train(
             data=data,
             overrides=overrides,
             device=device,
-            devices=devices,
+            devices=devices or 1,
             quiet=quiet,
             json_file=json_file,
         )
 
     console = "json" if json_file == STDOUT else "quiet" if quiet else "auto"
-    return _train(recipe, console, json_file, data=data, out=out, resume=resume, overrides=overrides, device=device)
-
-
-def _train(
-    recipe: str,
-    console: str,
-    json_file: str | None,
-    *,
-    data: str | None,
-    out: str | None,
-    resume: bool,
-    overrides: list[Override],
-    device: str,
-) -> int:
-    """Run, say the result of a run that was finished before, and return the exit code."""
     from reconv.run import train as run_train
-
-    num_events = 0
-
-    def count(event: Event) -> None:
-        nonlocal num_events
-        num_events += 1
 
     result = run_train(
         recipe,
@@ -143,14 +122,16 @@ def _train(
         resume=resume,
         overrides=overrides,
         device=device,
+        devices=devices,
+        nic=nic,
         console=console,
-        on_event=count,
         command=["reconv", *sys.argv[1:]],
     )
-    if num_events == 0:
-        _say_finished(result.summary, result.folder, console)
-    if json_file not in (None, STDOUT):
-        emit_json(result.summary, json_file)
+    if read_place().rank == 0:
+        if result.was_finished:
+            _say_finished(result.summary, result.folder, console)
+        if json_file not in (None, STDOUT):
+            emit_json(result.summary, json_file)
     return int(result.exit_code)
 
 

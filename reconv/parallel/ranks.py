@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from reconv.errors import Exit, ReconvError, UsageError
+from reconv.errors import PeerError, ReconvError, UsageError
 from reconv.parallel.gradients import Ordered, Overlapped
-from reconv.parallel.place import Place
 from reconv.parallel.world import Shared, Sharing, Summable, World
+from reconv.place import Place
 
 T = TypeVar("T")
 
@@ -29,22 +29,6 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hc
 # Losing a peer is noticed by heartbeats within a minute; a collective itself may wait for a peer that compiles.
 _PATIENCE = timedelta(hours=2)
 _MEETING = timedelta(minutes=5)
-
-
-class PeerError(ReconvError):
-    """What ended another process ends this one too, with its code; the other has said why."""
-
-    def __init__(self, what: str, where: str, why: str, then: str, code: int) -> None:
-        super().__init__(what, where=where, why=why, then=then)
-        self.code = Exit(code)
-
-    def __reduce__(self) -> tuple[type[PeerError], tuple[object, ...]]:
-        return PeerError, (self.what, self.where, self.why, self.then, int(self.code))
-
-    @classmethod
-    def of(cls, error: ReconvError) -> PeerError:
-        """The same error, for those it did not happen to."""
-        return cls(error.what, error.where, error.why, error.then, error.code)
 
 
 @dataclass(slots=True)
@@ -89,7 +73,7 @@ class Ranks(World):
             try:
                 made = [make()]
             except ReconvError as error:
-                dist.broadcast_object_list([PeerError.of(error)])
+                dist.broadcast_object_list([PeerError.of(error, is_told=True)])
                 raise
         dist.broadcast_object_list(made)
         if isinstance(made[0], PeerError):

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from reconv.parallel.place import Place, read_place
+from reconv.place import Place, read_place
 
 T = TypeVar("T")
 Summable = TypeVar("Summable", bound=Tensor | float)

@@ -72,7 +72,7 @@ def rehearse(
 ) -> Rehearsal:
     """Run so many steps, an evaluation and a save, or without `steps` only what compiles, and keep nothing of it."""
     if devices != 1:
-        raise UsageError(f"--devices {devices}: several devices are not built yet", then="leave --devices out")
+        raise UsageError(f"--devices {devices}: a rehearsal takes one device", then="leave --devices out")
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = _without_traces(load(str(recipe), given).recipe)
     began_s = time.time()

@@ -27,8 +27,9 @@ from reconv.doctor import Machine, available_memory_bytes, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
 from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
-from reconv.parallel.place import read_place
+from reconv.parallel.nic import choose_nic
 from reconv.parallel.world import World, open_world
+from reconv.place import Place, read_place
 from reconv.recipe.load import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
@@ -57,6 +58,7 @@ class RunResult:
     folder: Path
     summary: dict[str, Any]
     exit_code: int
+    was_finished: bool = False  # before: nothing was done
 
 
 def train(
@@ -67,37 +69,85 @@ def train(
     resume: bool = False,
     overrides: Sequence[Override] = (),
     device: str = "auto",
-    devices: int = 1,
+    devices: int | None = None,
+    nic: str | None = None,
     console: str | None = None,
     on_event: Callable[[Event], None] | None = None,
     runs: str | Path = "runs",
     command: Sequence[str] = (),
 ) -> RunResult:
     """Train a recipe (a preset's name or a YAML file) and return where the run lies and what it reached."""
+    start = Start(str(recipe), data, tuple(overrides), resume, _path(out), Path(runs))
     place = read_place()
-    if devices not in (1, place.size):
-        raise UsageError(f"--devices {devices}: several devices are not built yet", then="leave --devices out")
+    if devices is not None and devices != place.size:
+        if place.size > 1:
+            raise UsageError(
+                f"--devices {devices}, but {place.launcher} has started {place.size} processes",
+                then="leave --devices out",
+            )
+        return _launch(devices, start, device, nic, console, on_event, tuple(command))
+    choose_nic(nic)
+    return _train(start, place, device, console, on_event, command)
+
+
+def _launch(
+    devices: int,
+    start: Start,
+    device: str,
+    nic: str | None,
+    console: str | None,
+    on_event: Callable[[Event], None] | None,
+    command: Sequence[str],
+) -> RunResult:
+    """Train in so many processes of this machine."""
+    from reconv.parallel.launch import launch  # torch's launcher, which one process does not need
+
+    if on_event is not None:
+        raise UsageError("events of several processes cannot be observed from here", then="read events.jsonl instead")
+    resolve(start)  # what is wrong with a recipe is said before processes are started
+    return launch(devices, _train_rank, start, device, nic, console, command)
+
+
+def _train_rank(start: Start, device: str, nic: str | None, console: str | None, command: Sequence[str]) -> RunResult:
+    """One of several processes that were started here."""
+    choose_nic(nic)
+    return _train(start, read_place(), device, console, None, command)
+
+
+def _train(
+    start: Start,
+    place: Place,
+    device: str,
+    console: str | None,
+    on_event: Callable[[Event], None] | None,
+    command: Sequence[str],
+) -> RunResult:
+    """Train in this process, alone or with the others."""
     world = open_world(place, device_kind(device))
-    start = Start(recipe, data, overrides, resume, _path(out), Path(runs))
     with ExitStack() as stack:
         stack.callback(world.close)
         resolved = world.from_first(lambda: resolve(start))
         sources = open_sources(resolved, world)
         refuse_different_data(world, sources)
-        plan = make_plan(resolved, _facts(sources, world))
-        refuse_profile_beyond_end(resolved, plan)
-        parts.check_model(resolved, plan.num_classes)
+        world.from_first(lambda: refuse_unplannable(resolved, sources, world))
         # What cannot be planned or built leaves no run folder behind.
         opened = open_device(device, place=place.local_rank)
         claim = world.from_first(lambda: claim_folder(start, resolved, stack))
         if claim.is_finished:
-            return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE)
+            return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
         stop = stack.enter_context(StopRequest())
         cpus = stack.enter_context(bound(resolved.engine.cpus, opened.pci_address))
         job = prepare_job(resolved, sources, claim.choice, device, world)
         emit = open_voice(stack, job.folder, resolved, world, console, on_event)
         _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, emit)
         return run_job(job, stop, emit)
+
+
+def refuse_unplannable(recipe: Recipe, sources: parts.Sources, world: World) -> None:
+    """Refuse what cannot be planned or built."""
+    plan = make_plan(recipe, _facts(sources, world))
+    refuse_profile_beyond_end(recipe, plan)
+    parts.check_model(recipe, plan.num_classes)
 
 
 def _path(value: str | Path | None) -> Path | None:

@@ -1,0 +1,32 @@
+"""Processes started by torch's launcher inside this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from reconv.errors import DataError, Exit, LostPeerError, PeerError
+from reconv.parallel.launch import launch
+from reconv.place import read_place
+
+
+def place_or_end(ending: str) -> tuple[int, int]:
+    place = read_place()
+    if ending == "data" and place.rank == 1:
+        raise DataError("no such picture", where="here", then="look elsewhere")
+    if ending == "kill" and place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return place.rank, place.size
+
+
+@pytest.mark.slow
+def test_what_comes_of_processes_is_told_in_the_first() -> None:
+    """Slow: three starts of two processes, each of which imports torch."""
+    assert launch(2, place_or_end, "well") == (0, 2)
+    with pytest.raises(PeerError, match="no such picture") as caught:
+        launch(2, place_or_end, "data")
+    assert (caught.value.code, caught.value.where, caught.value.is_told) == (Exit.DATA, "here", False)
+    with pytest.raises(LostPeerError, match="rank 1 was ended by SIGKILL"):
+        launch(2, place_or_end, "kill")
