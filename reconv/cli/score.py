@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reconv.run.predict import FoundBox
 
 NUM_BAD_NAMED = 5
+MOST_COLUMNS = 6  # of metrics; more, as a detector's, are told one a line
 
 
 def model_options(verb: F) -> F:
@@ -89,7 +90,14 @@ def evaluate(
         emit_json([_score(result) for result in results], json_file)
         return
     names = list(dict.fromkeys(name for result in results for name in result.metrics))
-    print_table(["step", "weights", *names, "images"], [_row(result, names) for result in results])
+    if len(names) <= MOST_COLUMNS:
+        print_table(["step", "weights", *names, "images"], [_row(result, names) for result in results])
+        return
+    rows = [_row(result, names) for result in results]
+    print_table(
+        ["", *(f"step {row[0]}" for row in rows)],
+        list(zip(["weights", *names, "images"], *(row[1:] for row in rows), strict=True)),
+    )
 
 
 def _score(result: EvalResult) -> dict[str, Any]:

@@ -18,8 +18,8 @@ GOOD: Colour = (0, 158, 115)  # to be told apart by people who confuse red and g
 BAD: Colour = (213, 94, 0)
 INDIFFERENT: Colour = (120, 120, 120)
 _GOLDEN = 0.618034  # of a turn of the colour wheel: neighbours in a list of classes differ most
-_SIDE_PER_LINE_PX = 220
-_SIDE_PER_LETTER_PX = 32
+_SIDE_PER_LINE_PX = 300
+_SIDE_PER_LETTER_PX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
     drawn = picture.convert("RGB")
     pen = ImageDraw.Draw(drawn)
     side_px = max(drawn.size)
-    line_px = max(1, round(side_px / _SIDE_PER_LINE_PX))
-    font = ImageFont.load_default(max(9, side_px / _SIDE_PER_LETTER_PX))
+    line_px = max(2, round(side_px / _SIDE_PER_LINE_PX))
+    font = ImageFont.load_default(max(12, side_px / _SIDE_PER_LETTER_PX))
     for box in reversed(boxes):
         pen.rectangle(_inside(box.box_xyxy, drawn.size), outline=box.colour, width=line_px)
     for box in reversed(boxes):

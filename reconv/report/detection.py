@@ -16,7 +16,7 @@ from reconv.report.svg import Chart, Series, draw
 
 _OPEN_ROWS = 25  # a longer table of classes opens on demand
 _COLUMNS = ("num_objects", "num_detections", "recall", "ap", "ap50", "voc10")
-_WORDS = {"num_objects": "objects", "num_detections": "detections", "recall": "found"}
+_WORDS = {"num_objects": "objects", "num_detections": "detections", "recall": "found", "voc10": "VOC AP"}
 
 
 def detection(record: Record) -> Html:

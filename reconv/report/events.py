@@ -152,6 +152,7 @@ class Pictured(Event):
     step: int = 0
     columns: int = 0  # 0: one picture; else a sheet of equal tiles, this many in a row, one caption a tile
     gap_px: int = 2  # between the tiles of a sheet
+    note: str = ""  # how to read it
 
 
 @dataclass(frozen=True, slots=True)

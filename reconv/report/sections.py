@@ -130,7 +130,7 @@ def picture_sections(record: Record) -> Html:
     for event in record.pictures:
         uris = pictures.embed(record.folder, event, left_bytes)
         left_bytes -= sum(map(len, uris or ()))
-        sections.append(page.section(event.title, _picture(event, uris)))
+        sections.append(page.section(event.title, _picture(event, uris), intro=event.note))
     return join(sections)
 
 

@@ -26,10 +26,15 @@ from reconv.tasks.overlaps import Scored, Verdicts, overlaps_of
 from reconv.tasks.voc import THRESHOLD
 
 NUM_IMAGES = 12
-LEAST_SCORE = 0.3  # of a detection that is drawn and counted as a mistake
+LEAST_SCORE = 0.3  # of a detection that is drawn and counted as a mistake, as the note says
 TILE_PX = 320  # side of each of the two halves
 COLUMNS = 2
 TITLE = "Ground truth beside prediction"
+NOTE = (
+    "Left what is there, right what was found with a score of 30 % or more. Green: found, and right; orange: missed, "
+    "and wrong; grey: crowds and difficult objects, which do not count. Half of the images are those with the most "
+    "mistakes."
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +79,7 @@ def tell_findings(
     folder.pictures.mkdir(parents=True, exist_ok=True)
     _sheet(tiles).save(folder.pictures / "detections.png", optimize=True)
     captions = tuple(_caption(judged, source) for judged in chosen)
-    emit(Pictured(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS))
+    emit(Pictured(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS, note=NOTE))
 
 
 def _judged(image: Scored) -> Judged:

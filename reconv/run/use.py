@@ -24,6 +24,7 @@ from reconv.report.html import write_report
 from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.run import parts
 from reconv.run.saved import build_saved, find_weights, read_saved
+from reconv.tasks.coco import INSTALL, can_score_coco
 from reconv.tasks.views import averaged_views
 
 Tell = Callable[[str], None]  # told what a person should know besides the result
@@ -120,6 +121,8 @@ def _score(
             where=source.origin,
             why=f"{len(source.class_names)} classes here, {len(model.class_names)} in the model",
         )
+    if recipe.task == "detection" and not can_score_coco():
+        tell(f"the 12 COCO numbers are not told: {INSTALL}")
     task = parts.build_task(recipe, source, model.device)
     faults = Faults(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
     loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch, faults=faults)

@@ -19,7 +19,7 @@ def _pixels(*boxes: DrawnBox, size: tuple[int, int] = (100, 80), mode: str = "RG
 def test_a_box_is_drawn_where_it_is_and_nowhere_else() -> None:
     pixels = _pixels(DrawnBox((20, 30, 60, 70), "", GOOD))
     assert tuple(pixels[30, 40]) == tuple(pixels[70, 40]) == tuple(pixels[50, 20]) == tuple(pixels[50, 60]) == GOOD
-    assert not pixels[31:70, 21:60].any()
+    assert not pixels[32:69, 22:59].any()
     assert not pixels[:30].any() and not pixels[71:].any() and not pixels[:, :20].any() and not pixels[:, 61:].any()
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from findings_example import example_findings
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from reconv.report.findings import write_findings
 from reconv.report.html import render, write_report
 
 pytestmark = pytest.mark.browser
@@ -72,6 +74,25 @@ def test_the_report_opens_whole(browser: Browser, report: Path, width: int, sche
     assert len(widths) == 44
     assert all(width > 0 for width in widths)
     assert page.locator("figure.chart .tick").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    visit.check()
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_section_of_a_detector_opens_whole(
+    browser: Browser, tmp_path: Path, fake_run: Callable[..., Path], width: int, scheme: str
+) -> None:
+    run = fake_run(tmp_path / "ssd" / "1", epochs=2)
+    write_findings(run, example_findings())
+    visit = Visit(browser, write_report(run), width=width, scheme=scheme)
+    page = visit.page
+    section = page.locator("section", has_text="What was found").first
+    assert section.locator("table").count() == 3
+    chart = section.locator("figure.chart")
+    chart.locator(":scope > svg").hover()
+    assert chart.locator(".tip").inner_text().startswith("recall ")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     visit.check()
     page.close()

@@ -5,37 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from findings_example import example_findings
 
 from reconv.report.findings import FILE_NAME, write_findings
 from reconv.report.html import render
-
-KINDS = {"right": "is right", "background": "is nothing", "missed": "was overlooked"}
-
-
-def _findings(num_classes: int = 3, **changed: Any) -> dict[str, Any]:
-    classes = [
-        {"name": f"class {n}", "num_objects": 10 * n, "num_detections": 7, "voc10": 0.5 if n else None, "recall": 0.25}
-        for n in range(num_classes)
-    ]
-    return {
-        "step": 440,
-        "weights": "raw",
-        "partial": False,
-        "kinds": KINDS,
-        "num_images": 360,
-        "numbers": {"voc10": 0.5, "ap_small": 0.125},
-        "classes": classes,
-        "curves": [{"name": "mean over the classes", "precision": [1.0, 0.5, 0.0]}],
-        "sizes": [
-            {"name": "small", "num_objects": 20, "num_found": 5},
-            {"name": "large", "num_objects": 0, "num_found": 0},
-        ],
-        "errors": {"right": 3, "background": 1, "missed": 6},
-        **changed,
-    }
 
 
 @pytest.fixture
@@ -48,7 +23,7 @@ def test_a_run_without_findings_has_no_section(run: Path) -> None:
 
 
 def test_the_section_tells_errors_sizes_and_classes(run: Path) -> None:
-    write_findings(run, _findings())
+    write_findings(run, example_findings())
     page = render([run])
     assert "What was found" in page
     assert "Precision over recall" in page and "by recall" in page
@@ -59,19 +34,19 @@ def test_the_section_tells_errors_sizes_and_classes(run: Path) -> None:
     assert "no objects" in page
     assert page.index("class 2") < page.index("class 1")  # the most objects first
     assert "a part of the validation set" not in page
-    write_findings(run, _findings(partial=True))
+    write_findings(run, example_findings(partial=True))
     assert "a part of the validation set" in render([run])
 
 
 def test_a_long_table_of_classes_opens_on_demand(run: Path) -> None:
-    write_findings(run, _findings(num_classes=80))
+    write_findings(run, example_findings(num_classes=80))
     assert "<details><summary>Classes: 80" in render([run])
-    write_findings(run, _findings(num_classes=20))
+    write_findings(run, example_findings(num_classes=20))
     assert "<details open><summary>Classes: 20" in render([run])
 
 
 def test_a_class_whose_name_is_markup_stays_text(run: Path) -> None:
-    findings = _findings()
+    findings = example_findings()
     findings["classes"][1]["name"] = "<script>alert(1)</script>"
     write_findings(run, findings)
     assert "<script>alert" not in render([run])

@@ -12,6 +12,7 @@ from detector_example import write_recipe
 from PIL import Image
 
 import reconv
+from reconv.cli import main
 from reconv.data.annotation import Annotation, DetectionSource, annotation
 from reconv.data.source import Sample
 from reconv.errors import DataError, Exit, UsageError
@@ -61,6 +62,26 @@ def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: 
     assert again.num_samples == 20
     [some] = reconv.evaluate(result.folder, samples=5)
     assert (some.num_samples, some.partial) == (5, True)
+
+
+def test_the_verb_tells_the_twelve_numbers_one_a_line(
+    result: RunResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(result.folder)])
+    assert end.value.code == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["step", "4"]
+    told = {line[0]: line[1:] for line in lines[1:]}
+    assert {"ap", "ap50", "ap75", "ap_small", "ar1", "ar10", "ar100", "voc07", "voc10"} <= told.keys()
+    assert told["images"] == ["20"]
+    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(result.folder)])
+    assert end.value.code == 0
+    printed = capsys.readouterr()
+    assert "ap50" not in printed.out and "voc10" in printed.out
+    assert "pip install 'reconv[detection]'" in printed.err
 
 
 def test_a_metric_of_coco_without_its_library_is_refused_before_the_run(
