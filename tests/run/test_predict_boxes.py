@@ -14,8 +14,12 @@ from PIL import Image
 import reconv
 from reconv.boxes.detections import Detections
 from reconv.cli import main
+from reconv.engine.evaluate import evaluate
 from reconv.errors import UsageError
+from reconv.run import parts
 from reconv.run.predict import FoundBox, Opened, found_boxes
+from reconv.run.use import find_model, open_model
+from reconv.tasks.detection import Detection
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +106,24 @@ def test_a_run_that_names_pictures_has_no_boxes_to_draw(tmp_path: Path, photo: P
         with pytest.raises(UsageError, match="detectors"):
             reconv.predict(run, [photo], **options)
     assert not (tmp_path / "drawn").exists()
+
+
+def test_a_picture_of_the_validation_set_gets_the_boxes_that_evaluation_found(run: Path, tmp_path: Path) -> None:
+    model = open_model(find_model(run, False, print), device="cpu", weights="auto", recipe=None)
+    source = parts.open_sources(model.recipe).val
+    task = parts.build_task(model.recipe, source, model.device)
+    assert isinstance(task, Detection)
+    loader = parts.eval_loader(model.recipe, source, model.device, 3)
+    prepare, network = parts.eval_prepare(model.recipe, model.network), model.network
+    evaluated = evaluate(network.model, task, task.evaluator(), loader, prepare, network.precision).images()
+    assert len(evaluated) == 8
+    for image in evaluated:
+        pixels = source.sample(image.index).data
+        assert isinstance(pixels, np.ndarray)
+        Image.fromarray(pixels).save(tmp_path / f"{image.index}.png")
+    answers = reconv.predict(run, [tmp_path / f"{image.index}.png" for image in evaluated], min_score=0.0)
+    for image, answer in zip(evaluated, answers, strict=True):
+        assert answer.boxes
+        np.testing.assert_allclose([box.score for box in answer.boxes], image.scores, atol=1e-5)
+        np.testing.assert_allclose([box.box_xyxy for box in answer.boxes], image.boxes_xyxy, atol=1e-2)
+        assert [box.label for box in answer.boxes] == image.labels.tolist()
