@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 from reconv.data.matlab import MatlabError, struct_columns
-from reconv.data.reader import read
+from reconv.data.reader import Stream, read
 from reconv.errors import DataError
 
 KIT_FOLDER = "ILSVRC2012_devkit_t12"
@@ -99,7 +99,7 @@ def _inside(archive: Path) -> ReadFile:
     wanted = {TRUTH_FILE, *MAPPING_FILES}
     held: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(fileobj=Stream(archive)) as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
                 if name in wanted and (file := tar.extractfile(member)) is not None:

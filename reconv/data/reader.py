@@ -7,6 +7,7 @@ bytes asked for come back whole, or a `DataError` names the file.
 from __future__ import annotations
 
 import errno
+import io
 import mmap
 import os
 import re
@@ -134,6 +135,35 @@ class Window:
             ahead = min(self._piece_bytes, self._size - start)
             self._start, self._piece, at = start, read(self.path, start, max(length, ahead)), 0
         return self._piece[at : at + length]
+
+
+class Stream(io.RawIOBase):
+    """A file's bytes for libraries that want an open file to read and seek in."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._window = Window(path)
+        self._size = size_bytes(path)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        data = self._window.take(self._at, left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
 
 
 def listing(folder: str | Path) -> tuple[list[str], list[str]]:

@@ -204,6 +204,22 @@ def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
     assert 8 <= len(read) <= 4 * (2 + recipe.data.prefetch)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, workers: int) -> None:
+    read: list[int] = []
+
+    class Counting(FolderSource):
+        def sample(self, index: int) -> Sample:
+            read.append(index)
+            return super().sample(index)
+
+    source = Counting(tree, "train")
+    recipe = make_recipe(COLOUR, "none", 4, workers=workers)
+    [(batch,)] = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(100_000, 100_001)
+    assert batch.positions.tolist() == [400_000, 400_001, 400_002, 400_003]
+    assert sorted(read) == sorted(batch["indices"].tolist())
+
+
 def test_a_label_out_of_range_is_an_error_with_the_sample(tree: Path) -> None:
     class Mislabelled(FolderSource):
         def sample(self, index: int) -> Sample:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from reconv.data.imagenet_labels import validation_synsets
-from reconv.data.reader import read, size_bytes, unreadable
+from reconv.data.reader import Stream, read, size_bytes
 from reconv.data.source import Sample, Split
 from reconv.errors import DataError
 
@@ -136,15 +136,13 @@ def _entries(path: Path, offset: int = 0, length: int | None = None) -> list[tup
     end = size_bytes(path) if length is None else offset + length
     found: list[tuple[str, int, int]] = []
     try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            with tarfile.open(fileobj=file, mode="r:") as tar:
-                # Positions count from the beginning of the file, wherever the tar in it begins.
-                while (member := tar.next()) is not None and member.offset < end:
-                    if member.isfile() and not PurePosixPath(member.name).name.startswith("."):
-                        found.append((member.name, member.offset_data, member.size))
-    except OSError as error:
-        raise unreadable(path, error) from error
+        file = Stream(path)
+        file.seek(offset)
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            # Positions count from the beginning of the file, wherever the tar in it begins.
+            while (member := tar.next()) is not None and member.offset < end:
+                if member.isfile() and not PurePosixPath(member.name).name.startswith("."):
+                    found.append((member.name, member.offset_data, member.size))
     except tarfile.TarError as error:
         raise _damaged(path, f"not a tar, or cut: {error}") from error
     cut = [name for name, start, size in found if start + size > end]

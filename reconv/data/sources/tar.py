@@ -7,7 +7,6 @@ label its picture, or the shard is refused with the byte where one of them stand
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 import tarfile
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconv.data.index import Scanned
-from reconv.data.reader import Window, read, size_bytes
+from reconv.data.reader import Stream, read, size_bytes
 from reconv.data.source import Split
 from reconv.data.sources.folder import EXTENSIONS
 from reconv.data.sources.shards import Form, ShardSource, check_label
@@ -58,40 +57,11 @@ def open_tar(root: Path, split: Split, why: str = "") -> ShardSource:
     return ShardSource(TAR, root, split, why, names)
 
 
-class _File(io.RawIOBase):
-    """A tar's bytes for the standard library, which walks from header to header."""
-
-    def __init__(self, path: str) -> None:
-        self._window = Window(path)
-        self._size = size_bytes(path)
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = start + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        data = self._window.take(self._at, left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data
-
-
 def _members(path: str) -> Iterator[tarfile.TarInfo]:
     """Every plain file in a tar that ends as a tar does."""
     at = 0
     try:
-        with tarfile.open(fileobj=_File(path), mode="r:") as tar:
+        with tarfile.open(fileobj=Stream(path), mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # it keeps them all otherwise
                 at = tar.offset

@@ -1,0 +1,51 @@
+"""All data goes through the byte-range reader, so that another kind of storage has one place to be added."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import reconv.data
+
+_ROOM = Path(reconv.data.__file__).parent
+_OPENING = {"open", "read_bytes", "read_text", "fromfile", "memmap", "genfromtxt", "loadtxt"}
+# The package's own digits; what `convert` itself has written; an index of ours; a download that is unpacked.
+_OWN_FILES = {
+    "sources/digits.py",
+    "convert/run.py",
+    "convert/room.py",
+    "convert/writers.py",
+    "index.py",
+    "tfrecord.py",
+    "get.py",
+}
+_LIBRARIES = {"Image", "tarfile"}  # they are given bytes or a Stream, which the check below holds them to
+
+
+def _calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _OPENING:
+            found.append((node.func.id, node))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _OPENING:
+            found.append((f"{ast.unparse(node.func.value)}.{node.func.attr}", node))
+    return found
+
+
+def test_no_source_opens_a_file_by_itself() -> None:
+    astray, num_files = [], 0
+    for path in sorted(_ROOM.rglob("*.py")):
+        name = path.relative_to(_ROOM).as_posix()
+        num_files += 1
+        if name == "reader.py" or name in _OWN_FILES:
+            continue
+        for what, call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
+            given = ast.unparse(call)
+            if what.split(".")[0] in _LIBRARIES and (
+                "Stream(" in given or "BytesIO(" in given or "fileobj=file" in given
+            ):
+                continue
+            astray.append(f"{name}: {given}")
+    assert astray == []
+    assert num_files > 40
+    assert all((_ROOM / name).exists() for name in _OWN_FILES)
