@@ -23,6 +23,13 @@ def test_finding_one_of_two_objects_is_half_the_area_and_six_of_eleven_recalls()
     assert _numbers(image) == pytest.approx({"voc10": 0.5, "voc07": 6 / 11})
 
 
+def test_three_objects_of_ten_reach_the_recall_of_three_tenths() -> None:
+    """Which is 0.3 as a quotient and a little more as a place on an axis."""
+    boxes = [(10.0 * n, 0.0, 10.0 * n + 9, 9.0) for n in range(10)]
+    image = scored(true_boxes(*((box, 0) for box in boxes)), *((box, 0, 0.9) for box in boxes[:3]))
+    assert _numbers(image) == pytest.approx({"voc10": 0.3, "voc07": 4 / 11})
+
+
 def test_a_second_detection_of_an_object_is_wrong() -> None:
     truth = true_boxes((LEFT, 0), (RIGHT, 0))
     image = scored(truth, (LEFT, 0, 0.9), (LEFT, 0, 0.8), (RIGHT, 0, 0.7))
