@@ -72,7 +72,7 @@ def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:
 def resize_into(part: U8, interpolation: Interpolation, antialias: bool, out: U8) -> None:
     """Resize pixels [height, width, channels] into a row; without `antialias` only the nearest pixels count.
 
-    By torch in colour, three times as fast as Pillow and on average 0.02 grey levels away from it.
+    By torch in colour, three times as fast as Pillow and on average 0.04 grey levels away from it.
     """
     height, width = out.shape[1:]
     if part.shape[:2] == (height, width):
