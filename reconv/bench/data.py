@@ -26,9 +26,12 @@ from reconv.bench.ways import AS_GIVEN, Way, open_ways
 from reconv.data.augment import draw_flips, draw_host, effective, is_recolouring
 from reconv.data.jpeg_decoder import jpeg_decoder
 from reconv.data.order import Order
+from reconv.data.stages import Stages
+from reconv.data.workers import Caller
 from reconv.errors import UsageError
 from reconv.recipe.load import Override
 from reconv.run import parts
+from reconv.run.feed import Feed
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32
@@ -130,6 +133,7 @@ def bench_data(
         "scaling_cpu": num_workers * pairs["ratio_cpu"],
         "all_cores": in_all.spread(),
         "one_core": one_core.spread(),
+        "stage_ms": _stage_ms(subject, steps),
         "images_per_window": steps * BATCH,
         "num_pictures": len(subject.source),
         "image_size": subject.plan.size_at(0),
@@ -207,6 +211,15 @@ def _timed(batches: Iterator[Tensor], steps: int) -> Window:
     num_images = sum(len(images) for images in islice(batches, steps))
     cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
     return Window(num_images / wall_s, num_images / cpu_s)
+
+
+def _stage_ms(subject: Subject, steps: int) -> dict[str, float]:
+    """Where the time of one picture goes on one core, in a pass apart from all timing of rates."""
+    stages, plan = Stages(), replace(subject.plan, workers=0)
+    feed = Feed(Caller(), subject.device, stages)
+    loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move, feed=feed)
+    num_images = sum(len(batch) for micro_batches in loader.steps(0, steps) for batch in micro_batches)
+    return {stage: 1000 * seconds / num_images for stage, seconds in stages.seconds.items()}
 
 
 def _ours(subject: Subject, workers: int, steps: int = sys.maxsize) -> Iterator[Tensor]:

@@ -273,6 +273,7 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         f"{everyone['images_per_s']:,.1f} images/s with {result['workers']} workers ({everyone['lowest']:,.1f} to "
         f"{everyone['highest']:,.1f}): {result['scaling']:.2f} x one core ({result['scaling_cpu']:.2f} x by processor "
         "time)",
+        "of a picture on one core: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["stage_ms"].items()),
     ]
 
 

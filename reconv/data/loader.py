@@ -43,12 +43,11 @@ from reconv.data.stages import Stages
 from reconv.data.workers import Caller, Workers, open_workers
 from reconv.errors import DataError
 from reconv.recipe.images import Preprocess
-from reconv.recipe.plan import Plan
+from reconv.recipe.plan import EVAL_AHEAD, Plan
 from reconv.recipe.schema import Recipe
 
 Move = Callable[[Tensor], Tensor]
 
-_EVAL_AHEAD = 2  # batches
 _STEPS_MOVED = 16  # whose draws travel at once when images stay on the device
 
 
@@ -281,7 +280,7 @@ class EvalLoader:
     def after(self, steps_done: int) -> Iterator[Batch]:
         """The batches as they are when so many steps are done; bad images are left out, where that is borne."""
         make = partial(open_workers, "threads", self._num_workers)
-        with _filling(self._workers, make, self._source, self._carrier, _EVAL_AHEAD, self._stages) as filler:
+        with _filling(self._workers, make, self._source, self._carrier, EVAL_AHEAD, self._stages) as filler:
             for pending in filler.stream(self._numbers, lambda number: self._begin(filler, number)):
                 self._wait(pending, steps_done)
                 if len(pending.positions):

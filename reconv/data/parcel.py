@@ -1,7 +1,7 @@
 """An object as it travels to worker processes: its large arrays lie in memory that all of them map.
 
 Owns the packing. Refuses to know who sends it. Invariant: what comes out equals what went in, arrays are read-only
-there and held once for all processes, and nothing has a name that could be left behind in a file system.
+there and held once for all processes; it is a pickle between processes of one run, and is never a file with a name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 _ALIGN_BYTES = 64  # a cache line
+
+
+class CannotTravelError(Exception):
+    """An object that exists in its own process alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ class _Unpickler(pickle.Unpickler):
 def pack(obj: Any, known: Mapping[int, int]) -> Parcel:
     """Pack an object; `known` gives the numbers of objects, by their id, that were sent before."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(file, known, buffers).dump(obj)
+    try:
+        _Pickler(file, known, buffers).dump(obj)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise CannotTravelError(str(error)) from error
     views = [buffer.raw() for buffer in buffers]
     extents, end = [], 0
     for view in views:
@@ -77,6 +84,15 @@ def unpack(content: bytes, extents: Sequence[tuple[int, int]], file: int, known:
     memory = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ)) if file >= 0 else memoryview(b"")
     views = [memory[start : start + length] for start, length in extents]
     return _Unpickler(io.BytesIO(content), known, views).load()
+
+
+def portable(error: Exception) -> Exception:
+    """The error itself where it can travel, else its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # whatever an exception's own constructor makes of being unpacked
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def shared_file(num_bytes: int) -> int:

@@ -11,7 +11,6 @@ import itertools
 import mmap
 import multiprocessing
 import os
-import pickle
 import queue
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from multiprocessing.reduction import send_handle
 from typing import Any
 
 from reconv.data.buffers import Slab
-from reconv.data.parcel import Parcel, pack, shared_file
+from reconv.data.parcel import CannotTravelError, Parcel, pack, shared_file
 from reconv.data.source import Source
 from reconv.data.stages import Seconds
 from reconv.data.worker import Fill, Map, Take, Unmap
@@ -96,7 +95,7 @@ class Processes:
                 known = {key: number for key, (_, number, _) in self._parcels.items()}
                 try:
                     parcel = pack(obj, known)
-                except (pickle.PicklingError, AttributeError, TypeError) as error:
+                except CannotTravelError as error:
                     raise UsageError(
                         "this data cannot be given to other processes",
                         where="data.backend",

@@ -7,6 +7,8 @@ is not seen in it.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from reconv.data.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture,
 from reconv.data.jpeg import Head, down_to, head
 from reconv.data.jpeg_decoder import jpeg_decoder
 from reconv.data.source import U8
+from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Interpolation, Preprocess
 
 
@@ -63,8 +66,11 @@ def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, dr
 def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:
     """The pixels in a box of a plain JPEG file; rows below it are not decoded."""
     _, decode = jpeg_decoder()
+    began_s = time.perf_counter()
     try:
-        return decode(down_to(data, found, box[3]), box)
+        part = decode(down_to(data, found, box[3]), box)
+        spent("decode", began_s)
+        return part
     except (ValueError, OSError):  # what is wrong is for the careful decoder to say, of the file as it is
         return pixels_of(decode_picture(data, 3, name).crop(box))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
 import signal
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 
 from reconv.data.buffers import Place
 from reconv.data.fetch import Draws, Fetch
-from reconv.data.parcel import unpack
+from reconv.data.parcel import portable, unpack
 from reconv.data.source import I64
 from reconv.data.stages import timed
 
@@ -100,7 +99,7 @@ class Worker:
         try:
             answer = timed(lambda: self._fill(asked))
         except Exception as error:
-            answer = _portable(error)
+            answer = portable(error)
         self._connection.send(answer)
 
     def _fill(self, asked: Fill) -> None:
@@ -108,15 +107,6 @@ class Worker:
         whole = np.frombuffer(memoryview(self._slabs[asked.slab]), np.uint8)
         rows = slice(asked.first_row, asked.first_row + len(asked.indices))
         fetch(asked.indices, asked.draws, {place.name: place.of(whole)[rows] for place in asked.places})
-
-
-def _portable(error: Exception) -> Exception:
-    """The error itself where it can travel, else its words."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever an exception's own constructor makes of being unpickled
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from reconv.recipe.schema import Recipe, Schedule
 from reconv.recipe.split import split_batch
 from reconv.recipe.units import Duration
 
+EVAL_AHEAD = 2  # batches of an evaluation made ahead
 AUTO_WORKERS = 8  # more threads than this do not decode faster on the machines tried
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
@@ -144,6 +145,7 @@ class Plan:
     threads: int
     workers: int
     backend: str  # who decodes: caller, threads or processes
+    eval_batches_held: int  # the same of an evaluation, while it goes on
     steps_held: int  # whose decoded images are in memory at once: those ahead, the one in use and the one before it
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
     num_val_left_out: int = 0  # evaluations are partial where it is above 0
@@ -205,6 +207,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
         workers=_workers(recipe, facts),
         backend=_backend(recipe, facts),
+        eval_batches_held=(EVAL_AHEAD if _workers(recipe, facts) else 0) + 2,
         steps_held=(recipe.data.prefetch if _workers(recipe, facts) else 0) + 2,
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,

@@ -241,9 +241,11 @@ def _interval(typed: str, every: Every, plan: Plan) -> str:
 def _host(recipe: Recipe, plan: Plan) -> str:
     spec = recipe.data.preprocess
     num_bytes = plan.steps_held * plan.batch_per_device * spec.channels * max(size for _, size in plan.sizes) ** 2
+    eval_rows = plan.eval_batches_held * min(plan.eval_batch, plan.num_val)
+    more = "" if plan.evaluate is None else f", {_bytes(eval_rows * spec.channels * spec.size**2)} more in evaluation"
     return (
         f"{count(plan.threads, 'torch thread')}, {count(plan.workers, 'decoding worker')}, "
-        f"{count(recipe.data.prefetch, 'step')} ahead: at most {_bytes(num_bytes)} of decoded images"
+        f"{count(recipe.data.prefetch, 'step')} ahead: at most {_bytes(num_bytes)} of decoded images{more}"
     )
 
 

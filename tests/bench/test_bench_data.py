@@ -140,3 +140,10 @@ def test_worker_threads_are_gone_after_the_benchmark(tree: Path) -> None:
     given = [("data.preprocess.size", 32, "--set"), ("data.preprocess.resize", 36, "--set")]
     bench_data(str(tree), overrides=given, workers=2, images=BATCH)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reconv-data")]
+
+
+def test_the_time_of_a_picture_is_told_by_stage(tree: Path) -> None:
+    given = [("data.preprocess.size", 32, "--set"), ("data.preprocess.resize", 36, "--set")]
+    result = bench_data(str(tree), overrides=given, images=32, windows=1)
+    assert set(result["stage_ms"]) == {"disk", "decode", "augment", "copy"}
+    assert result["stage_ms"]["disk"] > 0 and result["stage_ms"]["decode"] > 0

@@ -244,7 +244,10 @@ def test_the_plan_says_its_arithmetic() -> None:
     assert plan.lines[2].startswith("16 groups of 64 samples")
     assert plan.lines[3] == "schedule: warm-up over 6,255 steps, then cosine to 0"
     assert plan.lines[4] == "evaluation every 1ep (90 times); saving every 1ep (90 times), kept for good: step 12,510"
-    assert plan.lines[5] == "16 torch threads, 8 decoding workers, 2 steps ahead: at most 154 MB of decoded images"
+    assert plan.lines[5] == (
+        "16 torch threads, 8 decoding workers, 2 steps ahead: at most 154 MB of decoded images, "
+        "60 MB more in evaluation"
+    )
 
 
 def test_one_is_singular() -> None:
