@@ -1,0 +1,121 @@
+"""Detection by the verbs of every run: train, evaluate, rehearse, start from other weights, measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import reconv
+from reconv.bench.timing import Wish
+from reconv.bench.train import bench_train
+from reconv.errors import DataError, ReconvError
+from reconv.models import build_model, initialise
+from reconv.recipe.load import Override, load
+from reconv.report.events import Event, Noted
+from reconv.run.detection import build_default_boxes
+from reconv.run.rehearse import rehearse
+
+SMALL: dict[str, object] = {
+    "model.options.width": 8,
+    "model.options.extra_widths": [16, 16, 16],
+    "data.preprocess.size": 64,
+    "data.num_samples": 40,
+    "length": "2step",
+    "schedule.warmup": "1step",
+    "batch.size": 8,
+    "evaluate.every": "2step",
+    "save.every": "2step",
+}
+
+
+def small(**more: object) -> list[Override]:
+    values = SMALL | {field.replace("__", "."): value for field, value in more.items()}
+    return [(field, value, "test") for field, value in values.items()]
+
+
+def test_a_trained_detector_evaluates_to_the_score_of_its_run(tmp_path: Path) -> None:
+    run = reconv.train("quickstart-detection", out=tmp_path / "run", overrides=small(), device="cpu")
+    [score] = reconv.evaluate(run.folder, device="cpu")
+    assert score.num_samples == 8
+    assert score.metrics["voc10"] == run.summary["value"]
+    assert run.summary["metric"] == "voc10"
+    assert {"ap", "ap50", "ar100", "voc07"} <= score.metrics.keys()
+
+
+def test_a_detection_run_can_be_rehearsed() -> None:
+    result = rehearse("quickstart-detection", steps=2, overrides=small(length="9step"), device="cpu")
+    assert (result.steps, result.total_steps) == (2, 9)
+    assert result.evaluation_s is not None and result.checkpoint_bytes is not None
+
+
+def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) -> None:
+    classifier = build_model("resnet10", num_classes=5, in_channels=1, width=8)
+    initialise(classifier, seed=77)
+    file = tmp_path / "classifier.safetensors"
+    safetensors.torch.save_file(classifier.state_dict(), file)
+    events: list[Event] = []
+    given = small(model__init=str(file), model__freeze=True, evaluate__every="off")
+    run = reconv.train(
+        "quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu", on_event=events.append
+    )
+    notes = [event.text for event in events if isinstance(event, Noted)]
+    words = ("not in the network: fc.bias, fc.weight, layer4.0", "missing in the file: extras.0")
+    assert any(all(word in text for word in words) for text in notes)
+    assert any("are frozen" in text for text in notes)
+    [saved] = (run.folder / "checkpoints").glob("*/model.safetensors")
+    weights = safetensors.torch.load_file(saved)
+    name = "layer3.0.conv2.weight"
+    assert torch.equal(weights[name], classifier.get_parameter(name))
+
+
+def test_the_speed_of_a_detector_is_measured_on_made_up_boxes() -> None:
+    result = bench_train(
+        "quickstart-detection", overrides=small(), device="cpu", wish=Wish(windows=5, steps=1, warmup=0)
+    )
+    assert result["images_per_s"] > 0
+    assert "with boxes in 10 classes" in result["data"]
+    assert result["input"] == "device"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model__name": "resnet10", "model__options": {}}, "resnet10 does not answer with boxes"),
+        ({"model__options": {"boxes_per_cell": [4]}}, "follows from detection.boxes.ratios"),
+        ({"model__options": {"extra_widths": [16, 16]}}, "boxes for 4 maps in all"),
+        ({"model__options": {"extra_widths": [16, 16, 16], "num_halved": 0}}, "too small for 4 maps"),
+    ],
+)
+def test_networks_that_do_not_fit_the_boxes_are_refused_before_a_run(
+    changed: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    given = [*small(data__preprocess__size=32), *((f.replace("__", "."), v, "test") for f, v in changed.items())]
+    with pytest.raises(ReconvError, match=said):
+        reconv.train("quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_detector_is_no_classifier(tmp_path: Path) -> None:
+    given: list[Override] = [("model.name", "ssd_resnet34", "test"), ("model.options", {}, "test")]
+    with pytest.raises(ReconvError, match="finds boxes, and the task is classification"):
+        reconv.train("quickstart", out=tmp_path / "run", overrides=given, device="cpu")
+
+
+def test_pictures_with_classes_alone_are_refused_for_detection(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            (folder / "0.png").write_bytes(b"")
+    given = small(data__source="auto", data__num_samples=None, data__path=str(tmp_path / "data"))
+    with pytest.raises(DataError, match="no boxes"):
+        reconv.train("quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu")
+
+
+def test_the_published_recipe_has_8732_boxes_and_at_512_pixels_more() -> None:
+    assert build_default_boxes(load("ssd-resnet34").recipe).shape == (8732, 4)
+    larger = load("ssd-resnet34", [("data.preprocess.size", 512, "test")]).recipe
+    assert build_default_boxes(larger).shape == (64**2 * 4 + (32**2 + 16**2 + 8**2) * 6 + (6**2 + 4**2) * 4, 4)
