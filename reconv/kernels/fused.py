@@ -19,7 +19,8 @@ _MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
     return find_spec("triton") is not None
 
 
@@ -30,7 +31,7 @@ def is_interpreted() -> bool:
 
 def reachable(x: Tensor) -> bool:
     """Whether kernels run where this tensor is."""
-    return (x.is_cuda or is_interpreted()) and _has_triton()
+    return (x.is_cuda or is_interpreted()) and has_triton()
 
 
 def available(x: Tensor) -> bool:

@@ -351,6 +351,11 @@ def _table(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _rest(recipe: Recipe) -> Iterator[Contradiction]:
+    if recipe.engine.kernels == "on" and recipe.engine.compile == "on":
+        yield Contradiction(("engine.kernels", "engine.compile"), "both would compute the network")
+    if recipe.engine.kernels == "on" and not recipe.precision.is_plain:
+        text = "leave each operation's type alone, but precision decides it for single operations"
+        yield Contradiction(("engine.kernels", "precision.mode"), text)
     if recipe.engine.autotune == "on" and recipe.engine.deterministic:
         text = "may choose another algorithm in each run, but engine.deterministic promises the same bits"
         yield Contradiction(("engine.autotune", "engine.deterministic"), text)

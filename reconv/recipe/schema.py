@@ -233,6 +233,11 @@ class Precision(Section):
         return self.mode in ("bf16", "fp16", "bf16-all", "16.16", "16.32")
 
     @property
+    def is_plain(self) -> bool:
+        """Whether every operation has the type that torch gives it."""
+        return self.mode in ("fp32", "32.32", "tf32", "bf16", "fp16") and self.ops == PrecisionOps()
+
+    @property
     def is_scaled(self) -> bool:
         return self.mode in ("fp16", "16.16", "16.32")
 
@@ -246,6 +251,9 @@ class NonFinite(Section):
 
 class Engine(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    # cuda: our own kernels for batch norm and what surrounds it; auto: where the network has such layers, in place of
+    # torch.compile, unless compile is on or off
+    kernels: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off
     graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False

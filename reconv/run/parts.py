@@ -41,8 +41,10 @@ from reconv.engine.evaluate import EvaluationStopped, evaluate
 from reconv.engine.loop import Counters
 from reconv.engine.protocols import Emit, Evaluator, Prepare
 from reconv.errors import DataError, RecipeError, ResourceError, UsageError
+from reconv.kernels import fused
 from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
+from reconv.models.fuse import use_kernels
 from reconv.models.layers import LayerState
 from reconv.models.ssd import SSD
 from reconv.optim import Ema, Rounding
@@ -183,6 +185,13 @@ def is_compiled(recipe: Recipe, device: Device) -> bool:
     return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
 
 
+def wants_kernels(recipe: Recipe, device: Device) -> bool:
+    """Whether kernels may compute what they can of a network in training."""
+    engine = recipe.engine
+    is_wanted = engine.kernels == "on" or (engine.kernels == "auto" and engine.compile == "auto")
+    return is_wanted and device.kind == "cuda" and recipe.precision.is_plain and fused.has_triton()
+
+
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     """The recipe's model, initialised from its seed, on the device."""
     model = build_model(recipe.model.name, **model_options(recipe, num_classes))
@@ -193,7 +202,13 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     model = precision.model(model).to(device.torch)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    forward = torch.compile(model, dynamic=False) if is_compiled(recipe, device) else model
+    has_kernels = wants_kernels(recipe, device) and use_kernels(model) > 0
+    if recipe.engine.kernels == "on" and not has_kernels:
+        raise UsageError(
+            f"engine.kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",
+            then="leave it at auto",
+        )
+    forward = torch.compile(model, dynamic=False) if is_compiled(recipe, device) and not has_kernels else model
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
 
 

@@ -1,0 +1,53 @@
+"""Who computes a network: plain operations on the CPU, whatever the default is elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from reconv.device import open_device
+from reconv.errors import RecipeError, UsageError
+from reconv.models.layers import BatchNorm2d
+from reconv.recipe.load import Override, load
+from reconv.run.parts import build_network, wants_kernels
+
+
+class Gpu:
+    """What the choice looks at of a device."""
+
+    kind = "cuda"
+
+
+def recipe(name: str = "cifar10-resnet20", **settings: str):  # type: ignore[no-untyped-def]
+    given: list[Override] = [(name.replace("__", "."), value, "--set") for name, value in settings.items()]
+    return load(name, given).recipe
+
+
+def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused() -> None:
+    network = build_network(recipe(), 10, open_device("cpu"))
+    norms = [module for module in network.model.modules() if isinstance(module, BatchNorm2d)]
+    assert len(norms) > 5 and not any(norm.fused for norm in norms)
+    with pytest.raises(UsageError, match=r"engine\.kernels: nothing of resnet20_cifar"):
+        build_network(recipe(engine__kernels="on"), 10, open_device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, True),
+        ({"engine__compile": "off"}, False),
+        ({"engine__compile": "on"}, False),
+        ({"engine__kernels": "off"}, False),
+        ({"engine__compile": "off", "engine__kernels": "on"}, True),
+        ({"precision__mode": "fp64"}, False),
+        ({"precision__mode": "16.16"}, False),
+        ({"precision__mode": "bf16", "precision__ops__float32": "linear"}, False),
+    ],
+)
+def test_on_a_gpu_they_are_the_default_where_types_are_torchs_own(settings: dict[str, str], wanted: bool) -> None:
+    assert wants_kernels(recipe(**settings), Gpu()) is wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", [{"engine__compile": "on"}, {"precision__mode": "fp64"}])
+def test_kernels_contradict_a_compiler_and_foreign_types(other: dict[str, str]) -> None:
+    with pytest.raises(RecipeError, match=r"engine\.kernels"):
+        recipe(engine__kernels="on", **other)
