@@ -40,7 +40,7 @@ def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused(
         ({"engine__compile": "off", "engine__kernels": "on"}, True),
         ({"precision__mode": "fp64"}, False),
         ({"precision__mode": "16.16"}, False),
-        ({"precision__mode": "bf16", "precision__ops__float32": "linear"}, False),
+        ({"precision__mode": "bf16", "precision__ops__float32": "[linear]"}, False),
     ],
 )
 def test_on_a_gpu_they_are_the_default_where_types_are_torchs_own(settings: dict[str, str], wanted: bool) -> None:
