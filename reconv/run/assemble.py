@@ -30,6 +30,7 @@ from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
 from reconv.report.events import Event, Noted, Planned
 from reconv.run import parts
+from reconv.run.detection import boxes_left_out
 from reconv.run.feed import Feed
 from reconv.run.folder import RestorePoint
 from reconv.run.start import start_network
@@ -139,6 +140,8 @@ def _start(job: Job, network: parts.Network, emit: Emit) -> list[str]:
         network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
     )
     if recipe.model.init is None and not is_resumed and (said := parts.whiten(network, recipe, job.sources.train)):
+        notes.append(said)
+    if said := boxes_left_out(job.sources.train, recipe.detection.max_boxes):
         notes.append(said)
     return notes
 

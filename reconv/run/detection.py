@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,18 @@ def refuse_nothing_to_find(source: DetectionSource) -> None:
             why="its images have no boxes, or crowds and difficult objects only",
             then="reconv data check tells what is in the data; a larger evaluate.samples, where that is set",
         )
+
+
+def boxes_left_out(source: Source, max_boxes: int) -> str:
+    """What does not fit into a batch, in words; empty where all does."""
+    counts = source.box_counts() if isinstance(source, DetectionSource) else np.zeros(0, np.int64)
+    beyond = np.maximum(counts - max_boxes, 0)
+    if not beyond.any():
+        return ""
+    return (
+        f"{int((beyond > 0).sum()):,} training images have more than {max_boxes:,} boxes (detection.max_boxes): "
+        f"up to {int(beyond.sum()):,} of {int(counts.sum()):,} boxes are left out, the last of each image"
+    )
 
 
 def build_detection(recipe: Recipe, source: Source, device: Device, is_compiled: bool) -> Detection:

@@ -15,7 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.detect import detect
+from reconv.data.box_survey import box_reader
+from reconv.data.detect import Found, detect
 from reconv.data.drawing import DrawnBox, class_colour, draw_boxes
 from reconv.data.loader import EvalLoader
 from reconv.data.open import NEED_NO_PATH, thinned
@@ -56,7 +57,7 @@ def show(
     if not 1 <= images <= _MOST_SHOWN:
         raise UsageError(f"{images} images do not fit into a picture", then=f"1 to {_MOST_SHOWN}")
     made_up = data in NEED_NO_PATH and not Path(data).exists()
-    kind = data if made_up else detect(Path(data)).kind
+    kind = data if made_up else _kind(detect(Path(data)))
     place: Override = ("data.source", data, "PATH") if made_up else ("data.path", data, "PATH")
     resolved = load(recipe or _USUAL.get(kind, _ELSE), [place, *overrides]).recipe
     sources = parts.open_sources(resolved)
@@ -69,6 +70,11 @@ def show(
     ]
     side_px = max(train["images"].shape[-1], seen["images"].shape[-1], 96)
     return Shown(titled(sheets, tile_px=min(side_px, 256)), resolved.name, sources.train.origin)
+
+
+def _kind(found: Found) -> str:
+    """What tells the usual recipe: records with boxes are as COCO is."""
+    return "coco" if found.kind == "tfrecord" and box_reader(found) is not None else found.kind
 
 
 def _few_at_a_time(recipe: Recipe, images: int) -> Recipe:

@@ -90,6 +90,14 @@ def test_losses_are_finite_with_empty_pictures_a_class_that_never_occurs_and_eve
     assert len(found) >= 4 and all(map(math.isfinite, found))
 
 
+def test_boxes_that_do_not_fit_into_a_batch_are_counted_and_said(coco: Path, tmp_path: Path) -> None:
+    result = train(coco, tmp_path / "t", ("detection.max_boxes", 1))
+    said = (result.folder / "events.jsonl").read_text()
+    assert "5 training images have more than 1 boxes (detection.max_boxes): up to 5 of 10 boxes are left out" in said
+    other = train(coco, tmp_path / "u", ("detection.max_boxes", 2))
+    assert "detection.max_boxes" not in (other.folder / "events.jsonl").read_text()
+
+
 def test_a_batch_of_nothing_but_background_trains_finitely(coco: Path, tmp_path: Path) -> None:
     file = coco / "annotations" / "instances_train2017.json"
     told = json.loads(file.read_text())

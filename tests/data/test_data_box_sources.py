@@ -64,6 +64,14 @@ def test_coco_is_found_and_its_gappy_ids_become_classes(coco: Path) -> None:
     assert sample.data == (coco / "train2017" / "b.jpg").read_bytes()
 
 
+def test_validation_has_the_classes_of_training_wherever_its_file_lists_them(coco: Path) -> None:
+    rewrite(coco, lambda told: told.update(categories=told["categories"][:1]), "val")
+    assert opened(coco, "val").class_ids == (1, 18, 90)
+    # A second word of that name, before the list: the whole file is read instead.
+    rewrite(coco, lambda told: told.update(info={"categories": [1, 2]}))
+    assert opened(coco, "val").class_ids == (1, 18, 90)
+
+
 def test_images_without_a_box_are_dropped_from_training_or_kept_as_the_recipe_says(coco: Path) -> None:
     dropped, kept = opened(coco), opened(coco, empty_images="keep")
     assert (len(dropped), len(kept)) == (2, 3) and dropped.box_counts().tolist() == [2, 1]
