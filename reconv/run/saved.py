@@ -28,6 +28,7 @@ from reconv.recipe.schema import Recipe
 from reconv.run import parts
 
 HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")  # of the networks we build
+DETECTOR_HEAD = "class_heads.0.weight"
 WITH_BACKGROUND = 1001  # ImageNet's classes and, first, the background that TensorFlow's programs add
 
 
@@ -114,13 +115,13 @@ def _read_bare(path: Path, recipe: str | None) -> Saved:
             f"{path} is a bare weights file: its recipe is not known",
             then="name it with --recipe, as in --recipe resnet50 (a teacher's: --set distill.recipe=resnet50)",
         )
-    tensors = read_weights(path)
-    num_classes = _num_classes(tensors, path)
+    tensors, named = read_weights(path), load(recipe).recipe
+    num_classes = _num_classes(tensors, path, named)
     if is_tensorflow(path) and num_classes == WITH_BACKGROUND:
         num_classes -= 1
         tensors = read_weights(path, num_classes=num_classes)
     names = tuple(str(i) for i in range(num_classes))
-    return Saved(load(recipe).recipe, names, False, tensors, path, "raw", None)
+    return Saved(named, names, False, tensors, path, "raw", None)
 
 
 def _chosen(located: Located, wish: str, has_ema: bool) -> str:
@@ -146,13 +147,19 @@ def _averaged_file(located: Located) -> Path:
     return file
 
 
-def _num_classes(tensors: dict[str, Tensor], path: Path) -> int:
-    """The number of classes of a bare weights file: the rows of its one fully connected layer of the head."""
-    heads = [t for name, t in tensors.items() if name in HEADS]
+def _num_classes(tensors: dict[str, Tensor], path: Path, recipe: Recipe) -> int:
+    """The number of classes of a bare weights file: the rows of its one fully connected layer of the head.
+
+    A detector's has them for each box of a cell, and one more class, the background.
+    """
+    is_detector = recipe.task == "detection"
+    known = (DETECTOR_HEAD,) if is_detector else HEADS
+    heads = [t for name, t in tensors.items() if name in known]
     if len(heads) != 1:
         raise CheckpointError(
             "no head in this weights file tells its number of classes",
             where=str(path),
-            why=f"looked for {', '.join(HEADS)}",
+            why=f"looked for {', '.join(known)}",
         )
-    return int(heads[0].shape[0])
+    rows = int(heads[0].shape[0])
+    return rows // recipe.detection.boxes.per_cell[0] - 1 if is_detector else rows

@@ -11,12 +11,14 @@ import torch
 import reconv
 from reconv.bench.timing import Wish
 from reconv.bench.train import bench_train
+from reconv.checkpoint.locate import locate
 from reconv.errors import DataError, ReconvError
 from reconv.models import build_model, initialise
 from reconv.recipe.load import Override, load
 from reconv.report.events import Event, Noted
 from reconv.run.detection import build_default_boxes
 from reconv.run.rehearse import rehearse
+from reconv.run.saved import read_saved
 
 SMALL: dict[str, object] = {
     "model.options.width": 8,
@@ -43,6 +45,17 @@ def test_a_trained_detector_evaluates_to_the_score_of_its_run(tmp_path: Path) ->
     assert score.metrics["voc10"] == run.summary["value"]
     assert run.summary["metric"] == "voc10"
     assert {"ap", "ap50", "ar100", "voc07"} <= score.metrics.keys()
+
+
+def test_bare_weights_of_a_detector_tell_their_classes(tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text("extends: quickstart-detection\nmodel: {options: {width: 8, extra_widths: [16, 16, 16]}}\n")
+    model = build_model(
+        "ssd_resnet34", 11, depths=[1, 1, 1], width=8, extra_widths=[16] * 3, boxes_per_cell=[4] * 4, in_channels=1
+    )
+    safetensors.torch.save_file(model.state_dict(), tmp_path / "bare.safetensors")
+    saved = read_saved(locate(tmp_path / "bare.safetensors"), weights="auto", recipe=str(recipe))
+    assert len(saved.class_names) == 10
 
 
 def test_a_detection_run_can_be_rehearsed() -> None:
