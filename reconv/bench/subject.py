@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from reconv import __version__
+from reconv.data.native import choose_decoder
 from reconv.data.source import Source
 from reconv.device import Device, choose_algorithms, open_device
 from reconv.doctor import Machine, usable_cores
@@ -57,6 +58,7 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
         num_classes=len(source.class_names),
         source=source.kind,
         cores=usable_cores(Machine()),
+        decoder=choose_decoder(recipe.augment.decoder),
     )
     plan = make_plan(recipe, facts)
     parts.check_model(recipe, plan.num_classes)

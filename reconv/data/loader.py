@@ -89,7 +89,7 @@ class TrainLoader:
         self._stages = stages or Stages()
         self._faults = faults or Faults()
         self._recipe = recipe
-        self._augment = effective(recipe.augment)
+        self._augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
         self._plan = plan
         self._move = move
         self._make = make

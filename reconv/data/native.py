@@ -8,17 +8,56 @@ pixels on every processor and thread; the interpreter's lock is released while i
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from reconv.data.source import U8
+from reconv.errors import RecipeError
+from reconv.recipe.images import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
 VERSION = 1  # of the library's calls and of the pixels it makes
 
 _FILTERS = {"bilinear": 0, "bicubic": 1}
+
+
+class Here(NamedTuple):
+    """What one process has: why there is no decoder (or nothing), and whether it would be the faster way."""
+
+    trouble: str
+    is_fast: bool
+
+
+def in_this_process() -> Here:
+    """What this process has; without vector instructions the plain way is no slower."""
+    why = trouble()
+    return Here(why, not why and bool(load(LIBRARY).reconv_jpeg_has_avx2()))
+
+
+def choose_decoder(
+    wish: Decoder | Literal["auto"], kept: Decoder | None = None, everywhere: Sequence[Here] | None = None
+) -> Decoder:
+    """Who makes crops of JPEG files, the same in every process of a run.
+
+    `kept` is who did so when the run began, and `auto` keeps to that; `everywhere` is what each process has.
+    """
+    there = [in_this_process()] if everywhere is None else everywhere
+    usual: Decoder = "native" if all(here.is_fast for here in there) else "plain"
+    chosen = wish if wish != "auto" else kept or usual
+    why = next((here.trouble for here in there if here.trouble), "")
+    if chosen == "native" and why:
+        raise RecipeError(
+            "the compiled JPEG decoder is not here",
+            where=f"augment.decoder: {wish}",
+            why=why if kept is None else f"this run began with it, and {why}",
+            then="compile it: pip install . with a C compiler there (make native in a checkout)"
+            + (", or leave augment.decoder out" if kept is None else ""),
+        )
+    return chosen
 
 
 def available() -> bool:

@@ -2,7 +2,7 @@
 
 Owns the ways there, the fastest that fits first, and the resizing of training pictures. Refuses to know where samples
 and draws come from. Invariant: a row is a function of its sample's bytes, its draws and the recipe; which way it took
-is not seen in it.
+is not seen in it, but for the compiled decoder, which a plan has chosen and a checkpoint records.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from reconv.data import native
 from reconv.data.augment import F64, Box, crop_draws, is_recolouring, pad_crop, recolour, resized_box
 from reconv.data.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture, eval_picture, picture, pixels_of
 from reconv.data.jpeg import Head, down_to, head
@@ -53,6 +54,12 @@ def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, dr
             part = pixels_of(picture(np.ascontiguousarray(part), preprocess.channels))
         resize_into(part, preprocess.interpolation, augment.antialias, out)
         return
+    if (
+        augment.decoder == "native"
+        and preprocess.channels == 3
+        and _fill_natively(data, preprocess, augment, draws, out)
+    ):
+        return
     found = head(data) if preprocess.channels == 3 else None
     if found is not None and found.width * found.height <= MAX_PIXELS:
         box = resized_box(found.width, found.height, draws, augment)
@@ -61,6 +68,15 @@ def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, dr
         image = decode_picture(data, preprocess.channels, name)
         part = pixels_of(image.crop(resized_box(image.width, image.height, draws, augment)))
     resize_into(part, preprocess.interpolation, augment.antialias, out)
+
+
+def _fill_natively(data: bytes, preprocess: Preprocess, augment: Augment, draws: F64, out: U8) -> bool:
+    """The same by the compiled decoder; False for what it does not take."""
+    size = native.picture_size(data)
+    if size is None or size[0] * size[1] > MAX_PIXELS:
+        return False
+    box = resized_box(*size, draws, augment)
+    return native.crop_resize(data, box, out, interpolation=preprocess.interpolation, antialias=augment.antialias)
 
 
 def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:

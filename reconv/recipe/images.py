@@ -23,6 +23,7 @@ from reconv.recipe.section import (
 )
 from reconv.recipe.units import BadImages, Duration
 
+Decoder = Literal["plain", "native"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
 
 
@@ -180,6 +181,9 @@ class Augment(Section):
     interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
     # false: a picture made smaller is sampled, not averaged; faster, and not what published results were made with
     antialias: bool = True
+    # Who makes resized crops of plain JPEG files. native: the compiled decoder, about 0.3 grey levels away from Pillow;
+    # auto: native where an install has compiled it for this processor. A run keeps its decoder for all its attempts.
+    decoder: Decoder | Literal["auto"] = "auto"
     crop: Literal["none", "pad", "resized", "ssd"] = "resized"  # detection has none and ssd
     pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
     pad_form: Literal["black", "reflect"] = "black"  # what those pixels are
@@ -206,3 +210,14 @@ class Augment(Section):
     @property
     def mixes(self) -> bool:
         return self.mixup.on or self.cutmix.on
+
+
+def why_plain(augment: Augment, preprocess: Preprocess) -> str | None:
+    """Why the compiled decoder has nothing to do; None: it makes the crops of plain JPEG files."""
+    reasons = {
+        "augment.train_like_eval is true": augment.train_like_eval,
+        f"augment.crop is {augment.crop}": augment.crop != "resized",
+        "training images take the nearest pixel": (augment.interpolation or preprocess.interpolation) == "nearest",
+        "images have one channel": preprocess.channels != 3,
+    }
+    return next((why for why, is_so in reasons.items() if is_so), None)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 
 from reconv.errors import RecipeError
+from reconv.recipe.images import Decoder, why_plain
 from reconv.recipe.plan_lines import count, plan_lines
 from reconv.recipe.schema import Recipe, Schedule
 from reconv.recipe.split import split_batch
@@ -117,6 +118,7 @@ class Facts:
     source: str = ""  # the kind of data found; empty: as the recipe says
     cache: CacheSize | None = None  # None: samples are not kept
     num_val_left_out: int = 0  # by evaluate.samples
+    decoder: Decoder = "plain"  # what augment.decoder: auto means here
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class Plan:
     alpha: float | None = None  # rmsprop's decay
     average: Window | None = None  # None: no average at the end
     cache: CacheSize | None = None  # None: samples are not kept
+    decoder: Decoder = "plain"  # of resized crops of JPEG files
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
 
     def size_at(self, step: int) -> int:
@@ -211,6 +214,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         steps_held=(recipe.data.prefetch if _workers(recipe, facts) else 0) + 2,
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,
+        decoder=_decoder(recipe, facts),
     )
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))
@@ -374,6 +378,14 @@ def _alpha(recipe: Recipe) -> float | None:
             then=f"an exponent of {highest} or less at this batch",
         )
     return alpha
+
+
+def _decoder(recipe: Recipe, facts: Facts) -> Decoder:
+    """Who makes resized crops of JPEG files: the plain way where there are none, or where the compiled one has none."""
+    is_jpeg = (facts.source or recipe.data.source) not in IN_MEMORY
+    if not is_jpeg or why_plain(recipe.augment, recipe.data.preprocess) is not None:
+        return "plain"
+    return facts.decoder if recipe.augment.decoder == "auto" else recipe.augment.decoder
 
 
 def _workers(recipe: Recipe, facts: Facts) -> int:

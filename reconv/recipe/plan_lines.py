@@ -27,6 +27,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         *_ending(recipe, plan),
         _host(recipe, plan),
         *_backend(recipe, plan),
+        *_decoder(plan),
         *_cache(recipe, plan),
         _pixels(recipe, plan),
     ]
@@ -265,6 +266,12 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
         times = {"float32": 4}.get(data.transfer, 2)
         lines.append(f"data.transfer: images travel as {data.transfer}, {times} times the bytes of uint8")
     return lines
+
+
+def _decoder(plan: Plan) -> list[str]:
+    if plan.decoder == "plain":
+        return []
+    return ["plain JPEG files: crops by the compiled decoder, about 0.3 grey levels away from Pillow's"]
 
 
 def _cache(recipe: Recipe, plan: Plan) -> list[str]:

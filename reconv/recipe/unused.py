@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from reconv.recipe.fields import flatten
+from reconv.recipe.images import why_plain
 from reconv.recipe.schema import Recipe
 
 
@@ -67,6 +68,8 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback", "antialias")
     interpolation = augment.interpolation or spec.interpolation
     yield interpolation != "nearest", "training images take the nearest pixel", ("augment.antialias",)
+    reason = why_plain(augment, spec)
+    yield reason is None, reason or "", ("augment.decoder",)
     box_crop = ("whole", "overlaps", "overlap_with", "side", "ratio", "candidates")
     yield augment.crop == "ssd", crop, _of("augment.box_crop", *box_crop)
     yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.most",)

@@ -475,6 +475,7 @@ def about_checkpoint(
         "data_fingerprint": sources.fingerprint(),
         "total_steps": plan.total_steps,
         "threads": plan.threads,
+        "decoder": plan.decoder,
         "device": device.kind,
         "teacher": teacher,  # what identifies the weights that were learned from
         "versions": {"reconv": __version__, "torch": torch.__version__},

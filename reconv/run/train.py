@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
+from reconv.data.native import choose_decoder, in_this_process
 from reconv.data.stages import Stages
 from reconv.device import choose_algorithms, device_kind, is_out_of_memory, open_device
 from reconv.device.cpus import bound
@@ -30,6 +31,7 @@ from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageEr
 from reconv.parallel.nic import choose_nic
 from reconv.parallel.world import World, open_world
 from reconv.place import Place, read_place
+from reconv.recipe.images import Decoder
 from reconv.recipe.load import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
@@ -145,7 +147,7 @@ def _train(
 
 def refuse_unplannable(recipe: Recipe, sources: parts.Sources, world: World) -> None:
     """Refuse what cannot be planned or built."""
-    plan = make_plan(recipe, _facts(sources, world))
+    plan = make_plan(recipe, _facts(sources, world, {}, choose_decoder(recipe.augment.decoder)))
     refuse_profile_beyond_end(recipe, plan)
     parts.check_model(recipe, plan.num_classes)
 
@@ -159,7 +161,7 @@ def open_sources(recipe: Recipe, world: World) -> parts.Sources:
     return parts.with_cache(recipe, parts.open_sources(recipe), available_memory_bytes(Machine()), world.size)
 
 
-def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> Facts:
+def _facts(sources: parts.Sources, world: World, state: Mapping[str, Any], decoder: Decoder) -> Facts:
     return Facts(
         num_train=len(sources.train),
         num_val=len(sources.val),
@@ -167,8 +169,9 @@ def _facts(sources: parts.Sources, world: World, threads: int | None = None) -> 
         num_classes=len(sources.train.class_names),
         world_size=world.size,
         source=sources.train.kind,
-        cores=threads or max(1, usable_cores(Machine()) // world.place.local_size),
+        cores=state.get("threads") or max(1, usable_cores(Machine()) // world.place.local_size),
         cache=parts.cache_size(sources),
+        decoder=decoder,
     )
 
 
@@ -185,7 +188,10 @@ def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_n
             why="files were added, removed or relabelled",
             then="point --data at the data of the first command, or start a new run without --resume",
         )
-    plan = make_plan(recipe, _facts(sources, world, state.get("threads")))
+    # Checkpoints that do not tell their decoder are older than the compiled one.
+    kept = state.get("decoder", "plain") if state else None
+    decoder = choose_decoder(recipe.augment.decoder, kept, world.gather(in_this_process()))
+    plan = make_plan(recipe, _facts(sources, world, state, decoder))
     device = open_device(device_name, plan.threads, world.place.local_rank)
     choose_algorithms(device, recipe.engine.autotune, recipe.engine.deterministic)
     if world.is_first:
@@ -217,6 +223,7 @@ def _environment(job: Job) -> dict[str, Any]:
         "torch": torch.__version__,
         "device": job.device.describe(),
         "threads": job.plan.threads,
+        "JPEG decoder": job.plan.decoder,
         "host": platform.node(),
         "system": platform.platform(),
         "data": job.sources.train.origin,
