@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data_examples import cifar_layout, encode, noise
+
+from reconv.data import native
 
 
 @pytest.fixture
@@ -56,3 +59,24 @@ def write_cifar() -> Callable[..., Path]:
         return folder
 
     return write
+
+
+@pytest.fixture(scope="session")
+def decoder_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The JPEG decoder, compiled from the sources beside these tests whatever is installed."""
+    library = tmp_path_factory.mktemp("native") / "_jpeg.so"
+    build = runpy.run_path(str(Path(__file__).resolve().parents[2] / "hatch_build.py"))
+    trouble = build["compile_library"](library)
+    assert not trouble, trouble
+    return library
+
+
+@pytest.fixture(scope="module")
+def compiled_decoder(decoder_library: Path) -> Iterator[None]:
+    """Reconv with that decoder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "LIBRARY", decoder_library)
+        native.trouble.cache_clear()
+        assert native.available(), native.trouble()
+        yield
+    native.trouble.cache_clear()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import runpy
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,25 +18,11 @@ from PIL import Image
 
 from reconv.data import native
 
-ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.native
+FIXTURES = Path(__file__).parent / "fixtures" / "jpeg"
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 
 Box = tuple[float, float, float, float]
 U8 = npt.NDArray[np.uint8]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The decoder, compiled from the sources beside these tests whatever is installed."""
-    library = tmp_path_factory.mktemp("native") / "_jpeg.so"
-    trouble = runpy.run_path(str(ROOT / "hatch_build.py"))["compile_library"](library)
-    assert not trouble, trouble
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "LIBRARY", library)
-        native.trouble.cache_clear()
-        assert native.available(), native.trouble()
-        yield
-    native.trouble.cache_clear()
 
 
 def _native(data: bytes, box: Box, size: tuple[int, int], **options: bool | str) -> U8 | None:
@@ -252,6 +236,15 @@ def test_a_file_that_is_taken_is_one_that_pillow_decodes() -> None:
             with Image.open(io.BytesIO(data)) as image:
                 image.load()
     assert taken > 100
+
+
+def test_the_files_that_fuzzing_starts_from_are_taken() -> None:
+    files = sorted(FIXTURES.glob("*.jpg"))
+    assert len(files) >= 10
+    for file in files:
+        size = native.picture_size(file.read_bytes())
+        assert size is not None
+        assert _native(file.read_bytes(), (0, 0, *size), (16, 16)) is not None
 
 
 _FILES = [encoded(photograph(40, 36), **form) for form in FORMS.values()]

@@ -1,0 +1,205 @@
+"""Who makes the crops of JPEG files: chosen once for a run, kept when it goes on, and never needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_examples import encode
+from jpeg_examples import encoded, photograph
+
+import reconv
+from reconv.checkpoint.store import Store
+from reconv.data import native
+from reconv.data.augment import draw_crops
+from reconv.data.loader import TrainLoader
+from reconv.data.native import Here, choose_decoder
+from reconv.data.rows import host_train
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import DataError, RecipeError
+from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.schema import BatchSizes, Recipe
+
+SPEC = Preprocess(size=32)
+FAST, SLOW, NONE = Here("", True), Here("", False), Here("it was not compiled", False)
+NATIVE, PLAIN = Augment(decoder="native"), Augment(decoder="plain")
+compiled = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
+
+
+def marked(test: object) -> object:
+    for mark in compiled:
+        test = mark(test)
+    return test
+
+
+def plan(facts: str = "native", source: str = "folder", **sections: object) -> Plan:
+    return make_plan(Recipe.model_validate(sections), Facts(1000, 10, 10, source=source, decoder=facts))  # type: ignore[arg-type]
+
+
+@marked
+def test_crops_of_jpeg_files_differ_a_little_and_all_others_not_at_all() -> None:
+    draws = draw_crops(NATIVE, 3, np.arange(20))
+    files = {"JPEG": encoded(photograph(120, 90)), "grey": encoded(photograph(120, 90), mode="L")}
+    others = {"progressive": encoded(photograph(120, 90), progressive=True), "PNG": encode(photograph(120, 90))}
+    for row in draws:
+        for data in files.values():
+            ours, plain = (host_train(data, SPEC, augment, row).astype(np.int64) for augment in (NATIVE, PLAIN))
+            assert 0 < np.abs(ours - plain).mean() <= 0.5
+        for data in others.values():
+            assert np.array_equal(host_train(data, SPEC, NATIVE, row), host_train(data, SPEC, PLAIN, row))
+
+
+@marked
+def test_a_file_that_does_not_decode_is_the_same_error_by_both() -> None:
+    [draws] = draw_crops(NATIVE, 3, np.arange(1))
+    whole = encoded(photograph(64, 64))
+    for data in (whole[: len(whole) // 2], b"no picture", b""):
+        said = []
+        for augment in (NATIVE, PLAIN):
+            with pytest.raises(DataError) as caught:
+                host_train(data, SPEC, augment, draws)
+            said.append(str(caught.value))
+        assert said[0] == said[1]
+
+
+@marked
+def test_batches_of_the_compiled_decoder_do_not_depend_on_workers(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    made = []
+    for workers in (0, 1, 3):
+        recipe = Recipe(
+            data=Data(preprocess=SPEC, tail="wrap", workers=workers),
+            batch=BatchSizes(size=4, group="all"),
+        )
+        facts = Facts(len(source), 1, 3, source="folder", decoder="native")
+        loader = TrainLoader(source, recipe, make_plan(recipe, facts), lambda tensor: tensor)
+        made.append(torch.cat([batch["images"] for (batch,) in loader.steps(0, 4)]))
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0], made[2])
+
+
+@pytest.mark.parametrize(
+    ("wish", "kept", "there", "chosen"),
+    [
+        ("auto", None, [FAST], "native"),
+        ("auto", None, [SLOW], "plain"),
+        ("auto", None, [NONE], "plain"),
+        ("auto", None, [FAST, NONE], "plain"),
+        ("auto", "plain", [FAST], "plain"),
+        ("auto", "native", [SLOW], "native"),
+        ("plain", None, [FAST], "plain"),
+        ("native", None, [SLOW], "native"),
+    ],
+)
+def test_auto_takes_the_decoder_that_is_fast_everywhere_and_keeps_it(
+    wish: str, kept: str | None, there: list[Here], chosen: str
+) -> None:
+    assert choose_decoder(wish, kept, there) == chosen  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("wish", "kept"), [("native", None), ("auto", "native"), ("native", "native")])
+def test_a_decoder_that_is_asked_for_or_was_begun_with_must_be_there(wish: str, kept: str | None) -> None:
+    with pytest.raises(RecipeError, match="not compiled"):
+        choose_decoder(wish, kept, [FAST, NONE])  # type: ignore[arg-type]
+
+
+def test_the_plan_takes_the_compiled_decoder_only_where_it_has_something_to_do() -> None:
+    assert plan().decoder == "native"
+    assert any("compiled decoder" in line for line in plan().lines)
+    assert plan(augment={"decoder": "plain"}).decoder == "plain"
+    assert plan("plain", augment={"decoder": "native"}).decoder == "native"
+    for idle in ({"augment": {"crop": "none"}}, {"augment": {"interpolation": "nearest"}}):
+        assert plan(**idle).decoder == "plain"
+    assert plan(source="digits").decoder == "plain"
+    typed = plan(augment={"decoder": "native", "crop": "none"})
+    assert any("augment.decoder" in line for line in typed.lines)
+
+
+def _train(tree: Path, out: Path, length: str, resume: bool = False) -> reconv.RunResult:
+    given = {
+        "data.preprocess.size": 32,
+        "data.source": "folder",
+        "augment.crop": "resized",
+        "length": length,
+        "data.preprocess.channels": 3,
+        "data.preprocess.mean": [0, 0, 0],
+        "data.preprocess.std": [1, 1, 1],
+        "batch.size": 4,
+        "batch.group": "all",
+        "data.workers": 1,
+        "save.every": "1step",
+        "data.tail": "wrap",
+        "schedule.warmup": "0step",
+    }
+    overrides = [(name, value, "test") for name, value in given.items()]
+    return reconv.train("quickstart", data=tree, out=out, overrides=overrides, resume=resume)
+
+
+@marked
+def test_a_run_goes_on_with_its_decoder_or_not_at_all(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    _train(tree, out, "1step")
+    assert _decoder_of(out) == "native"
+    library = native.LIBRARY
+    monkeypatch.setattr(native, "LIBRARY", tmp_path / "none.so")
+    native.trouble.cache_clear()
+    with pytest.raises(RecipeError, match="this run began with it, and it was not compiled"):
+        _train(tree, out, "2step", resume=True)
+    plain = tmp_path / "plain"
+    _train(tree, plain, "1step")
+    monkeypatch.setattr(native, "LIBRARY", library)
+    native.trouble.cache_clear()
+    _train(tree, plain, "2step", resume=True)
+    assert _decoder_of(plain) == "plain"
+    _train(tree, out, "2step", resume=True)
+    assert _decoder_of(out) == "native"
+
+
+def _decoder_of(run: Path) -> str:
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    return str(Store(run / "checkpoints").load(newest).state["decoder"])
+
+
+def test_without_the_library_everything_is_plain(tree: Path, tmp_path: Path) -> None:
+    script = f"""
+import reconv.data.native as native
+from pathlib import Path
+native.LIBRARY = Path({str(tmp_path / "none.so")!r})
+assert native.trouble() == "it was not compiled"
+assert native.choose_decoder("auto") == "plain"
+import numpy as np
+from reconv.data.augment import draw_crops
+from reconv.data.rows import host_train
+from reconv.recipe.images import Augment, Preprocess
+data = next(Path({str(tree)!r}).rglob("*.JPEG")).read_bytes()
+[draws] = draw_crops(Augment(), 0, np.arange(1))
+assert host_train(data, Preprocess(size=16), Augment(), draws).shape == (3, 16, 16)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_library_of_another_version_or_kind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "_jpeg.so"
+    broken.write_bytes(b"no library")
+    monkeypatch.setattr(native, "LIBRARY", broken)
+    native.trouble.cache_clear()
+    assert not native.available()
+    assert "does not load" in native.trouble()
+    native.trouble.cache_clear()
+
+
+@marked
+def test_a_library_of_other_calls_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "VERSION", native.VERSION + 1)
+    native.trouble.cache_clear()
+    assert "compile it again" in native.trouble()
+    monkeypatch.undo()
+    native.trouble.cache_clear()
