@@ -45,7 +45,7 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
     for read in (_torchrun, _open_mpi, _pmi, _slurm):
         place = read(environment)
         if place is not None:
-            return place if place.size > 1 else Place()
+            return place if place.size > 1 else Place(restart=place.restart)
     return Place()
 
 

@@ -46,7 +46,7 @@ def test_torchrun_tells_everything() -> None:
 def test_torchruns_variables_win() -> None:
     assert read_place({**SLURM, **OPEN_MPI, **TORCHRUN}).launcher == "torchrun"
     alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}
-    assert read_place({**SLURM, **OPEN_MPI, **alone}) == Place()
+    assert read_place({**SLURM, **OPEN_MPI, **alone}) == Place(restart=2)
 
 
 def test_mpirun_tells_all_but_the_address_of_rank_0() -> None:

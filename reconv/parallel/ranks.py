@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from reconv.errors import PeerError, ReconvError, UsageError
 from reconv.parallel.gradients import Ordered, Overlapped
+from reconv.parallel.heartbeat import Heartbeat
 from reconv.parallel.world import Shared, Sharing, Summable, World
 from reconv.place import Place
 
@@ -39,11 +40,26 @@ class _Vote:
     work: dist.Work
 
 
+@dataclass(slots=True)
+class _Ending:
+    """How this process ends when another is lost while the main thread waits for it, which nothing can interrupt."""
+
+    wind_down: Callable[[ReconvError], None] = lambda error: None
+
+    def __call__(self, error: ReconvError) -> None:
+        self.wind_down(error)
+        if not error.is_told:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(error.code)
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks(World):
     """One of several processes."""
 
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = field(kw_only=True)
+    heartbeat: Heartbeat = field(kw_only=True)
+    ending: _Ending = field(kw_only=True)
     _votes: list[_Vote] = field(default_factory=list)
 
     def sum(self, value: Summable) -> Summable:
@@ -99,13 +115,34 @@ class Ranks(World):
         """Begin to train a network together."""
         return (Ordered if sharing.is_ordered else Overlapped)(self, model, sharing)
 
-    def close(self) -> None:
-        """Leave the others."""
-        for vote in self._votes:
-            vote.work.wait()
+    def entering(self, phase: str) -> None:
+        """Say what this process does from now on."""
+        self.heartbeat.phase = phase
+
+    def explain(self, error: BaseException) -> ReconvError | None:
+        """What has happened to the others, where that is the cause of an error."""
+        text = str(error)
+        is_ours = isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "NCCL", "HCCL"))
+        return self.heartbeat.judge() if is_ours and isinstance(error, RuntimeError) else None
+
+    def post(self, error: ReconvError) -> None:
+        """Tell the others what ends this process."""
+        self.heartbeat.post(error)
+
+    def guard(self, lost_after_s: float, end: Callable[[ReconvError], None]) -> None:
+        """Call `end` before this process ends because another is lost; that one has been silent for so long."""
+        self.heartbeat.lost_after_s = lost_after_s
+        self.ending.wind_down = end
+
+    def close(self, is_failing: bool = False) -> None:
+        """Leave the others: at once where this process fails, so that they notice, and else when all are done."""
         self._votes.clear()
+        if not is_failing:
+            self.heartbeat.leave()
         if dist.is_initialized():
             dist.destroy_process_group()
+        if is_failing:
+            self.heartbeat.leave()
 
 
 def join(place: Place, device: str) -> Ranks:
@@ -132,4 +169,5 @@ def join(place: Place, device: str) -> Ranks:
             then="see that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{place.local_rank}")
-    return Ranks(place, torch_device)
+    ending = _Ending()
+    return Ranks(place, device=torch_device, heartbeat=Heartbeat(place, ending), ending=ending)

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
+from reconv.errors import ReconvError
 from reconv.place import Place, read_place
 
 T = TypeVar("T")
@@ -78,7 +79,20 @@ class World:
         """Begin to train a network together; once its weights are in place and its parameters are frozen or not."""
         return Shared()
 
-    def close(self) -> None:
+    def entering(self, phase: str) -> None:
+        """Say what this process does from now on."""
+
+    def explain(self, error: BaseException) -> ReconvError | None:
+        """What has happened to the others, where that is the cause of an error."""
+        return None
+
+    def post(self, error: ReconvError) -> None:
+        """Tell the others what ends this process."""
+
+    def guard(self, lost_after_s: float, end: Callable[[ReconvError], None]) -> None:
+        """Call `end` before this process ends because another is lost; that one has been silent for so long."""
+
+    def close(self, is_failing: bool = False) -> None:
         """Leave the others; harmless when alone."""
 
 

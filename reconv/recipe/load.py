@@ -35,7 +35,7 @@ _MAY_CHANGE = (
     *("name", "description", "expect", "published", "measured"),
     *("data.path", "data.workers", "data.prefetch", "data.cache", "data.backend", "data.transfer", "data.bad_images"),
     *("engine.threads", "engine.cpus", "records", "profile"),
-    "parallel.bucket_mb",
+    *("parallel.bucket_mb", "parallel.lost_after_s"),
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.")
 

@@ -303,6 +303,7 @@ class Parallel(Section):
     reduce: Literal["fast", "ordered"] = "fast"  # ordered: group gradients are added in group order
     bucket_mb: PositiveFloat = 25  # fast: gradients travel in pieces of this size, beside the backward pass
     compress: Annotated[Literal["off", "bf16"], BeforeValidator(words_of_switches)] = "off"  # fast: as they travel
+    lost_after_s: Annotated[float, Field(ge=2, le=600)] = 30  # of silence, until a process is given up
 
 
 class Expect(Section):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
@@ -36,6 +37,8 @@ from reconv.run.folder import RestorePoint
 from reconv.run.start import start_network
 from reconv.run.teacher import open_teacher
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Emit = Callable[[Event], None]
 Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
 
@@ -77,13 +80,13 @@ def assemble(
     fit = Fit(
         plan=job.plan,
         task=learner.task,
-        step=trace.step(build_step(job, learner, counters, emit, trace.mark)),
+        step=_in_phase(job.world, "training", trace.step(build_step(job, learner, counters, emit, trace.mark))),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(
             parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, job.world.rank, feed)
         ),
-        evaluate=evaluation,
-        save=None if job.plan.save is None else saver if job.world.is_first else _left_to_first,
+        evaluate=_in_phase(job.world, "evaluating", evaluation),
+        save=None if job.plan.save is None else _saving(job.world, saver),
         watch=build_watch(job, network, counters, emit),
         clock=clock,
         device=job.device,
@@ -101,8 +104,22 @@ def assemble(
     return fit, evaluation
 
 
-def _left_to_first(counters: Counters, reason: str) -> None:
+def _in_phase(world: World, phase: str, call: Callable[P, R]) -> Callable[P, R]:
+    """The same, told to the other processes while it runs; between phases a process waits for data."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        world.entering(phase)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            world.entering("waiting for data")
+
+    return run
+
+
+def _saving(world: World, saver: Callable[[Counters, str], None]) -> Callable[[Counters, str], None]:
     """Rank 0 saves: all processes hold the same."""
+    return _in_phase(world, "saving", saver) if world.is_first else lambda counters, reason: None
 
 
 def build_learner(job: Job, emit: Emit) -> Learner:

@@ -6,22 +6,30 @@ written before the recipe is whole, and the run folder is written to by the hold
 
 from __future__ import annotations
 
+import json
+import os
 import platform
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reconv.errors import DataError
+from reconv.checkpoint.runfolder import RunFolder
+from reconv.errors import DataError, Exit, PeerError, ReconvError
 from reconv.parallel.world import World
+from reconv.place import Place
 from reconv.recipe.load import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.report.exporters import require_packages
 from reconv.report.summary import read_summary
+from reconv.report.whole import write_whole
 from reconv.run import parts
 from reconv.run.folder import Choice, check_same_run, choose_folder, existing_run, known_data_path
 from reconv.run.start import refuse_absent_weights
+
+# What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
+FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,10 @@ class Start:
     resume: bool
     out: Path | None
     runs: Path
+
+    def again(self, place: Place) -> Start:
+        """The same where an elastic agent has started the processes anew: the run of the first time goes on."""
+        return replace(self, resume=True) if place.restart else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +70,62 @@ def resolve(start: Start) -> Recipe:
     return recipe
 
 
-def claim_folder(start: Start, recipe: Recipe, stack: ExitStack) -> Claim:
+def claim_folder(start: Start, recipe: Recipe, stack: ExitStack, place: Place) -> Claim:
     """Choose the folder of a run and hold it until the stack is unwound."""
     choice = choose_folder(recipe, out=start.out, resume=start.resume, runs=start.runs)
     stack.enter_context(choice.folder.lock())
+    stack.push(marking(choice.folder, place))
     said = check_same_run(choice.folder, recipe) if choice.exists else ()
     if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
         return Claim(choice, said, is_finished=True, summary=read_summary(choice.folder.path))
     return Claim(choice, said)
+
+
+def marking(folder: RunFolder, place: Place) -> Callable[[object, BaseException | None, object], None]:
+    """Refuse to start what has ended for good already; the result leaves a mark when the run ends so.
+
+    An elastic agent restarts processes whatever their code was, so those that would end the same way end at once.
+    """
+    mark = folder.path / f"ended-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}.json"
+    if place.restart == 0:
+        mark.unlink(missing_ok=True)
+    elif mark.exists():
+        told = json.loads(mark.read_text())
+        code = Exit(told.pop("code"))
+        error = PeerError(**told)
+        error.code = code
+        raise error
+
+    def leave(kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ReconvError) and error.code in FOR_GOOD and "TORCHELASTIC_RUN_ID" in os.environ:
+            told = {"what": error.what, "where": error.where, "why": error.why, "then": error.then}
+            write_whole(mark, json.dumps({**told, "code": int(error.code)}))
+
+    return leave
+
+
+@contextmanager
+def telling_others(world: World) -> Iterator[None]:
+    """Leave the other processes at the end; tell them what ends this one, or learn from them what has."""
+    is_failing = True
+    try:
+        yield
+        is_failing = False
+    except PeerError:
+        raise
+    except ReconvError as error:
+        is_failing = error.code not in (Exit.PREEMPTED, Exit.DIVERGED)  # which all processes find at the same step
+        if is_failing:
+            world.post(error)
+        raise
+    except Exception as error:
+        lost = world.explain(error)
+        if lost is not None:
+            raise lost from error
+        world.post(ReconvError(f"unexpected {type(error).__name__}: {error}"))
+        raise
+    finally:
+        world.close(is_failing)
 
 
 def refuse_different_data(world: World, sources: parts.Sources) -> None:

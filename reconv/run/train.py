@@ -43,7 +43,7 @@ from reconv.report.whole import write_whole
 from reconv.run import parts
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
-from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve
+from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others
 from reconv.run.detection import with_boxes
 from reconv.run.feed import Waiting, open_feed
 from reconv.run.findings import tell_findings
@@ -125,16 +125,19 @@ def _train(
     command: Sequence[str],
 ) -> RunResult:
     """Train in this process, alone or with the others."""
+    start = start.again(place)
     world = open_world(place, device_kind(device))
     with ExitStack() as stack:
-        stack.callback(world.close)
+        stack.enter_context(telling_others(world))
         resolved = world.from_first(lambda: resolve(start))
+        world.entering("opening the data")
         sources = open_sources(resolved, world)
         refuse_different_data(world, sources)
         world.from_first(lambda: refuse_unplannable(resolved, sources, world))
         # What cannot be planned or built leaves no run folder behind.
         opened = open_device(device, place=place.local_rank)
-        claim = world.from_first(lambda: claim_folder(start, resolved, stack))
+        world.entering("opening the run folder")
+        claim = world.from_first(lambda: claim_folder(start, resolved, stack, place))
         if claim.is_finished:
             return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
         stop = stack.enter_context(StopRequest())
@@ -240,6 +243,26 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
     told: dict[str, Any] = {}
     trace = build_trace(job.recipe, job.folder, job.device, first_step, emit, clock)
     waiting = _waiting(job, clock, emit)
+
+    def end(code: int, reason: str) -> None:
+        emit(
+            Ended(
+                step=counters.step,
+                exit_code=code,
+                reason=reason,
+                wall_s=time.perf_counter() - start_s,
+                images=max(0, counters.step - first_step) * job.plan.global_batch,
+                peak_memory_bytes=job.device.peak_memory_bytes(),
+                train_s=clock.train_s,
+                wait_s=clock.wait_s,
+                timed_images=clock.timed_images,
+                fields=told,
+            )
+        )
+        if job.world.is_first:
+            _write_results(job.folder)
+
+    job.world.guard(job.recipe.parallel.lost_after_s, lambda error: end(error.code, error.what))
     try:
         with open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed:
             fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed)
@@ -261,6 +284,10 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
         code, reason = Exit.INTERRUPTED, "interrupted without a save"
         raise
     except Exception as error:
+        lost = job.world.explain(error)
+        if lost is not None:
+            code, reason = lost.code, lost.what
+            raise lost from error
         if is_out_of_memory(error):
             code, reason = Exit.RESOURCES, "out of memory"
             raise ResourceError(
@@ -273,23 +300,7 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
     finally:
         trace.close()
         waiting.tell(counters.step)
-        steps_done = max(0, counters.step - first_step)
-        emit(
-            Ended(
-                step=counters.step,
-                exit_code=int(code),
-                reason=reason,
-                wall_s=time.perf_counter() - start_s,
-                images=steps_done * job.plan.global_batch,
-                peak_memory_bytes=job.device.peak_memory_bytes(),
-                train_s=clock.train_s,
-                wait_s=clock.wait_s,
-                timed_images=clock.timed_images,
-                fields=told,
-            )
-        )
-        if job.world.is_first:
-            _write_results(job.folder)
+        end(int(code), reason)
     return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(code))
 
 

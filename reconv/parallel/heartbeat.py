@@ -1,0 +1,230 @@
+"""Signs of life: every process tells the store once a second what it is doing, and hears the others.
+
+Owns the thread that does it and the judgement that a process is lost. Refuses to know what phases mean and how a run is
+wound down. Invariant: nothing here waits for a collective; a process that compiles for minutes still beats, one that
+was killed, stopped or cut off does not, and then every other one ends within `lost_after_s` and a few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from reconv.errors import LostPeerError, PeerError, ReconvError
+from reconv.place import Place
+
+BEAT_S = 1.0
+LOST_AFTER_S = 30.0
+_SHORT_S = 4 * BEAT_S  # of silence, where something is known to have happened
+GRACE_S = 10.0  # for the main thread to notice by itself that another process has failed
+_PATIENCE = timedelta(seconds=10)  # of one question to the store
+_NUM_FRAMES = 6
+_FAILED = "failed"
+SAVING = "saving"
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a process last said of itself."""
+
+    number: int
+    phase: str
+    host: str
+    pid: int
+    stack: list[str]
+    is_done: bool = False
+
+
+@dataclass(slots=True)
+class _Heard:
+    """The last news of a peer, and when it came."""
+
+    beat: Beat | None
+    at_s: float
+
+
+class Heartbeat:
+    """The thread of one process; `phase` is set by whoever knows it."""
+
+    def __init__(self, place: Place, end: Callable[[ReconvError], None]) -> None:
+        """`end` winds the process down, from the thread of this heartbeat, when others are lost; it does not return."""
+        self.phase = "starting"
+        self.lost_after_s = LOST_AFTER_S
+        self._place = place
+        self._end = end
+        self._main = threading.main_thread().ident
+        self._store = _connect(place)
+        now_s = time.monotonic()
+        self._peers = {rank: _Heard(None, now_s) for rank in range(place.size) if rank != place.rank}
+        self._answered_s = now_s  # when the store last answered
+        self._number = 0
+        self._posted: PeerError | None = None
+        self._is_leaving = threading.Event()
+        self._judging = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="reconv-heartbeat", daemon=True)
+        self._thread.start()
+
+    def post(self, error: ReconvError) -> None:
+        """Tell the others what has ended this process."""
+        told = {"rank": self._place.rank, "host": platform.node(), "code": int(error.code)}
+        told |= {"what": error.what, "where": error.where, "why": error.why, "then": error.then}
+        try:
+            self._store.compare_set(_FAILED, "", json.dumps(told))
+        except RuntimeError:  # the store is gone: its owner is what is lost
+            return
+
+    def judge(self) -> ReconvError:
+        """Why a collective has failed: what another process has posted, or who has stopped beating."""
+        deadline_s = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline_s:
+            with self._judging:
+                found = self._failure() or self._lost(_SHORT_S)
+            if found is not None:
+                return found
+            time.sleep(BEAT_S / 4)
+        return LostPeerError("the connection to another process was closed", where=self._here(), then=_NEXT)
+
+    def leave(self) -> None:
+        """Say goodbye, and where this process serves the store, wait a little for those who still need it."""
+        self._is_leaving.set()
+        self._thread.join(2 * BEAT_S + _PATIENCE.total_seconds())
+        self._say(is_done=True)
+        deadline_s = time.monotonic() + GRACE_S
+        while self._place.rank == 0 and time.monotonic() < deadline_s and not self._all_are_done():
+            time.sleep(0.02)
+
+    def _run(self) -> None:
+        while not self._is_leaving.wait(BEAT_S):
+            self._say()
+            with self._judging:
+                self._hear()
+                failure = self._failure()
+                found = failure or self._lost(self.lost_after_s)
+            if found is None or self.phase == SAVING:  # a save is finished first
+                continue
+            if failure is not None and self._is_leaving.wait(GRACE_S):
+                return
+            self._end(found)
+
+    def _say(self, is_done: bool = False) -> None:
+        self._number += 1
+        beat = Beat(self._number, self.phase, platform.node(), os.getpid(), self._stack(), is_done)
+        try:
+            self._store.set(str(self._place.rank), json.dumps(asdict(beat)))
+            self._answered_s = time.monotonic()
+        except RuntimeError:  # not answered: counted from the last time it did
+            return
+
+    def _hear(self) -> None:
+        """Take in what peers have said since."""
+        try:
+            there = [rank for rank in self._peers if self._store.check([str(rank)])]
+            said = self._store.multi_get([str(rank) for rank in there]) if there else []
+            self._answered_s = time.monotonic()
+        except RuntimeError:
+            return
+        for rank, text in zip(there, said, strict=True):
+            beat, heard = Beat(**json.loads(text)), self._peers[rank]
+            if heard.beat is None or beat.number != heard.beat.number:
+                self._peers[rank] = _Heard(beat, time.monotonic())
+
+    def _failure(self) -> ReconvError | None:
+        """What another process has posted; remembered, for the store may go with it."""
+        if self._posted is not None:
+            return self._posted
+        try:
+            text = self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else ""
+        except RuntimeError:
+            return None
+        if not text:
+            return None
+        told = json.loads(text)
+        if told["rank"] == self._place.rank:
+            return None
+        where = f"rank {told['rank']} on {told['host']}" + (f", {told['where']}" if told["where"] else "")
+        error = PeerError(told["what"], where=where, why=told["why"], then=told["then"])
+        error.code = type(error.code)(told["code"])
+        error.is_told = self._place.rank != 0 and told["rank"] == 0
+        self._posted = error
+        return error
+
+    def _lost(self, after_s: float) -> ReconvError | None:
+        """The peer that has been silent for too long."""
+        now_s = time.monotonic()
+        if now_s - self._answered_s > after_s:
+            return LostPeerError(
+                f"rank 0 cannot be reached: its store has not answered for {now_s - self._answered_s:.0f} s",
+                where=f"{self._place.address}:{self._place.port}, seen from {self._here()}",
+                why="its machine is down, or the network between is cut" + self._last_of(0),
+                then=_NEXT,
+            )
+        for rank, heard in self._peers.items():
+            is_done = heard.beat is not None and heard.beat.is_done
+            if not is_done and now_s - heard.at_s > after_s:
+                silent_s = now_s - heard.at_s
+                return LostPeerError(
+                    f"rank {rank} is lost: no sign of life for {silent_s:.0f} s",
+                    where=_whereabouts(heard.beat),
+                    why=_state(heard.beat) + self._last_of(rank),
+                    then=_NEXT,
+                )
+        return None
+
+    def _last_of(self, rank: int) -> str:
+        heard = self._peers.get(rank)
+        if heard is None or heard.beat is None:
+            return ""
+        stack = "".join(f"\n           {frame}" for frame in heard.beat.stack)
+        return f"; its phase: {heard.beat.phase}; its stack, innermost last:{stack}"
+
+    def _all_are_done(self) -> bool:
+        self._hear()
+        silent_s = time.monotonic() - _SHORT_S
+        return all(
+            heard.at_s < silent_s or (heard.beat is not None and heard.beat.is_done) for heard in self._peers.values()
+        )
+
+    def _here(self) -> str:
+        return f"rank {self._place.rank} on {platform.node()}"
+
+    def _stack(self) -> list[str]:
+        """Where the main thread is now, outermost first."""
+        frame = sys._current_frames().get(self._main or 0)
+        frames = traceback.extract_stack(frame)[-_NUM_FRAMES:] if frame is not None else []
+        return [f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames]
+
+
+_NEXT = "run the same command with --resume; torchrun --max-restarts does so by itself"
+
+
+def _whereabouts(beat: Beat | None) -> str:
+    return "it has never been heard" if beat is None else f"{beat.host}, process {beat.pid}"
+
+
+def _state(beat: Beat | None) -> str:
+    """What this machine knows of a process on it."""
+    if beat is None or beat.host != platform.node():
+        return "killed, stopped or cut off"
+    try:
+        status = Path(f"/proc/{beat.pid}/status").read_text()
+    except OSError:
+        return "the process is gone"
+    state = next((line.partition(":")[2].strip() for line in status.splitlines() if line.startswith("State")), "")
+    return f"the process is there, its state is {state}"
+
+
+def _connect(place: Place) -> Store:
+    """A connection of our own: that of the collectives may be waiting for something."""
+    store = TCPStore(place.address, place.port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
+    return PrefixStore(f"reconv/{place.restart}/beat", store)

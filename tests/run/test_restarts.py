@@ -1,0 +1,81 @@
+"""Processes that torchrun starts anew: a run goes on where it was, and what has ended for good is not tried again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import reconv
+from reconv.errors import Exit, PeerError, RecipeError
+
+SETTINGS = {
+    "length": "30step",
+    "schedule.warmup": "0ep",
+    "batch.group": "32",
+    "save.every": "10step",
+    "evaluate.every": "30step",
+    "engine.threads": "1",
+    "parallel.reduce": "ordered",
+}
+
+# One rank of the first attempt is killed once the first checkpoint is there.
+VICTIM = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from reconv.cli import main
+
+def die():
+    while not list(Path(sys.argv[-1]).glob("checkpoints/step-*")):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    threading.Thread(target=die, daemon=True).start()
+main(sys.argv[1:])
+"""
+
+
+def words(settings: dict[str, str]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
+@pytest.mark.slow
+def test_torchrun_goes_on_after_a_rank_was_killed_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+    """Slow: torchrun starts two processes twice, each of which imports torch."""
+    script = tmp_path / "victim.py"
+    script.write_text(VICTIM)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    command += [str(script), "train", "quickstart", *words(SETTINGS), "--quiet", "--out", str(tmp_path / "killed")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    given = [(name, value, "--set") for name, value in SETTINGS.items()]
+    reconv.train("quickstart", out=tmp_path / "undisturbed", overrides=given)
+    tensors = [
+        safetensors.torch.load_file(tmp_path / name / "checkpoints/step-000000030/model.safetensors")
+        for name in ("killed", "undisturbed")
+    ]
+    assert [name for name in tensors[0] if not torch.equal(tensors[0][name], tensors[1][name])] == []
+    assert (tmp_path / "killed/events.jsonl").read_text().count('"kind":"attempt"') == 2
+
+
+def test_a_restarted_process_ends_at_once_with_the_code_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = [("length", "2step", "--set"), ("schedule.warmup", "0ep", "--set")]
+    reconv.train("quickstart", out=tmp_path / "run", overrides=given)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "job"}.items():
+        monkeypatch.setenv(name, value)
+    other = [*given, ("seed", "7", "--set")]
+    with pytest.raises(RecipeError, match="changed"):
+        reconv.train("quickstart", out=tmp_path / "run", overrides=other, resume=True)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with pytest.raises(PeerError, match="changed") as caught:
+        reconv.train("quickstart", out=tmp_path / "run", overrides=given)
+    assert caught.value.code == Exit.USAGE
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert reconv.train("quickstart", out=tmp_path / "run", overrides=given, resume=True).was_finished
