@@ -18,11 +18,24 @@ from torch.autograd import Function
 
 from reconv.kernels import norm_triton as device
 from reconv.kernels.reference import Activation
-from reconv.kernels.rows import WARPS, Rows, counters, rows_of
+from reconv.kernels.rows import Form, Rows, counters, rows_of
 
 ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
 _JOINED = ("none", "relu")
 _PLAIN, _SUM, _SUM_OF_NORMS = range(3)
+
+# Measured on an H200 over shapes of ResNet-50 (docs/benchmarks/gpu-kernels.md). Where values are added up or packed,
+# ptxas puts loads between the arithmetic and few are in flight: there tiles are copied ahead, by few long programs.
+# The two kernels of a join share their mask, so also their warps.
+FORMS = {
+    "statistics": Form(8, 3, 1),
+    "normalise": Form(),
+    "join": Form(4, 2, 2),
+    "sums": Form(8, 3, 1),
+    "join_sums": Form(4, 1, 4),
+    "gradient": Form(),
+    "pool": Form(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +198,7 @@ def empty_bits(rows: Rows, on: torch.device, act: Activation) -> Tensor:
     """Room for the mask of a join's ReLU; none where nothing is masked."""
     if act not in _JOINED:
         raise ValueError(f"a join ends in {' or '.join(_JOINED)}, not in {act}")
-    num_bytes = rows.num_groups * rows.num_tiles * rows.lanes * rows.channels
+    num_bytes = rows.num_groups * rows.num_tiles(FORMS["join"]) * rows.lanes(FORMS["join"]) * rows.channels
     return torch.empty(num_bytes if act == "relu" else 0, dtype=torch.uint8, device=on)
 
 
@@ -194,19 +207,21 @@ def counts(rows: Rows) -> tuple[int, int, int]:
     return rows.channels // 8, rows.num_rows, rows.group_rows
 
 
-def shape(rows: Rows) -> dict[str, int]:
-    """The tile of every kernel."""
-    return {"LANES": rows.lanes, "BLOCK": rows.block, "num_warps": WARPS}
+def shape(rows: Rows, form: Form) -> dict[str, int]:
+    """The tile of a kernel."""
+    return {"LANES": rows.lanes(form), "BLOCK": rows.block, "num_warps": form.warps}
 
 
 def statistics(x: Tensor, norm: Norm, rows: Rows) -> Tensor:
     """Mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
-    splits = rows.reducing_splits
+    form = FORMS["statistics"]
+    splits = rows.splits(form)
     stats = torch.empty(rows.num_groups, 3, rows.channels, dtype=torch.float32, device=x.device)
     partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
-    device.statistics[rows.num_blocks, splits, rows.num_groups](
-        x, norm.running_var, stats, partials, counters(rows, x.device), *counts(rows), norm.eps, **shape(rows)
-    )
+    device.statistics[rows.grid(form)](
+        x, norm.running_var, stats, partials, counters(rows, x.device), *counts(rows), norm.eps, STAGES=form.stages,
+        **shape(rows, form),
+    )  # fmt: skip
     return stats
 
 
@@ -215,13 +230,14 @@ def write_output(
 ) -> Tensor:
     """The activation of the normalised operand, plus the other one, normalised too or as it is."""
     y = torch.empty_like(operand.x)
+    form = FORMS["normalise" if other is None else "join"]
     # A place that the kernel's form does not touch gets any pointer.
     added = other.tensors() if isinstance(other, Operand) else operand.tensors()
     if isinstance(other, Tensor):
         added = (other, *added[1:])
-    device.normalise[rows.num_blocks, rows.mapping_splits, rows.num_groups](
-        *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *counts(rows), rows.num_tiles,
-        ACT=ACTIVATIONS[act], JOIN=_join_of(other), **shape(rows),
+    device.normalise[rows.grid(form)](
+        *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *counts(rows),
+        rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=_join_of(other), STAGES=form.stages, **shape(rows, form),
     )  # fmt: skip
     return y
 
@@ -237,16 +253,17 @@ def gradient_sums(
     act: Activation,
 ) -> Tensor:
     """Sums of dz, dz * xhat and dz * xhat of the other, [3, groups, channels]; with bits: of a join; dz is written."""
-    splits = rows.reducing_splits
+    form = FORMS["sums" if bits is None else "join_sums"]
+    splits = rows.splits(form)
     sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=gradient.device)
     partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
     join = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
     x, stats = (operand if other is None else other).tensors()[:2]
-    device.gradient_sums[rows.num_blocks, splits, rows.num_groups](
+    device.gradient_sums[rows.grid(form)](
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
-        counters(rows, gradient.device), *counts(rows), rows.num_tiles, ACT=ACTIVATIONS[act], JOIN=join,
-        TWO=gradient2 is not None, KEEP=dz is not None, **shape(rows),
+        counters(rows, gradient.device), *counts(rows), rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=join,
+        TWO=gradient2 is not None, KEEP=dz is not None, STAGES=form.stages, **shape(rows, form),
     )  # fmt: skip
     return sums
 
@@ -257,9 +274,11 @@ def input_gradients(
     """The gradient of the operand's input and, of a sum of norms, of the other's."""
     dx = torch.empty_like(operand.x)
     dother = None if other is None else torch.empty_like(other.x)
-    device.gradient[rows.num_blocks, rows.mapping_splits, rows.num_groups](
+    form = FORMS["gradient"]
+    device.gradient[rows.grid(form)](
         dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
-        dx if dother is None else dother, *counts(rows), ACT=ACTIVATIONS[act], JOIN=_join_of(other), **shape(rows),
+        dx if dother is None else dother, *counts(rows), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
+        STAGES=form.stages, **shape(rows, form),
     )  # fmt: skip
     return dx, dother
 

@@ -12,7 +12,7 @@ NONE, RELU, RELU6, SILU = (tl.constexpr(i) for i in range(4))
 PLAIN, SUM, SUM_OF_NORMS = (tl.constexpr(i) for i in range(3))
 SLABS: tl.constexpr = tl.constexpr(8)
 MEAN, VARIANCE, RSTD, STATISTICS = (tl.constexpr(i) for i in range(4))
-_MERGED: tl.constexpr = tl.constexpr(16)
+_MERGED: tl.constexpr = tl.constexpr(64)  # partial sums read at once: each read waits for the L2 cache
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "tiles"]
 
@@ -121,7 +121,7 @@ def _leave(partials, place, num_sums, channels, channel, exists, value):
 @triton.jit(do_not_specialize=_COUNTS)
 def statistics(
     x, running_var, result, partials, counters, eighths, num_rows, group_rows, eps, LANES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Mean, unbiased variance and 1 / deviation of each channel and group, in one read.
 
@@ -137,7 +137,7 @@ def statistics(
     shift = tl.sum(some.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
     total = tl.zeros([LANES, BLOCK], tl.float32)
     squares = tl.zeros([LANES, BLOCK], tl.float32)
-    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
         row = _tile(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         value = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -164,6 +164,7 @@ def statistics(
 def normalise(
     x, stats, weight, bias, other, other_stats, other_weight, other_bias, y, bits, eighths, num_rows, group_rows,
     tiles, ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The activation of norm(x), of norm(x) + other, or of norm(x) + norm(other); a sum's ReLU also leaves its mask."""
     channels = eighths * 8
@@ -179,13 +180,16 @@ def normalise(
         other_mean = _row(other_stats + MEAN * channels, channel, exists)
         other_scale = _row(other_weight, channel, exists) * _row(other_stats + RSTD * channels, channel, exists)
         shift += _row(other_bias, channel, exists)
-    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
         row = _tile(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        z = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * scale + shift
+        value = tl.load(x + at, mask=mask, other=0.0)
         if JOIN != PLAIN:
-            added = tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
+            added = tl.load(other + at, mask=mask, other=0.0)
+        z = (value.to(tl.float32) - mean) * scale + shift
+        if JOIN != PLAIN:
+            added = added.to(tl.float32)
             if JOIN == SUM_OF_NORMS:
                 added = (added - other_mean) * other_scale
             z += added
@@ -213,6 +217,7 @@ def gradient_sums(
     gradient, gradient2, x, stats, weight, bias, other, other_stats, bits, dz, sums, partials, counters, eighths,
     num_rows, group_rows, tiles, ACT: tl.constexpr, JOIN: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums over a group of dz, dz * xhat and, of a sum of norms, dz * xhat of the other; dz itself where it is kept.
 
@@ -234,7 +239,7 @@ def gradient_sums(
     plain_sum = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
     with_other = tl.zeros([LANES, BLOCK], tl.float32)
-    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
         row = _tile(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
@@ -279,6 +284,7 @@ def gradient_sums(
 def gradient(
     dz, x, stats, weight, bias, other, other_stats, other_weight, sums, dx, dother, eighths, num_rows, group_rows,
     ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx from the gradient of the activation (or, without one, from dz), and of a sum of norms also the other's."""
     channels = eighths * 8
@@ -300,7 +306,7 @@ def gradient(
         other_rstd = _row(other_stats + RSTD * channels, channel, exists)
         other_scale = _row(other_weight, channel, exists) * other_rstd
         other_slope = _row(sums + 2 * groups * channels, channel, exists) / count * other_rstd
-    for tile in range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1)):
+    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
         row = _tile(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]

@@ -16,14 +16,22 @@ import torch
 from torch import Tensor
 
 SLABS = 8
-WARPS = 4
-_SLAB_VALUES = 1024  # of 128 threads, 8 each
+_THREAD_VALUES = 8  # of a slab, 16 bytes of halves
+_WARP_THREADS = 32
 _WIDEST_BLOCK = 64
-_REDUCING_PROGRAMS_PER_SM = 4
-_MAPPING_TILES_PER_PROGRAM = 2
+_TILES_PER_PROGRAM = 2
 _MOST_SPLITS = 65535  # of a grid's second axis
 _INTERPRETED_SMS = 1
 _MOST_COUNTERS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a kernel is launched: warps of a program, tiles copied ahead of the one in work, programs per processor."""
+
+    warps: int = 4
+    stages: int = 1  # 1: loaded when they are needed
+    programs_per_sm: int | None = None  # None: as many programs as there are pairs of tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +49,36 @@ class Rows:
         """Channels of a tile: a power of two."""
         return min(_WIDEST_BLOCK, 1 << (self.channels - 1).bit_length())
 
-    @property
-    def lanes(self) -> int:
+    def lanes(self, form: Form) -> int:
         """Rows of a slab."""
-        return _SLAB_VALUES // self.block
+        return form.warps * _WARP_THREADS * _THREAD_VALUES // self.block
 
     @property
     def num_blocks(self) -> int:
         """Tiles beside each other."""
         return -(-self.channels // self.block)
 
-    @property
-    def num_tiles(self) -> int:
+    def num_tiles(self, form: Form) -> int:
         """Tiles below each other, in the largest group."""
         last = self.num_rows - (self.num_groups - 1) * self.group_rows
-        return -(-max(self.group_rows, last) // (SLABS * self.lanes))
+        return -(-max(self.group_rows, last) // (SLABS * self.lanes(form)))
 
-    @property
-    def reducing_splits(self) -> int:
-        """Programs that share a block of channels of a group, where each leaves one partial sum."""
-        wanted = max(1, _REDUCING_PROGRAMS_PER_SM * self.num_sms // (self.num_blocks * self.num_groups))
-        return self._even_splits(wanted)
+    def splits(self, form: Form) -> int:
+        """Programs that share a block of channels of a group, all with nearly the same number of tiles."""
+        tiles = self.num_tiles(form)
+        wanted = max(1, tiles // _TILES_PER_PROGRAM)
+        if form.programs_per_sm is not None:
+            wanted = max(1, form.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
+        tiles_each = -(-tiles // min(wanted, tiles))
+        return min(-(-tiles // tiles_each), _MOST_SPLITS)
 
-    @property
-    def mapping_splits(self) -> int:
-        """Programs that share a block of channels of a group, where nothing is left over."""
-        return self._even_splits(max(1, self.num_tiles // _MAPPING_TILES_PER_PROGRAM))
+    def grid(self, form: Form) -> tuple[int, int, int]:
+        """Programs: blocks of channels, splits of the rows, groups."""
+        return self.num_blocks, self.splits(form), self.num_groups
 
-    @property
-    def slab_splits(self) -> int:
+    def slab_grid(self, form: Form) -> tuple[int, int, int]:
         """The same, of programs that take a slab at a time."""
-        return min(self.mapping_splits * _MAPPING_TILES_PER_PROGRAM, _MOST_SPLITS)
-
-    def _even_splits(self, wanted: int) -> int:
-        """About so many, such that all programs have nearly the same number of tiles."""
-        tiles_each = -(-self.num_tiles // min(wanted, self.num_tiles))
-        return min(-(-self.num_tiles // tiles_each), _MOST_SPLITS)
+        return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, _MOST_SPLITS), self.num_groups
 
 
 def rows_of(x: Tensor, groups: Sequence[int]) -> Rows:

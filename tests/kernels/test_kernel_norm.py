@@ -118,6 +118,7 @@ def test_a_large_mean_does_not_eat_the_variance() -> None:
 def test_statistics_of_many_programs_equal_those_of_one() -> None:
     x, of = draw((9, 24, 16, 16), torch.float32, 1), parameters(24, 2)
     one, many = rows_of(x, (4, 5)), replace(rows_of(x, (4, 5)), num_sms=8)
-    assert one.reducing_splits < many.reducing_splits
+    form = norm.FORMS["statistics"]
+    assert one.splits(form) < many.splits(form)
     torch.testing.assert_close(norm.statistics(x, of, one), norm.statistics(x, of, many), rtol=1e-5, atol=1e-5)
     assert not counters(many, x.device).any()
