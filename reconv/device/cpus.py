@@ -39,8 +39,18 @@ def near_cpus(pci_address: str | None, system: Path = _SYSTEM) -> set[int] | Non
         return None
 
 
+def shared_cpus(place: int, num_places: int) -> set[int]:
+    """The cores of one of several processes on this machine: neighbours, as many as every other process has."""
+    allowed = sorted(os.sched_getaffinity(0))
+    each = max(1, len(allowed) // num_places)
+    first = place * each % len(allowed)
+    return set(allowed[first : first + each])
+
+
 @contextmanager
-def bound(wish: str, pci_address: Callable[[], str | None], system: Path = _SYSTEM) -> Iterator[str]:
+def bound(
+    wish: str, pci_address: Callable[[], str | None], system: Path = _SYSTEM, place: int = 0, num_places: int = 1
+) -> Iterator[str]:
     """This process on the cores that `engine.cpus` names until the block ends; what a person should know of that."""
     if wish == "any":
         yield ""
@@ -49,6 +59,8 @@ def bound(wish: str, pci_address: Callable[[], str | None], system: Path = _SYST
         raise UsageError("processes cannot be bound to cores here", where="engine.cpus", then="--set engine.cpus=any")
     before = os.sched_getaffinity(0)
     try:
+        if wish == "share":
+            wish = _shown(shared_cpus(place, num_places))
         yield bind(wish, pci_address() if wish == "near" else None, system)
     finally:
         os.sched_setaffinity(0, before)
@@ -70,6 +82,11 @@ def bind(wish: str, pci_address: str | None, system: Path = _SYSTEM) -> str:
     os.sched_setaffinity(0, wanted & allowed)
     left_out = f"; {_shown(wanted - allowed)} may not be used" if wanted - allowed else ""
     return f"engine.cpus: bound to {_shown(wanted & allowed)}{left_out}"
+
+
+def shown_cpus() -> str:
+    """The cores this process may use, as a list with ranges."""
+    return _shown(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else "any"
 
 
 def _shown(cpus: set[int]) -> str:

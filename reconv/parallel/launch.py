@@ -92,7 +92,9 @@ def _told(error: BaseException) -> BaseException:
     if not isinstance(error, ChildFailedError):
         return error
     rank, failure = error.get_first_failure()
-    return LostPeerError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", then=_NEXT)
+    said: Any = failure.message  # a text, or a record with a text in it
+    why = "" if failure.exitcode < 0 else str(said["message"] if isinstance(said, dict) else said)
+    return LostPeerError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", why=why, then=_NEXT)
 
 
 _NEXT = "see logs/ in the run folder; then run the same command with --resume"

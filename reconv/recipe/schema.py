@@ -261,8 +261,9 @@ class Engine(Section):
     # deterministic, since the fastest may be another one in the next run
     autotune: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
-    # The cores of this process and its workers: any, those near the device (near), or a list as in 0-7,16-23.
-    cpus: Annotated[str, Field(pattern=r"^(any|near|\d+(-\d+)?(,\d+(-\d+)?)*)$")] = "any"
+    # The cores of this process and its workers: any, those near the device (near), a list as in 0-7,16-23, or a share
+    # of the machine's for each of its processes (share).
+    cpus: Annotated[str, Field(pattern=r"^(any|near|share|\d+(-\d+)?(,\d+(-\d+)?)*)$")] = "any"
     channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     non_finite: NonFinite = NonFinite()
 

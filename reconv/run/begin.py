@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint.runfolder import RunFolder
+from reconv.device.cpus import shown_cpus
 from reconv.errors import DataError, Exit, PeerError, ReconvError
 from reconv.parallel.world import World
 from reconv.place import Place
@@ -126,6 +127,19 @@ def telling_others(world: World) -> Iterator[None]:
         raise
     finally:
         world.close(is_failing)
+
+
+def topology(world: World, device: str) -> list[str]:
+    """Who takes part, machine by machine: ranks, devices and the cores each may use; nothing for one process."""
+    if world.size == 1:
+        return []
+    found = world.gather((platform.node(), world.rank, device, shown_cpus()))
+    machines: dict[str, list[str]] = {}
+    for host, rank, of_rank, cpus in found:
+        machines.setdefault(host, []).append(f"rank {rank} on {of_rank}, cores {cpus}")
+    launcher = f", started by {world.place.launcher}"
+    lines = [f"{world.size} processes on {len(machines)} machine{'s' if len(machines) > 1 else ''}{launcher}"]
+    return lines + [f"  {host}: {'; '.join(ranks)}" for host, ranks in machines.items()]
 
 
 def refuse_different_data(world: World, sources: parts.Sources) -> None:

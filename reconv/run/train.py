@@ -6,6 +6,7 @@ happens after the run folder is claimed ends with an `end` event, a summary and 
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import time
@@ -43,7 +44,7 @@ from reconv.report.whole import write_whole
 from reconv.run import parts
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
-from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others
+from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others, topology
 from reconv.run.detection import with_boxes
 from reconv.run.feed import Waiting, open_feed
 from reconv.run.findings import tell_findings
@@ -141,9 +142,13 @@ def _train(
         if claim.is_finished:
             return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
         stop = stack.enter_context(StopRequest())
-        cpus = stack.enter_context(bound(resolved.engine.cpus, opened.pci_address))
+        cpus = stack.enter_context(
+            bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
+        )
         job = prepare_job(resolved, sources, claim.choice, device, world)
         emit = open_voice(stack, job.folder, resolved, world, console, on_event)
+        for line in topology(world, job.device.describe()):
+            emit(Noted("info", line))
         _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, emit)
         return run_job(job, stop, emit)
 
@@ -172,10 +177,15 @@ def _facts(sources: parts.Sources, world: World, state: Mapping[str, Any], decod
         num_classes=len(sources.train.class_names),
         world_size=world.size,
         source=sources.train.kind,
-        cores=state.get("threads") or max(1, usable_cores(Machine()) // world.place.local_size),
+        cores=state.get("threads") or _cores(world),
         cache=parts.cache_size(sources),
         decoder=decoder,
     )
+
+
+def _cores(world: World) -> int:
+    """The cores of this process: its launcher may have bound it to some, or left all to all of this machine."""
+    return max(1, min(usable_cores(Machine()), (os.cpu_count() or 1) // world.place.local_size))
 
 
 def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_name: str, world: World) -> Job:
