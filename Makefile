@@ -15,7 +15,7 @@ BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
 DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 
-.PHONY: help train test lint format slow native clean
+.PHONY: help train test lint format slow native fuzz clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -24,6 +24,7 @@ help:
 	@echo "make format  apply the formatter and the safe lint fixes"
 	@echo "make slow    the tests that take minutes"
 	@echo "make native  compile the fast JPEG decoder in place; an install does it too, where there is a C compiler"
+	@echo "make fuzz    a million mutated files for that decoder, under sanitizers"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
 train: $(BASE)
@@ -62,6 +63,9 @@ $(FULL): pyproject.toml $(DECODER) | $(BIN)/python
 
 native: $(FULL)
 	$(BIN)/python hatch_build.py
+
+fuzz:
+	tools/fuzz_jpeg/run
 
 clean:
 	rm -f reconv/data/_jpeg.so

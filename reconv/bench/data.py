@@ -137,7 +137,7 @@ def bench_data(
         "images_per_window": steps * BATCH,
         "num_pictures": len(subject.source),
         "image_size": subject.plan.size_at(0),
-        "jpeg_decoder": jpeg_decoder()[0],
+        "jpeg_decoder": "native" if subject.plan.decoder == "native" else jpeg_decoder()[0],
         "peak_memory_bytes": subject.device.peak_memory_bytes(),
         "data": subject.source.origin,
         **compared,

@@ -76,7 +76,11 @@ def _fill_natively(data: bytes, preprocess: Preprocess, augment: Augment, draws:
     if size is None or size[0] * size[1] > MAX_PIXELS:
         return False
     box = resized_box(*size, draws, augment)
-    return native.crop_resize(data, box, out, interpolation=preprocess.interpolation, antialias=augment.antialias)
+    began_s = time.perf_counter()
+    form, antialias = preprocess.interpolation, augment.antialias
+    is_done = native.crop_resize(data, box, out, interpolation=form, antialias=antialias)
+    spent("decode", began_s)
+    return is_done
 
 
 def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:
