@@ -144,9 +144,9 @@ def _ready(model: nn.Module, is_compiled: bool, device: Device) -> Callable[[Ten
     if not is_compiled:
         return model
     torch.compiler.reset()  # a size is compiled once more after eight others, and then no more
-    compiled: Callable[[Tensor], Any] = torch.compile(
-        model, dynamic=False, mode="reduce-overhead" if device.kind == "cuda" else None
-    )
+    if device.kind != "cuda":
+        return parts.compiled(model, device)
+    compiled: Callable[[Tensor], Any] = torch.compile(model, dynamic=False, mode="reduce-overhead")
     return compiled
 
 
@@ -159,7 +159,7 @@ def _latencies_s(model: Callable[[Tensor], Any], images: Tensor, device: Device,
         device.synchronize()
         return time.perf_counter() - began_s
 
-    with torch.inference_mode():
+    with torch.no_grad() if device.kind == "hpu" else torch.inference_mode():
         warm_s = [answer() for _ in range(WARMUP)][-1]
         wanted = round(SECONDS_PER_SIZE / max(warm_s, 1e-9))
         return [answer() for _ in range(answers or max(LEAST_ANSWERS, min(MOST_ANSWERS, wanted)))]

@@ -22,7 +22,7 @@ from reconv.errors import ResourceError, UsageError
 F = TypeVar("F", bound=Callable[..., Any])
 
 STDOUT = "-"
-DEVICE_HELP = "auto, cpu, cuda, cuda:1 or mps."
+DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps or hpu."
 _MIN_LAST_COLUMN = 24
 
 json_option = click.option(

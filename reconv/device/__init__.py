@@ -10,10 +10,12 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from reconv.batch import Batch, Copied
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, Recorder
+from reconv.device.hpu import Hpu, has_hpu, load_collectives
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
 
@@ -21,11 +23,13 @@ __all__ = [
     "Cpu",
     "Cuda",
     "Device",
+    "Hpu",
     "Mps",
     "Recorder",
     "choose_algorithms",
     "device_kind",
     "is_out_of_memory",
+    "load_collectives",
     "open_device",
 ]
 
@@ -35,6 +39,7 @@ class Device(Protocol):
 
     kind: str
     channels_last: bool  # whether convolutions like their images so
+    compiler: str | None  # torch.compile's backend here; None: networks are not compiled
     torch: torch.device
 
     def move(self, tensor: Tensor) -> Tensor: ...
@@ -47,7 +52,14 @@ class Device(Protocol):
         ...
 
     def synchronize(self) -> None: ...
-    def step_boundary(self) -> None: ...
+    def step_boundary(self) -> None:
+        """What was asked for so far is a whole: a device that gathers work into graphs launches it."""
+        ...
+
+    def descent(self) -> Literal["fused", "foreach"] | Callable[..., Optimizer]:
+        """How gradients are descended fastest: by torch's kernels, or by a vendor's optimizer like torch.optim.SGD."""
+        ...
+
     def peak_memory_bytes(self) -> int: ...
     def total_memory_bytes(self) -> int: ...
     def describe(self) -> str: ...
@@ -58,7 +70,9 @@ def device_kind(name: str = "auto") -> str:
     """What kind of device a person means: cpu, cuda, ..."""
     if name != "auto":
         return name.split(":")[0]
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "hpu" if has_hpu() else "cpu"
 
 
 def open_device(name: str = "auto", threads: int | None = None, place: int = 0) -> Device:
@@ -74,12 +88,12 @@ def open_device(name: str = "auto", threads: int | None = None, place: int = 0) 
         return Cpu(threads)
     if name == "mps":
         return Mps(threads)
-    if name.split(":")[0] == "hpu":
-        raise UsageError("hpu is not built yet", then="use cpu, cuda or mps")
-    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    match = re.fullmatch(r"(cuda|hpu)(?::(\d+))?", name)
     if match is None:
-        raise UsageError(f"there is no device called {name!r}", then="use auto, cpu, cuda, cuda:1 or mps")
-    return Cuda(int(match[1] or 0), threads)
+        raise UsageError(f"there is no device called {name!r}", then="use auto, cpu, cuda, cuda:1, mps or hpu")
+    if match[1] == "hpu":
+        return Hpu(place if match[2] is None else int(match[2]), threads)
+    return Cuda(int(match[2] or 0), threads)
 
 
 def choose_algorithms(device: Device, autotune: Literal["auto", "on", "off"], is_deterministic: bool) -> None:

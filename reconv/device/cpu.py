@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class Cpu:
 
     kind = "cpu"
     channels_last = False
+    compiler: str | None = "inductor"
 
     def __init__(self, threads: int | None = None) -> None:
         self.torch = torch.device("cpu")
@@ -55,6 +57,10 @@ class Cpu:
 
     def step_boundary(self) -> None:
         """Mark the end of a step, for devices that build graphs."""
+
+    def descent(self) -> Literal["fused"]:
+        """Torch has a fused kernel for this device."""
+        return "fused"
 
     def peak_memory_bytes(self) -> int:
         """The largest resident size of the process so far."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ class Cuda:
 
     kind = "cuda"
     channels_last = True
+    compiler: str | None = "inductor"
 
     def __init__(self, index: int = 0, threads: int | None = None) -> None:
         if not torch.cuda.is_available():
@@ -128,6 +129,10 @@ class Cuda:
 
     def step_boundary(self) -> None:
         """Mark the end of a step, for devices that build graphs."""
+
+    def descent(self) -> Literal["fused"]:
+        """Torch has a fused kernel for this device."""
+        return "fused"
 
     def peak_memory_bytes(self) -> int:
         """The most that tensors have held so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ class Mps:
 
     kind = "mps"
     channels_last = False
+    compiler: str | None = "inductor"
 
     def __init__(self, threads: int | None = None) -> None:
         if not torch.backends.mps.is_available():
@@ -60,6 +62,10 @@ class Mps:
 
     def step_boundary(self) -> None:
         """Mark the end of a step, for devices that build graphs."""
+
+    def descent(self) -> Literal["fused"]:
+        """Torch has a fused kernel for this device."""
+        return "fused"
 
     def peak_memory_bytes(self) -> int:
         """What the driver holds now: torch counts no peak for this device."""

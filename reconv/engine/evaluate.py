@@ -30,12 +30,16 @@ def evaluate(
     precision: Precision,
     stop_requested: Callable[[], bool] = lambda: False,
     forward: Callable[..., Any] | None = None,
+    boundary: Callable[[], None] = lambda: None,
 ) -> Score:
-    """Score `model` on every batch and return the evaluator that holds the sums."""
+    """Score `model` on every batch and return the evaluator that holds the sums.
+
+    `boundary` follows each batch, for devices that gather work.
+    """
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():  # not every device knows torch's inference mode
             for batch in batches:
                 if stop_requested():
                     raise EvaluationStopped
@@ -43,6 +47,7 @@ def evaluate(
                 with precision.autocast():
                     outputs = task.forward(forward or model, prepared)
                 evaluator.update(outputs, prepared)
+                boundary()
     finally:
         model.train(was_training)
     return evaluator

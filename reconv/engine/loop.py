@@ -25,6 +25,7 @@ from reconv.engine.watch import Watch
 from reconv.errors import Exit, PreemptedError, ReconvError
 from reconv.recipe.plan import Plan
 from reconv.report.events import Evaluated, Progress
+from reconv.wide import wide
 
 
 class Step(Protocol):
@@ -268,14 +269,14 @@ class _Interval:
         return self._loss is None
 
     def add(self, result: StepResult) -> None:
-        self._loss = result.loss.double() if self._loss is None else self._loss + result.loss.double()
+        self._loss = wide(result.loss) if self._loss is None else self._loss + wide(result.loss)
         self._weight = self._weight + result.weight
         for name, value in result.metrics.items():
-            self._metrics[name] = value.double() + self._metrics.get(name, 0.0)
+            self._metrics[name] = wide(value) + self._metrics.get(name, 0.0)
 
     def read(self, last: StepResult) -> tuple[float, Mapping[str, float], float, float]:
         """Loss sum, metric sums, weight and the last step's gradient norm, in one host read."""
         assert self._loss is not None
-        values = torch.stack([self._loss, last.grad_norm.double(), *self._metrics.values()]).tolist()
+        values = torch.stack([self._loss, wide(last.grad_norm), *self._metrics.values()]).tolist()
         metrics = dict(zip(self._metrics, values[2:], strict=True))
         return values[0], metrics, float(self._weight), values[1]

@@ -61,6 +61,7 @@ class PlainStep:
     rate: Callable[[int], float]
     ordered: bool  # each group its own forward and backward, so that any split adds gradients in the same order
     mark: Callable[[str], AbstractContextManager[None]] = unmarked  # names the part of the step that runs inside
+    boundary: Callable[[], None] = lambda: None  # after each backward pass: devices that gather work launch it
 
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch."""
@@ -107,4 +108,5 @@ class PlainStep:
                 sums = self.task.loss(outputs, prepared)
             with self.mark("backward"):
                 self.precision.scale(sums.loss / weight).backward()
+            self.boundary()
         return sums

@@ -17,6 +17,7 @@ from reconv.engine.protocols import Device, Emit
 from reconv.engine.step import StepResult
 from reconv.errors import DivergedError
 from reconv.report.events import NonFiniteStep
+from reconv.wide import wide
 
 NUM_SAMPLES_NAMED = 16
 
@@ -56,9 +57,7 @@ class Watch:
         """A step is under way: read the one before it."""
         scale = self._loss_scale()
         lowered = torch.ones_like(result.ok) if scale is None else scale <= 1
-        verdict = torch.stack(
-            [result.ok.double(), result.loss.double(), torch.isfinite(result.loss).double(), lowered.double()]
-        )
+        verdict = torch.stack([wide(value) for value in (result.ok, result.loss, torch.isfinite(result.loss), lowered)])
         previous, self._pending = self._pending, _Pending(step, self._device.later(verdict), batches)
         if previous is not None:
             self._judge(previous)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from reconv.optim.lars import LARS
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.rounding import HalfWeights, Rounding, widened
 from reconv.optim.sgd import SGD, Path
+from reconv.optim.vendor import MakeSgd, VendorDescent
 
 if TYPE_CHECKING:
     from reconv.recipe import schema
@@ -33,21 +34,30 @@ _SKIPPED = {"none": "all", "norm": "not-norm", "norm-bias": "not-norm-bias"}  # 
 
 
 def build_optimizer(
-    section: schema.Optimizer, model: nn.Module, *, alpha: float | None = None, rounding: Rounding | None = None
+    section: schema.Optimizer,
+    model: nn.Module,
+    *,
+    alpha: float | None = None,
+    rounding: Rounding | None = None,
+    descent: Literal["fused", "foreach"] | MakeSgd = "fused",
 ) -> SGD | LARS | RMSprop | HalfWeights:
     """The optimizer a recipe names, over the network's trainable parameters.
 
-    `alpha` is the plan's; `rounding` is for parameters in half precision.
+    `alpha` is the plan's; `rounding` is for parameters in half precision; `descent` is what the device does best.
     """
     groups = decay_groups(model, _SKIPPED[section.skip] if section.kind == "lars" else section.decay)
     if rounding is None:
-        return _build(section, groups, model, alpha)
+        return _build(section, groups, model, alpha, descent)
     wide = widened(groups)
-    return HalfWeights(groups, wide, _build(section, wide, model, alpha), rounding)
+    return HalfWeights(groups, wide, _build(section, wide, model, alpha, descent), rounding)
 
 
 def _build(
-    section: schema.Optimizer, groups: DecayGroups, model: nn.Module, alpha: float | None
+    section: schema.Optimizer,
+    groups: DecayGroups,
+    model: nn.Module,
+    alpha: float | None,
+    descent: Literal["fused", "foreach"] | MakeSgd,
 ) -> SGD | LARS | RMSprop:
     if section.kind == "sgd":
         return SGD(
@@ -55,7 +65,7 @@ def _build(
             momentum=section.momentum,
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
-            path=_path(section.path),
+            path=_path(section.path, descent),
             rates={} if section.norm_bias_lr == 1 else dict.fromkeys(norm_biases(model), section.norm_bias_lr),
         )
     if section.kind == "lars":
@@ -66,7 +76,8 @@ def _build(
             weight_decay=section.weight_decay,
             trust=section.trust,
             epsilon=section.used_epsilon,
-            path=_path(section.path),
+            # Its gradients are made on the way: a vendor's optimizer would read those of the parameters.
+            path=_path(section.path, descent if isinstance(descent, str) else "foreach"),
         )
     return RMSprop(
         groups,
@@ -78,6 +89,8 @@ def _build(
     )
 
 
-def _path(wish: str) -> Path:
-    """The fused kernel unless foreach was asked for; torch has it on every device that is served here."""
-    return "foreach" if wish == "foreach" else "fused"
+def _path(wish: str, descent: Literal["fused", "foreach"] | MakeSgd) -> Path:
+    """What the device does best, unless the recipe says."""
+    if wish == "foreach":
+        return "foreach"
+    return descent if isinstance(descent, str) else VendorDescent(descent)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from reconv.errors import CheckpointError
 from reconv.precision import at_least_float32
+from reconv.wide import wide
 
 
 class Ema:
@@ -50,7 +51,7 @@ class Ema:
 
         A step that is not ok has left the network finite and unchanged, so a weight of zero is gate enough.
         """
-        share = ok.to(torch.float64 if ok.device.type != "mps" else torch.float32) * share
+        share = wide(ok) * share
         for dtype, (averages, values) in self._floats.items():
             moves = torch._foreach_sub(values, averages)
             torch._foreach_mul_(moves, share.to(dtype))

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from reconv.optim.decay import DecayGroups
 from reconv.optim.slots import Slots, commit, scaled
+from reconv.optim.vendor import VendorDescent
 
-Path = Literal["foreach", "fused"]
+Path = Literal["foreach", "fused"] | VendorDescent
 MOMENTUM = "momentum"
 
 
@@ -71,7 +72,10 @@ def descend(
     nesterov: bool,
     path: Path,
 ) -> None:
-    """Decay, momentum and step for a list of tensors, by one kernel for all or by foreach operations."""
+    """Decay, momentum and step for a list of tensors, by one kernel for all, by foreach operations, or by a vendor."""
+    if isinstance(path, VendorDescent):
+        path(params, buffers, lr, decay, ok, momentum=momentum, nesterov=nesterov)
+        return
     if path == "fused":
         torch._fused_sgd_(
             params,

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from reconv.parallel.world import Shared, Sharing, Statistics, Summable, fold
+from reconv.wide import wide
 
 if TYPE_CHECKING:
     from reconv.parallel.ranks import Ranks
@@ -73,7 +74,7 @@ class Overlapped(_Together):
     def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Of each name the sum over the passes of all processes."""
         own = super().totals(rows)
-        packed = torch.stack([value.double() for value in own.values()])
+        packed = torch.stack([wide(value) for value in own.values()])
         dist.all_reduce(packed)
         return {name: total.to(own[name].dtype) for name, total in zip(own, packed.unbind(), strict=True)}
 
@@ -160,7 +161,7 @@ class Ordered(_Together):
 
     def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Of each name the sum over the passes of all processes, in order."""
-        own = torch.stack([torch.stack([value.double() for value in row.values()]) for row in rows])
+        own = torch.stack([torch.stack([wide(value) for value in row.values()]) for row in rows])
         every = self._gather_rows(own)
         return {
             name: fold([row[column].to(value.dtype) for row in every])

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from reconv.device import load_collectives
 from reconv.errors import PeerError, ReconvError, UsageError
 from reconv.parallel.gradients import Ordered, Overlapped
 from reconv.parallel.heartbeat import Heartbeat
@@ -149,6 +150,7 @@ def join(place: Place, device: str) -> Ranks:
     """Meet the other processes, or say who could not be met and where."""
     if device not in BACKENDS:
         raise UsageError(f"{device} cannot be shared by several processes", then="use cpu or cuda, or one process")
+    load_collectives(device)
     if place.num_machines == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     serves = place.rank == 0 and not place.store_is_served

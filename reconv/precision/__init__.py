@@ -88,8 +88,8 @@ def _casts(section: schema.Precision, form: _Form) -> Casts | None:
 
 
 def _refuse_what_a_device_lacks(section: schema.Precision, device_kind: str) -> None:
-    if section.mode == "fp64" and device_kind == "mps":
-        raise UsageError("mps has no float64", then="use precision.mode fp32, or --device cpu")
+    if section.mode == "fp64" and device_kind in ("mps", "hpu"):
+        raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":
         raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", then="use precision.mode fp32")
     if section.partials == "half" and device_kind != "cuda":

@@ -145,7 +145,9 @@ def build_learner(job: Job, emit: Emit) -> Learner:
     network.model.train()
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     rounding = parts.build_rounding(recipe)
-    optimizer = build_optimizer(recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding)
+    optimizer = build_optimizer(
+        recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding, descent=job.device.descent()
+    )
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
     return Learner(network, task, optimizer, average, teacher.fingerprint if teacher else None)
 
@@ -178,6 +180,7 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> 
         world=job.world,
         tta=recipe.evaluate.tta,
         is_partial=plan.num_val_left_out > 0,
+        boundary=job.device.step_boundary,
     )
 
 
@@ -237,6 +240,7 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         rate=lambda step: learning_rate(plan.schedule, step),
         ordered=recipe.parallel.reduce == "ordered",
         mark=mark,
+        boundary=job.device.step_boundary,
     )
     recorder = parts.build_recorder(recipe, job.device, job.world)
     return plain if recorder is None else GraphedStep(plain, recorder)

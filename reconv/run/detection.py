@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from reconv.boxes.anchors import default_boxes
@@ -27,6 +26,8 @@ from reconv.models.ssd import SSDSpec
 from reconv.recipe.schema import Recipe
 from reconv.tasks.coco import require_coco
 from reconv.tasks.detection import Detection, Rules, image_losses
+
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def detector_options(recipe: Recipe) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def boxes_left_out(source: Source, max_boxes: int) -> str:
     )
 
 
-def build_detection(recipe: Recipe, source: Source, device: Device, is_compiled: bool) -> Detection:
+def build_detection(recipe: Recipe, source: Source, device: Device, compiled: Compile | None) -> Detection:
     """The task, scored against the annotations of a validation set."""
     section = recipe.detection
     return Detection(
@@ -97,7 +98,7 @@ def build_detection(recipe: Recipe, source: Source, device: Device, is_compiled:
         class_names=tuple(source.class_names),
         truth=with_boxes(source).annotation,
         metric=section.metric,
-        losses=torch.compile(image_losses, dynamic=False) if is_compiled else image_losses,
+        losses=compiled(image_losses) if compiled is not None else image_losses,
     )
 
 

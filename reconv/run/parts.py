@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,22 @@ class Network:
 
 
 def is_compiled(recipe: Recipe, device: Device) -> bool:
-    """Whether networks and losses are compiled: where the recipe says so, else on cuda."""
-    return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and device.kind == "cuda")
+    """Whether networks and losses are compiled: where the recipe says so, else on cuda and by Gaudi's compiler."""
+    if recipe.engine.compile == "on" and device.compiler is None:
+        raise UsageError(
+            f"engine.compile: nothing is compiled on {device.describe()}",
+            why="lazy mode gathers whole graphs by itself",
+            then="leave it at auto, or set PT_HPU_LAZY_MODE=0 in the environment",
+        )
+    is_usual = device.kind == "cuda" or device.compiler == "hpu_backend"
+    return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and is_usual)
+
+
+def compiled(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """The function, compiled by what the device has."""
+    assert device.compiler is not None
+    found: Callable[..., Any] = torch.compile(function, dynamic=False, backend=device.compiler)
+    return found
 
 
 def wants_kernels(recipe: Recipe, device: Device) -> bool:
@@ -208,7 +223,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
             f"engine.kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",
             then="leave it at auto",
         )
-    forward = torch.compile(model, dynamic=False) if is_compiled(recipe, device) and not has_kernels else model
+    forward = compiled(model, device) if is_compiled(recipe, device) and not has_kernels else model
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
 
 
@@ -229,7 +244,9 @@ AnyTask = Classification | Detection
 def build_task(recipe: Recipe, source: Source, device: Device, teacher: Teacher | None = None) -> AnyTask:
     """The recipe's task; a validation set tells its classes and, for detection, the boxes to score against."""
     if recipe.task == "detection":
-        return build_detection(recipe, source, device, is_compiled(recipe, device))
+        return build_detection(
+            recipe, source, device, partial(compiled, device=device) if is_compiled(recipe, device) else None
+        )
     loss = recipe.loss
     return Classification(len(source.class_names), loss.label_smoothing, loss.smoothing_form, teacher=teacher)
 
@@ -333,6 +350,7 @@ class Evaluation:
     world: World
     tta: str = "none"  # the views of an image whose answers are averaged
     is_partial: bool = False  # not all of the validation set is scored
+    boundary: Callable[[], None] = lambda: None  # of the device
     last: ClassificationEvaluator | DetectionEvaluator | None = None
     last_weights: str = ""  # whose it is
 
@@ -369,6 +387,7 @@ class Evaluation:
                 self.network.precision,
                 stop_requested,
                 averaged_views(model, self.tta),
+                self.boundary,
             )
         except EvaluationStopped:
             was_stopped = True

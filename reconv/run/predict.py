@@ -26,6 +26,7 @@ from reconv.run import parts
 from reconv.run.detection import build_postprocess
 from reconv.run.use import Model, Tell, find_model, open_model, silent
 from reconv.tasks.views import averaged_views
+from reconv.wide import wide
 
 PREDICT_BATCH = 64
 NUM_NAMES = 5  # of a picture, unless told otherwise
@@ -106,7 +107,7 @@ def predict(
         results += bad
         if opened:
             batch = _batch_of([one.seen for one in opened.values()], model)
-            with torch.inference_mode(), model.network.precision.autocast():
+            with torch.no_grad(), model.network.precision.autocast():
                 results += answer(opened, prepare(batch, 0)["images"])
     order = {file: number for number, file in enumerate(files)}
     return sorted(results, key=lambda result: order[result.path])
@@ -121,7 +122,7 @@ def _names(model: Model, wishes: Wishes) -> Answer:
 
     def answer(opened: Mapping[Path, Opened], images: Tensor) -> Iterator[Prediction]:
         logits = forward(images)
-        scores, classes = logits.double().softmax(dim=1).topk(min(wishes.top or NUM_NAMES, logits.shape[1]))
+        scores, classes = wide(logits).softmax(dim=1).topk(min(wishes.top or NUM_NAMES, logits.shape[1]))
         for file, row, names in zip(opened, scores.tolist(), classes.tolist(), strict=True):
             yield Prediction(file, tuple((model.class_names[c], score) for c, score in zip(names, row, strict=True)))
 

@@ -19,6 +19,7 @@ from reconv.engine.protocols import Sums
 from reconv.errors import RecipeError, UsageError
 from reconv.models.network import Auxiliary
 from reconv.tasks.distillation import Teacher
+from reconv.wide import wide
 
 NUM_MISTAKES = 16
 FOREIGN_HEAD_WEIGHT = 0.3  # GoogLeNet's, which says it of its own heads
@@ -120,20 +121,20 @@ class ClassificationEvaluator:
     def update(self, outputs: Any, batch: Batch) -> None:
         logits = _full(outputs)
         targets = batch["targets"]
-        losses = F.cross_entropy(logits, targets, reduction="none").double()
+        losses = wide(F.cross_entropy(logits, targets, reduction="none"))
         best = logits.topk(self._top, dim=1).indices
         right = best[:, 0] == targets
         self.num_samples += len(batch)
         self._right1 = self._right1 + right.sum()
         self._right5 = self._right5 + (best == targets[:, None]).any(dim=1).sum()
-        self._losses.append(torch.stack([batch.positions[0].double(), losses.sum()]))
-        confidence = logits.softmax(dim=1).amax(dim=1).double()
+        self._losses.append(torch.stack([wide(batch.positions[0]), losses.sum()]))
+        confidence = wide(logits.softmax(dim=1).amax(dim=1))
         rows = torch.stack(
             [
                 losses.masked_fill(right, -1.0),
-                batch["indices"].double(),
-                targets.double(),
-                best[:, 0].double(),
+                wide(batch["indices"]),
+                wide(targets),
+                wide(best[:, 0]),
                 confidence,
             ],
             dim=1,
