@@ -25,7 +25,7 @@ from reconv.errors import UsageError
 from reconv.models.fold import folded
 from reconv.recipe.load import Override, load
 from reconv.recipe.schema import Recipe
-from reconv.run import parts
+from reconv.run.network import Network, build_network, compiled, is_compiled
 from reconv.run.saved import build_saved, read_saved
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -67,7 +67,7 @@ def bench_infer(
     model, num_folded = folded(network.model, shape)
     dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
     model = model.to(dtype)
-    is_compiled = parts.is_compiled(recipe, opened)
+    has_compiler = is_compiled(recipe, opened)
     tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     rows = []
@@ -76,7 +76,7 @@ def bench_infer(
         images = (
             torch.randn(batch, *shape, generator=generator).to(opened.torch, dtype).contiguous(memory_format=layout)
         )
-        seconds = _latencies_s(_ready(model, is_compiled, opened), images, opened, answers)
+        seconds = _latencies_s(_ready(model, has_compiler, opened), images, opened, answers)
         rows.append(_row(batch, seconds))
         tell(f"batch {batch}: {rows[-1]['images_per_s']:,.1f} images/s, p50 {rows[-1]['latency_ms']['p50']:.2f} ms")
     fastest = max(rows, key=lambda row: row["images_per_s"])
@@ -91,7 +91,7 @@ def bench_infer(
         "image_size": preprocess.size,
         "precision": recipe.precision.mode,
         "norms_folded": num_folded,
-        "compiled": is_compiled,
+        "compiled": has_compiler,
         "peak_memory_bytes": opened.peak_memory_bytes(),
         **shares(
             costs,
@@ -105,7 +105,7 @@ def bench_infer(
     }
 
 
-def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Recipe, parts.Network, Device]:
+def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Recipe, Network, Device]:
     """A run's or checkpoint's network with its weights, or a recipe's with those of its seed; not yet compiled."""
     if Path(target).is_dir():
         located = locate(target)
@@ -115,7 +115,7 @@ def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Reci
         return recipe, build_saved(saved, _uncompiled(recipe), opened), opened
     recipe = load(target, overrides).recipe
     opened = _open_device(recipe, device)
-    return recipe, parts.build_network(_uncompiled(recipe), num_classes_of(recipe), opened), opened
+    return recipe, build_network(_uncompiled(recipe), num_classes_of(recipe), opened), opened
 
 
 def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) -> Recipe:
@@ -145,9 +145,9 @@ def _ready(model: nn.Module, is_compiled: bool, device: Device) -> Callable[[Ten
         return model
     torch.compiler.reset()  # a size is compiled once more after eight others, and then no more
     if device.kind != "cuda":
-        return parts.compiled(model, device)
-    compiled: Callable[[Tensor], Any] = torch.compile(model, dynamic=False, mode="reduce-overhead")
-    return compiled
+        return compiled(model, device)
+    recorded: Callable[[Tensor], Any] = torch.compile(model, dynamic=False, mode="reduce-overhead")
+    return recorded
 
 
 def _latencies_s(model: Callable[[Tensor], Any], images: Tensor, device: Device, answers: int | None) -> list[float]:

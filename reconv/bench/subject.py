@@ -21,7 +21,8 @@ from reconv.doctor import Machine, usable_cores
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.run import parts
+from reconv.run.network import check_model
+from reconv.run.sources import data_path, open_split
 
 Input = Literal["device", "host", "real"]
 IMAGENET_CLASSES = 1000
@@ -51,7 +52,7 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
     else:
         given += _made_up(load(name, given).recipe, _SOURCES[input])
     recipe = load(name, given).recipe
-    source = parts.open_split(recipe, parts.data_path(recipe), "train")
+    source = open_split(recipe, data_path(recipe), "train")
     facts = Facts(
         num_train=len(source),
         num_val=len(source),
@@ -61,7 +62,7 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
         decoder=choose_decoder(recipe.augment.decoder),
     )
     plan = make_plan(recipe, facts)
-    parts.check_model(recipe, plan.num_classes)
+    check_model(recipe, plan.num_classes)
     opened = open_device(device, threads=plan.threads)
     choose_algorithms(opened, recipe.engine.autotune, recipe.engine.deterministic)
     return Subject(recipe, plan, source, opened, input)

@@ -25,6 +25,7 @@ from reconv.report.events import Event, Noted
 from reconv.run import parts
 from reconv.run.assemble import Job, build_learner, build_step
 from reconv.run.folder import RestorePoint
+from reconv.run.sources import Sources
 
 Tell = Callable[[str], None]
 
@@ -94,7 +95,7 @@ def _measure_ours(subject: Subject, world: World, wish: Wish, tell: Tell) -> tup
             tell(event.text)
 
     # Nothing is restored and nothing written: the folder is a name, and the first batch counts as pictured.
-    sources = parts.Sources(subject.source, subject.source)
+    sources = Sources(subject.source, subject.source)
     job = Job(recipe, plan, sources, device, world, RunFolder(Path("bench")), RestorePoint(None, ()))
     learner = build_learner(job, hear)
     marks = Marks(device)

@@ -32,8 +32,13 @@ from reconv.report.clock import Clock
 from reconv.report.events import Event, Noted, Planned
 from reconv.run import parts
 from reconv.run.detection import boxes_left_out
+from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Feed
 from reconv.run.folder import RestorePoint
+from reconv.run.network import Network, build_network, build_recorder, whiten
+from reconv.run.pictures import PicturedFirstBatch
+from reconv.run.saving import Saver, about_checkpoint
+from reconv.run.sources import Sources
 from reconv.run.start import start_network
 from reconv.run.teacher import open_teacher
 
@@ -49,7 +54,7 @@ class Job:
 
     recipe: Recipe
     plan: Plan
-    sources: parts.Sources
+    sources: Sources
     device: Device
     world: World
     folder: RunFolder
@@ -60,16 +65,14 @@ class Job:
 class Learner:
     """What learns: the network, its task, and what moves its weights."""
 
-    network: parts.Network
+    network: Network
     task: parts.AnyTask
     optimizer: Optimizer
     average: Ema | None
     teacher_fingerprint: str | None
 
 
-def assemble(
-    job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed
-) -> tuple[Fit, parts.Evaluation]:
+def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed) -> tuple[Fit, Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, emit)
     faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
@@ -125,7 +128,7 @@ def _saving(world: World, saver: Callable[[Counters, str], None]) -> Callable[[C
 def build_learner(job: Job, emit: Emit) -> Learner:
     """The network with its starting weights, its task and its optimizer; what a person should know of it is told."""
     recipe, plan = job.recipe, job.plan
-    network = parts.build_network(recipe, plan.num_classes, job.device)
+    network = build_network(recipe, plan.num_classes, job.device)
     emit(
         Planned(
             recipe=recipe.name,
@@ -152,22 +155,22 @@ def build_learner(job: Job, emit: Emit) -> Learner:
     return Learner(network, task, optimizer, average, teacher.fingerprint if teacher else None)
 
 
-def _start(job: Job, network: parts.Network, emit: Emit) -> list[str]:
+def _start(job: Job, network: Network, emit: Emit) -> list[str]:
     """Give the network the weights it starts from."""
     recipe, is_resumed = job.recipe, job.point.loaded is not None
     notes = start_network(
         network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
     )
-    if recipe.model.init is None and not is_resumed and (said := parts.whiten(network, recipe, job.sources.train)):
+    if recipe.model.init is None and not is_resumed and (said := whiten(network, recipe, job.sources.train)):
         notes.append(said)
     if said := boxes_left_out(job.sources.train, recipe.detection.max_boxes):
         notes.append(said)
     return notes
 
 
-def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> parts.Evaluation:
+def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> Evaluation:
     recipe, plan = job.recipe, job.plan
-    return parts.Evaluation(
+    return Evaluation(
         network=learner.network,
         average=learner.average,
         task=learner.task,
@@ -184,8 +187,8 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> 
     )
 
 
-def build_saver(job: Job, learner: Learner, evaluation: parts.Evaluation, emit: Emit) -> parts.Saver:
-    return parts.Saver(
+def build_saver(job: Job, learner: Learner, evaluation: Evaluation, emit: Emit) -> Saver:
+    return Saver(
         folder=job.folder,
         store=Store(job.folder.checkpoints),
         recipe=job.recipe,
@@ -193,7 +196,7 @@ def build_saver(job: Job, learner: Learner, evaluation: parts.Evaluation, emit: 
         network=learner.network,
         optimizer=learner.optimizer,
         average=learner.average,
-        about=parts.about_checkpoint(job.recipe, job.plan, job.sources, job.device, learner.teacher_fingerprint),
+        about=about_checkpoint(job.recipe, job.plan, job.sources, job.device, learner.teacher_fingerprint),
         metric=learner.task.metric,
         chosen_weights=evaluation.chosen_weights,
         emit=emit,
@@ -201,7 +204,7 @@ def build_saver(job: Job, learner: Learner, evaluation: parts.Evaluation, emit: 
     )
 
 
-def _restore(job: Job, saver: parts.Saver) -> Counters:
+def _restore(job: Job, saver: Saver) -> Counters:
     """Put the checkpoint's tensors back, if there is one, and return the counters to go on from."""
     if job.point.loaded is None:
         return Counters()
@@ -224,7 +227,7 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
     plain = PlainStep(
         model=shared.wrap(network.forward),
         task=learner.task,
-        prepare=parts.PicturedFirstBatch(
+        prepare=PicturedFirstBatch(
             prepare=prepare,
             recipe=recipe,
             folder=job.folder,
@@ -242,11 +245,11 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         mark=mark,
         boundary=job.device.step_boundary,
     )
-    recorder = parts.build_recorder(recipe, job.device, job.world)
+    recorder = build_recorder(recipe, job.device, job.world)
     return plain if recorder is None else GraphedStep(plain, recorder)
 
 
-def share(job: Job, network: parts.Network) -> Shared:
+def share(job: Job, network: Network) -> Shared:
     """Train the network together with the other processes, if there are some."""
     parallel, plan = job.recipe.parallel, job.plan
     is_ordered = parallel.reduce == "ordered"
@@ -258,7 +261,7 @@ def share(job: Job, network: parts.Network) -> Shared:
     return shared
 
 
-def build_watch(job: Job, network: parts.Network, counters: Counters, emit: Emit) -> Watch:
+def build_watch(job: Job, network: Network, counters: Counters, emit: Emit) -> Watch:
     policy = job.recipe.engine.non_finite
     return Watch(
         job.device,

@@ -28,7 +28,7 @@ from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 from reconv.report.events import Noted
 from reconv.report.record import load_record
-from reconv.run.parts import Evaluation
+from reconv.run.evaluation import Evaluation
 
 AVERAGED = "averaged"
 

@@ -25,8 +25,8 @@ from reconv.recipe.schema import Recipe
 from reconv.report.exporters import require_packages
 from reconv.report.summary import read_summary
 from reconv.report.whole import write_whole
-from reconv.run import parts
 from reconv.run.folder import Choice, check_same_run, choose_folder, existing_run, known_data_path
+from reconv.run.sources import Sources, with_data_path
 from reconv.run.start import refuse_absent_weights
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
@@ -64,7 +64,7 @@ def resolve(start: Start) -> Recipe:
     given = [*start.overrides, *([("data.path", str(start.data), "--data")] if start.data is not None else [])]
     recipe = load(str(start.recipe), given).recipe
     earlier = existing_run(recipe, out=start.out, runs=start.runs) if start.resume else None
-    recipe = parts.with_data_path(recipe, known_data_path(earlier) if earlier else None)
+    recipe = with_data_path(recipe, known_data_path(earlier) if earlier else None)
     require_packages(recipe.records)
     if not start.resume:  # a run that goes on no longer needs them
         refuse_absent_weights(recipe)
@@ -142,7 +142,7 @@ def topology(world: World, device: str) -> list[str]:
     return lines + [f"  {host}: {'; '.join(ranks)}" for host, ranks in machines.items()]
 
 
-def refuse_different_data(world: World, sources: parts.Sources) -> None:
+def refuse_different_data(world: World, sources: Sources) -> None:
     """Refuse to train together on data that is not the same everywhere."""
     if world.size == 1:
         return

@@ -27,10 +27,10 @@ from reconv.recipe.schema import Recipe, Stop
 from reconv.report import words
 from reconv.report.clock import rates_of
 from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved, Waited
-from reconv.run import parts
 from reconv.run.assemble import Job
 from reconv.run.folder import Choice
-from reconv.run.train import open_sources, prepare_job, run_job
+from reconv.run.sources import Sources
+from reconv.run.train import open_kept_sources, prepare_job, run_job
 
 COMPILING_STEPS = 2  # the first compiles; the second finds the optimizer's state there, and shows a step as it will be
 _MEASURING = Every()  # at the end, once
@@ -77,7 +77,7 @@ def rehearse(
     resolved = _without_traces(load(str(recipe), given).recipe)
     began_s = time.time()
     world = World.single()
-    sources = open_sources(resolved, world)
+    sources = open_kept_sources(resolved, world)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-"))) / "run"
         stop = stack.enter_context(StopRequest())
@@ -115,7 +115,7 @@ def _cut_short(job: Job, steps: int | None) -> Job:
             evaluate=None if plan.evaluate is None else _MEASURING,
             save=None if plan.save is None else _MEASURING,
         )
-        sources = parts.Sources(sources.train, taken(sources.val, np.arange(num_val, dtype=np.int64)))
+        sources = Sources(sources.train, taken(sources.val, np.arange(num_val, dtype=np.int64)))
     plan = replace(plan, log=Every(steps=1), pinned_steps=(), average=None)
     return replace(job, plan=plan, sources=sources)
 

@@ -25,7 +25,7 @@ from reconv.errors import CheckpointError, UsageError
 from reconv.precision import at_least_float32
 from reconv.recipe.load import load
 from reconv.recipe.schema import Recipe
-from reconv.run import parts
+from reconv.run.network import Network, build_network
 
 HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")  # of the networks we build
 DETECTOR_HEAD = "class_heads.0.weight"
@@ -101,9 +101,9 @@ def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:
     )
 
 
-def build_saved(saved: Saved, recipe: Recipe, device: Device) -> parts.Network:
+def build_saved(saved: Saved, recipe: Recipe, device: Device) -> Network:
     """The network of saved weights, with them in it; `recipe` is theirs, or differs in how it computes."""
-    network = parts.build_network(recipe, len(saved.class_names), device)
+    network = build_network(recipe, len(saved.class_names), device)
     at_least_float32(network.model)
     apply(network.model, saved.tensors, strict=True, source=str(saved.path))
     return network

@@ -27,6 +27,7 @@ from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.run import parts
+from reconv.run.sources import Sources, open_sources
 
 _MOST_SHOWN = 128
 _USUAL = {
@@ -60,7 +61,7 @@ def show(
     kind = data if made_up else _kind(detect(Path(data)))
     place: Override = ("data.source", data, "PATH") if made_up else ("data.path", data, "PATH")
     resolved = load(recipe or _USUAL.get(kind, _ELSE), [place, *overrides]).recipe
-    sources = parts.open_sources(resolved)
+    sources = open_sources(resolved)
     some = _few_at_a_time(resolved, min(images, len(sources.train)))
     train, seen = _train_batch(some, sources, step), _eval_batch(some, sources, images)
     what = f"step {step}, {train['images'].shape[-1]} pixels, as training sees them"
@@ -88,7 +89,7 @@ def _few_at_a_time(recipe: Recipe, images: int) -> Recipe:
     return recipe.model_copy(update={"batch": batch, "data": data, "profile": "off"})
 
 
-def _train_batch(recipe: Recipe, sources: parts.Sources, step: int) -> Batch:
+def _train_batch(recipe: Recipe, sources: Sources, step: int) -> Batch:
     facts = Facts(len(sources.train), len(sources.val), len(sources.train.class_names), source=sources.train.kind)
     plan = make_plan(recipe, facts)
     if step >= plan.total_steps:
@@ -102,7 +103,7 @@ def _train_batch(recipe: Recipe, sources: parts.Sources, step: int) -> Batch:
     return Batch(tensors, torch.cat([batch.positions for batch in prepared]), (recipe.batch.size,))
 
 
-def _eval_batch(recipe: Recipe, sources: parts.Sources, images: int) -> Batch:
+def _eval_batch(recipe: Recipe, sources: Sources, images: int) -> Batch:
     """Validation images spread over the classes."""
     some = thinned(sources.val, min(100.0, 100 * images / len(sources.val)))
     make = parts.fetching(recipe)
@@ -110,7 +111,7 @@ def _eval_batch(recipe: Recipe, sources: parts.Sources, images: int) -> Batch:
     return EvalPrepare(recipe.data.preprocess, torch.float32)(batch)
 
 
-def _sheet(title: str, batch: Batch, recipe: Recipe, sources: parts.Sources) -> Sheet:
+def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Sources) -> Sheet:
     pixels = unprepare(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
     names = sources.train.class_names

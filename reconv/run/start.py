@@ -15,7 +15,7 @@ from reconv.checkpoint.tensorflow import is_tensorflow
 from reconv.errors import CheckpointError
 from reconv.models.fixed import head_patterns, train_only
 from reconv.recipe.schema import Recipe
-from reconv.run.parts import Network
+from reconv.run.network import Network
 from reconv.run.saved import find_weights
 
 

@@ -41,14 +41,17 @@ from reconv.report.events import Attempt, Ended, Event, Noted, read_events
 from reconv.report.html import write_report
 from reconv.report.summary import read_summary, write_summary
 from reconv.report.whole import write_whole
-from reconv.run import parts
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
 from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others, topology
 from reconv.run.detection import with_boxes
+from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Waiting, open_feed
 from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point
+from reconv.run.network import check_model
+from reconv.run.pictures import picture_mistakes
+from reconv.run.sources import Sources, cache_size, data_path, open_sources, with_cache
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
 from reconv.run.voice import open_voice
 from reconv.tasks.detection_scores import DetectionEvaluator
@@ -132,7 +135,7 @@ def _train(
         stack.enter_context(telling_others(world))
         resolved = world.from_first(lambda: resolve(start))
         world.entering("opening the data")
-        sources = open_sources(resolved, world)
+        sources = open_kept_sources(resolved, world)
         refuse_different_data(world, sources)
         world.from_first(lambda: refuse_unplannable(resolved, sources, world))
         # What cannot be planned or built leaves no run folder behind.
@@ -153,23 +156,23 @@ def _train(
         return run_job(job, stop, emit)
 
 
-def refuse_unplannable(recipe: Recipe, sources: parts.Sources, world: World) -> None:
+def refuse_unplannable(recipe: Recipe, sources: Sources, world: World) -> None:
     """Refuse what cannot be planned or built."""
     plan = make_plan(recipe, _facts(sources, world, {}, choose_decoder(recipe.augment.decoder)))
     refuse_profile_beyond_end(recipe, plan)
-    parts.check_model(recipe, plan.num_classes)
+    check_model(recipe, plan.num_classes)
 
 
 def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def open_sources(recipe: Recipe, world: World) -> parts.Sources:
+def open_kept_sources(recipe: Recipe, world: World) -> Sources:
     """The sets a run reads, kept in memory where the recipe wants that."""
-    return parts.with_cache(recipe, parts.open_sources(recipe), available_memory_bytes(Machine()), world.size)
+    return with_cache(recipe, open_sources(recipe), available_memory_bytes(Machine()), world.size)
 
 
-def _facts(sources: parts.Sources, world: World, state: Mapping[str, Any], decoder: Decoder) -> Facts:
+def _facts(sources: Sources, world: World, state: Mapping[str, Any], decoder: Decoder) -> Facts:
     return Facts(
         num_train=len(sources.train),
         num_val=len(sources.val),
@@ -178,7 +181,7 @@ def _facts(sources: parts.Sources, world: World, state: Mapping[str, Any], decod
         world_size=world.size,
         source=sources.train.kind,
         cores=state.get("threads") or _cores(world),
-        cache=parts.cache_size(sources),
+        cache=cache_size(sources),
         decoder=decoder,
     )
 
@@ -188,7 +191,7 @@ def _cores(world: World) -> int:
     return max(1, min(usable_cores(Machine()), (os.cpu_count() or 1) // world.place.local_size))
 
 
-def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_name: str, world: World) -> Job:
+def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: str, world: World) -> Job:
     """Find the point to resume from, make the plan and open the device."""
     point = RestorePoint(None, ())
     if choice.exists:
@@ -197,7 +200,7 @@ def prepare_job(recipe: Recipe, sources: parts.Sources, choice: Choice, device_n
     if state and state["data_fingerprint"] != sources.fingerprint():
         raise RecipeError(
             "the data has changed since this run was started",
-            where=str(parts.data_path(recipe) or recipe.data.source),
+            where=str(data_path(recipe) or recipe.data.source),
             why="files were added, removed or relabelled",
             then="point --data at the data of the first command, or start a new run without --resume",
         )
@@ -314,13 +317,13 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
     return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(code))
 
 
-def _show_mistakes(job: Job, evaluation: parts.Evaluation, step: int, emit: Callable[[Event], None]) -> None:
+def _show_mistakes(job: Job, evaluation: Evaluation, step: int, emit: Callable[[Event], None]) -> None:
     """What the report shows of the last evaluation besides numbers."""
     if isinstance(evaluation.last, DetectionEvaluator):
         source, weights = with_boxes(job.sources.val), evaluation.last_weights
         tell_findings(evaluation.last, source, job.folder, step, weights, evaluation.is_partial, emit)
     else:
-        parts.picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, emit)
+        picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, emit)
 
 
 def _waiting(job: Job, clock: Clock, emit: Callable[[Event], None]) -> Waiting:

@@ -23,7 +23,9 @@ from reconv.recipe.schema import Recipe
 from reconv.report.html import write_report
 from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.run import parts
+from reconv.run.network import Network
 from reconv.run.saved import build_saved, find_weights, read_saved
+from reconv.run.sources import open_sources, part_of
 from reconv.tasks.coco import INSTALL, can_score_coco
 from reconv.tasks.views import averaged_views
 
@@ -53,7 +55,7 @@ class Model:
 
     recipe: Recipe
     class_names: tuple[str, ...]
-    network: parts.Network
+    network: Network
     device: Device
     path: Path
     weights: str
@@ -113,7 +115,7 @@ def _score(
 ) -> EvalResult:
     recipe = model.recipe
     whole = _validation_set(recipe, data)
-    source = parts.part_of(whole, samples)
+    source = part_of(whole, samples)
     theirs, known = model.class_names, model.step is not None  # bare weights only have a number of classes
     if len(source.class_names) != len(theirs) or (known and source.class_names != theirs):
         raise DataError(
@@ -191,4 +193,4 @@ def _validation_set(recipe: Recipe, data: str | Path | None) -> Source:
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"samples": None})})
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
-    return parts.open_sources(recipe).val
+    return open_sources(recipe).val

@@ -18,7 +18,7 @@ from reconv.errors import ResourceError
 from reconv.recipe.images import Data
 from reconv.recipe.plan import CacheSize, Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.run import parts
+from reconv.run.sources import cache_size, open_sources, with_cache
 
 
 class Counting(FolderSource):
@@ -115,19 +115,19 @@ def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_pa
 
 def test_both_sets_share_half_of_the_free_memory_of_a_rank(tree: Path) -> None:
     recipe = Recipe(data=Data(source="folder", path=str(tree), cache="ram"))
-    sources = parts.with_cache(recipe, parts.open_sources(recipe), 8_000_000, 2)
+    sources = with_cache(recipe, open_sources(recipe), 8_000_000, 2)
     assert isinstance(sources.train, Cached) and isinstance(sources.val, Cached)
-    size = parts.cache_size(sources)
+    size = cache_size(sources)
     assert size is not None and size.room_bytes == 2_000_000
     assert size.needed_bytes == sources.train.estimated_bytes + sources.val.estimated_bytes
     with pytest.raises(ResourceError, match="cannot be told"):
-        parts.with_cache(recipe, parts.open_sources(recipe), None, 1)
+        with_cache(recipe, open_sources(recipe), None, 1)
 
 
 def test_data_in_memory_is_not_kept_twice() -> None:
     recipe = Recipe(data=Data(source="digits", cache="ram"))
-    sources = parts.with_cache(recipe, parts.open_sources(recipe), 10**9, 1)
-    assert parts.cache_size(sources) is None
+    sources = with_cache(recipe, open_sources(recipe), 10**9, 1)
+    assert cache_size(sources) is None
 
 
 @pytest.mark.parametrize(

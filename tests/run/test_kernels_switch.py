@@ -8,7 +8,7 @@ from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
 from reconv.models.layers import BatchNorm2d
 from reconv.recipe.load import Override, load
-from reconv.run.parts import build_network, wants_kernels
+from reconv.run.network import build_network, wants_kernels
 
 
 class Gpu:

@@ -18,6 +18,7 @@ from reconv.engine.evaluate import evaluate
 from reconv.errors import UsageError
 from reconv.run import parts
 from reconv.run.predict import FoundBox, Opened, found_boxes
+from reconv.run.sources import open_sources
 from reconv.run.use import find_model, open_model
 from reconv.tasks.detection import Detection
 
@@ -110,7 +111,7 @@ def test_a_run_that_names_pictures_has_no_boxes_to_draw(tmp_path: Path, photo: P
 
 def test_a_picture_of_the_validation_set_gets_the_boxes_that_evaluation_found(run: Path, tmp_path: Path) -> None:
     model = open_model(find_model(run, False, print), device="cpu", weights="auto", recipe=None)
-    source = parts.open_sources(model.recipe).val
+    source = open_sources(model.recipe).val
     task = parts.build_task(model.recipe, source, model.device)
     assert isinstance(task, Detection)
     loader = parts.eval_loader(model.recipe, source, model.device, 3)

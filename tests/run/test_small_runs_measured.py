@@ -18,7 +18,7 @@ from reconv.device import open_device
 from reconv.models import build_model
 from reconv.recipe.load import load
 from reconv.report.events import Evaluated, Event, Progress
-from reconv.run import parts
+from reconv.run.network import build_network
 from reconv.run.train import RunResult
 
 SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
@@ -92,7 +92,7 @@ def test_channels_last_lays_the_weights_out_so_and_learns_the_same(tmp_path: Pat
     losses = {}
     for wish in ("on", "off"):
         recipe = load("quickstart", [("engine.channels_last", wish, "--set")]).recipe
-        network = parts.build_network(recipe, 10, open_device("cpu"))
+        network = build_network(recipe, 10, open_device("cpu"))
         kernels = [weight for weight in network.model.parameters() if weight.ndim == 4 and min(weight.shape[1:]) > 1]
         assert {k.is_contiguous(memory_format=torch.channels_last) for k in kernels} == {wish == "on"}
         seen: list[Event] = []

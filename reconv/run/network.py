@@ -1,0 +1,140 @@
+"""The network of a run: built from its recipe, on its device, with everything that runs it.
+
+Owns what computes it (kernels, a compiler, recorded steps). Refuses to know training and data. Invariant: a network
+that can be refused is refused before anything is written for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from reconv.data.faults import Faults
+from reconv.data.loader import EvalLoader
+from reconv.data.open import thinned
+from reconv.data.prepare import EvalPrepare
+from reconv.data.source import Source
+from reconv.device import Device, Recorder
+from reconv.errors import RecipeError, UsageError
+from reconv.kernels import fused
+from reconv.models import build_model, initialise
+from reconv.models.fastnet import FastNet
+from reconv.models.fuse import use_kernels
+from reconv.models.layers import LayerState
+from reconv.models.ssd import SSD
+from reconv.optim.decay import decay_groups
+from reconv.parallel.world import World
+from reconv.precision import Policy, build_precision
+from reconv.recipe.schema import Recipe
+from reconv.run.detection import (
+    check_detector,
+    detector_options,
+)
+
+NUM_WHITENED = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A model on its device with everything that runs it."""
+
+    model: nn.Module
+    forward: Callable[..., Any]
+    layers: LayerState
+    precision: Policy
+    channels_last: bool
+
+
+def check_model(recipe: Recipe, num_classes: int) -> None:
+    """Refuse a network that cannot be built or decayed as told, before anything is written for it."""
+    if recipe.task == "detection":
+        check_detector(recipe)
+    with torch.device("meta"):
+        model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    if isinstance(model, SSD) and recipe.task != "detection":
+        raise RecipeError(f"{recipe.model.name} finds boxes, and the task is {recipe.task}", where="model.name")
+    decay_groups(model, recipe.optimizer.decay)
+
+
+def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
+    """The keyword arguments of the recipe's network."""
+    options = dict(recipe.model.options)
+    if "num_classes" in options:
+        raise RecipeError("model.options.num_classes: the number of classes follows from the data", then="leave it out")
+    if recipe.data.preprocess.channels != 3:
+        options.setdefault("in_channels", recipe.data.preprocess.channels)
+    if recipe.task == "detection":  # the background is a class of the network, not of the data
+        return {**options, **detector_options(recipe), "num_classes": num_classes + 1}
+    return {**options, "num_classes": num_classes}
+
+
+def is_compiled(recipe: Recipe, device: Device) -> bool:
+    """Whether networks and losses are compiled: where the recipe says so, else on cuda and by Gaudi's compiler."""
+    if recipe.engine.compile == "on" and device.compiler is None:
+        raise UsageError(
+            f"engine.compile: nothing is compiled on {device.describe()}",
+            why="lazy mode gathers whole graphs by itself",
+            then="leave it at auto, or set PT_HPU_LAZY_MODE=0 in the environment",
+        )
+    is_usual = device.kind == "cuda" or device.compiler == "hpu_backend"
+    return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and is_usual)
+
+
+def compiled(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
+    """The function, compiled by what the device has."""
+    assert device.compiler is not None
+    found: Callable[..., Any] = torch.compile(function, dynamic=False, backend=device.compiler)
+    return found
+
+
+def wants_kernels(recipe: Recipe, device: Device) -> bool:
+    """Whether kernels may compute what they can of a network in training."""
+    engine = recipe.engine
+    is_wanted = engine.kernels == "on" or (engine.kernels == "auto" and engine.compile == "auto")
+    return is_wanted and device.kind == "cuda" and recipe.precision.is_plain and fused.has_triton()
+
+
+def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
+    """The recipe's model, initialised from its seed, on the device."""
+    model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    initialise(model, recipe.seed)
+    precision = build_precision(recipe.precision, device.kind)
+    wish = recipe.engine.channels_last
+    channels_last = device.channels_last if wish == "auto" else wish == "on"
+    model = precision.model(model).to(device.torch)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    has_kernels = wants_kernels(recipe, device) and use_kernels(model) > 0
+    if recipe.engine.kernels == "on" and not has_kernels:
+        raise UsageError(
+            f"engine.kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",
+            then="leave it at auto",
+        )
+    forward = compiled(model, device) if is_compiled(recipe, device) and not has_kernels else model
+    return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
+
+
+def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | None:
+    """What records whole steps, where the device can and the recipe lets it; None: each operation is launched."""
+    wish, engine = recipe.engine.graph, recipe.engine
+    if wish == "off" or (wish == "auto" and (engine.compile == "off" or world.size > 1)):
+        return None
+    recorder = device.recorder()
+    if recorder is None and wish == "on":
+        raise UsageError(f"engine.graph: {device.kind} does not record steps", then="leave it at auto, or use cuda")
+    return recorder
+
+
+def whiten(network: Network, recipe: Recipe, source: Source) -> str:
+    """Give a network that begins with a whitening layer its filters; what a person should know of that."""
+    if not isinstance(network.model, FastNet):
+        return ""
+    some = thinned(source, min(100.0, 100 * NUM_WHITENED / len(source)))
+    bearing = Faults(recipe.data.bad_images.limit)  # they are told when training meets them
+    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=bearing)
+    network.model.whiten(EvalPrepare(recipe.data.preprocess, torch.float32)(batch)["images"])
+    return f"the first layer whitens patches of {len(some):,} training images, and is not trained"

@@ -1,0 +1,113 @@
+"""The checkpoints of a run: what goes into one, what it says of itself, and which of them stay.
+
+Owns the one list of stateful parts. Refuses to know how files are written. Invariant: `restore` puts back what `parts`
+took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reconv import __version__
+from reconv.checkpoint import weights as saved_weights
+from reconv.checkpoint.runfolder import Best, RunFolder
+from reconv.checkpoint.store import Store
+from reconv.data.annotation import DetectionSource
+from reconv.data.faults import Faults
+from reconv.device import Device
+from reconv.engine.loop import Counters
+from reconv.engine.protocols import Emit
+from reconv.optim import Ema
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.report.events import Saved
+from reconv.run.network import Network
+from reconv.run.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """Writes a checkpoint, keeps the ones the recipe wants, and says so."""
+
+    folder: RunFolder
+    store: Store
+    recipe: Recipe
+    plan: Plan
+    network: Network
+    optimizer: Any
+    average: Ema | None
+    about: Mapping[str, Any]  # what a checkpoint says of itself: classes, data, versions
+    metric: str
+    chosen_weights: str
+    emit: Emit
+    faults: Faults
+
+    def __call__(self, counters: Counters, reason: str) -> None:
+        start_s = time.perf_counter()
+        state = {
+            **self.about,
+            "step": counters.step,
+            "history": counters.history,
+            "skipped": counters.skipped,
+            "bad_images": self.faults.state(counters.step),
+        }
+        saved = self.store.save(counters.step, self.parts(), state)
+        best = counters.best(self.metric, self.chosen_weights)
+        if best is not None:
+            self.folder.write_best(Best(best[0], self.metric, best[1], self.chosen_weights))
+        keep_best = best[0] if best is not None and self.recipe.save.keep_best else None
+        self.store.retain(self.recipe.save.keep_last, keep_best, self._pinned(counters.step))
+        relative = str(saved.path.relative_to(self.folder.path))
+        self.emit(Saved(counters.step, relative, saved.num_bytes, time.perf_counter() - start_s, reason))
+
+    def _pinned(self, done: int) -> list[int]:
+        """The steps that must not be deleted: those the recipe pins, and those an average may still need."""
+        window = self.plan.average
+        averaged = [] if window is None else [s for s in self.store.steps() if window.holds(s, done)]
+        return [*self.plan.pinned_steps, *averaged]
+
+    def parts(self) -> dict[str, dict[str, Tensor]]:
+        """Every stateful part of a run by the name of its file; the one list of them."""
+        parts = {"model": dict(self.network.model.state_dict())}
+        if self.average is not None:
+            parts["ema"] = self.average.state()
+        scaler = {f"precision.{name}": value for name, value in self.network.precision.state().items()}
+        parts["optimizer"] = {**self.optimizer.state(), **scaler}
+        return parts
+
+    def restore(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Put a checkpoint's tensors back where `parts` took them from."""
+        saved_weights.apply(self.network.model, parts["model"], strict=True, source=str(self.store.folder))
+        if self.average is not None:
+            self.average.restore(parts["ema"])
+        prefix = "precision."
+        optimizer = {k: v for k, v in parts["optimizer"].items() if not k.startswith(prefix)}
+        self.optimizer.restore(optimizer)
+        self.network.precision.restore(
+            {k.removeprefix(prefix): v for k, v in parts["optimizer"].items() if k.startswith(prefix)}
+        )
+
+
+def about_checkpoint(
+    recipe: Recipe, plan: Plan, sources: Sources, device: Device, teacher: str | None = None
+) -> dict[str, Any]:
+    """What a checkpoint says of itself besides counters: enough to evaluate and predict without its run folder."""
+    return {
+        "format": 1,
+        "recipe": recipe.model_dump(mode="json"),
+        "class_names": list(sources.train.class_names),
+        **({"class_ids": list(sources.train.class_ids)} if isinstance(sources.train, DetectionSource) else {}),
+        "data_fingerprint": sources.fingerprint(),
+        "total_steps": plan.total_steps,
+        "threads": plan.threads,
+        "decoder": plan.decoder,
+        "device": device.kind,
+        "teacher": teacher,  # what identifies the weights that were learned from
+        "versions": {"reconv": __version__, "torch": torch.__version__},
+    }
