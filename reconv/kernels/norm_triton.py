@@ -53,9 +53,8 @@ def _row(pointer, channel, exists):
 
 @triton.jit
 def _sigmoid(z):
-    """Without an overflow of either sign."""
-    power = tl.exp(-tl.abs(z))
-    return tl.where(z >= 0.0, 1.0, power) / (1.0 + power)
+    """An exponential that overflows makes a zero, as it should."""
+    return 1.0 / (1.0 + tl.exp(-z))
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""Convolutions and pools that torch does not have: TensorFlow's SAME padding, and the fused form of a stem.
+"""Convolutions and pools that torch does not have: TensorFlow's SAME padding, and the fused forms of a stem and a pool.
 
-Owns the padding arithmetic and the choice of the stem's form. Refuses to know networks. Invariant: with SAME the output
+Owns the padding arithmetic and the choice of those forms. Refuses to know networks. Invariant: with SAME the output
 side is ceil(input side / stride), and an odd total pads one more at the end than at the start.
 """
 
@@ -41,6 +41,23 @@ class StemConv2d(nn.Conv2d):
             if accepts(images, self.weight):
                 return F.conv2d(stem_images(images, dtype), stem_weight(self.weight))
         return super().forward(images)
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """torch's max-pool, which kernels may compute in training."""
+
+    def __init__(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> None:
+        super().__init__(kernel, stride, padding, ceil_mode=ceil)
+        self.fused = False  # whether kernels compute it in training, where they take its images
+        self._window = (kernel, stride, padding, ceil)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused and self.training and fused.available(x):
+            from reconv.kernels.max_pool import Window, max_pool
+
+            return max_pool(x, Window(*self._window))
+        out: Tensor = super().forward(x)
+        return out
 
 
 class SameConv2d(nn.Conv2d):

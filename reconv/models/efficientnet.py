@@ -20,7 +20,7 @@ from reconv.errors import UsageError
 from reconv.models.mobilenet import round_channels
 from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
 from reconv.models.noise import DropConnect, Dropout
-from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, SqueezeExcitation
+from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, SqueezeExcitation, fork, joined
 
 # Table 1 of the paper: whether the block expands, kernel, first stride, channels, repeats.
 _ROWS = (
@@ -102,9 +102,17 @@ class MBConv(nn.Module):
         self.has_shortcut = stride == 1 and in_channels == out_channels
         self.drop_connect = DropConnect(0.0, spec.drop_connect_per)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.block(x)
-        return x + self.drop_connect(y) if self.has_shortcut else y
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        y, shortcut = fork(x)
+        if not self.has_shortcut:
+            out: Tensor = self.block(y)
+            return out
+        if self.drop_connect.rate > 0:
+            return shortcut + self.drop_connect(self.block(y))
+        *layers, last = self.block
+        for layer in layers:
+            y = layer(y)
+        return joined(last[1], last[0](y), shortcut, None, None)
 
 
 class EfficientNet(Network):
@@ -151,8 +159,8 @@ class EfficientNet(Network):
                 parts += [(f"features.{index}.{i}", block) for i, block in part.named_children()]
         return [*parts, ("head", Stage(self._head, self.classifier))]
 
-    def _head(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
+    def _head(self, x: Tensor | Fork) -> Tensor:
+        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(fork(x).main, 1).flatten(1))
         return logits
 
     def _set_drop_connect(self) -> None:

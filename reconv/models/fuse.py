@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from reconv.models.conv import StemConv2d
+from reconv.models.conv import MaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
+from reconv.models.norm import SqueezeExcitation
+
+FUSED = (BatchNorm2d, MaxPool2d, SqueezeExcitation, StemConv2d)
 
 
 def use_kernels(model: nn.Module, is_on: bool = True) -> int:
     """Let kernels compute the layers that have a fused form, in training; how many those are."""
-    layers = [module for module in model.modules() if isinstance(module, BatchNorm2d | StemConv2d)]
+    layers = [module for module in model.modules() if isinstance(module, FUSED)]
     for layer in layers:
         layer.fused = is_on
     return len(layers)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.conv import SameConv2d, SameMaxPool2d, StemConv2d
+from reconv.models.conv import MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import MOST_GROUPS, ProxyNorm, fit_groups
 
@@ -138,7 +138,7 @@ class Spec:
         """A max-pool; padding and ceil are torch's, SAME has its own rule."""
         if self.padding == "same":
             return SameMaxPool2d(kernel, stride)
-        return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
+        return MaxPool2d(kernel, stride, padding, ceil)
 
     def build(self) -> Network:
         """The network this spec describes, with torch's own initial values."""

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
+from reconv.kernels import fused
 from reconv.models.layers import BatchNorm2d
 
 Activation = Literal["relu", "relu6", "silu"]
@@ -171,7 +172,15 @@ class SqueezeExcitation(nn.Module):
         self.fc1 = nn.Conv2d(channels, squeezed, 1)
         self.fc2 = nn.Conv2d(squeezed, channels, 1)
         self.function = function
+        self.fused = False  # whether kernels compute its passes over images in training, where they take them
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.fc2(self.function(self.fc1(x.mean((2, 3), keepdim=True))))
-        return x * torch.sigmoid(weights)
+        if self.fused and self.training and fused.available(x):
+            from reconv.kernels.excite import excite, squeeze
+
+            x, means = squeeze(x)
+            return excite(x, self._gate(means).to(x.dtype))
+        return x * self._gate(x.mean((2, 3), keepdim=True))
+
+    def _gate(self, means: Tensor) -> Tensor:
+        return torch.sigmoid(self.fc2(self.function(self.fc1(means))))

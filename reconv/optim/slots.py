@@ -98,4 +98,19 @@ def scaled(tensors: Sequence[Tensor], factor: float | Tensor) -> list[Tensor]:
 
 def commit(new: Sequence[Tensor], old: Sequence[Tensor], ok: Tensor) -> None:
     """Put new values in the place of old ones, or leave those as they are when not ok; nothing is read back."""
+    if old and old[0].is_cuda and all(n.stride() == o.stride() for n, o in zip(new, old, strict=True)):
+        # One choice for all: hundreds of small ones took a twentieth of an EfficientNet's step on an H200.
+        chosen = torch.where(ok, _end_to_end(new), _end_to_end(old)).split([o.numel() for o in old])
+        torch._foreach_copy_([_flat(o) for o in old], list(chosen))
+        return
     torch._foreach_copy_(list(old), [torch.where(ok, n, o) for n, o in zip(new, old, strict=True)])
+
+
+def _end_to_end(tensors: Sequence[Tensor]) -> Tensor:
+    """All values, in the order of memory."""
+    return torch.cat([_flat(t) for t in tensors])
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The memory of a tensor without holes, whatever its layout."""
+    return tensor.as_strided((tensor.numel(),), (1,))

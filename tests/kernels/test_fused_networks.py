@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.models import build_model
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.fuse import use_kernels
+from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 from reconv.models.norm import Fork, fork
@@ -72,6 +74,21 @@ def test_an_inverted_residual_trains_through_kernels_as_without(activation) -> N
     torch.manual_seed(0)
     spec = MobileNetV2Spec(activation=activation)
     block = nn.Sequential(InvertedResidual(spec, 8, 8, 2, 1), InvertedResidual(spec, 8, 16, 2, 2))
+    both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
+
+
+def test_an_inception_block_trains_through_the_kernels() -> None:
+    torch.manual_seed(0)
+    spec = GoogLeNetSpec()
+    block = nn.Sequential(Inception(spec, 16, (8, 8, 16, 8, 8, 8)), spec.make_max_pool(3, 2, ceil=True))
+    both_ways(block, torch.randn(5, 16, 6, 6).contiguous(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_an_inverted_residual_with_excitation_trains_through_the_kernels(rate: float) -> None:
+    torch.manual_seed(0)
+    block = MBConv(EfficientNetSpec(), 8, 8, expansion=2, kernel=3, stride=1)
+    block.drop_connect.rate = rate
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 

@@ -1,0 +1,80 @@
+"""The passes of squeeze and excitation over channels_last images, in Triton.
+
+Owns the device code. Refuses to know autograd and memory. A program takes all pixels of one image and a block of
+channels, so that a sum over pixels needs nobody else.
+"""
+
+import triton
+import triton.language as tl
+
+_COUNTS = ["eighths", "pixels"]
+
+
+@triton.jit
+def _channels(channels, BLOCK: tl.constexpr):
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return channel, channel < channels
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def means(x, result, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The mean over an image's pixels [images, channels]."""
+    channels = eighths * 8
+    channel, exists = _channels(channels, BLOCK)
+    image = tl.program_id(1)
+    total = tl.zeros([LANES, BLOCK], tl.float32)
+    for first in range(0, pixels, LANES):
+        pixel = first + tl.arange(0, LANES)
+        mask = (pixel < pixels)[:, None] & exists[None, :]
+        at = (image * pixels + pixel)[:, None] * channels + channel[None, :]
+        total += tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+    mean = tl.sum(total, 0) / pixels
+    tl.store(result + image * channels + channel, mean.to(result.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def scale(x, gate, y, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """Every pixel times its image's gate."""
+    channels = eighths * 8
+    channel, exists = _channels(channels, BLOCK)
+    image = tl.program_id(1)
+    factor = tl.load(gate + image * channels + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+    for first in range(0, pixels, LANES):
+        pixel = first + tl.arange(0, LANES)
+        mask = (pixel < pixels)[:, None] & exists[None, :]
+        at = (image * pixels + pixel)[:, None] * channels + channel[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * factor
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def scale_gradient(dy, x, gate, dx, dgate, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradients of the pixels and of the gate, in one read of both."""
+    channels = eighths * 8
+    channel, exists = _channels(channels, BLOCK)
+    image = tl.program_id(1)
+    factor = tl.load(gate + image * channels + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros([LANES, BLOCK], tl.float32)
+    for first in range(0, pixels, LANES):
+        pixel = first + tl.arange(0, LANES)
+        mask = (pixel < pixels)[:, None] & exists[None, :]
+        at = (image * pixels + pixel)[:, None] * channels + channel[None, :]
+        gradient = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        total += gradient * tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + at, (gradient * factor).to(dx.dtype.element_ty), mask=mask)
+    tl.store(dgate + image * channels + channel, tl.sum(total, 0).to(dgate.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def means_gradient(dy, dmeans, dx, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of the images' other use plus that of their means."""
+    channels = eighths * 8
+    channel, exists = _channels(channels, BLOCK)
+    image = tl.program_id(1)
+    share = tl.load(dmeans + image * channels + channel, mask=exists, other=0.0).to(tl.float32)[None, :] / pixels
+    for first in range(0, pixels, LANES):
+        pixel = first + tl.arange(0, LANES)
+        mask = (pixel < pixels)[:, None] & exists[None, :]
+        at = (image * pixels + pixel)[:, None] * channels + channel[None, :]
+        value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32) + share
+        tl.store(dx + at, value.to(dx.dtype.element_ty), mask=mask)

@@ -1,0 +1,74 @@
+"""Max-pools of channels_last images and their gradient, in Triton.
+
+Owns the device code. Refuses to know autograd and memory. Forward leaves which place of its window each value came
+from, in one byte; backward gathers, so that nothing is added by two programs. A program takes a tile of pixels by a
+block of channels.
+"""
+
+import triton
+import triton.language as tl
+
+_COUNTS = ["eighths", "height", "width", "out_height", "out_width", "tiles_across"]
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def pool(
+    x, y, place, eighths, height, width, out_height, out_width, tiles_across,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of `TALL` x `WIDE` pixels of the output; the first of equal values wins, and a NaN always."""
+    channels = eighths * 8
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = channel < channels
+    tile, image = tl.program_id(1), tl.program_id(2)
+    pixel = tl.arange(0, TALL * WIDE)
+    line = tile // tiles_across * TALL + pixel // WIDE
+    column = tile % tiles_across * WIDE + pixel % WIDE
+    best = tl.full([TALL * WIDE, BLOCK], float("-inf"), tl.float32)
+    where = tl.full([TALL * WIDE, BLOCK], KERNEL * KERNEL, tl.int32)
+    for tap in tl.static_range(KERNEL * KERNEL):
+        v = line * STRIDE + tap // KERNEL - PAD
+        h = column * STRIDE + tap % KERNEL - PAD
+        inside = (v >= 0) & (v < height) & (h >= 0) & (h < width)
+        mask = inside[:, None] & exists[None, :]
+        at = ((image * height + v) * width + h)[:, None] * channels + channel[None, :]
+        value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float32)
+        wins = mask & ((value > best) | (value != value) | (where == KERNEL * KERNEL))
+        best = tl.where(wins, value, best)
+        where = tl.where(wins, tap, where)
+    mask = ((line < out_height) & (column < out_width))[:, None] & exists[None, :]
+    at = ((image * out_height + line) * out_width + column)[:, None] * channels + channel[None, :]
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=mask)
+    tl.store(place + at, where.to(tl.uint8), mask=mask)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def gradient(
+    dy, place, dx, eighths, height, width, out_height, out_width, tiles_across,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A tile of pixels of the input gathers from the windows it won."""
+    channels = eighths * 8
+    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = channel < channels
+    tile, image = tl.program_id(1), tl.program_id(2)
+    pixel = tl.arange(0, TALL * WIDE)
+    line = tile // tiles_across * TALL + pixel // WIDE
+    column = tile % tiles_across * WIDE + pixel % WIDE
+    total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
+    for tap in tl.static_range(KERNEL * KERNEL):
+        v = line + PAD - tap // KERNEL
+        h = column + PAD - tap % KERNEL
+        inside = (v >= 0) & (h >= 0) & (v % STRIDE == 0) & (h % STRIDE == 0)
+        v //= STRIDE
+        h //= STRIDE
+        inside &= (v < out_height) & (h < out_width)
+        mask = inside[:, None] & exists[None, :]
+        at = ((image * out_height + v) * out_width + h)[:, None] * channels + channel[None, :]
+        won = tl.load(place + at, mask=mask, other=255) == tap
+        total += tl.load(dy + at, mask=mask & won, other=0.0).to(tl.float32)
+    mask = ((line < height) & (column < width))[:, None] & exists[None, :]
+    at = ((image * height + line) * width + column)[:, None] * channels + channel[None, :]
+    tl.store(dx + at, total.to(dx.dtype.element_ty), mask=mask)

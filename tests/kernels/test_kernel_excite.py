@@ -1,0 +1,26 @@
+"""Squeeze and excitation through kernels equals plain operations, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_cases import TOLERANCE, assert_near, draw, wide
+
+from reconv.kernels.excite import excite, squeeze
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13)], ids=str)
+def test_gated_images_and_all_gradients_equal_plain_operations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = draw(shape, dtype, seed=1), draw((shape[1], shape[1], 1, 1), dtype, seed=2)
+    exact_x, exact_weight = wide(x), wide(weight)
+    again, means = squeeze(x)
+    y = excite(again, torch.sigmoid(torch.einsum("oixy,nixy->noxy", weight, means)))
+    gate = torch.sigmoid(torch.einsum("oixy,nixy->noxy", exact_weight, exact_x.mean((2, 3), keepdim=True)))
+    expected = exact_x * gate
+    assert_near(y, expected, TOLERANCE[dtype])
+    dy = draw(shape, dtype, seed=3).detach()
+    y.backward(dy)
+    expected.backward(dy.double())
+    assert_near(x.grad, exact_x.grad, TOLERANCE[dtype])
+    assert_near(weight.grad, exact_weight.grad, 2 * TOLERANCE[dtype])

@@ -1,0 +1,47 @@
+"""The max-pool equals torch's, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import draw
+
+from reconv.kernels.max_pool import Window, max_pool
+
+# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, a picture of one pixel.
+CASES = [
+    ((2, 24, 7, 7), Window(3, 1, 1, True)),
+    ((1, 8, 8, 19), Window(3, 2, 0, True)),
+    ((2, 72, 9, 6), Window(2, 2, 0, True)),
+    ((1, 64, 8, 8), Window(3, 2, 1, False)),
+    ((1, 8, 1, 1), Window(3, 1, 1, False)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("shape", "window"), CASES, ids=str)
+def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
+    x = draw(shape, dtype, seed=1)
+    with torch.no_grad():
+        x.mul_(2).round_()  # many equal values: which of them wins is part of the claim
+    plain = x.detach().clone().requires_grad_()
+    expected = F.max_pool2d(plain, window.side, window.stride, window.pad, ceil_mode=window.ceil)
+    y = max_pool(x, window)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(y, expected)
+    dy = draw(tuple(y.shape), torch.float32, seed=2).detach().round().to(dtype)  # whole numbers add up exactly
+    y.backward(dy)
+    expected.backward(dy)
+    assert torch.equal(x.grad, plain.grad)
+
+
+def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
+    x = draw((1, 8, 4, 4), torch.float32, seed=1).detach()
+    x[0, 0, 1, 1] = torch.nan
+    x[0, 1] = -torch.inf
+    window = Window(3, 1, 1, False)
+    assert torch.equal(max_pool(x, window).isnan(), F.max_pool2d(x, 3, 1, 1).isnan())
+    x.requires_grad_()
+    max_pool(x, window).nan_to_num(0, 0, 0)[0, 1].sum().backward()
+    assert x.grad is not None and torch.isfinite(x.grad).all()
