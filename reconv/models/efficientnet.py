@@ -108,8 +108,10 @@ class MBConv(nn.Module):
             out: Tensor = self.block(y)
             return out
         if self.drop_connect.rate > 0:
-            return shortcut + self.drop_connect(self.block(y))
+            dropped: Tensor = self.drop_connect(self.block(y))
+            return shortcut + dropped
         *layers, last = self.block
+        assert isinstance(last, ConvNormAct)
         for layer in layers:
             y = layer(y)
         return joined(last[1], last[0](y), shortcut, None, None)
