@@ -254,7 +254,8 @@ class Engine(Section):
     # cuda: our own kernels for batch norm and what surrounds it; auto: where the network has such layers, in place of
     # torch.compile, unless compile is on or off
     kernels: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
-    # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off
+    # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off or
+    # there are several processes; other devices have nothing to record
     graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False
     # cuda: try every convolution algorithm on the first images of a size, and keep the fastest; auto: unless
