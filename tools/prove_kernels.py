@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.kernels import norm, pool, reference, stem
+from reconv.kernels import excite, max_pool, norm, pool, reference, stem
 from reconv.kernels.norm import Norm, Operand
 from reconv.kernels.rows import rows_of
 
@@ -116,7 +116,7 @@ def prove() -> bool:
             is_right &= max(worst.values()) <= tolerance
             words = " ".join(f"{name} {value:.1e}" for name, value in worst.items())
             print(f"{form:10} {str(dtype)[6:]:9} {len(shapes) * 2 + 2:6}  {words} ({tolerance:.0e})", flush=True)
-    return is_right & prove_stem()
+    return is_right & prove_stem() & prove_max_pool() & prove_excite()
 
 
 def prove_stem() -> bool:
@@ -126,6 +126,44 @@ def prove_stem() -> bool:
     worst = error(blocks, F.conv2d(images.double(), weight, stride=2, padding=3))
     print(f"{'stem':10} {'float64':9} {1:6}  y {worst:.1e} (1e-12)")
     return worst < 1e-12
+
+
+def prove_max_pool() -> bool:
+    """Print whether the max-pools of GoogLeNet and ResNet give torch's bits, values and gradients."""
+    is_right = True
+    windows = (max_pool.Window(3, 1, 1, True), max_pool.Window(3, 2, 0, True), max_pool.Window(2, 2, 0, True))
+    for window in (*windows, max_pool.Window(3, 2, 1, False)):
+        for dtype in TOLERANCES:
+            x = draw(8, 192, 29, 28, dtype=dtype).mul(2).round().requires_grad_()  # many equal values
+            again = x.detach().clone().requires_grad_()
+            y = max_pool.max_pool(x, window)
+            expected = F.max_pool2d(again, window.side, window.stride, window.pad, ceil_mode=window.ceil)
+            dy = torch.randn_like(y).round()
+            y.backward(dy)
+            expected.backward(dy)
+            is_right &= torch.equal(y, expected) and torch.equal(x.grad, again.grad)  # type: ignore[arg-type]
+    print(f"{'max_pool':10} {'all':9} {4:6}  {'equal bits' if is_right else 'NOT EQUAL'}")
+    return is_right
+
+
+def prove_excite() -> bool:
+    """Print the worst errors of squeeze and excitation over EfficientNet-B0's shapes."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        worst = 0.0
+        for channels, side in ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7)):
+            x = draw(8, channels, side, side, dtype=dtype).requires_grad_()
+            x64 = wide(x)
+            again, means = excite.squeeze(x)
+            y = excite.excite(again, torch.sigmoid(means))
+            y64 = x64 * torch.sigmoid(x64.mean((2, 3), keepdim=True))
+            dy = torch.randn_like(y)
+            y.backward(dy)
+            y64.backward(dy.double())
+            worst = max(worst, error(y, y64), error(x.grad, x64.grad))
+        is_right &= worst <= tolerance
+        print(f"{'excite':10} {str(dtype)[6:]:9} {6:6}  y, dx {worst:.1e} ({tolerance:.0e})")
+    return is_right
 
 
 def time_ms(calls: list[Callable[[], Any]]) -> float:
