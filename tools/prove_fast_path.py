@@ -1,0 +1,92 @@
+"""Prove on a CUDA GPU that the fast path trains as the plain one does, waits for nothing, and can give equal bits.
+
+    python tools/prove_fast_path.py [RECIPE] [--batch 128] [--steps 10]
+
+Three claims, one line each: the losses of some steps by kernels and graph against the same steps launched plainly with
+`engine.compile=off`; no wait of the host for the device in a step of either (torch's own check raises); with
+`engine.deterministic` two runs of the fast path end with equal digests of their weights, and what that costs. The exit
+code says whether all hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from reconv.bench.subject import open_subject
+from reconv.bench.timing import Marks, Wish, measure
+from reconv.checkpoint.runfolder import RunFolder
+from reconv.engine.loop import Counters
+from reconv.parallel.world import World
+from reconv.run import parts
+from reconv.run.assemble import Job, build_learner, build_step
+from reconv.run.folder import RestorePoint
+from reconv.run.sources import Sources
+
+TOLERANCE = 0.02  # of a loss in bf16 after some steps: half types round at other places
+WARM_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What some steps left."""
+
+    losses: list[float]
+    digest: str
+    images_per_s: float
+
+
+def train(name: str, batch: int, steps: int, settings: Mapping[str, object]) -> Trained:
+    """Train on made-up images that lie on the device; after the first steps a wait of the host is an error."""
+    given = [("batch.size", batch, "tool"), ("batch.group", "all", "tool")]
+    given += [(field, value, "tool") for field, value in settings.items()]
+    subject = open_subject(name, input="device", data=None, overrides=given, device="cuda")
+    recipe, plan, device = subject.recipe, subject.plan, subject.device
+    sources = Sources(subject.source, subject.source)
+    job = Job(recipe, plan, sources, device, World.single(), RunFolder(Path("tool")), RestorePoint(None, ()))
+    learner = build_learner(job, lambda event: None)
+    marks = Marks(device)
+    step = build_step(job, learner, Counters(step=1), lambda event: None, marks.mark)
+    losses = []
+    for number, batches in enumerate(parts.train_loader(recipe, plan, subject.source, device.move).steps(0, steps)):
+        torch.cuda.set_sync_debug_mode("error" if number >= WARM_STEPS else "default")
+        losses.append(step(number, batches).loss)
+        torch.cuda.set_sync_debug_mode("default")
+    digest = hashlib.sha256()
+    for tensor in learner.network.model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    loader = parts.train_loader(recipe, plan, subject.source, device.move)
+    windows = measure(step, loader, device, Wish(5, None, 2), marks)
+    return Trained([float(loss) / batch for loss in losses], digest.hexdigest()[:16], batch / windows.median_s)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("recipe", nargs="?", default="resnet50-habana-1card-bf16")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=10)
+    given = parser.parse_args()
+    fast = train(given.recipe, given.batch, given.steps, {})
+    plain = train(given.recipe, given.batch, given.steps, {"engine.compile": "off"})
+    apart = max(abs(a - b) / abs(b) for a, b in zip(fast.losses, plain.losses, strict=True))
+    print(f"losses of {given.steps} steps: fast {fast.losses[0]:.4f} to {fast.losses[-1]:.4f}, plain "
+          f"{plain.losses[0]:.4f} to {plain.losses[-1]:.4f}, at most {apart:.2%} apart ({TOLERANCE:.0%})")  # fmt: skip
+    print(f"no wait of the host in steps {WARM_STEPS + 1} to {given.steps} of either")
+    print(f"fast {fast.images_per_s:,.0f} images/s, plain {plain.images_per_s:,.0f}")
+    settings = {"engine.deterministic": True}
+    first, second = (train(given.recipe, given.batch, given.steps, settings) for _ in range(2))
+    is_equal = first.digest == second.digest
+    cost = fast.images_per_s / first.images_per_s - 1
+    print(f"deterministic: weights {first.digest} and {second.digest}, {'equal' if is_equal else 'NOT EQUAL'}; "
+          f"{first.images_per_s:,.0f} images/s, {cost:.1%} slower")  # fmt: skip
+    return 0 if is_equal and apart <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
