@@ -72,8 +72,11 @@ class Heartbeat:
         self._posted: PeerError | None = None
         self._is_leaving = threading.Event()
         self._judging = threading.Lock()
+        self._has_left = threading.Event()
+        self._main_knows = threading.Event()  # that something is wrong: it winds down itself
         self._thread = threading.Thread(target=self._run, name="reconv-heartbeat", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch_store, name="reconv-store-watch", daemon=True).start()
 
     def post(self, error: ReconvError) -> None:
         """Tell the others what has ended this process."""
@@ -86,7 +89,8 @@ class Heartbeat:
 
     def judge(self) -> ReconvError:
         """Why a collective has failed: what another process has posted, or who has stopped beating."""
-        deadline_s = time.monotonic() + GRACE_S
+        self._main_knows.set()
+        deadline_s = time.monotonic() + 2 * GRACE_S
         while time.monotonic() < deadline_s:
             with self._judging:
                 found = self._failure() or self._lost(_SHORT_S)
@@ -103,6 +107,14 @@ class Heartbeat:
         deadline_s = time.monotonic() + GRACE_S
         while self._place.rank == 0 and time.monotonic() < deadline_s and not self._all_are_done():
             time.sleep(0.02)
+        self._has_left.set()
+
+    def _watch_store(self) -> None:
+        """Notice that the store is out of reach: a question to it over a cut cable is never answered, nor refused."""
+        while not self._has_left.wait(BEAT_S):
+            found = self._unreachable(self.lost_after_s)
+            if found is not None and self.phase != SAVING and not self._main_knows.is_set():
+                self._end(found)
 
     def _run(self) -> None:
         while not self._is_leaving.wait(BEAT_S):
@@ -111,7 +123,7 @@ class Heartbeat:
                 self._hear()
                 failure = self._failure()
                 found = failure or self._lost(self.lost_after_s)
-            if found is None or self.phase == SAVING:  # a save is finished first
+            if found is None or self.phase == SAVING or self._main_knows.is_set():  # a save is finished first
                 continue
             if failure is not None and self._is_leaving.wait(GRACE_S):
                 return
@@ -122,8 +134,7 @@ class Heartbeat:
         beat = Beat(self._number, self.phase, platform.node(), os.getpid(), self._stack(), is_done)
         try:
             self._store.set(str(self._place.rank), json.dumps(asdict(beat)))
-            self._answered_s = time.monotonic()
-        except RuntimeError:  # not answered: counted from the last time it did
+        except RuntimeError:  # who is out of reach is found by those who wait for an answer
             return
 
     def _hear(self) -> None:
@@ -161,25 +172,33 @@ class Heartbeat:
 
     def _lost(self, after_s: float) -> ReconvError | None:
         """The peer that has been silent for too long."""
-        now_s = time.monotonic()
-        if now_s - self._answered_s > after_s:
-            return LostPeerError(
-                f"rank 0 cannot be reached: its store has not answered for {now_s - self._answered_s:.0f} s",
-                where=f"{self._place.address}:{self._place.port}, seen from {self._here()}",
-                why="its machine is down, or the network between is cut" + self._last_of(0),
-                then=_NEXT,
-            )
-        for rank, heard in self._peers.items():
-            is_done = heard.beat is not None and heard.beat.is_done
-            if not is_done and now_s - heard.at_s > after_s:
-                silent_s = now_s - heard.at_s
-                return LostPeerError(
-                    f"rank {rank} is lost: no sign of life for {silent_s:.0f} s",
-                    where=_whereabouts(heard.beat),
-                    why=_state(heard.beat) + self._last_of(rank),
-                    then=_NEXT,
-                )
-        return None
+        found = self._unreachable(after_s)
+        if found is not None:
+            return found
+        alive = {rank: heard for rank, heard in self._peers.items() if heard.beat is None or not heard.beat.is_done}
+        if not alive:
+            return None
+        rank, heard = min(alive.items(), key=lambda item: item[1].at_s)  # the one that has been silent for longest
+        silent_s = time.monotonic() - heard.at_s
+        if silent_s <= after_s:
+            return None
+        return LostPeerError(
+            f"rank {rank} is lost: no sign of life for {silent_s:.0f} s",
+            where=_whereabouts(heard.beat),
+            why=_state(heard.beat) + self._last_of(rank),
+            then=_NEXT,
+        )
+
+    def _unreachable(self, after_s: float) -> ReconvError | None:
+        silent_s = time.monotonic() - self._answered_s
+        if silent_s <= after_s:
+            return None
+        return LostPeerError(
+            f"rank 0 cannot be reached: its store has not answered for {silent_s:.0f} s",
+            where=f"{self._place.address}:{self._place.port}, seen from {self._here()}",
+            why="its machine is down, or the network between is cut" + self._last_of(0),
+            then=_NEXT,
+        )
 
     def _last_of(self, rank: int) -> str:
         heard = self._peers.get(rank)

@@ -257,7 +257,13 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
     trace = build_trace(job.recipe, job.folder, job.device, first_step, emit, clock)
     waiting = _waiting(job, clock, emit)
 
+    has_ended = False
+
     def end(code: int, reason: str) -> None:
+        nonlocal has_ended
+        if has_ended:  # another thread was faster: it has noticed that a process is lost
+            return
+        has_ended = True
         emit(
             Ended(
                 step=counters.step,
