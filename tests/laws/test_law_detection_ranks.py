@@ -1,0 +1,64 @@
+"""Laws 3 and 10 for detection: ranks change neither what a detector learns nor how it is scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ranks import in_ranks
+
+import reconv
+from reconv.report.events import Evaluated, Progress, read_events
+
+from .conftest import Outcome
+from .test_law_detection import TINY, assert_same_bits
+
+NUM_SCORED = 22
+SHORT = {
+    **TINY,
+    "batch.size": 14,  # groups of 4, 4, 4, 2, dealt 2 + 2 and 2 + 1 + 1
+    "batch.micro": 4,
+    "log.every": "1step",
+    "length": "4step",
+    "save.every": "4step",
+    "evaluate.every": "4step",
+    "data.num_samples": 110,
+    "evaluate.batch": 5,  # of 7, 8, 11 or 22 images of a rank: the last batch is never full
+    "detection.score": 0.01,  # so little that a network that knows nothing finds something
+    "ema.decay": 0.9,  # a second evaluation, of the averaged weights
+}
+
+
+def train_here(out: str, settings: dict[str, object]) -> int:
+    overrides = [(field, value, "--set") for field, value in settings.items()]
+    return reconv.train("quickstart-detection", out=out, overrides=overrides).exit_code
+
+
+def trained(size: int, settings: dict[str, object]) -> Outcome:
+    """The run of so many ranks, in a folder of its own."""
+    folder = Path.cwd() / f"of-{size}"
+    assert in_ranks(size, train_here, str(folder), settings) == [0] * size
+    return Outcome(folder, {})
+
+
+def losses(outcome: Outcome) -> list[tuple[float, float]]:
+    events = read_events(outcome.folder.events)
+    return [(e.loss, e.metrics["box_loss"]) for e in events if isinstance(e, Progress)]
+
+
+def evaluations(outcome: Outcome) -> list[Evaluated]:
+    return [event for event in read_events(outcome.folder.events) if isinstance(event, Evaluated)]
+
+
+def test_a_detector_learns_and_scores_the_same_on_2_and_3_ranks_as_on_one() -> None:
+    settings = {**SHORT, "parallel.reduce": "ordered"}
+    one = trained(1, settings)
+    alone = evaluations(one)
+    assert len(losses(one)) == 4 and [event.num_samples for event in alone] == [NUM_SCORED] * 2
+    assert all(event.metrics["ar100"] > 0 for event in alone)
+    for size in (2, 3):
+        several = trained(size, settings)
+        assert_same_bits(one, several)
+        assert losses(several) == losses(one)
+        together = evaluations(several)
+        assert [event.num_samples for event in together] == [NUM_SCORED] * 2
+        assert [event.metrics for event in together] == [event.metrics for event in alone]
