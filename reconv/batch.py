@@ -37,11 +37,16 @@ class Batch:
 
     def by_group(self) -> Iterator[Batch]:
         """The batch's groups, one Batch each, in position order."""
+        return self.parts(1)
+
+    def parts(self, num_groups: int) -> Iterator[Batch]:
+        """The batch in parts of so many groups, the last perhaps of fewer, in position order."""
         start = 0
-        for size in self.groups:
-            rows = slice(start, start + size)
-            yield Batch({k: t[rows] for k, t in self.tensors.items()}, self.positions[rows], (size,))
-            start += size
+        for first in range(0, len(self.groups), num_groups):
+            groups = self.groups[first : first + num_groups]
+            rows = slice(start, start + sum(groups))
+            yield Batch({k: t[rows] for k, t in self.tensors.items()}, self.positions[rows], groups)
+            start = rows.stop
 
 
 class Copied(Protocol):

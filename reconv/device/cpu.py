@@ -62,6 +62,9 @@ class Cpu:
         """Torch has a fused kernel for this device."""
         return "fused"
 
+    def release_memory(self) -> None:
+        """The system takes back what is freed."""
+
     def peak_memory_bytes(self) -> int:
         """The largest resident size of the process so far."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -134,6 +134,10 @@ class Cuda:
         """Torch has a fused kernel for this device."""
         return "fused"
 
+    def release_memory(self) -> None:
+        """Give back what torch holds in reserve."""
+        torch.cuda.empty_cache()
+
     def peak_memory_bytes(self) -> int:
         """The most that tensors have held so far."""
         return torch.cuda.max_memory_allocated(self.torch)

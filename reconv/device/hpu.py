@@ -92,6 +92,9 @@ class Hpu:
             return "foreach"
         return found
 
+    def release_memory(self) -> None:
+        """The vendor's interface has no such call."""
+
     def peak_memory_bytes(self) -> int:
         """The most that tensors have held so far."""
         return int(self._hpu.memory_stats(self.torch)["MaxInUse"])

@@ -67,6 +67,10 @@ class Mps:
         """Torch has a fused kernel for this device."""
         return "fused"
 
+    def release_memory(self) -> None:
+        """Give back what torch holds in reserve."""
+        torch.mps.empty_cache()
+
     def peak_memory_bytes(self) -> int:
         """What the driver holds now: torch counts no peak for this device."""
         return torch.mps.driver_allocated_memory()

@@ -91,6 +91,10 @@ class Layers(Protocol):
         """Tell the layers which groups and positions come next."""
         ...
 
+    def forget(self) -> None:
+        """Drop what the passes of an unfinished step have recorded."""
+        ...
+
     def commit(self, ok: Tensor) -> None:
         """Move running statistics once, by the weighted mean over the step's groups, unless not ok."""
         ...

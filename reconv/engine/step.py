@@ -19,6 +19,7 @@ from reconv.batch import Batch
 from reconv.engine.protocols import Average, Layers, Optimizer, Precision, Prepare, Sums, Task, World
 
 _LOSS = "the loss"  # among a pass's sums: no metric's name
+UPDATING = "this happened while weights were being updated"  # so that the step cannot be done again
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,15 @@ class PlainStep:
         totals = self.world.totals([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
         loss = totals.pop(_LOSS)
 
+        try:
+            grad_norm, ok = self._update(moment, loss)
+        except Exception as error:
+            error.add_note(UPDATING)
+            raise
+        return StepResult(loss, weight, totals, grad_norm, ok)
+
+    def _update(self, moment: Moment, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Move weights, statistics and average by the gradients; their norm, and whether anything was moved."""
         with self.mark("optimizer"):
             self.world.reduce_gradients()
             grads = self.optimizer.grads()
@@ -92,7 +102,7 @@ class PlainStep:
             if self.average is not None:
                 self.average.update(moment.share, ok)
             self.precision.update(ok)
-        return StepResult(loss, weight, totals, grad_norm, ok)
+        return grad_norm, ok
 
     def _passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in micro_batches:

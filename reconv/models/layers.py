@@ -181,6 +181,12 @@ class LayerState:
             for noise in self._noises:
                 noise.rows, noise.groups = rows, batch.groups
 
+    def forget(self) -> None:
+        """Drop what the passes of an unfinished step have recorded."""
+        for norm in self._norms:
+            norm.recorded = ()
+        self._pending = []
+
     def commit(self, ok: Tensor) -> None:
         """Move running statistics by the sample-weighted mean over the step's groups, unless the step is not ok."""
         self._collect()

@@ -51,6 +51,11 @@ class Policy:
         self._casts = casts
 
     @property
+    def compute_dtype(self) -> torch.dtype:
+        """What most activations are kept in."""
+        return self._autocast or self.input_dtype
+
+    @property
     def loss_scale(self) -> Tensor | None:
         """The scale in use, on the device, or None where there is none."""
         return None

@@ -37,7 +37,7 @@ _MAY_CHANGE = (
     *("engine.threads", "engine.cpus", "records", "profile"),
     *("parallel.bucket_mb", "parallel.lost_after_s"),
 )
-_MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.")
+_MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
 
 
 @dataclass(frozen=True, slots=True)

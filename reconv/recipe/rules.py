@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from reconv.recipe.box_rules import box_contradictions
 from reconv.recipe.contradiction import Contradiction
 from reconv.recipe.detection_rules import detection_contradictions
+from reconv.recipe.memory_rules import memory_contradictions
 from reconv.recipe.units import Duration
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
     """Every contradiction between the recipe's fields."""
     of_detection = (box_contradictions, detection_contradictions)
     rules = (_durations, _model, _data, _augment, *of_detection, _batch, _schedule, _optimizer, _ending, _rest)
-    return [c for rule in rules for c in rule(recipe)]
+    return [c for rule in (*rules, memory_contradictions) for c in rule(recipe)]
 
 
 def _durations(recipe: Recipe) -> Iterator[Contradiction]:

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from reconv.recipe.contradiction import ContradictionError
 from reconv.recipe.detection import Detection
 from reconv.recipe.images import Augment, Data
+from reconv.recipe.memory import Memory
 from reconv.recipe.rules import contradictions
 from reconv.recipe.section import (
     BatchSize,
@@ -371,6 +372,7 @@ class Recipe(Section):
     save: Save = Save()
     log: Log = Log()
     parallel: Parallel = Parallel()
+    memory: Memory = Memory()
     records: Annotated[tuple[RecordName, ...], Listed, BeforeValidator(_listed)] = ()  # written beside the report
     profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"  # trace these steps, from 1, both included
     expect: Expect | None = None

@@ -15,7 +15,8 @@ from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.data.faults import Faults
 from reconv.data.prepare import TrainPrepare
-from reconv.device import Device
+from reconv.device import Device, is_out_of_memory
+from reconv.engine.fitting import FittingStep
 from reconv.engine.graph import GraphedStep
 from reconv.engine.loop import Counters, Fit
 from reconv.engine.protocols import Optimizer
@@ -46,6 +47,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Emit = Callable[[Event], None]
 Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
+
+
+AnyStep = PlainStep | GraphedStep | FittingStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,8 @@ def _start(job: Job, network: Network, emit: Emit) -> list[str]:
         notes.append(said)
     if said := boxes_left_out(job.sources.train, recipe.detection.max_boxes):
         notes.append(said)
+    if network.recomputed is not None:
+        notes.append(network.recomputed.words(job.plan.micro_batch))
     return notes
 
 
@@ -213,7 +219,7 @@ def _restore(job: Job, saver: Saver) -> Counters:
     return Counters(state["step"], list(state["history"]), state["skipped"])
 
 
-def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark) -> PlainStep | GraphedStep:
+def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark) -> AnyStep:
     """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
     prepare = TrainPrepare(
@@ -246,7 +252,18 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         boundary=job.device.step_boundary,
     )
     recorder = build_recorder(recipe, job.device, job.world)
-    return plain if recorder is None else GraphedStep(plain, recorder)
+    step = plain if recorder is None else GraphedStep(plain, recorder)
+    # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
+    if recipe.batch.micro != "auto" or job.world.size > 1:
+        return step
+    return FittingStep(
+        step=step,
+        layers=network.layers,
+        optimizer=learner.optimizer,
+        is_out_of_memory=is_out_of_memory,
+        release=job.device.release_memory,
+        tell=lambda step, text: emit(Noted("warning", text, step)),
+    )
 
 
 def share(job: Job, network: Network) -> Shared:

@@ -25,6 +25,7 @@ from reconv.models import build_model, initialise
 from reconv.models.fastnet import FastNet
 from reconv.models.fuse import use_kernels
 from reconv.models.layers import LayerState
+from reconv.models.recompute import Recomputed, choose_stages, recomputing
 from reconv.models.ssd import SSD
 from reconv.optim.decay import decay_groups
 from reconv.parallel.world import World
@@ -47,6 +48,7 @@ class Network:
     layers: LayerState
     precision: Policy
     channels_last: bool
+    recomputed: Recomputed | None = None
 
 
 def check_model(recipe: Recipe, num_classes: int) -> None:
@@ -58,6 +60,15 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
     if isinstance(model, SSD) and recipe.task != "detection":
         raise RecipeError(f"{recipe.model.name} finds boxes, and the task is {recipe.task}", where="model.name")
     decay_groups(model, recipe.optimizer.decay)
+    build_recomputed(model, recipe, torch.float32)
+
+
+def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> Recomputed | None:
+    """Which stages of the network are computed again in the backward pass; None: nothing is."""
+    if recipe.memory.recompute == "off":
+        return None
+    side, channels = recipe.augment.size or recipe.data.preprocess.size, recipe.data.preprocess.channels
+    return choose_stages(model, recipe.memory.recompute, (channels, side, side), dtype)
 
 
 def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
@@ -74,6 +85,8 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
 
 def is_compiled(recipe: Recipe, device: Device) -> bool:
     """Whether networks and losses are compiled: where the recipe says so, else on cuda and by Gaudi's compiler."""
+    if recipe.memory.recompute != "off":
+        return False
     if recipe.engine.compile == "on" and device.compiler is None:
         raise UsageError(
             f"engine.compile: nothing is compiled on {device.describe()}",
@@ -114,8 +127,13 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
             f"engine.kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",
             then="leave it at auto",
         )
-    forward = compiled(model, device) if is_compiled(recipe, device) and not has_kernels else model
-    return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last)
+    recomputed = build_recomputed(model, recipe, precision.compute_dtype)
+    forward: Callable[..., Any] = model
+    if recomputed is not None:
+        forward = recomputing(model, recomputed.names, precision.autocast)
+    elif is_compiled(recipe, device) and not has_kernels:
+        forward = compiled(model, device)
+    return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)
 
 
 def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | None:

@@ -1,0 +1,111 @@
+"""Computing stages again changes no bit of a run on the CPU; a step done again after running out of memory neither."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.errors import ResourceError
+from reconv.models.resnet import ResNet
+from reconv.report.events import Noted, read_events
+
+from .conftest import EVERYTHING, Outcome, Train
+
+SHORT = {**EVERYTHING, "length": "6step", "save.every": "6step", "evaluate.every": "off", "schedule.warmup": "0ep"}
+
+
+def differing(one: Outcome, other: Outcome) -> list[str]:
+    ours, theirs = one.bits(), other.bits()
+    assert len(ours) > 60 and set(ours) == set(theirs)
+    return [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+def notes(outcome: Outcome) -> list[str]:
+    return [event.text for event in read_events(outcome.folder.events) if isinstance(event, Noted)]
+
+
+@pytest.mark.parametrize(("wish", "mode"), [("all", "fp32"), ("auto", "bf16-all"), ("[layer2, stem]", "fp32")])
+def test_weights_and_statistics_are_bitwise_those_of_a_run_that_keeps_everything(
+    train: Train, wish: str, mode: str
+) -> None:
+    settings = {**SHORT, "precision.mode": mode}
+    kept = train("kept", settings)
+    again = train("again", {**settings, "memory.recompute": wish})
+    assert differing(kept, again) == []
+    [said] = [text for text in notes(again) if "memory.recompute" in text]
+    assert "a micro-batch of 32 keeps" in said
+
+
+def test_keyed_dropout_and_drop_connect_draw_the_same_again(train: Train) -> None:
+    settings = {
+        **SHORT,
+        "length": "2step",
+        "save.every": "2step",
+        "model.name": "efficientnet_b0",
+        "model.options.dropout": "0.5",
+        "batch.size": "16",
+        "batch.group": "4",
+        "batch.micro": "8",
+    }
+    assert differing(train("kept", settings), train("again", {**settings, "memory.recompute": "all"})) == []
+
+
+class Hungry:
+    """A network that runs out of memory on more than so many images, for the first time after some passes."""
+
+    def __init__(self, most: int, after: int = 0) -> None:
+        self.most, self.after, self.passes = most, after, 0
+        self.plain = ResNet.forward
+
+    def __call__(self, model: Any, images: Tensor) -> Tensor:
+        if model.training:
+            self.passes += 1
+            if self.passes > self.after and len(images) > self.most:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.plain(model, images)
+
+
+def test_a_step_that_does_not_fit_is_halved_to_groups_and_done_again(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**SHORT, "parallel.reduce": "fast"}
+    expected = train("expected", {**settings, "batch.micro": "16"})
+    hungry = Hungry(16)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+    found = train("found", {**settings, "batch.micro": "auto"})
+    assert differing(expected, found) == []
+    said = [text for text in notes(found) if "out of memory" in text]
+    assert [text.split(" are")[0] for text in said] == [
+        "out of memory: micro-batches of 64",
+        "out of memory: micro-batches of 32",
+    ]
+    assert hungry.passes == 2 + 6 * 4
+
+
+def test_running_out_in_the_middle_of_a_step_loses_none_of_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two micro-batches is through, its gradients and statistics are there, when the second fails."""
+    settings = {**SHORT, "data.percent": "100", "batch.size": "512", "batch.group": "128", "length": "2step"}
+    settings["save.every"] = "2step"
+    expected = train("expected", {**settings, "batch.micro": "128"})
+    late = Hungry(128, after=1)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: late(model, images))
+    assert differing(expected, train("late", {**settings, "batch.micro": "auto"})) == []
+    assert late.passes == 2 + 2 * 4
+
+
+def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    hungry = Hungry(15)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+    with pytest.raises(ResourceError, match="out of memory"):
+        train("none", {**SHORT, "batch.micro": "auto"})
+    assert hungry.passes == 3
+
+
+def test_a_size_that_a_person_gave_is_not_changed(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    hungry = Hungry(16)
+    monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+    with pytest.raises(ResourceError, match="out of memory"):
+        train("given", {**SHORT, "batch.micro": "32"})
