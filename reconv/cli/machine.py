@@ -16,18 +16,28 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
 
 
 @click.command(cls=Verb)
+@click.option("--hosts", metavar="A,B", help="Other machines to look at too: ssh, versions, data, a port here.")
+@click.option("--data", metavar="DIR", type=click.Path(), help="With --hosts: the data that must be the same there.")
+@click.option(
+    "--port", metavar="N", type=click.IntRange(0, 65535), default=29500, show_default=True, help="With --hosts."
+)
 @json_option
-def doctor(json_file: str | None) -> int:
+def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None) -> int:
     """Show versions, devices, cores, memory, disk; what is missing and how to get it.
 
     \b
     Examples:
       reconv doctor
       reconv doctor --json machine.json
+      reconv doctor --hosts node1,node2 --data /imagenet
     """
     from reconv.doctor import as_json, examine, is_fit
 
     findings = examine()
+    if hosts is not None:
+        from reconv.run.hosts import examine_hosts
+
+        findings = [*findings, *examine_hosts([host for host in hosts.split(",") if host], data, port)]
     if json_file is not None:
         emit_json(as_json(findings), json_file)
     else:
