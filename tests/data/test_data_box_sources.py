@@ -141,7 +141,22 @@ FILE_FAULTS = {
     "is of an image that is not in the list": lambda t: t["annotations"][0].update(image_id=999),
     "has no bbox of four numbers": lambda t: t["annotations"][0].update(bbox=[1, 2]),
     "has no category_id": lambda t: t["annotations"][0].pop("category_id"),
-    "has no annotations": lambda t: t.pop("annotations"),
+    "has no list of annotations": lambda t: t.pop("annotations"),
+    "has no list of images": lambda t: t.update(images={}),
+    "image number 0 has no id": lambda t: t["images"][0].pop("id"),
+    "image number 1 has no id": lambda t: t["images"].__setitem__(1, "a.jpg"),
+    "image number 2 has no id": lambda t: t["images"][2].update(id=[3]),
+    "image 1 has no file_name": lambda t: t["images"][0].pop("file_name"),
+    "image 1 has no width and height": lambda t: t["images"][0].update(width=None),
+    "image 11 has no width and height": lambda t: t["images"][1].update(height=10**12),
+    "annotation number 0 is of an image": lambda t: t["annotations"].__setitem__(0, "a box"),
+    "annotation 1 is of an image": lambda t: t["annotations"][0].update(image_id=[1]),
+    "annotation 1 has no bbox": lambda t: t["annotations"][0].update(bbox=[0, 0, 10**400, 5]),
+    "annotation 1 has no category_id": lambda t: t["annotations"][0].update(category_id=[90]),
+    "annotation 1 has an iscrowd that is neither": lambda t: t["annotations"][0].update(iscrowd="0"),
+    "annotation 1 has an area that is no number": lambda t: t["annotations"][0].update(area="large"),
+    "has no id or no name": lambda t: t.update(categories=["person"]),
+    "category id 90 of .* is there twice": lambda t: t["categories"].append({"id": 90, "name": "comb"}),
 }
 
 
@@ -151,6 +166,18 @@ def test_a_faulty_coco_file_is_refused_by_name(coco: Path, said: str) -> None:
     with pytest.raises(DataError, match=said) as caught:
         opened(coco)
     assert caught.value.where.endswith("instances_train2017.json") and caught.value.then
+
+
+def test_a_number_that_means_another_class_in_validation_is_refused(coco: Path) -> None:
+    rewrite(coco, lambda told: told["categories"][1].update(name="wolf"), "val")
+    assert len(opened(coco)) == 2
+    with pytest.raises(DataError, match="category 18 is 'wolf' here and 'dog' in training"):
+        opened(coco, "val")
+
+
+def test_coco_files_may_leave_out_areas(coco: Path) -> None:
+    rewrite(coco, lambda told: told["annotations"][1].update(area=None))
+    assert opened(coco).annotation(0).area.tolist() == [100, 200]
 
 
 def test_coco_that_is_no_json_and_a_split_without_a_file_are_refused(coco: Path) -> None:
@@ -214,6 +241,7 @@ def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
     faults = {
         "cannot be read: no XML": good[:-20],
         "a has no size": good.replace("<width>20</width>", ""),
+        "a has no .?size": good.replace("<width>20</width>", "<width>inf</width>"),
         "a box that leaves its picture": good.replace("<xmax>5</xmax>", "<xmax>25</xmax>"),
         "a box that has its corners swapped": good.replace("<xmax>5</xmax>", "<xmax>-1</xmax>"),
         "a box that has a corner that is no number": good.replace("<xmax>5</xmax>", "<xmax>wide</xmax>"),
@@ -265,9 +293,30 @@ def test_yolo_lists_of_files_and_names_without_yaml_are_read(tmp_path: Path) -> 
     assert opened(root).class_names == ("cat",)
 
 
+def test_names_with_spaces_marks_and_other_letters_are_read(tmp_path: Path) -> None:
+    stems = ["mein bild 1", "猫 2"]
+    pictures = {stem: (20, 20, [("große schraube", (1, 1, 5, 5), 0)]) for stem in stems}
+    voc = write_voc(tmp_path / "v", {"train": stems, "val": stems}, pictures)
+    assert [opened(voc).annotation(i).image_id for i in range(2)] == stems
+    assert opened(voc).class_names == ("große schraube",) and len(opened(voc).sample(1).data)
+    (voc / "ImageSets" / "Main" / "train.txt").write_text("".join(f"{stem}  -1\n" for stem in stems))
+    assert [opened(voc).annotation(i).image_id for i in range(2)] == stems
+    (voc / "classes.txt").write_bytes("\ufeffgroße schraube\nmutter\n".encode())
+    assert opened(voc).class_names == ("große schraube", "mutter")
+    yolo = write_yolo(tmp_path / "y", "images/train", {"ein bild": ["1.0 0.5 0.5 0.2 0.2"]}, ["c", "d"])
+    (yolo / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: {'0': cat, '1': dog}\n")
+    (yolo / "train.txt").write_bytes("\ufeffimages/train/ein bild.jpg\n".encode())
+    assert opened(yolo).class_names == ("cat", "dog") and opened(yolo).annotation(0).labels.tolist() == [1]
+    (yolo / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: {cat: 0}\n")
+    with pytest.raises(DataError, match="names of classes without numbers"):
+        opened(yolo)
+
+
 def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
     faults = {
         "class 3 where there are 2": "3 0.5 0.5 0.1 0.1",
+        "line 2 is no class with": "1e999 0.5 0.5 0.1 0.1",
+        "line 2 is no class wit": "0.7 0.5 0.5 0.1 0.1",
         "line 2 is no class with four numbers": "1 0.5 0.5",
         "a box that leaves its picture": "1 0.9 0.5 0.4 0.1",
         "a box that has no area": "1 0.9 0.5 0.0 0.1",

@@ -10,6 +10,7 @@ import io
 import os
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -100,3 +101,18 @@ def upright_size(data: bytes, name: str) -> tuple[int, int]:
 def relative_to(root: str, path: str) -> str:
     """A path under a root, normalised, whatever slashes a file was written with."""
     return os.path.normpath(os.path.join(root, path.replace("\\", "/")))
+
+
+def file_lines(path: str | Path) -> list[str]:
+    """Names of files that a text lists, one a line; those that are no UTF-8 stay what the disk calls them."""
+    return _lines(path, "surrogateescape")
+
+
+def class_lines(path: str | Path) -> list[str]:
+    """Names of classes that a text lists, one a line."""
+    return _lines(path, "replace")
+
+
+def _lines(path: str | Path, errors: str) -> list[str]:
+    text = read(path).decode("utf-8-sig", errors)  # Windows' editors begin a text with a mark
+    return [line.strip() for line in text.splitlines() if line.strip()]

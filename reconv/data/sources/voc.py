@@ -6,6 +6,7 @@ pixels of the files count from 1 and both ends are part of a box, so a left or t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from xml.etree import ElementTree
 from reconv.data.box_table import UNKNOWN, BoxTable, TableBuilder
 from reconv.data.reader import read
 from reconv.data.source import Split
-from reconv.data.sources.boxed import BoxedSource, open_boxed
+from reconv.data.sources.boxed import BoxedSource, class_lines, file_lines, open_boxed
 from reconv.errors import DataError
 from reconv.recipe.images import Data
 
@@ -25,6 +26,8 @@ CLASSES = (
 _IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
 _NAMES = "classes.txt"
 _ENDINGS = (".jpg", ".jpeg", ".png")
+_MOST_PX = 2**31  # of a side that a table holds
+_FLAG = re.compile(r"\s+(-1|0|1)$")
 
 
 def why_voc(folder: Path) -> str | None:
@@ -72,8 +75,9 @@ def _add(
 ) -> None:
     """One picture and its boxes."""
     height, width = (_number(tree, f"size/{side}") for side in ("height", "width"))
-    builder.picture(file, str(place), stem, int(height or 0), int(width or 0))
-    if not height or not width:
+    has_size = height is not None and width is not None and 0 < height < _MOST_PX and 0 < width < _MOST_PX
+    builder.picture(file, str(place), stem, *((int(height or 0), int(width or 0)) if has_size else (0, 0)))
+    if not has_size:
         builder.problem("no-size", f"{stem} has no size", str(place), "write its width and height under <size>")
     for entry in tree.findall("object"):
         name = (entry.findtext("name") or "").strip()
@@ -89,7 +93,7 @@ def _add(
 
 def _class_names(root: Path, split: Split, trees: Iterable[ElementTree.Element | str]) -> tuple[str, ...]:
     if (root / _NAMES).is_file():
-        return tuple(line for line in read(root / _NAMES).decode().splitlines() if line.strip())
+        return tuple(class_lines(root / _NAMES))
     if split == "val":
         trees = (_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in _stems(list_of(root, "train")))
     seen = {
@@ -102,8 +106,10 @@ def _class_names(root: Path, split: Split, trees: Iterable[ElementTree.Element |
 
 
 def _stems(file: Path) -> list[str]:
-    """The names in a list; a second column, which lists of single classes have, is left out."""
-    stems = [line.split()[0] for line in read(file).decode().splitlines() if line.strip()]
+    """The names in a list; where every line ends in a flag, as in lists of single classes, those are left out."""
+    stems = file_lines(file)
+    if all(_FLAG.search(stem) for stem in stems):
+        stems = [_FLAG.sub("", stem) for stem in stems]
     if not stems:
         raise DataError(f"{file.name} is empty", where=str(file), then="name pictures in it, one a line, no ending")
     return stems

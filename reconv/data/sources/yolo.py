@@ -19,7 +19,7 @@ import yaml
 from reconv.data.box_table import UNKNOWN, BoxTable, TableBuilder
 from reconv.data.reader import listing, read
 from reconv.data.source import Split
-from reconv.data.sources.boxed import BoxedSource, open_boxed, relative_to
+from reconv.data.sources.boxed import BoxedSource, class_lines, file_lines, open_boxed, relative_to
 from reconv.data.sources.folder import is_image_name
 from reconv.errors import DataError
 from reconv.recipe.images import Data
@@ -72,12 +72,12 @@ def label_file(picture: str) -> str:
 
 def _add(builder: TableBuilder, file: str, num_classes: int) -> None:
     """The boxes of the last picture."""
-    for number, line in enumerate(read(file).decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read(file).decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
         if not words:
             continue
         try:
-            label, values = int(float(words[0])), [float(word) for word in words[1:]]
+            label, values = int(words[0].removesuffix(".0")), [float(word) for word in words[1:]]
         except ValueError:
             label, values = UNKNOWN, []
         if len(values) == 4:
@@ -113,11 +113,11 @@ def _settings(root: Path) -> dict[str, Any]:
 def _class_names(root: Path, settings: dict[str, Any]) -> tuple[str, ...]:
     names = settings.get("names")
     if isinstance(names, dict):
-        names = [names.get(number, f"class{number}") for number in range(max(map(int, names), default=-1) + 1)]
+        names = _numbered(names, root)
     for name in _NAME_LISTS if names is None else ():
         for place in (root, root / _LABELS):
             if (place / name).is_file():
-                names = [line.strip() for line in read(place / name).decode().splitlines() if line.strip()]
+                names = class_lines(place / name)
     if not isinstance(names, list) or not names:
         raise DataError(
             f"no names of classes in {root}",
@@ -126,6 +126,16 @@ def _class_names(root: Path, settings: dict[str, Any]) -> tuple[str, ...]:
             then="write classes.txt there, one name a line",
         )
     return tuple(str(name) for name in names)
+
+
+def _numbered(names: dict[Any, Any], root: Path) -> list[str]:
+    """Names that a mapping gives by their number; numbers that it leaves out get one."""
+    try:
+        by_number = {int(number): str(name) for number, name in names.items()}
+    except (TypeError, ValueError) as error:
+        why = f"the names of classes are under {', '.join(map(repr, names))}"
+        raise DataError("names of classes without numbers", where=str(root), why=why, then="0: cat, 1: dog") from error
+    return [by_number.get(number, f"class{number}") for number in range(max(by_number, default=-1) + 1)]
 
 
 def _pictures(root: Path, split: Split, settings: dict[str, Any]) -> list[str]:
@@ -157,7 +167,6 @@ def _existing(root: Path, top: str, entry: str) -> str | None:
 
 def _listed(root: Path, place: str) -> list[str]:
     if os.path.isfile(place):
-        lines = [line.strip() for line in read(place).decode().splitlines() if line.strip()]
-        return [relative_to(str(root), line) for line in lines]
+        return [relative_to(str(root), line) for line in file_lines(place)]
     found = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names if is_image_name(name)]
     return sorted(found)
