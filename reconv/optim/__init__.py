@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 from torch import nn
@@ -28,9 +29,15 @@ __all__ = [
     "build_optimizer",
     "decay_groups",
     "norm_biases",
+    "optimizer_groups",
 ]
 
 _SKIPPED = {"none": "all", "norm": "not-norm", "norm-bias": "not-norm-bias"}  # what is left to decay
+
+
+def optimizer_groups(section: schema.Optimizer, model: nn.Module) -> DecayGroups:
+    """The trainable parameters as the optimizer of a recipe sorts them."""
+    return decay_groups(model, _SKIPPED[section.skip] if section.kind == "lars" else section.decay)
 
 
 def build_optimizer(
@@ -40,12 +47,16 @@ def build_optimizer(
     alpha: float | None = None,
     rounding: Rounding | None = None,
     descent: Literal["fused", "foreach"] | MakeSgd = "fused",
+    only: Collection[str] | None = None,
 ) -> SGD | LARS | RMSprop | HalfWeights:
     """The optimizer a recipe names, over the network's trainable parameters.
 
-    `alpha` is the plan's; `rounding` is for parameters in half precision; `descent` is what the device does best.
+    `alpha` is the plan's; `rounding` is for parameters in half precision; `descent` is what the device does best;
+    `only` names the parameters of a share.
     """
-    groups = decay_groups(model, _SKIPPED[section.skip] if section.kind == "lars" else section.decay)
+    groups = optimizer_groups(section, model)
+    if only is not None:
+        groups = groups.only(only)
     if rounding is None:
         return _build(section, groups, model, alpha, descent)
     wide = widened(groups)

@@ -5,6 +5,7 @@ Owns the named rules. Refuses to know optimizers. Invariant: every trainable par
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
@@ -22,6 +23,13 @@ class DecayGroups:
 
     decayed: dict[str, nn.Parameter]
     free: dict[str, nn.Parameter]
+
+    def only(self, names: Collection[str]) -> DecayGroups:
+        """Those of the parameters that are named."""
+        return DecayGroups(
+            {name: p for name, p in self.decayed.items() if name in names},
+            {name: p for name, p in self.free.items() if name in names},
+        )
 
 
 def decay_groups(model: nn.Module, rule: str) -> DecayGroups:

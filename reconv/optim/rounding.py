@@ -31,6 +31,7 @@ class Inner(Protocol):
     def grads(self) -> list[Tensor]: ...
     def state(self) -> dict[str, Tensor]: ...
     def restore(self, state: Mapping[str, Tensor]) -> None: ...
+    def offload(self) -> None: ...
 
 
 def round_stochastic(values: Tensor, draws: Tensor) -> Tensor:
@@ -95,6 +96,10 @@ class HalfWeights:
         """Every gradient in float32, where the inverse of a loss scale does not push it out of the type."""
         self._widen()
         return self._inner.grads()
+
+    def offload(self) -> None:
+        """Keep the inner optimizer's state in the host's memory."""
+        self._inner.offload()
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from reconv.errors import CheckpointError
 from reconv.optim.decay import DecayGroups
 
+_TRAVELLING_BYTES = 64 << 20  # of one slot
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -45,6 +47,16 @@ class Slots:
             }
             for slot, value in initial.items()
         }
+        self._home: torch.device | None = None  # of the parameters, where state lies on the host instead
+
+    def offload(self) -> None:
+        """Keep state in the host's memory; it travels to the parameters for each update and back, some at a time."""
+        some = [tensor for tensors in self._tensors.values() for tensor in tensors.values()]
+        self._home = some[0].device if some else None
+        for tensors in self._tensors.values():
+            for name, tensor in tensors.items():
+                host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
+                tensors[name] = host.copy_(tensor)
 
     def grads(self) -> list[Tensor]:
         """The gradients that exist, in the network's order within decayed and free."""
@@ -63,11 +75,34 @@ class Slots:
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
                     by_rate.setdefault(self._rates.get(name, 1.0), []).append(name)
-            for rate, names in by_rate.items():
-                params = [parameters[name] for name in names]
-                grads = [p.grad for p in params if p.grad is not None]
-                slots = {slot: [tensors[name] for name in names] for slot, tensors in self._tensors.items()}
-                yield Group(list(params), grads, slots, is_decayed, rate)
+            for rate, all_names in by_rate.items():
+                for names in [all_names] if self._home is None else self._chunks(all_names, parameters):
+                    params = [parameters[name] for name in names]
+                    grads = [p.grad for p in params if p.grad is not None]
+                    slots = {slot: [tensors[name] for name in names] for slot, tensors in self._tensors.items()}
+                    here = {slot: [self._travelled(t) for t in tensors] for slot, tensors in slots.items()}
+                    yield Group(list(params), grads, here, is_decayed, rate)
+                    if self._home is not None:
+                        for slot, tensors in slots.items():
+                            for host, moved in zip(tensors, here[slot], strict=True):
+                                host.copy_(moved, non_blocking=True)
+
+    def _travelled(self, tensor: Tensor) -> Tensor:
+        """State where the parameters are, in its own strides."""
+        if self._home is None:
+            return tensor
+        return torch.empty_like(tensor, device=self._home, pin_memory=False).copy_(tensor, non_blocking=True)
+
+    def _chunks(self, names: Sequence[str], parameters: Mapping[str, Tensor]) -> Iterator[list[str]]:
+        """The names, as many at a time as fit into what travels at once, at least one."""
+        chunk: list[str] = []
+        for name in names:
+            if chunk and sum(parameters[n].nbytes for n in (*chunk, name)) > _TRAVELLING_BYTES:
+                yield chunk
+                chunk = []
+            chunk.append(name)
+        if chunk:
+            yield chunk
 
     def state(self) -> dict[str, Tensor]:
         """Every slot under its own and its parameter's name."""

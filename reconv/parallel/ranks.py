@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -22,7 +22,8 @@ from reconv.device import load_collectives
 from reconv.errors import PeerError, ReconvError, UsageError
 from reconv.parallel.gradients import Ordered, Overlapped
 from reconv.parallel.heartbeat import Heartbeat
-from reconv.parallel.world import Shared, Sharing, Summable, World
+from reconv.parallel.shards import Shards, owners
+from reconv.parallel.world import Divided, Shared, Sharing, Summable, World
 from reconv.place import Place
 
 T = TypeVar("T")
@@ -111,6 +112,14 @@ class Ranks(World):
         vote = self._votes.pop(0)
         vote.work.wait()
         return tuple(vote.numbers.tolist())
+
+    def shards(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Which process has which parameter: as even as whole parameters can be."""
+        return owners(sizes, self.size)
+
+    def divide(self, optimizer: Divided, parameters: Mapping[str, Tensor], owner: Mapping[str, int]) -> Divided:
+        """The optimizer of all parameters, from this process's share of it."""
+        return Shards(optimizer, parameters, owner, self.rank)
 
     def share(self, model: nn.Module, sharing: Sharing) -> Shared:
         """Begin to train a network together."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -22,6 +22,16 @@ Summable = TypeVar("Summable", bound=Tensor | float)
 Statistics = Sequence[tuple[int, Tensor]]  # of each group: samples, and a tensor
 
 ALONE = Place()
+
+
+class Divided(Protocol):
+    """An optimizer of which each process may have a share."""
+
+    def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
+    def zero_grad(self) -> None: ...
+    def grads(self) -> list[Tensor]: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,14 @@ class World:
 
     def entering(self, phase: str) -> None:
         """Say what this process does from now on."""
+
+    def shards(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Which process has which parameter, by their sizes."""
+        return dict.fromkeys(sizes, 0)
+
+    def divide(self, optimizer: Divided, parameters: Mapping[str, Tensor], owner: Mapping[str, int]) -> Divided:
+        """The optimizer of all parameters, from this process's share of it."""
+        return optimizer
 
     def explain(self, error: BaseException) -> ReconvError | None:
         """What has happened to the others, where that is the cause of an error."""

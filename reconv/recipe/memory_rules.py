@@ -21,3 +21,18 @@ def memory_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
             ("memory.recompute", "engine.compile"),
             "chooses what is kept, but engine.compile: on leaves that to the compiler",
         )
+    if memory.shard_optimizer and recipe.precision.mode == "16.16":
+        yield Contradiction(
+            ("memory.shard_optimizer", "precision.mode"),
+            "is not built for 16.16",
+        )
+    if recipe.optimizer.momentum == 0 and not recipe.optimizer.kind.startswith("rmsprop"):
+        for name in ("shard_optimizer", "offload_optimizer"):
+            if getattr(memory, name):
+                yield Contradiction(
+                    (f"memory.{name}", "optimizer.momentum"), "has no state to place: optimizer.momentum is 0"
+                )
+    if recipe.engine.graph == "on" and memory.offload_optimizer:
+        yield Contradiction(
+            ("memory.offload_optimizer", "engine.graph"), "copies from the host, which engine.graph: on cannot record"
+        )

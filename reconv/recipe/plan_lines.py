@@ -24,6 +24,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         _curve(recipe, plan),
         _points(recipe, plan),
         *_optimizer(recipe, plan),
+        *_memory(recipe, plan),
         *_ending(recipe, plan),
         _host(recipe, plan),
         *_backend(recipe, plan),
@@ -210,6 +211,16 @@ def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
     if plan.alpha is not None and optimizer.alpha_exponent is not None:
         return [f"{optimizer.kind}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
     return []
+
+
+def _memory(recipe: Recipe, plan: Plan) -> list[str]:
+    lines = []
+    if recipe.memory.shard_optimizer:
+        shared = f"each of {plan.world_size} devices keeps its share of the optimizer's state"
+        lines.append(shared if plan.world_size > 1 else "has no effect: memory.shard_optimizer (there is one device)")
+    if recipe.memory.offload_optimizer:
+        lines.append("the optimizer's state lies in the host's memory and travels for each update")
+    return lines
 
 
 def _ending(recipe: Recipe, plan: Plan) -> list[str]:

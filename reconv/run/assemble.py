@@ -25,7 +25,7 @@ from reconv.engine.step import PlainStep
 from reconv.engine.stop import StopRequest
 from reconv.engine.trace import Trace
 from reconv.engine.watch import Watch
-from reconv.optim import Ema, build_optimizer
+from reconv.optim import Ema
 from reconv.parallel.world import Shared, Sharing, World
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -124,9 +124,9 @@ def _in_phase(world: World, phase: str, call: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def _saving(world: World, saver: Callable[[Counters, str], None]) -> Callable[[Counters, str], None]:
-    """Rank 0 saves: all processes hold the same."""
-    return _in_phase(world, "saving", saver) if world.is_first else lambda counters, reason: None
+def _saving(world: World, saver: Saver) -> Callable[[Counters, str], None]:
+    """Rank 0 saves; all processes hold the same, but for shares of the optimizer's state."""
+    return _in_phase(world, "saving", saver if world.is_first else saver.take_part)
 
 
 def build_learner(job: Job, emit: Emit) -> Learner:
@@ -151,10 +151,7 @@ def build_learner(job: Job, emit: Emit) -> Learner:
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
-    rounding = parts.build_rounding(recipe)
-    optimizer = build_optimizer(
-        recipe.optimizer, network.model, alpha=plan.alpha, rounding=rounding, descent=job.device.descent()
-    )
+    optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.world)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
     return Learner(network, task, optimizer, average, teacher.fingerprint if teacher else None)
 

@@ -144,6 +144,8 @@ def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | N
     wish, engine = recipe.engine.graph, recipe.engine
     if wish == "off" or (wish == "auto" and (engine.compile == "off" or world.size > 1)):
         return None
+    if wish == "auto" and (recipe.memory.recompute != "off" or recipe.memory.offload_optimizer):
+        return None  # neither was ever recorded on a GPU
     return device.recorder()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from reconv.data.box_fetch import detection_fetch
 from reconv.data.buffers import as_type
@@ -23,8 +23,8 @@ from reconv.data.workers import Workers
 from reconv.device import Device
 from reconv.engine.early import EarlyStop
 from reconv.engine.protocols import Emit
-from reconv.optim import Rounding
-from reconv.parallel.world import World
+from reconv.optim import Rounding, build_optimizer, optimizer_groups
+from reconv.parallel.world import Divided, World
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.events import BadImage
@@ -55,6 +55,26 @@ def build_rounding(recipe: Recipe) -> Rounding | None:
     if recipe.precision.mode != "16.16":
         return None
     return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
+
+
+def build_run_optimizer(recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, world: World) -> Divided:
+    """The recipe's optimizer, whole or this process's share, its state on the device or on the host."""
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    owner = world.shards(sizes) if recipe.memory.shard_optimizer else dict.fromkeys(sizes, world.rank)
+    optimizer = build_optimizer(
+        recipe.optimizer,
+        model,
+        alpha=alpha,
+        rounding=build_rounding(recipe),
+        descent=device.descent(),
+        only=[name for name in sizes if owner[name] == world.rank],
+    )
+    if recipe.memory.offload_optimizer:
+        optimizer.offload()
+    if not recipe.memory.shard_optimizer:
+        return optimizer
+    groups = optimizer_groups(recipe.optimizer, model)
+    return world.divide(optimizer, {**groups.decayed, **groups.free}, owner)
 
 
 def build_early_stop(recipe: Recipe) -> EarlyStop:

@@ -66,6 +66,10 @@ class Saver:
         relative = str(saved.path.relative_to(self.folder.path))
         self.emit(Saved(counters.step, relative, saved.num_bytes, time.perf_counter() - start_s, reason))
 
+    def take_part(self, counters: Counters, reason: str) -> None:
+        """What a process does that does not save: hand over its share of the optimizer's state, if it has one."""
+        self.optimizer.state()
+
     def _pinned(self, done: int) -> list[int]:
         """The steps that must not be deleted: those the recipe pins, and those an average may still need."""
         window = self.plan.average
