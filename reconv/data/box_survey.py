@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from reconv.data.annotation import DetectionSource
-from reconv.data.box_table import FAULTS, BoxTable, described, find_faults
+from reconv.data.box_table import FAULTS, PROBLEMS, BoxTable, described, find_faults
 from reconv.data.detect import Found
 from reconv.data.finding import SPLITS, Finding, Tell, printable
 from reconv.data.source import Split
@@ -27,16 +27,6 @@ from reconv.recipe.images import Data
 ReadSplit = Callable[[Path, Split], BoxTable]
 _READERS: dict[str, ReadSplit] = {"coco": read_coco, "voc": read_voc, "yolo": read_yolo}
 _MAX_NAMED = 1000  # boxes or pictures; all are counted
-
-_PROBLEMS = {  # what may be wrong with the files, in words
-    "duplicate-id": "ids that are there more than once",
-    "unknown-image": "annotations of images that are not in the list",
-    "unknown-class": "classes that are in no list",
-    "no-annotation": "annotations that cannot be read",
-    "no-size": "annotations without the size of their picture",
-    "no-box": "annotations without a box",
-    "no-class": "annotations without a class",
-}
 
 
 def box_reader(found: Found) -> ReadSplit | None:
@@ -83,11 +73,11 @@ def _findings(split: Split, table: BoxTable) -> Iterator[Finding]:
     told = [problem for problem in table.problems if problem.kind != "unknown-class"]  # which its boxes tell again
     for kind in dict.fromkeys(problem.kind for problem in told):
         own = [f"{printable(problem.where)}: {problem.text}" for problem in told if problem.kind == kind]
-        yield Finding("fault", kind, f"{_PROBLEMS[kind]}, in {split}", tuple(own[:_MAX_NAMED]), len(own))
-    for kind, rows in find_faults(table).items():
+        yield Finding("fault", kind, f"{PROBLEMS[kind]}, in {split}", tuple(own[:_MAX_NAMED]), len(own))
+    for fault, rows in find_faults(table).items():
         if len(rows):
             named = tuple(printable(text) for text in described(table, rows[:_MAX_NAMED].tolist()))
-            yield Finding("fault", kind, f"boxes in {split}, each of which {FAULTS[kind]}", named, len(rows))
+            yield Finding("fault", fault, f"boxes in {split}, each of which {FAULTS[fault]}", named, len(rows))
     empty = np.flatnonzero(np.diff(table.offsets) == 0)
     if len(empty):
         named = tuple(printable(table.files[index]) for index in empty[:_MAX_NAMED].tolist())

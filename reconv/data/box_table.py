@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,35 @@ FAULTS = {
     "zero-area": "has no area",
     "outside": "leaves its picture",
 }
+ProblemKind = Literal[
+    "duplicate-id",
+    "unknown-image",
+    "unknown-class",
+    "other-class",
+    "no-annotation",
+    "no-id",
+    "no-file-name",
+    "no-size",
+    "no-box",
+    "no-class",
+    "no-flag",
+    "no-area",
+]
+# What may be wrong with the files, in words.
+PROBLEMS: dict[ProblemKind, str] = {
+    "duplicate-id": "ids that are there more than once",
+    "unknown-image": "annotations of images that are not in the list",
+    "unknown-class": "classes that are in no list",
+    "other-class": "numbers that mean one class in training and another here",
+    "no-annotation": "annotations that cannot be read",
+    "no-id": "images without an id",
+    "no-file-name": "images without the name of their file",
+    "no-size": "images without their size",
+    "no-box": "annotations without a box",
+    "no-class": "annotations without a class",
+    "no-flag": "annotations with an iscrowd that is neither 0 nor 1",
+    "no-area": "annotations with an area that is no number",
+}
 # Whatever the recipe says; a score against boxes without an inside would be nonsense.
 _NEVER_BORNE: dict[Split, tuple[str, ...]] = {
     "train": ("unknown-class", "not-finite"),
@@ -44,7 +74,7 @@ _NEVER_BORNE: dict[Split, tuple[str, ...]] = {
 class Problem:
     """Something wrong with the files of a data set, rather than with a box."""
 
-    kind: str
+    kind: ProblemKind
     text: str
     where: str
     then: str = ""
@@ -145,7 +175,7 @@ class TableBuilder:
         self.difficult.append(difficult)
         self.counts[-1] += 1
 
-    def problem(self, kind: str, text: str, where: str, then: str = "") -> None:
+    def problem(self, kind: ProblemKind, text: str, where: str, then: str = "") -> None:
         """Something wrong with the files."""
         self.problems.append(Problem(kind, text, where, then))
 

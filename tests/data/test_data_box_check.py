@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
+from reconv.data.box_table import PROBLEMS, ProblemKind
 from reconv.data.check import Checked, check, pictures_of
 from reconv.data.finding import Finding
 from reconv.data.tfrecord import encode_example, write_records
@@ -68,6 +69,12 @@ FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "duplicate-id": lambda t: t["annotations"][1].update(id=t["annotations"][0]["id"]),
     "unknown-image": lambda t: t["annotations"][1].update(image_id=12345),
     "no-box": lambda t: t["annotations"][1].update(bbox=None),
+    "no-class": lambda t: t["annotations"][1].pop("category_id"),
+    "no-flag": lambda t: t["annotations"][1].update(iscrowd="0"),
+    "no-area": lambda t: t["annotations"][1].update(area="large"),
+    "no-id": lambda t: t["images"].append({}),
+    "no-file-name": lambda t: t["images"].append({"id": 9, "width": 30, "height": 30}),
+    "no-size": lambda t: t["images"].append({"id": 9, "file_name": "0.jpg", "width": 30}),
 }
 
 
@@ -79,6 +86,16 @@ def test_every_fault_of_an_annotation_is_found_and_named(coco: Path, kind: str) 
     assert findings[kind].total == 1
     (path,) = findings[kind].paths
     assert "box 2" in path if kind in ("outside", "zero-area", "swapped", "unknown-class", "not-finite") else path
+
+
+def test_a_number_that_means_another_class_in_validation_is_found(coco: Path) -> None:
+    file = coco / "annotations" / "instances_val2017.json"
+    file.write_text(file.read_text().replace('"dog"', '"wolf"'))
+    assert [finding.kind for finding in looked(coco).faults] == ["other-class"]
+
+
+def test_every_problem_of_a_file_has_words() -> None:
+    assert set(PROBLEMS) == set(get_args(ProblemKind)) and len(PROBLEMS) == 12
 
 
 def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: Path) -> None:

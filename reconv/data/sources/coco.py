@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from reconv.data.annotation import AnnotationError
-from reconv.data.box_table import UNKNOWN, BoxTable, Problem
+from reconv.data.box_table import UNKNOWN, BoxTable, Problem, ProblemKind
 from reconv.data.names import PackedNames
 from reconv.data.reader import listing, read
 from reconv.data.source import Split
@@ -260,7 +260,7 @@ class _Reader:
             elif (row := rows[image_id]) is not None:
                 yield row, told
 
-    def _note(self, kind: str, text: str, then: str) -> None:
+    def _note(self, kind: ProblemKind, text: str, then: str) -> None:
         self._problems.append(Problem(kind, text, str(self._file), f"{then} in {self._file.name}"))
 
     def _note_twice(self, what: str, ids: Sequence[int | str]) -> None:
