@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels import excite_triton as device
+from reconv.kernels.launch import launch
 
 _LANES = 64
 _BLOCKS = (64, 32, 16)
@@ -37,16 +38,16 @@ class _Squeeze(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         means = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
-        grid, known = _programs(x)
-        device.means[grid](x, means, **known)
+        grid, counts, known = _programs(x)
+        launch(device.means, grid, x, means, *counts, **known)
         return x.detach(), means
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, dmeans: Tensor) -> Tensor:
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = torch.empty_like(dy)
-        grid, known = _programs(dy)
-        device.means_gradient[grid](dy, dmeans.contiguous(), dx, **known)
+        grid, counts, known = _programs(dy)
+        launch(device.means_gradient, grid, dy, dmeans.contiguous(), dx, *counts, **known)
         return dx
 
 
@@ -54,8 +55,8 @@ class _Excite(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
         y, gate = torch.empty_like(x), gate.contiguous()
-        grid, known = _programs(x)
-        device.scale[grid](x, gate, y, **known)
+        grid, counts, known = _programs(x)
+        launch(device.scale, grid, x, gate, y, *counts, **known)
         ctx.save_for_backward(x, gate)
         return y
 
@@ -64,14 +65,14 @@ class _Excite(Function):
         x, gate = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx, dgate = torch.empty_like(x), torch.empty_like(gate)
-        grid, known = _programs(x)
-        device.scale_gradient[grid](dy, x, gate, dx, dgate, **known)
+        grid, counts, known = _programs(x)
+        launch(device.scale_gradient, grid, dy, x, gate, dx, dgate, *counts, **known)
         return dx, dgate
 
 
-def _programs(x: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    """The programs that cover the images, and what they must know."""
+def _programs(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
+    """The programs that cover the images, eighths of channels and pixels, and the constants."""
     images, channels, height, width = x.shape
     block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
-    known = {"eighths": channels // 8, "pixels": height * width, "LANES": _LANES, "BLOCK": block}
-    return (-(-channels // block), images), known
+    known = {"LANES": _LANES, "BLOCK": block}
+    return (-(-channels // block), images), (channels // 8, height * width), known

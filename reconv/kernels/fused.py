@@ -13,6 +13,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from reconv.kernels.launch import is_rehearsed
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CHANNEL_MULTIPLE = 8  # 16 bytes of halves: one vector load
 _MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
@@ -31,7 +33,7 @@ def is_interpreted() -> bool:
 
 def reachable(x: Tensor) -> bool:
     """Whether kernels run where this tensor is."""
-    return (x.is_cuda or is_interpreted()) and has_triton()
+    return (x.is_cuda or is_interpreted() or is_rehearsed(x)) and has_triton()
 
 
 def available(x: Tensor) -> bool:
@@ -44,6 +46,14 @@ def available(x: Tensor) -> bool:
         and 0 < x.numel() <= _MOST_VALUES
         and x.is_contiguous(memory_format=torch.channels_last)
     )
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type of a convolution's output: autocast's, else the input's; a rehearsed tensor may stand for any device."""
+    for kind in ("cuda", "cpu") if x.is_meta else (x.device.type,):
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+    return x.dtype
 
 
 def even_groups(groups: Sequence[int]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels import max_pool_triton as device
+from reconv.kernels.launch import launch
 
 _BLOCKS = (64, 32)
 _TILE_PIXELS = 32
@@ -53,8 +54,8 @@ class _MaxPool(Function):
         place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
         ctx.sides = (height, width, out[2], out[3])
         ctx.window, ctx.shape = window, x.shape
-        grid, known = _tiles(images, channels, out[2], out[3], window)
-        device.pool[grid](x, y, place, channels // 8, *ctx.sides, **known)
+        grid, across, known = _tiles(images, channels, out[2], out[3], window)
+        launch(device.pool, grid, x, y, place, channels // 8, *ctx.sides, across, **known)
         ctx.save_for_backward(place)
         return y
 
@@ -64,19 +65,19 @@ class _MaxPool(Function):
         images, channels, height, width = ctx.shape
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
-        grid, known = _tiles(images, channels, height, width, ctx.window)
-        device.gradient[grid](dy, place, dx, channels // 8, *ctx.sides, **known)
+        grid, across, known = _tiles(images, channels, height, width, ctx.window)
+        launch(device.gradient, grid, dy, place, dx, channels // 8, *ctx.sides, across, **known)
         return dx, None
 
 
 def _tiles(
     images: int, channels: int, height: int, width: int, window: Window
-) -> tuple[tuple[int, int, int], dict[str, int]]:
-    """The programs that cover images of these sides, and what they must know."""
+) -> tuple[tuple[int, int, int], int, dict[str, int]]:
+    """The programs that cover images of these sides, tiles beside each other, and the constants."""
     block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
     wide = min(_WIDEST_TILE, 1 << (width - 1).bit_length())
     tall = _TILE_PIXELS // wide
     across, down = -(-width // wide), -(-height // tall)
-    known = {"tiles_across": across, "TALL": tall, "WIDE": wide, "BLOCK": block}
+    known = {"TALL": tall, "WIDE": wide, "BLOCK": block}
     known |= {"KERNEL": window.side, "STRIDE": window.stride, "PAD": window.pad}
-    return (-(-channels // block), across * down, images), known
+    return (-(-channels // block), across * down, images), across, known

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels import norm_triton as device
+from reconv.kernels.launch import launch
 from reconv.kernels.reference import Activation
 from reconv.kernels.rows import Form, Rows, counters, rows_of
 
@@ -218,7 +219,8 @@ def statistics(x: Tensor, norm: Norm, rows: Rows) -> Tensor:
     splits = rows.splits(form)
     stats = torch.empty(rows.num_groups, 3, rows.channels, dtype=torch.float32, device=x.device)
     partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
-    device.statistics[rows.grid(form)](
+    launch(
+        device.statistics, rows.grid(form),
         x, norm.running_var, stats, partials, counters(rows, x.device), *counts(rows), norm.eps, STAGES=form.stages,
         **shape(rows, form),
     )  # fmt: skip
@@ -235,7 +237,8 @@ def write_output(
     added = other.tensors() if isinstance(other, Operand) else operand.tensors()
     if isinstance(other, Tensor):
         added = (other, *added[1:])
-    device.normalise[rows.grid(form)](
+    launch(
+        device.normalise, rows.grid(form),
         *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *counts(rows),
         rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=_join_of(other), STAGES=form.stages, **shape(rows, form),
     )  # fmt: skip
@@ -259,7 +262,8 @@ def gradient_sums(
     partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
     join = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
     x, stats = (operand if other is None else other).tensors()[:2]
-    device.gradient_sums[rows.grid(form)](
+    launch(
+        device.gradient_sums, rows.grid(form),
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
         counters(rows, gradient.device), *counts(rows), rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=join,
@@ -275,7 +279,8 @@ def input_gradients(
     dx = torch.empty_like(operand.x)
     dother = None if other is None else torch.empty_like(other.x)
     form = FORMS["gradient"]
-    device.gradient[rows.grid(form)](
+    launch(
+        device.gradient, rows.grid(form),
         dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
         dx if dother is None else dother, *counts(rows), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
         STAGES=form.stages, **shape(rows, form),

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels import pool_triton as device
+from reconv.kernels.launch import launch
 from reconv.kernels.norm import FORMS, Norm, Operand, counts, gradient_sums, over_groups, shape, statistics, uses
 from reconv.kernels.rows import rows_of
 
@@ -61,9 +62,10 @@ def write_pooled(operand: Operand, groups: Sequence[int]) -> tuple[Tensor, Tenso
                     memory_format=torch.channels_last)  # fmt: skip
     peak, place = torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
     rows = rows_of(y, groups)
-    device.pool[rows.slab_grid(FORMS["pool"])](
-        *operand.tensors(), y, peak, place, *counts(rows), *sides, **shape(rows, FORMS["pool"])
-    )
+    launch(
+        device.pool, rows.slab_grid(FORMS["pool"]),
+        *operand.tensors(), y, peak, place, *counts(rows), *sides, **shape(rows, FORMS["pool"]),
+    )  # fmt: skip
     return y, peak, place
 
 
@@ -72,9 +74,10 @@ def input_gradient(dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, gr
     dx = torch.empty_like(operand.x)
     rows = rows_of(operand.x, groups)
     sides = (*operand.x.shape[2:], *place.shape[2:])
-    device.pool_gradient[rows.slab_grid(FORMS["pool"])](
-        dz, place, *operand.tensors(), sums, dx, *counts(rows), *sides, **shape(rows, FORMS["pool"])
-    )
+    launch(
+        device.pool_gradient, rows.slab_grid(FORMS["pool"]),
+        dz, place, *operand.tensors(), sums, dx, *counts(rows), *sides, **shape(rows, FORMS["pool"]),
+    )  # fmt: skip
     return dx
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reconv.kernels import stem_triton as device
 from reconv.kernels.fused import DTYPES
+from reconv.kernels.launch import launch
 
 KERNEL = 7
 _BEFORE, _AFTER = 2, 1  # rows of blocks above and below: a window starts 3 pixels above, at the 4th of an 8-tap form
@@ -42,7 +43,8 @@ def stem_images(images: Tensor, dtype: torch.dtype) -> Tensor:
     sides = (height // 2 + _BEFORE + _AFTER, width // 2 + _BEFORE + _AFTER)
     out = torch.empty(samples, *sides, _DEPTH, dtype=dtype, device=images.device)
     num_pixels = samples * sides[0] * sides[1]
-    device.space_to_depth[(-(-num_pixels // _PIXELS),)](
+    launch(
+        device.space_to_depth, (-(-num_pixels // _PIXELS),),
         images, out, num_pixels, height, width, *images.stride(), CHANNELS=channels, BEFORE=_BEFORE, AFTER=_AFTER,
         DEPTH=_DEPTH, PIXELS=_PIXELS,
     )  # fmt: skip
@@ -62,7 +64,8 @@ def prepare_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift: 
     samples, channels, height, width = images.shape
     out = torch.empty(samples, height, width, channels, dtype=dtype, device=images.device)
     num_pixels = samples * height * width
-    device.prepare[(-(-num_pixels * channels // _VALUES),)](
+    launch(
+        device.prepare, (-(-num_pixels * channels // _VALUES),),
         images, images if flips is None else flips, factor.view(-1), shift.view(-1), out, num_pixels, height, width,
         *images.stride(), CHANNELS=channels, FLIPS=flips is not None, VALUES=_VALUES,
     )  # fmt: skip

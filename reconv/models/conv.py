@@ -6,7 +6,6 @@ side is ceil(input side / stride), and an odd total pads one more at the end tha
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -36,10 +35,8 @@ class StemConv2d(nn.Conv2d):
         if self.fused and self.training and fused.reachable(images):
             from reconv.kernels.stem import accepts, stem_images, stem_weight
 
-            kind = images.device.type
-            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
             if accepts(images, self.weight):
-                return F.conv2d(stem_images(images, dtype), stem_weight(self.weight))
+                return F.conv2d(stem_images(images, fused.product_dtype(images)), stem_weight(self.weight))
         return super().forward(images)
 
 

@@ -36,7 +36,7 @@ from reconv.run.detection import boxes_left_out
 from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Feed
 from reconv.run.folder import RestorePoint
-from reconv.run.network import Network, build_network, build_recorder, whiten
+from reconv.run.network import Network, build_network, build_recorder, compile_ahead, whiten
 from reconv.run.pictures import PicturedFirstBatch
 from reconv.run.saving import Saver, about_checkpoint
 from reconv.run.sources import Sources
@@ -150,6 +150,7 @@ def build_learner(job: Job, emit: Emit) -> Learner:
     for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
+    compile_ahead(network, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.world)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None

@@ -26,6 +26,7 @@ from reconv.models.fastnet import FastNet
 from reconv.models.fuse import use_kernels
 from reconv.models.layers import LayerState
 from reconv.models.recompute import Recomputed, choose_stages, recomputing
+from reconv.models.rehearse import variants_of
 from reconv.models.ssd import SSD
 from reconv.optim.decay import decay_groups
 from reconv.parallel.world import World
@@ -134,6 +135,22 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     elif is_compiled(recipe, device) and not has_kernels:
         forward = compiled(model, device)
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)
+
+
+def compile_ahead(network: Network, recipe: Recipe, device: Device, side: int, tell: Callable[[str], None]) -> None:
+    """Begin to compile the kernels of a training step on images of this side, beside the rest of the start."""
+    if not (wants_kernels(recipe, device) and network.channels_last):
+        return
+    from reconv.kernels import warm
+
+    image = (recipe.data.preprocess.channels, side, side)
+    policy = network.precision
+    try:
+        variants = variants_of(network.model, image, policy.input_dtype, policy.autocast())
+    except Exception as failure:  # any: this is a matter of speed alone
+        tell(f"kernels are compiled one after another, as the first step needs them: {failure!r}")
+        return
+    warm.compile_ahead(variants, device.torch, tell)
 
 
 def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | None:

@@ -1,0 +1,124 @@
+"""What is compiled ahead of the first step is what the step launches."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import nullcontext
+from threading import Thread
+
+import pytest
+import torch
+from torch import Tensor, nn
+from triton.runtime.interpreter import InterpretedFunction
+
+from reconv.batch import Batch
+from reconv.kernels.launch import Variant, expect, launch, variant_of
+from reconv.models import build_model
+from reconv.models.conv import MaxPool2d
+from reconv.models.fuse import use_kernels
+from reconv.models.layers import BatchNorm2d, LayerState
+from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
+from reconv.models.norm import fork
+from reconv.models.rehearse import variants_of
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[Variant]:
+    """The variants that the interpreter is told to run."""
+    found: set[Variant] = set()
+    run = InterpretedFunction.run
+
+    def noting(self, *args, grid, warmup, **constants):  # type: ignore[no-untyped-def]
+        found.add(variant_of(self, args, constants))
+        return run(self, *args, grid=grid, warmup=warmup, **constants)
+
+    monkeypatch.setattr(InterpretedFunction, "run", noting)
+    return found
+
+
+def train_once(model: nn.Module, images: Tensor) -> None:
+    layers = LayerState(model)
+    layers.enter(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
+    fork(model(images)).main.float().sum().backward()
+    layers.commit(torch.tensor(True))
+
+
+def inverted(activation: str) -> nn.Module:
+    spec = MobileNetV2Spec(activation=activation)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1, bias=False),
+        MaxPool2d(3, 1, 1),
+        InvertedResidual(spec, 8, 8, 2, 1),
+        InvertedResidual(spec, 8, 16, 2, 2),
+    )
+
+
+NETWORKS = {
+    "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
+    "squeezing": lambda: build_model("resnet10", num_classes=4, width=8, depths=[2], se_ratio=4),
+    "relu6": lambda: inverted("relu6"),
+    "silu": lambda: inverted("silu"),
+}
+
+
+@pytest.mark.parametrize(
+    "name, lower", [("residual", torch.bfloat16), ("squeezing", None), ("relu6", None), ("silu", torch.bfloat16)]
+)
+def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launched) -> None:
+    torch.manual_seed(0)
+    model = NETWORKS[name]().to(memory_format=torch.channels_last).train()
+    use_kernels(model)
+    images = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+
+    def autocast():  # type: ignore[no-untyped-def]
+        return nullcontext() if lower is None else torch.autocast("cpu", lower)
+
+    rehearsed = variants_of(model, (3, 8, 8), torch.float32, autocast())
+    assert not launched, "a rehearsal launches nothing"
+    with autocast():
+        train_once(model, images)
+    assert len(rehearsed) == len(set(rehearsed)) >= 8
+    assert set(rehearsed) == launched
+
+
+def test_a_rehearsal_leaves_the_network_as_it_was() -> None:
+    model = build_model("resnet8_cifar", num_classes=4).to(memory_format=torch.channels_last).eval()
+    use_kernels(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert variants_of(model, (3, 16, 16), torch.float32, nullcontext())
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and len(before) > 20
+    assert all(parameter.grad is None for parameter in model.parameters())
+    norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
+    assert len(norms) > 5 and all(norm.groups is None and not norm.recorded for norm in norms)
+
+
+class Counted:
+    """A kernel that counts its launches."""
+
+    def __init__(self) -> None:
+        self.launches = 0
+
+    def __getitem__(self, grid: tuple[int, ...]):  # type: ignore[no-untyped-def]
+        def run(*args, **constants) -> None:  # type: ignore[no-untyped-def]
+            self.launches += 1
+
+        return run
+
+
+def test_a_launch_waits_for_its_kernel_and_tells_once_that_it_was_not_compiled_ahead() -> None:
+    kernel, other, told = Counted(), Counted(), []
+    failed: Future[None] = Future()
+    never: Future[None] = Future()
+    expect({kernel: [failed], other: [never]}, told.append)
+    thread = Thread(target=launch, args=(kernel, (1,), torch.zeros(1)))
+    thread.start()
+    assert kernel.launches == 0, "its compilation is under way"
+    failed.set_exception(RuntimeError("no compiler"))
+    thread.join()
+    launch(kernel, (1,), torch.zeros(1))
+    assert kernel.launches == 2 and other.launches == 0
+    assert len(told) == 1 and "no compiler" in told[0]
+    never.set_exception(RuntimeError("again"))
+    launch(other, (1,), torch.zeros(1))
+    assert other.launches == 1 and len(told) == 1
