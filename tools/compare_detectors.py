@@ -10,9 +10,9 @@ momentum 0.9 and a decay of 5e-4, in bf16 with losses in fp32, with the same war
 own, theirs that of torchvision's reference (0.002 for 32 images). Both give up to 200 boxes with a score above 0.01 for
 each validation picture squeezed to 300 x 300, and VOC's precision is counted by the same function.
 
-What differs from torchvision's reference, all to its good: inputs are scaled to a deviation near 1 (its default, 0 to
-255, is that of the pretrained trunk, and makes first gradients eight times as long), and gradients are cut to a norm of
-35, without which a trunk without norms may diverge.
+What differs from torchvision's reference, meant to help it: inputs are scaled to a deviation near 1 (its default, 0 to
+255, is that of the pretrained trunk, and made the first gradient of one made-up batch eight times as long), and
+gradients are cut to a norm of 35, since a trunk without norms might diverge. Neither was tried against leaving it out.
 
 Some steps of theirs are timed first. Where --budget-s does not suffice for --images, both are given fewer, so that both
 schedules come to their end; if theirs still takes a quarter longer, it is stopped and ours is told at that point too.
@@ -117,8 +117,8 @@ def _arguments() -> argparse.Namespace:
 
 def _overrides(given: argparse.Namespace, steps: int, lr: float) -> list[Override]:
     """The recipe for a short run from scratch."""
-    # A decoded and cropped picture takes 3 ms, nearly half of it under the interpreter's lock, so that threads would
-    # give 700 images/s whatever the number of cores.
+    # A picture takes 3.2 ms of processor time, much of it under the interpreter's lock (by a profile, not by a run on
+    # many cores), so processes decode.
     fields: dict[str, Any] = {
         "length": f"{steps}step",
         "batch.size": given.batch,
