@@ -26,7 +26,7 @@ from reconv.report.exporters import require_packages
 from reconv.report.summary import read_summary
 from reconv.report.whole import write_whole
 from reconv.run.folder import Choice, check_same_run, choose_folder, existing_run, known_data_path
-from reconv.run.sources import Sources, with_data_path
+from reconv.run.sources import Sources, refuse_unread_path, with_data_path
 from reconv.run.start import refuse_absent_weights
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
@@ -63,6 +63,7 @@ def resolve(start: Start) -> Recipe:
     """The whole recipe of a command, with what it needs at hand."""
     given = [*start.overrides, *([("data.path", str(start.data), "--data")] if start.data is not None else [])]
     recipe = load(str(start.recipe), given).recipe
+    refuse_unread_path(recipe, start.data)
     earlier = existing_run(recipe, out=start.out, runs=start.runs) if start.resume else None
     recipe = with_data_path(recipe, known_data_path(earlier) if earlier else None)
     require_packages(recipe.records)

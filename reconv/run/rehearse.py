@@ -29,8 +29,8 @@ from reconv.report.clock import rates_of
 from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved, Waited
 from reconv.run.assemble import Job
 from reconv.run.folder import Choice
-from reconv.run.sources import Sources
-from reconv.run.train import open_kept_sources, prepare_job, run_job
+from reconv.run.sources import Sources, refuse_unread_path
+from reconv.run.train import open_kept_sources, prepare_job, refuse_unplannable, run_job
 
 COMPILING_STEPS = 2  # the first compiles; the second finds the optimizer's state there, and shows a step as it will be
 _MEASURING = Every()  # at the end, once
@@ -75,9 +75,11 @@ def rehearse(
         raise UsageError(f"--devices {devices}: a rehearsal takes one device", then="leave --devices out")
     given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
     resolved = _without_traces(load(str(recipe), given).recipe)
+    refuse_unread_path(resolved, data)
     began_s = time.time()
     world = World.single()
     sources = open_kept_sources(resolved, world)
+    refuse_unplannable(resolved, sources, world)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-"))) / "run"
         stop = stack.enter_context(StopRequest())

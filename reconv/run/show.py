@@ -27,7 +27,7 @@ from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.run import parts
-from reconv.run.sources import Sources, open_sources
+from reconv.run.sources import Sources, open_sources, refuse_unread_path
 
 _MOST_SHOWN = 128
 _USUAL = {
@@ -61,6 +61,7 @@ def show(
     kind = data if made_up else _kind(detect(Path(data)))
     place: Override = ("data.source", data, "PATH") if made_up else ("data.path", data, "PATH")
     resolved = load(recipe or _USUAL.get(kind, _ELSE), [place, *overrides]).recipe
+    refuse_unread_path(resolved, None if made_up else data, "PATH")
     sources = open_sources(resolved)
     some = _few_at_a_time(resolved, min(images, len(sources.train)))
     train, seen = _train_batch(some, sources, step), _eval_batch(some, sources, images)

@@ -13,7 +13,7 @@ from pathlib import Path
 from reconv.data.cached import Cached, Room, cached
 from reconv.data.open import NEED_NO_PATH, open_source, thinned
 from reconv.data.source import Source, Split
-from reconv.errors import DataError, ResourceError
+from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.plan import IN_MEMORY, CacheSize
 from reconv.recipe.schema import Recipe
 from reconv.run.detection import (
@@ -82,6 +82,17 @@ def data_path(recipe: Recipe) -> Path | None:
     """Where the data lies: the recipe's path, else $DATA_DIR."""
     text = recipe.data.path or os.environ.get("DATA_DIR")
     return Path(text).expanduser() if text else None
+
+
+def refuse_unread_path(recipe: Recipe, data: object, option: str = "--data") -> None:
+    """Refuse a folder that a person names for a recipe that reads none: they would take its score for theirs."""
+    if data is not None and recipe.data.source in NEED_NO_PATH:
+        raise UsageError(
+            f"{option} {data}: {recipe.name} makes its own data and would not read it",
+            where="data.source",
+            why=f"it is {recipe.data.source}",
+            then=f"leave {option} out; to train on a folder: --set data.source=auto",
+        )
 
 
 def with_data_path(recipe: Recipe, known: str | None) -> Recipe:

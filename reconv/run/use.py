@@ -25,7 +25,7 @@ from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.run import parts
 from reconv.run.network import Network
 from reconv.run.saved import build_saved, find_weights, read_saved
-from reconv.run.sources import open_sources, part_of
+from reconv.run.sources import open_sources, part_of, refuse_unread_path
 from reconv.tasks.coco import INSTALL, can_score_coco
 from reconv.tasks.views import averaged_views
 
@@ -191,6 +191,7 @@ def _score_every_checkpoint(
 def _validation_set(recipe: Recipe, data: str | Path | None) -> Source:
     """The whole of it, whatever part the run itself looked at."""
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"samples": None})})
+    refuse_unread_path(recipe, data)
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
     return open_sources(recipe).val
