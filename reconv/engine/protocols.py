@@ -169,6 +169,21 @@ class World(Protocol):
         """Around each forward and backward pass of a step."""
         ...
 
+    @property
+    def is_piped(self) -> bool:
+        """Whether the network's parts are in several processes."""
+        ...
+
+    def piped(
+        self,
+        images: Sequence[Tensor],
+        enter: Callable[[int], None],
+        loss: Callable[[Any, int], Tensor],
+        autocast: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """All passes of a step there: `enter` comes before each forward pass, `loss` after it where outputs are."""
+        ...
+
     def reduce_gradients(self) -> None:
         """Give every process the gradients' sum over all."""
         ...

@@ -77,7 +77,10 @@ class PlainStep:
         weight = self.world.sum(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
         passes = list(self._passes(micro_batches))
-        sums = [self._forward_backward(moment.step, batch, weight, batch is passes[-1]) for batch in passes]
+        if self.world.is_piped:
+            sums = self._through_parts(moment.step, passes, weight)
+        else:
+            sums = [self._forward_backward(moment.step, batch, weight, batch is passes[-1]) for batch in passes]
         totals = self.world.totals([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
         loss = totals.pop(_LOSS)
 
@@ -107,6 +110,20 @@ class PlainStep:
     def _passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in micro_batches:
             yield from batch.by_group() if self.ordered else (batch,)
+
+    def _through_parts(self, step: int | Tensor, passes: Sequence[Batch], weight: Tensor | float) -> list[Sums]:
+        """All passes, where this process has a part of the network; sums where it is the last."""
+        prepared = [self.prepare(batch, step) for batch in passes]
+        kept: list[Sums] = []
+
+        def loss(outputs: Any, number: int) -> Tensor:
+            kept.append(self.task.loss(outputs, prepared[number]))
+            return self.precision.scale(kept[-1].loss / weight)
+
+        images = [batch["images"] for batch in prepared]
+        self.world.piped(images, lambda n: self.layers.enter(prepared[n], step), loss, self.precision.autocast)
+        self.boundary()
+        return kept
 
     def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> Sums:
         with self.world.passing(is_last):

@@ -163,10 +163,19 @@ class LayerState:
         self._momentum: Tensor | None = None  # one per running value of the active norms
         self._pending: list[tuple[int, Tensor]] = []  # per group: samples, and all statistics in one tensor
         self._gather: Callable[[Groups], Groups] = lambda groups: groups
+        self._settle: Callable[[], None] = lambda: None
 
-    def join(self, gather: Callable[[Groups], Groups], spread: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Move statistics with other processes, whose groups `gather` adds; `spread` sums over parts of one group."""
-        self._gather = gather
+    def join(
+        self,
+        gather: Callable[[Groups], Groups],
+        spread: Callable[[Tensor], Tensor] | None = None,
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Move statistics with other processes, whose groups `gather` adds; `spread` sums over parts of one group.
+
+        `settle` follows: what other processes have moved is taken over.
+        """
+        self._gather, self._settle = gather, settle
         for norm in self._norms:
             norm.spread = spread
 
@@ -197,6 +206,7 @@ class LayerState:
         if self._pending:
             self._move(ok)
         self._pending = []
+        self._settle()
 
     def _collect(self) -> None:
         """Take over what the last forward pass recorded: one tensor per group, so that a step costs few kernels."""

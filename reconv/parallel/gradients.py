@@ -136,7 +136,7 @@ class Ordered(_Together):
         """Keep the gradients of this pass apart."""
         yield
         if self.rank > 0:
-            self._kept.append(_flat([p.grad for p in self._parameters if p.grad is not None]))
+            self._kept.append(flat([p.grad for p in self._parameters if p.grad is not None]))
             for parameter in self._parameters if not is_last else ():
                 parameter.grad = None
 
@@ -144,7 +144,7 @@ class Ordered(_Together):
         """Take the sum so far, add one's own groups, hand it on, and take what comes of it."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         if self.rank == 0:
-            sums = _flat(grads)
+            sums = flat(grads)
         else:
             sums = [torch.empty_like(part) for part in self._kept[0]]
             for part in sums:
@@ -157,7 +157,7 @@ class Ordered(_Together):
                 dist.send(part, self.rank + 1)
         for part in sums:
             dist.broadcast(part, self.size - 1)
-        _unflatten(sums, grads)
+        unflatten(sums, grads)
 
     def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Of each name the sum over the passes of all processes, in order."""
@@ -189,15 +189,15 @@ def _with_sizes(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, float]]:
     return zip(rows, sizes, strict=True)
 
 
-def _flat(tensors: Sequence[Tensor]) -> list[Tensor]:
+def flat(tensors: Sequence[Tensor]) -> list[Tensor]:
     """All tensors of a type one after the other in one, type by type."""
     types = dict.fromkeys(tensor.dtype for tensor in tensors)
     return [torch.cat([t.reshape(-1) for t in tensors if t.dtype == dtype]) for dtype in types]
 
 
-def _unflatten(flat: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Put back what `_flat` took."""
-    for part in flat:
+def unflatten(parts: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Put back what `flat` took."""
+    for part in parts:
         of_type = [t for t in tensors if t.dtype == part.dtype]
         for target, piece in zip(of_type, part.split([t.numel() for t in of_type]), strict=True):
             target.copy_(piece.view(target.shape))

@@ -123,6 +123,10 @@ class Ranks(World):
 
     def share(self, model: nn.Module, sharing: Sharing) -> Shared:
         """Begin to train a network together."""
+        if sharing.cut is not None:
+            from reconv.parallel.pipeline import Pipeline  # torch's, which nobody else needs
+
+            return Pipeline(self, model, sharing.cut)
         return (Ordered if sharing.is_ordered else Overlapped)(self, model, sharing)
 
     def entering(self, phase: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -35,6 +35,14 @@ class Divided(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How a network is cut over the devices of a pipeline."""
+
+    parts: Callable[[nn.Module], Sequence[Sequence[tuple[str, nn.Module]]]]  # the stages of each device
+    schedule: str  # grouped, interleaved or sequential
+
+
+@dataclass(frozen=True, slots=True)
 class Sharing:
     """How the processes of a run divide a step."""
 
@@ -43,6 +51,7 @@ class Sharing:
     ranks_per_group: int = 1  # above 1, a group is spread over so many
     bucket_bytes: int = 25 << 20
     compress: str = "off"
+    cut: Cut | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,20 @@ class Shared:
 
     rank = 0
     size = 1
+    is_piped = False  # whether the network's parts are in several processes
+
+    def piped(
+        self,
+        images: Sequence[Tensor],
+        enter: Callable[[int], None],
+        loss: Callable[[Any, int], Tensor],
+        autocast: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """All passes of a step, where the network's parts are in several processes."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """After running statistics have moved: give all processes the same."""
 
     def wrap(self, forward: Callable[..., object]) -> Callable[..., object]:
         """The forward pass of the network as a step must call it."""

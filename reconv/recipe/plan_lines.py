@@ -25,6 +25,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         _points(recipe, plan),
         *_optimizer(recipe, plan),
         *_memory(recipe, plan),
+        *_pipeline(recipe, plan),
         *_ending(recipe, plan),
         _host(recipe, plan),
         *_backend(recipe, plan),
@@ -211,6 +212,17 @@ def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
     if plan.alpha is not None and optimizer.alpha_exponent is not None:
         return [f"{optimizer.kind}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
     return []
+
+
+def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:
+    parallel = recipe.parallel
+    if parallel.pipeline == 1:
+        return []
+    copies = count(plan.world_size, "copy").replace("copys", "copies")
+    return [
+        f"{copies} of the network, each over {parallel.pipeline} devices that begin at the first stage, "
+        f"{', '.join(parallel.splits)}; {count(plan.num_micro_batches, 'micro-batch')} a step, {parallel.schedule}"
+    ]
 
 
 def _memory(recipe: Recipe, plan: Plan) -> list[str]:

@@ -14,6 +14,7 @@ from reconv.recipe.box_rules import box_contradictions
 from reconv.recipe.contradiction import Contradiction
 from reconv.recipe.detection_rules import detection_contradictions
 from reconv.recipe.memory_rules import memory_contradictions
+from reconv.recipe.pipeline_rules import pipeline_contradictions
 from reconv.recipe.units import Duration
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def contradictions(recipe: Recipe) -> list[Contradiction]:
     """Every contradiction between the recipe's fields."""
     of_detection = (box_contradictions, detection_contradictions)
     rules = (_durations, _model, _data, _augment, *of_detection, _batch, _schedule, _optimizer, _ending, _rest)
-    return [c for rule in (*rules, memory_contradictions) for c in rule(recipe)]
+    return [c for rule in (*rules, memory_contradictions, pipeline_contradictions) for c in rule(recipe)]
 
 
 def _durations(recipe: Recipe) -> Iterator[Contradiction]:

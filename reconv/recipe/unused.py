@@ -48,6 +48,9 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield not from_0, f"schedule.kind {schedule.kind} counts from step 0 always", ("schedule.origin",)
     fast = recipe.parallel.reduce == "fast"
     yield fast, "parallel.reduce is ordered", ("parallel.bucket_mb", "parallel.compress")
+    piped = recipe.parallel.pipeline > 1
+    yield piped, "parallel.pipeline is 1", ("parallel.schedule",)
+    yield not piped, "parallel.pipeline has its own way", ("parallel.bucket_mb",)
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from reconv.checkpoint.runfolder import RunFolder
@@ -25,8 +26,9 @@ from reconv.engine.step import PlainStep
 from reconv.engine.stop import StopRequest
 from reconv.engine.trace import Trace
 from reconv.engine.watch import Watch
+from reconv.models.balance import parts_of
 from reconv.optim import Ema
-from reconv.parallel.world import Shared, Sharing, World
+from reconv.parallel.world import Cut, Shared, Sharing, World
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
@@ -84,13 +86,14 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
     saver = build_saver(job, learner, evaluation, emit)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
+    copy_number = job.world.rank // recipe.parallel.pipeline  # the processes of a pipeline read the same samples
     fit = Fit(
         plan=job.plan,
         task=learner.task,
         step=_in_phase(job.world, "training", trace.step(build_step(job, learner, counters, emit, trace.mark))),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(
-            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, job.world.rank, feed)
+            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, copy_number, feed)
         ),
         evaluate=_in_phase(job.world, "evaluating", evaluation),
         save=None if job.plan.save is None else _saving(job.world, saver),
@@ -271,8 +274,10 @@ def share(job: Job, network: Network) -> Shared:
     ranks = range(plan.world_size)
     passes = tuple(len(plan.device_groups[rank] if is_ordered else plan.micro_batches(rank)) for rank in ranks)
     sharing = Sharing(is_ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress)
+    if parallel.pipeline > 1:
+        sharing = replace(sharing, cut=Cut(partial(parts_of, splits=parallel.splits), parallel.schedule))
     shared = job.world.share(network.model, sharing)
-    network.layers.join(shared.statistics, shared.spread if plan.devices_per_group > 1 else None)
+    network.layers.join(shared.statistics, shared.spread if plan.devices_per_group > 1 else None, shared.settle)
     return shared
 
 

@@ -22,6 +22,7 @@ from reconv.device import Device, Recorder
 from reconv.errors import RecipeError, UsageError
 from reconv.kernels import fused
 from reconv.models import build_model, initialise
+from reconv.models.balance import check_splits
 from reconv.models.fastnet import FastNet
 from reconv.models.fuse import use_kernels
 from reconv.models.layers import LayerState
@@ -62,14 +63,21 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
         raise RecipeError(f"{recipe.model.name} finds boxes, and the task is {recipe.task}", where="model.name")
     decay_groups(model, recipe.optimizer.decay)
     build_recomputed(model, recipe, torch.float32)
+    if recipe.parallel.pipeline > 1:
+        check_splits(model, recipe.parallel.splits, recipe.parallel.pipeline, _image_shape(recipe))
 
 
 def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> Recomputed | None:
     """Which stages of the network are computed again in the backward pass; None: nothing is."""
     if recipe.memory.recompute == "off":
         return None
-    side, channels = recipe.augment.size or recipe.data.preprocess.size, recipe.data.preprocess.channels
-    return choose_stages(model, recipe.memory.recompute, (channels, side, side), dtype)
+    return choose_stages(model, recipe.memory.recompute, _image_shape(recipe), dtype)
+
+
+def _image_shape(recipe: Recipe) -> tuple[int, int, int]:
+    """Channels, height and width of the first training images."""
+    side = recipe.augment.size or recipe.data.preprocess.size
+    return recipe.data.preprocess.channels, side, side
 
 
 def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
@@ -86,7 +94,7 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
 
 def is_compiled(recipe: Recipe, device: Device) -> bool:
     """Whether networks and losses are compiled: where the recipe says so, else on cuda and by Gaudi's compiler."""
-    if recipe.memory.recompute != "off":
+    if recipe.memory.recompute != "off" or recipe.parallel.pipeline > 1:
         return False
     if recipe.engine.compile == "on" and device.compiler is None:
         raise UsageError(
@@ -109,7 +117,8 @@ def wants_kernels(recipe: Recipe, device: Device) -> bool:
     """Whether kernels may compute what they can of a network in training."""
     engine = recipe.engine
     is_wanted = engine.kernels == "on" or (engine.kernels == "auto" and engine.compile == "auto")
-    return is_wanted and device.kind == "cuda" and recipe.precision.is_plain and fused.has_triton()
+    can = device.kind == "cuda" and recipe.parallel.pipeline == 1 and recipe.precision.is_plain
+    return is_wanted and can and fused.has_triton()
 
 
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
