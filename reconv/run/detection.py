@@ -40,9 +40,14 @@ def detector_options(recipe: Recipe) -> dict[str, Any]:
 
 
 def check_detector(recipe: Recipe) -> None:
-    """Refuse a network that does not answer with boxes or whose maps would be empty, and scores nobody can compute."""
+    """Refuse a network that does not answer with boxes, or whose maps would be empty."""
     _spec(recipe).map_sides(recipe.data.preprocess.size)
-    if recipe.detection.metric.startswith("ap"):
+
+
+def check_scores(recipe: Recipe) -> None:
+    """Refuse to judge a run by scores that nothing here can compute."""
+    is_scored = recipe.task == "detection" and recipe.evaluate.every != "off"
+    if is_scored and recipe.detection.metric.startswith("ap"):
         require_coco(f"detection.metric: {recipe.detection.metric}")
 
 

@@ -44,7 +44,7 @@ from reconv.report.whole import write_whole
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
 from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others, topology
-from reconv.run.detection import with_boxes
+from reconv.run.detection import check_scores, with_boxes
 from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Waiting, open_feed
 from reconv.run.findings import tell_findings
@@ -161,6 +161,7 @@ def refuse_unplannable(recipe: Recipe, sources: Sources, world: World) -> None:
     plan = make_plan(recipe, _facts(sources, world, {}, choose_decoder(recipe.augment.decoder)))
     refuse_profile_beyond_end(recipe, plan)
     check_model(recipe, plan.num_classes)
+    check_scores(recipe)
 
 
 def _path(value: str | Path | None) -> Path | None:

@@ -19,6 +19,10 @@ from reconv.cli import main
 from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.errors import UsageError
+from reconv.recipe.load import Override, load
+from reconv.run import rehearse
+from reconv.run.detection import check_scores
+from reconv.tasks import coco
 
 QUICK = Wish(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]
@@ -173,3 +177,16 @@ def test_what_is_printed_is_for_people(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
     _run(["bench", "train", "quickstart", *words], code=2)
+
+
+def test_a_detector_can_be_measured_without_the_library_that_scores_it_and_not_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    small: list[Override] = [("batch", {"size": 2, "group": "all"}, "--set")]
+    subject = open_subject("ssd-resnet34", input="device", data=None, overrides=small, device="cpu")
+    assert subject.recipe.detection.metric == "ap" and len(subject.source.class_names) == 80
+    with pytest.raises(UsageError, match=r"detection\.metric: ap is one of the 12 COCO numbers"):
+        rehearse("quickstart-detection", steps=1, overrides=[("detection.metric", "ap", "--set")])
+    unscored: list[Override] = [("detection.metric", "ap", "--set"), ("evaluate.every", "off", "--set")]
+    check_scores(load("quickstart-detection", [*unscored, ("expect", None, "--set")]).recipe)
