@@ -23,10 +23,10 @@ PILLOW, SIMPLEJPEG = "Pillow", "simplejpeg"
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 
 # The pixels [height, width, 3] in a box of a plain JPEG file; ValueError or OSError where there are none.
-DecodeJpeg = Callable[[bytes, Box], U8]
+DecodeJpeg = Callable[[bytes | bytearray, Box], U8]
 
 
-def decode_with_pillow(data: bytes, box: Box) -> U8:
+def decode_with_pillow(data: bytes | bytearray, box: Box) -> U8:
     """The pixels in a box of a plain JPEG file."""
     with Image.open(io.BytesIO(data), formats=("JPEG",)) as opened:
         pixels: U8 = np.asarray(opened.crop(box).convert("RGB"))
@@ -41,7 +41,7 @@ def jpeg_decoder() -> tuple[str, DecodeJpeg]:
     except ImportError:
         return PILLOW, decode_with_pillow
 
-    def decode(data: bytes, box: Box) -> U8:
+    def decode(data: bytes | bytearray, box: Box) -> U8:
         left, top, right, bottom = box
         # Not strict: libjpeg's warnings about damaged bytes are no errors to Pillow either.
         pixels: U8 = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False, strict=False)
