@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,8 +123,7 @@ def check(path: str, data: Data, workers: int, progress: Progress = lambda done,
     names = next(iter(sources.values())).class_names
     total, done = sum(map(len, sources.values())), 0
     tables: dict[Split, _Table] = {}
-    with warnings.catch_warnings(), _pool(workers) as pool:
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with an image is told as a finding
+    with _pool(workers) as pool:
         for split, source in sources.items():
             table = tables[split] = _Table(len(source))
             for index, seen in _examined(source, pool):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import time
+import warnings
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -23,6 +24,8 @@ MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to war
 # Formats that read a file's own bytes and nothing else.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 _REPLACE = "replace the file or remove it"
+# Pillow warns of large, damaged and oddly written files, with a line of its own source; what matters is an error here.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 FILTERS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,

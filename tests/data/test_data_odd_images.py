@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -61,6 +65,13 @@ def test_cmyk_has_the_colours_people_see() -> None:
         assert max(g, b) < 40
 
 
+def png_beginning(width: int, height: int) -> bytes:
+    """The first bytes of a PNG file of some size."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    header = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return header + struct.pack(">I", 100) + b"IDAT"
+
+
 def test_a_palette_has_its_colours_with_and_without_transparency() -> None:
     palette = Image.fromarray(SMOOTH).quantize(16)
     expected = np.asarray(palette.convert("RGB"))
@@ -104,10 +115,8 @@ def test_a_picture_of_20_000_pixels_is_decoded_and_cropped(shape: tuple[int, int
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_square_of_20_000_pixels_is_refused_and_says_how_large_it_is() -> None:
-    chunk = b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0)
-    header = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
     with pytest.raises(DataError, match="too large") as caught:
-        decode(header + struct.pack(">I", 100) + b"IDAT", 3, "large.png")
+        decode(png_beginning(20_000, 20_000), 3, "large.png")
     assert "pixels" in caught.value.why
 
 
@@ -146,3 +155,20 @@ def test_a_machine_without_memory_is_not_taken_for_a_damaged_file(monkeypatch: p
     monkeypatch.setattr(Image, "open", exhausted)
     with pytest.raises(MemoryError):
         decode(b"any", 3)
+
+
+def test_pillow_does_not_warn_past_us_of_a_picture_that_is_refused() -> None:
+    program = """
+from reconv.data.decode import decode
+from reconv.errors import DataError
+from test_data_odd_images import png_beginning
+try:
+    decode(png_beginning(12_000, 9_000), 3)
+except DataError as error:
+    print(error.what)
+"""
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("image is too large to decode safely\n", "")
