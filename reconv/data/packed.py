@@ -165,6 +165,7 @@ class PackedShard:
 
     def sample(self, number: int) -> Sample:
         """The encoded file, or the pixels without a copy where the file is mapped."""
+        self._ranges.refuse_if_cut()
         entry = self._index[number]
         payload = self._ranges.take(int(entry["start"]), int(entry["length"]))
         where = f"{self.path}:{self.name(number)}"

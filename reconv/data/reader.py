@@ -31,6 +31,10 @@ class Ranges(Protocol):
         """The bytes from `start`, all of them."""
         ...
 
+    def refuse_if_cut(self) -> None:
+        """Raise if the file is shorter than it was: a look at mapped bytes that are gone kills the process."""
+        ...
+
 
 class Mapped:
     """A file in the page cache, shared by every process that maps it; nothing is copied."""
@@ -41,11 +45,12 @@ class Mapped:
         self._path = path
         try:
             with open(path, "rb") as file:
-                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._view = memoryview(self._map)
         except OSError as error:
             raise unreadable(path, error) from error
         except ValueError:  # an empty file cannot be mapped
-            self._view = memoryview(b"")
+            self._map, self._view = None, memoryview(b"")
         self.size_bytes = len(self._view)
 
     def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
@@ -57,6 +62,11 @@ class Mapped:
         if start < 0 or length < 0 or start + length > self.size_bytes:
             raise _ends_early(self._path, max(0, self.size_bytes - start), length, start)
         return self._view[start : start + length]
+
+    def refuse_if_cut(self) -> None:
+        """Ask for the size of the file that is mapped, 1 us; between that and the look it is left to luck."""
+        if self._map is not None and (there := self._map.size()) < self.size_bytes:
+            raise _ends_early(self._path, there, self.size_bytes, 0)
 
 
 class Unmapped:
@@ -71,6 +81,9 @@ class Unmapped:
     def take(self, start: int, length: int) -> memoryview:
         """A copy of the bytes."""
         return memoryview(read(self._path, start, length))
+
+    def refuse_if_cut(self) -> None:
+        """A read says so itself."""
 
 
 def open_ranges(path: Path) -> Ranges:

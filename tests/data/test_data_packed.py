@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,25 @@ def test_a_cut_shard_is_refused_when_it_is_opened(tmp_path: Path, share: float) 
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(DataError, match=r"damaged packed shard(.|\n)*train-00000"):
         PackedShard(path)
+
+
+def test_a_shard_that_is_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    source = PackedSource(write_set(tmp_path, some_samples(9), 9), "train")
+    assert source.sample(8).target == 2
+    os.truncate(next(tmp_path.glob("*.packed")), 100)
+    with pytest.raises(DataError, match="ends early") as caught:
+        source.sample(8)
+    assert caught.value.where.endswith("train-00000-of-00001.packed")
+
+
+def test_all_damaged_shards_are_named_at_once(tmp_path: Path) -> None:
+    shards = sorted(write_set(tmp_path, some_samples(9), 3).glob("*.packed"))
+    for path in shards[1:]:
+        os.truncate(path, 100)
+    with pytest.raises(DataError) as caught:
+        PackedSource(tmp_path, "train")
+    assert caught.value.where == str(shards[1])
+    assert str(shards[2]) in caught.value.why
 
 
 def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
