@@ -16,8 +16,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.cache import cache_folder
+from reconv.data.each import of_each
 from reconv.data.reader import unreadable
 from reconv.errors import DataError
 
@@ -88,20 +88,21 @@ def _places(kind: str, split: str, folder: Path) -> tuple[Path, Path]:
 
 
 def _make(folder: Path, names: Sequence[str], scan: Callable[[str], Scanned]) -> tuple[Rows, dict[str, Any]]:
+    def scanned(path: Path) -> tuple[Rows, Scanned]:
+        found = scan(str(path))
+        piece = np.zeros(len(found.samples), ROW)
+        if len(found.samples):
+            piece["offset"], piece["length"], piece["label"] = np.array(found.samples, np.int64).T
+        return piece, replace(found, samples=())  # tuples are many times as large as their rows
+
     digest = hashlib.blake2b(digest_size=16)
     labels: dict[int, str] = {}
     pieces: list[Rows] = []
-    # `map` answers in the order of the shards, so the first error is the same for any number of threads.
-    with ThreadPoolExecutor(_SCANS_AT_ONCE) as pool:
-        for number, scanned in enumerate(pool.map(scan, [str(folder / name) for name in names])):
-            piece = np.zeros(len(scanned.samples), ROW)
-            if len(scanned.samples):
-                offsets, lengths, targets = np.array(scanned.samples, np.int64).T
-                piece["offset"], piece["length"], piece["label"] = offsets, lengths, targets
-            piece["shard"] = number
-            pieces.append(piece)
-            digest.update(scanned.digest)
-            labels = {**scanned.names, **labels}  # the first name of a label stays
+    for number, (piece, found) in enumerate(of_each(scanned, [folder / name for name in names], _SCANS_AT_ONCE)):
+        piece["shard"] = number
+        pieces.append(piece)
+        digest.update(found.digest)
+        labels = {**found.names, **labels}  # the first name of a label stays
     rows = np.concatenate(pieces)
     if not len(rows):
         raise DataError("no samples in the shards", where=str(folder / names[0]), why=f"all {len(names)} are empty")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from reconv.data.box_survey import box_reader, open_box_splits
 from reconv.data.detect import detect
+from reconv.data.each import RefusedError
 from reconv.data.finding import SPLITS, Finding, Tell, printable
 from reconv.data.open import NEED_NO_PATH, open_source
 from reconv.data.reader import read
@@ -42,7 +43,10 @@ def open_splits(path: str, data: Data, tell: Tell) -> dict[Split, Source]:
     if not opened:
         raise refused[0]
     for refusal in refused:
-        tell(Finding("fault", "unreadable-split", f"{refusal.what}: {refusal.why}", (printable(refusal.where),)))
+        errors = refusal.errors if isinstance(refusal, RefusedError) else (refusal,)
+        for text in dict.fromkeys(f"{error.what}: {error.why}" for error in errors):
+            places = tuple(printable(error.where) for error in errors if f"{error.what}: {error.why}" == text)
+            tell(Finding("fault", "unreadable-split", text, places))
     return opened
 
 

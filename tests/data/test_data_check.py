@@ -14,7 +14,10 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.data.check import Checked, check, pictures_of
-from reconv.data.finding import Finding
+from reconv.data.convert.form import Form
+from reconv.data.convert.run import Target, convert
+from reconv.data.finding import SPLITS, Finding
+from reconv.data.open import open_source
 from reconv.errors import DataError
 from reconv.recipe.images import Data
 
@@ -198,3 +201,17 @@ def test_pictures_show_good_samples_of_every_class(tree: Path) -> None:
         ("bee", 4, 4),
         ("cat", 3, 3),
     ]
+
+
+def test_every_damaged_shard_of_a_split_is_named(tree: Path, tmp_path: Path) -> None:
+    sources = {split: open_source("folder", tree, split, Data()) for split in SPLITS}
+    convert(sources, tree, tmp_path / "packed", Target("packed", Form(), per_shard=2), 1, lambda done, total: None)
+    damaged = sorted((tmp_path / "packed").glob("train-*"))[1:]
+    for path in damaged:
+        os.truncate(path, 200)
+    checked = looked(tmp_path / "packed")
+    assert len(damaged) > 1
+    assert [place for f in checked.faults if f.kind == "unreadable-split" for place in f.paths] == [
+        str(path) for path in damaged
+    ]
+    assert checked.splits["val"].num_samples == len(sources["val"])

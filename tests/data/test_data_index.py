@@ -135,6 +135,7 @@ def test_the_first_broken_shard_is_named_whatever_threads_do(shards: Path) -> No
         with pytest.raises(DataError) as caught:
             opened(shards)
         assert caught.value.where == str(shards / "shard-1")
+        assert caught.value.why.endswith(f"2 more of them: {shards / 'shard-3'}, {shards / 'shard-4'}")
     assert not list(shards.glob(".reconv*"))
 
 

@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from reconv.data.each import of_each
 from reconv.data.packed import ENDING, PackedShard
 from reconv.data.reader import unreadable
 from reconv.data.source import Sample, Split
@@ -84,7 +85,7 @@ def _open_shards(root: Path, split: Split) -> list[PackedShard]:
             why=f"none is called {shard_name(split, 0, 1)} or alike",
             then="name the folder that reconv data convert has written: --data DIR",
         )
-    shards = [PackedShard(path) for path in found]
+    shards = of_each(PackedShard, found)
     first = shards[0].description
     names = [shard_name(split, number, first.num_shards) for number in range(first.num_shards)]
     if [path.name for path in found] != names:
