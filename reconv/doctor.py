@@ -7,6 +7,7 @@ is changed, and a check that cannot be made here says so instead of failing.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -172,6 +173,8 @@ def _devices(machine: Machine) -> Iterator[Finding]:
         capability = f"{properties.major}.{properties.minor}"
         text = f"{properties.name}, {properties.total_memory / _GIB:.1f} GiB, capability {capability}"
         yield Finding(topic, f"cuda:{index}", properties.name, text)
+    if importlib.util.find_spec("habana_frameworks") is not None:
+        yield Finding(topic, "hpu", "installed", "Gaudi's packages are installed; `hl-smi` shows the devices")
     if torch.backends.mps.is_available():
         yield Finding(topic, "mps", "available", "available")
     elif torch.cuda.device_count() == 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from reconv.errors import RecipeError
+from reconv.models.balance import parts_of
 from reconv.models.network import Network
 
 Stages = Sequence[tuple[str, nn.Module]]
@@ -28,41 +29,50 @@ Stages = Sequence[tuple[str, nn.Module]]
 class Recomputed:
     """Which stages of a network are computed again, and what that saves."""
 
-    names: tuple[str, ...]
+    segments: tuple[tuple[str, ...], ...]  # stages in a row that keep the input of the first alone
     num_stages: int
     kept_bytes: int  # of one image, after the forward pass
     plain_bytes: int  # the same if nothing were computed again
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All stages that are computed again."""
+        return tuple(name for segment in self.segments for name in segment)
 
     def words(self, num_images: int) -> str:
         """What a person wants to know of it."""
         kept, plain = (num_images * size / 1e6 for size in (self.kept_bytes, self.plain_bytes))
         return (
-            f"memory.recompute: {len(self.names)} of {self.num_stages} stages ({', '.join(self.names)}) are computed "
-            f"again: a micro-batch of {num_images} keeps {kept:,.1f} MB of activations in place of {plain:,.1f} MB"
+            f"{len(self.names)} of {self.num_stages} stages ({', '.join(self.names)}) are computed again, in "
+            f"{len(self.segments)} pieces: a micro-batch of {num_images} keeps {kept:,.1f} MB of activations "
+            f"in place of {plain:,.1f} MB"
         )
 
 
 def recomputing(
-    model: nn.Module, names: Collection[str], again: Callable[[], AbstractContextManager[Any]] = nullcontext
+    model: nn.Module, segments: Sequence[Sequence[str]], again: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Callable[..., Any]:
-    """The network's forward pass; the named stages keep their input alone, and are computed again inside `again`."""
+    """The network's forward pass; each segment keeps its input alone, and is computed again inside `again`."""
     assert isinstance(model, Network)
-    stages = model.stages()
+    stages = dict(model.stages())
+    segment_of = {name: tuple(segment) for segment in segments for name in segment}
+    pieces = list(dict.fromkeys(segment_of.get(name, (name,)) for name in stages))
+    run = {piece: nn.Sequential(*(stages[name] for name in piece)) for piece in pieces}
 
     def forward(images: Tensor) -> Any:
         value: Any = images
-        for name, stage in stages:
-            if name in names:
+        for piece in pieces:
+            if piece[0] in segment_of:
                 # No generator is drawn from, so its state need not be kept; reading it would also end a recording.
                 value = checkpoint(
-                    stage,
+                    run[piece],
                     value,
                     use_reentrant=False,
                     preserve_rng_state=False,
                     context_fn=lambda: (nullcontext(), again()),
                 )
             else:
-                value = stage(value)
+                value = run[piece](value)
         return value
 
     return forward
@@ -86,15 +96,26 @@ def choose_stages(
         chosen = _heaviest(stages)
     else:
         chosen = tuple(_matching(names, wish))
-    return Recomputed(chosen, len(names), _kept_bytes(stages, chosen), _kept_bytes(stages, ()))
+    return _recomputed(stages, tuple((name,) for name in chosen))
+
+
+def cut_stages(model: nn.Module, splits: Sequence[str], image: Sequence[int], dtype: torch.dtype) -> Recomputed:
+    """The pieces between the stages at which a person cuts the network; all but the last are computed again."""
+    assert isinstance(model, Network)
+    pieces = [tuple(name for name, _ in part) for part in parts_of(model, splits)]
+    return _recomputed([*_watched(model, image, dtype)], tuple(pieces[:-1]))
+
+
+def _recomputed(stages: Sequence[_Stage], segments: tuple[tuple[str, ...], ...]) -> Recomputed:
+    return Recomputed(segments, len(stages), _kept_bytes(stages, segments), _kept_bytes(stages, ()))
 
 
 def _heaviest(stages: Sequence[_Stage]) -> tuple[str, ...]:
     """The stages that save most, the last left out, until half is saved; in the network's order."""
     names, plain = [stage.name for stage in stages[:-1]], _kept_bytes(stages, ())
     chosen: list[str] = []
-    for name in sorted(names, key=lambda name: _kept_bytes(stages, (name,))):
-        if _kept_bytes(stages, chosen) <= plain / 2:
+    for name in sorted(names, key=lambda name: _kept_bytes(stages, ((name,),))):
+        if _kept_bytes(stages, [(name,) for name in chosen]) <= plain / 2:
             break
         chosen.append(name)
     return tuple(name for name in names if name in chosen)
@@ -123,11 +144,15 @@ class _Stage:
     inputs: Mapping[int, int]
 
 
-def _kept_bytes(stages: Sequence[_Stage], names: Collection[str]) -> int:
-    """What a forward pass keeps if the named stages keep their input alone; memory that is shared counts once."""
+def _kept_bytes(stages: Sequence[_Stage], segments: Sequence[Sequence[str]]) -> int:
+    """What a forward pass keeps if each segment keeps its input alone; memory that is shared counts once."""
+    firsts, every = {segment[0] for segment in segments}, {name for segment in segments for name in segment}
     kept: dict[int, int] = {}
     for stage in stages:
-        kept |= stage.inputs if stage.name in names else stage.kept
+        if stage.name in firsts:
+            kept |= stage.inputs
+        elif stage.name not in every:
+            kept |= stage.kept
     return sum(kept.values())
 
 

@@ -17,17 +17,21 @@ def pipeline_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Every contradiction about a pipeline."""
     parallel = recipe.parallel
     if parallel.pipeline == 1:
-        if parallel.splits:
-            yield Contradiction(
-                ("parallel.splits", _FIELD),
-                f"has {len(parallel.splits)}, but {_FIELD} is 1; on one device memory.recompute names stages",
-            )
+        for field, is_given in (
+            ("memory.recompute", recipe.memory.recompute != "off"),
+            ("engine.compile", recipe.engine.compile == "on"),
+        ):
+            if parallel.splits and is_given:
+                yield Contradiction(
+                    (field, "parallel.splits"),
+                    "does not go with parallel.splits, which cut the network already",
+                )
         return
     if len(parallel.splits) >= parallel.pipeline:
         yield Contradiction(
             ("parallel.splits", _FIELD),
             f"has {len(parallel.splits)}, but a pipeline of {parallel.pipeline} devices has {parallel.pipeline - 1}; "
-            "several parts on one device are not built",
+            "several parts on one device of many are not built",
         )
     refused = {
         "task": (recipe.task != "classification", "only classification goes through a pipeline so far"),

@@ -16,7 +16,7 @@ from reconv.errors import RecipeError
 from reconv.recipe.images import Decoder, why_plain
 from reconv.recipe.plan_lines import count, plan_lines
 from reconv.recipe.schema import Recipe, Schedule
-from reconv.recipe.split import split_batch
+from reconv.recipe.split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.units import Duration
 
 EVAL_AHEAD = 2  # batches of an evaluation made ahead
@@ -180,7 +180,7 @@ class Plan:
 
 def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     """Compute every derived number, or raise RecipeError naming values that would fit."""
-    copies = _copies(recipe, facts.world_size)
+    copies = num_copies(recipe, facts.world_size)
     split = split_batch(recipe, copies)
     steps_per_epoch = _steps_per_epoch(recipe, facts)
     total = _length_steps(recipe.length, steps_per_epoch)
@@ -217,39 +217,9 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         cache=facts.cache,
         decoder=_decoder(recipe, facts),
     )
-    _check_pipeline(recipe, plan)
+    refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))
-
-
-def _copies(recipe: Recipe, num_devices: int) -> int:
-    """How many copies of the network there are: one for each device, or for each pipeline of devices."""
-    each = recipe.parallel.pipeline
-    if num_devices % each:
-        raise RecipeError(
-            f"parallel.pipeline {each}: {count(num_devices, 'device')} cannot be cut into pipelines of {each}",
-            then=f"--devices {each}, or a multiple",
-        )
-    return num_devices // each
-
-
-def _check_pipeline(recipe: Recipe, plan: Plan) -> None:
-    """Refuse micro-batches that a pipeline cannot take: they must be alike, and enough of them."""
-    if recipe.parallel.pipeline == 1:
-        return
-    kinds = {micro for rank in range(plan.world_size) for micro in plan.micro_batches(rank)}
-    if plan.devices_per_group > 1 or len(kinds) > 1:
-        raise RecipeError(
-            "parallel.pipeline: the micro-batches of a step must have the same groups",
-            why=f"batch.size {plan.global_batch} in groups of {plan.group} gives {len(kinds)} kinds of micro-batches",
-            then="a batch.size that is a multiple of batch.micro x the copies of the network",
-        )
-    if recipe.parallel.schedule == "interleaved" and plan.num_micro_batches < recipe.parallel.pipeline:
-        raise RecipeError(
-            f"parallel.schedule: interleaved needs {recipe.parallel.pipeline} micro-batches or more, not "
-            f"{plan.num_micro_batches}",
-            then="a smaller batch.micro, or parallel.schedule: grouped",
-        )
 
 
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:

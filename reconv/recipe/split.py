@@ -56,6 +56,35 @@ def _even(num_samples: int, limit: int) -> tuple[int, ...]:
     return (size + 1,) * num_larger + (size,) * (num_parts - num_larger)
 
 
+def num_copies(recipe: Recipe, num_devices: int) -> int:
+    """How many copies of the network there are: one for each device, or for each pipeline of devices."""
+    each = recipe.parallel.pipeline
+    if num_devices % each:
+        raise RecipeError(
+            f"parallel.pipeline {each}: {count(num_devices, 'device')} cannot be cut into pipelines of {each}",
+            then=f"--devices {each}, or a multiple",
+        )
+    return num_devices // each
+
+
+def refuse_uneven_pipeline(recipe: Recipe, micro_batches: Sequence[tuple[int, ...]], split: Split) -> None:
+    """Refuse micro-batches, given by their groups, that a pipeline cannot take: they must be alike, and enough."""
+    parallel, kinds = recipe.parallel, set(micro_batches)
+    if parallel.pipeline == 1:
+        return
+    if len(kinds) > 1 or len(split.groups) < len(split.on_devices):
+        raise RecipeError(
+            "parallel.pipeline: the micro-batches of a step must have the same groups",
+            why=f"batch.size {recipe.batch.size} in groups of {split.group} gives {len(kinds)} kinds of micro-batches",
+            then="a batch.size that is a multiple of batch.micro x the copies of the network",
+        )
+    if parallel.schedule == "interleaved" and split.num_micro < parallel.pipeline:
+        raise RecipeError(
+            f"parallel.schedule: interleaved needs {parallel.pipeline} micro-batches or more, not {split.num_micro}",
+            then="a smaller batch.micro, or parallel.schedule: grouped",
+        )
+
+
 def split_batch(recipe: Recipe, world: int) -> Split:
     """Cut the global batch, or raise RecipeError naming sizes that would fit."""
     size = recipe.batch.size

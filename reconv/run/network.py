@@ -26,7 +26,7 @@ from reconv.models.balance import check_splits
 from reconv.models.fastnet import FastNet
 from reconv.models.fuse import use_kernels
 from reconv.models.layers import LayerState
-from reconv.models.recompute import Recomputed, choose_stages, recomputing
+from reconv.models.recompute import Recomputed, choose_stages, cut_stages, recomputing
 from reconv.models.rehearse import variants_of
 from reconv.models.ssd import SSD
 from reconv.optim.decay import decay_groups
@@ -69,6 +69,10 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
 
 def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> Recomputed | None:
     """Which stages of the network are computed again in the backward pass; None: nothing is."""
+    splits = recipe.parallel.splits
+    if splits and recipe.parallel.pipeline == 1:
+        check_splits(model, splits, len(splits) + 1, _image_shape(recipe))
+        return cut_stages(model, splits, _image_shape(recipe), dtype)
     if recipe.memory.recompute == "off":
         return None
     return choose_stages(model, recipe.memory.recompute, _image_shape(recipe), dtype)
@@ -94,7 +98,7 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
 
 def is_compiled(recipe: Recipe, device: Device) -> bool:
     """Whether networks and losses are compiled: where the recipe says so, else on cuda and by Gaudi's compiler."""
-    if recipe.memory.recompute != "off" or recipe.parallel.pipeline > 1:
+    if recipe.memory.recompute != "off" or recipe.parallel.pipeline > 1 or recipe.parallel.splits:
         return False
     if recipe.engine.compile == "on" and device.compiler is None:
         raise UsageError(
@@ -140,7 +144,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     recomputed = build_recomputed(model, recipe, precision.compute_dtype)
     forward: Callable[..., Any] = model
     if recomputed is not None:
-        forward = recomputing(model, recomputed.names, precision.autocast)
+        forward = recomputing(model, recomputed.segments, precision.autocast)
     elif is_compiled(recipe, device) and not has_kernels:
         forward = compiled(model, device)
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)
@@ -170,7 +174,9 @@ def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | N
     wish, engine = recipe.engine.graph, recipe.engine
     if wish == "off" or (wish == "auto" and (engine.compile == "off" or world.size > 1)):
         return None
-    if wish == "auto" and (recipe.memory.recompute != "off" or recipe.memory.offload_optimizer):
+    if wish == "auto" and (
+        recipe.memory.recompute != "off" or recipe.memory.offload_optimizer or recipe.parallel.splits
+    ):
         return None  # neither was ever recorded on a GPU
     return device.recorder()
 

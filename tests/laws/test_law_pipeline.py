@@ -124,7 +124,6 @@ def test_parts_are_balanced_by_work_and_hold_every_stage_once() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"parallel.splits": "[head]"},
         {**TWO, "parallel.splits": "[layer2.0, head]"},
         {**TWO, "parallel.reduce": "ordered"},
         {**TWO, "memory.recompute": "all"},

@@ -43,7 +43,7 @@ def test_chosen_stages_keep_less_and_give_the_same_gradients() -> None:
     images = torch.randn(2, 3, 64, 64)
     chosen = choose_stages(model, ["layer1", "stem"], (3, 64, 64), torch.float32)
     assert chosen.names == ("stem", "layer1.0", "layer1.1")
-    forward = recomputing(model, chosen.names)
+    forward = recomputing(model, chosen.segments)
     assert chosen.kept_bytes < 0.6 * chosen.plain_bytes
     assert saved_bytes(forward, model, images) < 0.6 * saved_bytes(model, model, images)
     gradients = []
