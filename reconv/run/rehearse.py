@@ -18,6 +18,8 @@ import numpy as np
 
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.data.open import taken
+from reconv.device import open_device
+from reconv.device.cpus import bound
 from reconv.engine.stop import StopRequest
 from reconv.errors import UsageError
 from reconv.parallel.world import World
@@ -83,6 +85,7 @@ def rehearse(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-"))) / "run"
         stop = stack.enter_context(StopRequest())
+        stack.enter_context(bound(resolved.engine.cpus, open_device(device).pci_address))
         choice = Choice(RunFolder.at(folder), exists=False)
         whole = prepare_job(resolved, sources, choice, device, world)
         job = _cut_short(whole, steps)

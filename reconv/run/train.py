@@ -140,14 +140,14 @@ def _train(
         world.from_first(lambda: refuse_unplannable(resolved, sources, world))
         # What cannot be planned or built leaves no run folder behind.
         opened = open_device(device, place=place.local_rank)
+        cpus = stack.enter_context(
+            bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
+        )
         world.entering("opening the run folder")
         claim = world.from_first(lambda: claim_folder(start, resolved, stack, place))
         if claim.is_finished:
             return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
         stop = stack.enter_context(StopRequest())
-        cpus = stack.enter_context(
-            bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
-        )
         job = prepare_job(resolved, sources, claim.choice, device, world)
         emit = open_voice(stack, job.folder, resolved, world, console, on_event)
         for line in topology(world, job.device.describe()):

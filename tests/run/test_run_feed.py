@@ -24,6 +24,7 @@ from reconv.report.clock import Clock
 from reconv.report.console import Told
 from reconv.report.events import Evaluated, Event, Waited, read_events
 from reconv.run.feed import Waiting, advice, slowest
+from reconv.run.rehearse import rehearse
 
 SMALL = {
     "data.source": "folder",
@@ -251,6 +252,17 @@ def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, co
     text = " ".join(str(event) for event in seen)
     assert f"bound to {min(cores)}" in text and "1 decoding worker" in text
     assert os.sched_getaffinity(0) == cores
+
+
+def test_cores_that_are_not_there_are_refused_by_a_rehearsal_too_and_leave_no_folder(
+    pictures: Path, tmp_path: Path
+) -> None:
+    overrides = [(name, value, "test") for name, value in {**SMALL, "engine.cpus": "9000", "length": "1step"}.items()]
+    with pytest.raises(UsageError, match="none of the cores 9000"):
+        rehearse("resnet18", data=pictures, steps=1, overrides=overrides)
+    with pytest.raises(UsageError, match="none of the cores 9000"):
+        reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("value", ["some", "1-", "-3", "0 1", ""])
