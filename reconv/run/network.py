@@ -174,10 +174,9 @@ def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | N
     wish, engine = recipe.engine.graph, recipe.engine
     if wish == "off" or (wish == "auto" and (engine.compile == "off" or world.size > 1)):
         return None
-    if wish == "auto" and (
-        recipe.memory.recompute != "off" or recipe.memory.offload_optimizer or recipe.parallel.splits
-    ):
-        return None  # neither was ever recorded on a GPU
+    memory, splits = recipe.memory, recipe.parallel.splits
+    if wish == "auto" and (memory.recompute != "off" or memory.offload_optimizer or splits):
+        return None  # none of them was ever recorded on a GPU
     return device.recorder()
 
 
