@@ -16,6 +16,7 @@ from PIL import Image
 from reconv.cli import main
 from reconv.data.annotation import Annotation, DetectionSource
 from reconv.data.open import open_source
+from reconv.errors import DataError
 from reconv.recipe.images import Data
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
@@ -79,6 +80,7 @@ def test_coco_becomes_records_and_records_become_coco(
     assert "train: 2 of 4 images have a usable box, the others are left out" in said
     assert "train: 3 of 6 boxes are not usable and are left out" in said
     assert sorted(p.name for p in records.iterdir() if not p.name.startswith(".")) == [
+        "label_map.pbtxt",
         "reconv.json",
         "train-00000-of-00002",
         "train-00001-of-00002",
@@ -92,6 +94,36 @@ def test_coco_becomes_records_and_records_become_coco(
     told = json.loads((back / "annotations" / "instances_train.json").read_text())
     assert told["categories"] == [{"id": number, "name": name} for number, name in CATEGORIES.items()]
     assert {image["file_name"] for image in told["images"]} == {"000000000001.jpg", "000000000011.jpg"}
+
+
+def test_a_class_that_never_occurs_is_still_one_in_records(coco: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        file = coco / "annotations" / f"instances_{split}2017.json"
+        told = json.loads(file.read_text())
+        told["categories"].append({"id": 200, "name": 'a "rare" \\ 猫'})
+        file.write_text(json.dumps(told))
+    records, back = tmp_path / "records", tmp_path / "back"
+    assert command(coco, records, "--to", "tfrecord", "--shards", "1,1") == 0
+    assert command(records, back, "--to", "coco") == 0
+    expected = opened(coco, "train", bad_boxes="skip")
+    assert expected.class_names[-1] == 'a "rare" \\ 猫' and expected.class_ids[-1] == 200
+    for root in (records, back):
+        assert opened(root).class_names == opened(root, "val").class_names == expected.class_names
+        assert opened(root).class_ids == expected.class_ids
+
+
+def test_a_label_map_of_others_is_read_and_a_broken_one_refused(coco: Path, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    assert command(coco, records, "--to", "tfrecord", "--shards", "1,1") == 0
+    items = "".join(f"item {{ name: 'c{number}', id: {number} }}\n" for number in CATEGORIES)
+    (records / "label_map.pbtxt").write_text(items)
+    assert opened(records).class_names == tuple(f"c{number}" for number in sorted(CATEGORIES))
+    (records / "label_map.pbtxt").write_text("item { id: 1 }")
+    with pytest.raises(DataError, match="has no id or no name"):
+        opened(records)
+    (records / "label_map.pbtxt").write_text("")
+    with pytest.raises(DataError, match="has no item"):
+        opened(records)
 
 
 def test_kept_and_clipped_pictures_are_written_as_the_options_say(coco: Path, tmp_path: Path) -> None:

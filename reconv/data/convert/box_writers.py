@@ -81,6 +81,12 @@ def _features(sample: Sample, said: Annotation, name: str, whole: Whole) -> Mapp
     return {key: values for key, values in made.items() if len(values)}
 
 
+def _finish_records(room: Room, whole: Whole, records: Sequence[Facts]) -> None:
+    """The names of all classes: records tell those that they have alone."""
+    names = dict(zip(whole.class_ids, whole.class_names, strict=True))
+    room.put_text(features.LABEL_MAP, features.label_map(names))
+
+
 def _write_pictures(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> Facts:
     """Pictures of a split side by side; what is said about them is kept with the piece until all are written."""
     room.make_folder(room.path / whole.split)
@@ -148,7 +154,9 @@ def _record_name(split: Split, number: int, num_shards: int) -> str:
 
 
 BOX_KINDS: Mapping[str, Kind] = {
-    "tfrecord": Kind("jpeg", True, True, False, _record_name, _write_records, {"train": 256, "val": 32}),
+    "tfrecord": Kind(
+        "jpeg", True, True, False, _record_name, _write_records, {"train": 256, "val": 32}, _finish_records
+    ),
     "coco": Kind(
         "file",
         False,

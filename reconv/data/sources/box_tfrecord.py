@@ -1,8 +1,8 @@
 """Pictures with boxes as TFRecords, in the layout of TensorFlow's object detection programs.
 
-Owns which features are read and what they mean. Refuses to know framing and decoding. Invariant: classes are the
-labels of the training shards in their order, which may have gaps; boxes are fractions in the files; no record is used
-whose checksums do not match.
+Owns which features are read and what they mean. Refuses to know framing and decoding. Invariant: classes are those of
+`label_map.pbtxt` beside the shards, which names those that no record has too, or else labels of the training shards;
+in their order, which may have gaps. Boxes are fractions in the files; no record is used whose checksums do not match.
 
 The index keeps, instead of a label, how many boxes of a record are usable and how many are not.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import numpy as np
 from reconv.data.annotation import NO_TARGET, Annotation, AnnotationError, DetectionSource
 from reconv.data.box_table import UNKNOWN, BoxTable, TableBuilder, find_faults, joined, settled
 from reconv.data.index import Index, Scanned, open_index
-from reconv.data.reader import Window
+from reconv.data.reader import Window, read
 from reconv.data.source import I64, Sample, Split
 from reconv.data.sources.shards import Naming, find_shards, first_shard
 from reconv.data.tfrecord import (
@@ -43,6 +44,10 @@ CROWD, DIFFICULT, AREA = "image/object/is_crowd", "image/object/difficult", "ima
 _ABOUT = (HEIGHT, WIDTH, FILE, ID, *EDGES, LABEL, TEXT, CROWD, DIFFICULT, AREA)
 _NAME = re.compile(r"(?:coco_)?(?P<split>train|validation|val)(?:\.record)?-\d+-of-\d+(\.tfrecords?)?")
 BOX_TFRECORD = Naming("tfrecord", "TFRecords", _NAME, _NAME)
+LABEL_MAP = "label_map.pbtxt"  # what TensorFlow's programs call it
+_ITEM = re.compile(r"item\s*\{([^{}]*)\}")
+_ITEM_ID = re.compile(r"\bid\s*:\s*(\d+)")
+_ITEM_NAME = re.compile(r"""\bname\s*:\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 _BAD_BITS = 16  # the index's number: usable boxes, and above these bits the others
 _MOST = (1 << _BAD_BITS) - 1
 
@@ -57,7 +62,7 @@ class BoxShardSource(DetectionSource):
     def __init__(self, root: Path, split: Split, data: Data, why: str = "", is_patient: bool = False) -> None:
         self._shards = find_shards(BOX_TFRECORD, root, split)
         index = _open_index(root, split)
-        names = (index if split == "train" else _open_index(root, "train")).names
+        names = _class_names(root, index if split == "train" else _open_index(root, "train"))
         self.class_ids = tuple(sorted(names))
         self.class_names = tuple(names[number] for number in self.class_ids)
         self._index = index
@@ -141,15 +146,45 @@ def has_boxes(root: Path) -> bool:
 
 def read_box_records(root: Path, split: Split) -> BoxTable:
     """All boxes of a split in one table, in the order of the records."""
-    shards, class_ids = find_shards(BOX_TFRECORD, root, split), tuple(sorted(_open_index(root, "train").names))
+    shards, names = find_shards(BOX_TFRECORD, root, split), _class_names(root, _open_index(root, "train"))
+    class_ids = tuple(sorted(names))
     tables = []
     for name in shards.names:
         path = str(shards.folder / name)
         window = Window(path)
         for start, length in record_spans(window):
             tables.append(_table(peek_features(window, start, length, _ABOUT), f"{path}, byte {start}", class_ids))
-    names = _open_index(root, "train").names
     return replace(joined(tables), class_names=tuple(names[number] for number in class_ids))
+
+
+def label_map(names: Mapping[int, str]) -> str:
+    """The text of a label map."""
+    items = (f"item {{\n  id: {number}\n  name: {_quoted(name)}\n}}\n" for number, name in sorted(names.items()))
+    return "".join(items)
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _class_names(root: Path, trained: Index) -> dict[int, str]:
+    """Names by number: those of the label map, else those that the training records have."""
+    file = find_shards(BOX_TFRECORD, root, "train").folder / LABEL_MAP
+    if not file.is_file():
+        return dict(trained.names)
+    names: dict[int, str] = {}
+    for item in _ITEM.findall(read(file).decode("utf-8-sig", "surrogateescape")):
+        number, name = _ITEM_ID.search(item), _ITEM_NAME.search(item)
+        if number is None or name is None:
+            why = f"one of its items is {{{item}}}"
+            raise AnnotationError(
+                f"an item of {LABEL_MAP} has no id or no name", where=str(file), why=why, then="name it"
+            )
+        names[int(number[1])] = re.sub(r"\\(.)", r"\1", name[1][1:-1])
+    if not names:
+        raise AnnotationError(f"{LABEL_MAP} has no item", where=str(file), then="name the classes in it, or remove it")
+    return names
 
 
 def _keeping_empty(data: Data) -> Data:
