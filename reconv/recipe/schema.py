@@ -307,9 +307,8 @@ class Parallel(Section):
     bucket_mb: PositiveFloat = 25  # fast: gradients travel in pieces of this size, beside the backward pass
     compress: Annotated[Literal["off", "bf16"], BeforeValidator(words_of_switches)] = "off"  # fast: as they travel
     pipeline: Annotated[int, Field(ge=1, le=64)] = 1  # devices that share one copy of the network
-    splits: Annotated[
-        tuple[str, ...], Listed
-    ] = ()  # the stages at which the next device begins; on one device: of a piece computed again
+    # The stages at which the next device of a pipeline begins; on one device, the next piece that is computed again.
+    splits: Annotated[tuple[str, ...], Listed] = ()
     # pipeline: all forward passes first (GPipe), forward and backward in turn (1F1B), or one micro-batch at a time
     schedule: Literal["grouped", "interleaved", "sequential"] = "grouped"
     lost_after_s: Annotated[float, Field(ge=2, le=600)] = 30  # of silence, until a process is given up
