@@ -131,3 +131,11 @@ def test_the_index_takes_under_100_bytes_a_sample(folder: Path) -> None:
     source = TableSource(folder, "train")
     assert len(source) == 20_000
     assert source.index_bytes / len(source) < 100
+
+
+def test_every_missing_file_of_a_table_is_told_at_once(folder: Path) -> None:
+    write(folder, "file,label,split", "1.png,a,train", "gone.png,a,train", "3.png,a,val", "no/1.png,a,val")
+    with pytest.raises(DataError, match=r"missing file: gone\.png") as caught:
+        TableSource(folder, "train")
+    assert caught.value.where.endswith("line 3")
+    assert "1 more of them" in caught.value.why and caught.value.why.endswith("line 5")

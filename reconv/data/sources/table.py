@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from reconv.data.each import RefusedError
 from reconv.data.names import PackedNames
 from reconv.data.reader import listing, read, size_bytes, unreadable
 from reconv.data.source import Sample, Split
@@ -181,15 +182,18 @@ def _sorted_classes(labels: set[str], path: Path) -> tuple[str, ...]:
 def _files(path: Path, text: str, split: Split, labels: _Labels) -> Iterator[str]:
     """The files of one split; those of both must be there. Folders are listed once instead of asking for each file."""
     there: dict[str, frozenset[str]] = {}
+    missing: list[DataError] = []
     for line, file, label, of in _rows(path, text):
         labels.add(line, label, of)
         folder, name = os.path.split(os.path.join(path.parent, file))
         if folder not in there:
             there[folder] = _names_in(folder)
         if name not in there[folder]:
-            raise _bad(path, line, f"missing file: {file}", f"there is no {os.path.join(folder, name)}")
-        if of == split:
+            missing.append(_bad(path, line, f"missing file: {file}", f"there is no {os.path.join(folder, name)}"))
+        elif of == split:
             yield file
+    if missing:
+        raise RefusedError(missing)
 
 
 def _names_in(folder: str) -> frozenset[str]:
