@@ -18,6 +18,7 @@ from reconv.batch import Batch
 from reconv.data.box_survey import box_reader
 from reconv.data.detect import Found, detect
 from reconv.data.drawing import DrawnBox, class_colour, draw_boxes
+from reconv.data.faults import Faults
 from reconv.data.loader import EvalLoader
 from reconv.data.open import NEED_NO_PATH, thinned
 from reconv.data.pictures import Sheet, titled
@@ -95,7 +96,8 @@ def _train_batch(recipe: Recipe, sources: Sources, step: int) -> Batch:
     plan = make_plan(recipe, facts)
     if step >= plan.total_steps:
         raise UsageError(f"there is no step {step}", why=f"at this batch the run has {plan.total_steps:,}")
-    loader = parts.train_loader(recipe, plan, sources.train, lambda tensor: tensor)
+    faults = Faults(recipe.data.bad_images.limit)
+    loader = parts.train_loader(recipe, plan, sources.train, lambda tensor: tensor, faults=faults)
     [micro_batches] = loader.steps(step, step + 1)
     prepare = TrainPrepare(recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32)
     prepared = [prepare(batch, step) for batch in micro_batches]
@@ -107,8 +109,11 @@ def _train_batch(recipe: Recipe, sources: Sources, step: int) -> Batch:
 def _eval_batch(recipe: Recipe, sources: Sources, images: int) -> Batch:
     """Validation images spread over the classes."""
     some = thinned(sources.val, min(100.0, 100 * images / len(sources.val)))
-    make = parts.fetching(recipe)
-    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, make=make)
+    make, faults = parts.fetching(recipe), Faults(recipe.data.bad_images.limit)
+    loader = EvalLoader(
+        some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=faults, make=make
+    )
+    [batch] = loader
     return EvalPrepare(recipe.data.preprocess, torch.float32)(batch)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import reconv
-from reconv.errors import RecipeError, UsageError
+from reconv.errors import DataError, RecipeError, UsageError
 from reconv.run import evaluate, rehearse
 from reconv.run.show import show
 
@@ -39,3 +40,16 @@ def test_no_other_data_are_shown_than_those_that_were_named(tmp_path: Path) -> N
 def test_a_rehearsal_refuses_the_network_of_the_other_task_as_training_does(recipe: str, model: str) -> None:
     with pytest.raises(RecipeError, match="and the task is"):
         rehearse(recipe, steps=1, overrides=[("model.name", model, "--set")])
+
+
+def test_bad_images_are_left_out_of_what_is_shown_where_the_recipe_bears_them(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            Image.new("RGB", (40, 30), "red").save(folder / "good.png")
+            (folder / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="does not decode"):
+        show(str(tmp_path))
+    shown = show(str(tmp_path), overrides=[("data.bad_images", "skip up to 4", "--set")])
+    assert shown.png.startswith(b"\x89PNG")
