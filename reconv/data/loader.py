@@ -288,6 +288,13 @@ class EvalLoader:
                     batch, copied = self._carrier.send(Batch(pending.tensors(), positions, (len(positions),)))
                     filler.ring.sent(pending.rows, copied)
                     yield batch
+        if len(self._faults.known("val")) == self._num_samples:
+            raise DataError(
+                "no validation image can be read",
+                where=self._source.origin,
+                why=f"all {self._num_samples:,} are bad images; a score of nothing would look like a bad network's",
+                then="reconv data check PATH tells what is wrong with each",
+            )
 
     def _begin(self, filler: Filler, number: int) -> Pending:
         stop = min((number + 1) * self._batch, self._num_samples)

@@ -195,6 +195,16 @@ def test_evaluation_leaves_bad_images_out_and_counts_the_others_once(tree: Path,
         list(EvalLoader(source, COLOUR, 4, stay, workers))
 
 
+def test_a_validation_set_of_bad_images_alone_is_an_error_and_no_score(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    for index in range(len(source)):
+        Path(source.path(index)).write_bytes(b"no picture")
+    loader = EvalLoader(source, COLOUR, 4, stay, workers=0, faults=Faults(1000))
+    for _ in range(2):  # found bad, and known to be
+        with pytest.raises(DataError, match="no validation image can be read"):
+            list(loader)
+
+
 def test_a_file_name_that_is_not_text_can_be_told(tree: Path) -> None:
     faults = Faults(1)
     faults.add("train", 0, 0, DataError("image does not decode", where="caf\udce9.jpg", why="x"))
