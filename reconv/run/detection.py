@@ -16,7 +16,7 @@ from reconv.boxes.anchors import default_boxes
 from reconv.boxes.detections import Detections
 from reconv.boxes.postprocess import Keep, postprocess
 from reconv.data.annotation import DetectionSource
-from reconv.data.source import Source
+from reconv.data.source import LabelError, Source
 from reconv.device import Device
 from reconv.errors import DataError, RecipeError
 from reconv.models import model_spec
@@ -71,14 +71,23 @@ def with_boxes(source: Source) -> DetectionSource:
 
 def refuse_nothing_to_find(source: DetectionSource) -> None:
     """Refuse a validation set that no detector could score on."""
-    annotations = (source.annotation(index) for index in range(len(source)))
-    if not any((~said.is_crowd & ~said.difficult).any() for said in annotations):
-        raise DataError(
-            "the validation set has no object that must be found",
-            where=source.origin,
-            why="its images have no boxes, or crowds and difficult objects only",
-            then="reconv data check tells what is in the data; a larger evaluate.samples, where that is set",
-        )
+    unreadable: DataError | None = None
+    for index in range(len(source)):
+        try:
+            said = source.annotation(index)
+        except LabelError:
+            raise
+        except DataError as error:  # whether the run bears that is decided when the picture is evaluated
+            unreadable = unreadable or error
+            continue
+        if (~said.is_crowd & ~said.difficult).any():
+            return
+    raise unreadable or DataError(
+        "the validation set has no object that must be found",
+        where=source.origin,
+        why="its images have no boxes, or crowds and difficult objects only",
+        then="reconv data check tells what is in the data; a larger evaluate.samples, where that is set",
+    )
 
 
 def boxes_left_out(source: Source, max_boxes: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 import reconv
 from reconv.bench.timing import Wish
@@ -132,3 +133,23 @@ def test_the_published_recipe_has_8732_boxes_and_at_512_pixels_more() -> None:
     assert build_default_boxes(load("ssd-resnet34").recipe).shape == (8732, 4)
     larger = load("ssd-resnet34", [("data.preprocess.size", 512, "test")]).recipe
     assert build_default_boxes(larger).shape == (64**2 * 4 + (32**2 + 16**2 + 8**2) * 6 + (6**2 + 4**2) * 4, 4)
+
+
+def test_a_validation_picture_that_is_damaged_is_left_out_where_the_recipe_bears_it(tmp_path: Path) -> None:
+    data = tmp_path / "yolo"
+    for split in ("train", "val"):
+        for kind in ("images", "labels"):
+            (data / kind / split).mkdir(parents=True)
+        for number in range(8):
+            picture = Image.new("RGB", (32, 32), (30 * number, 99 * (split == "val"), 0))
+            picture.save(data / "images" / split / f"{number}.png")
+            (data / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    (data / "classes.txt").write_text("thing\n")
+    (data / "images" / "val" / "0.png").write_bytes(b"no picture")
+    own = {"data__source": "yolo", "data__path": str(data), "data__num_samples": None, "length": "2step"}
+    given = small(**own, data__preprocess={"size": 64, "resize": None}, batch__size=4, save__every="2step")
+    borne = [*given, ("data.bad_images", "skip up to 1", "test")]
+    run = reconv.train("quickstart-detection", out=tmp_path / "run", overrides=borne, device="cpu")
+    assert (run.summary["num_samples"], run.summary["bad_images"]) == (7, 1)
+    with pytest.raises(DataError, match="does not decode"):
+        reconv.train("quickstart-detection", out=tmp_path / "other", overrides=given, device="cpu")
