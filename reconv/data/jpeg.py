@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image
 from PIL.ExifTags import Base
 
-_START, _END = b"\xff\xd8", 0xD9
-_FIRST_RESTART, _LAST_RESTART = 0xD0, 0xD7
+_START, _END = b"\xff\xd8", b"\xff\xd9"
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)  # in a scan: neither the byte 255 nor a restart
 _BASELINE, _SCAN, _APP1, _APP14 = 0xC0, 0xDA, 0xE1, 0xEE
 _TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # what a plain file has before its scan, and comments
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
@@ -41,8 +40,10 @@ def head(data: bytes) -> Head | None:
         marker, end = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
         if marker == _SCAN:
             is_all = found is not None and data[at + 4] == found.num_components
+            # By numpy this takes half as long again.
+            next_marker = _MARKER.search(data, end)
             # Decoders differ in what they bear of a scan that breaks off, or that another marker interrupts.
-            return found if is_all and _marker_after(data, end) == _END else None
+            return found if is_all and next_marker is not None and next_marker[0] == _END else None
         if marker == _BASELINE and found is None:
             found = _frame(data[at + 4 : end], at + 4)
             if found is None:
@@ -59,18 +60,6 @@ def down_to(data: bytes, found: Head, bottom: int) -> bytearray:
     height = min(found.height, bottom + _ROWS_BELOW)
     lowered[found.height_at : found.height_at + 2] = height.to_bytes(2, "big")
     return lowered
-
-
-def _marker_after(data: bytes, start: int) -> int | None:
-    """The first marker from `start` on that is neither the byte 255 of a scan (0) nor a restart; None: there is none.
-
-    By numpy, which takes a quarter of the time a regular expression does, and lets go of the interpreter's lock.
-    """
-    scan = np.frombuffer(data, np.uint8)[start:]
-    after = scan[1:]
-    markers = after[(scan[:-1] == 0xFF) & (after != 0)]
-    others = markers[(markers < _FIRST_RESTART) | (markers > _LAST_RESTART)]
-    return int(others[0]) if len(others) else None
 
 
 def _frame(segment: bytes, at: int) -> Head | None:
