@@ -104,7 +104,9 @@ def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, sour
             "the weights are of another model",
             where=source,
             why=str(report),
-            then="use the recipe and number of classes they were trained with, or start from them with --init",
+            then="use the recipe and number of classes they were trained with, or start from them with --init"
+            if strict
+            else "name weights of a network with the same trunk, or leave --init out",
         )
     with torch.no_grad():
         for name in state.keys() & tensors.keys():
