@@ -136,6 +136,8 @@ def _spread(recipe: Recipe, groups: Sequence[int], world: int) -> tuple[tuple[in
         reason = "parallel.reduce: ordered adds the gradients of whole groups"
     elif recipe.augment.mixes:
         reason = "the partner of a mixed image would be on another device"
+    elif recipe.model.options.get("drop_connect_per") == "batch" and recipe.model.options.get("drop_connect") != 0:
+        reason = "drop_connect_per: batch drops a branch for a whole group, and each device would draw for its part"
     if reason is not None:
         raise RecipeError(
             f"{count(len(groups), 'group')} of {max(groups)} samples for {world} devices: a group would be spread",

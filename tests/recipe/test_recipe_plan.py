@@ -99,7 +99,11 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits
 
 @pytest.mark.parametrize(
     ("sections", "why"),
-    [({"parallel": {"reduce": "ordered"}}, "whole groups"), ({"augment": {"mixup": {"alpha": 0.2}}}, "partner")],
+    [
+        ({"parallel": {"reduce": "ordered"}}, "whole groups"),
+        ({"augment": {"mixup": {"alpha": 0.2}}}, "partner"),
+        ({"model": {"name": "efficientnet_b0", "options": {"drop_connect_per": "batch"}}}, "a whole group"),
+    ],
 )
 def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], why: str) -> None:
     with pytest.raises(RecipeError) as caught:
