@@ -109,6 +109,8 @@ class Fit:
     early: EarlyStop = field(default_factory=EarlyStop)
     # The largest of each number over all processes, who may hear a signal or a clock at different steps.
     agree: Callable[[Sequence[int]], tuple[int, ...]] = tuple
+    # Hear how a save that goes on beside the steps has ended; True: wait until it has.
+    settle_save: Callable[[bool], None] = lambda wait: None
     ended_early: str = ""  # why the run ended before its length, if it did
     _last_save_s: float = field(default_factory=time.monotonic)
     _saved_step: int = -1
@@ -128,6 +130,7 @@ class Fit:
             interval.add(result)
             self.clock.stepped(self.plan.global_batch)
             self.counters.step = step + 1
+            self.settle_save(False)
             if self.plan.log.due(step + 1, total):
                 self._log(step, interval, result)
                 interval = _Interval()
@@ -143,6 +146,7 @@ class Fit:
                 self._leave(step + 1)
         self.watch.settle()
         self.counters.skipped = self.watch.skipped
+        self._wait_for_save()
 
     def _catch_up(self, start: int) -> bool:
         """Do the evaluation that a stop cut short, and say whether the run is over with it."""
@@ -244,12 +248,17 @@ class Fit:
         self._saved_step = done
         self._last_save_s = time.monotonic()
 
+    def _wait_for_save(self) -> None:
+        with self.clock.paused():
+            self.settle_save(True)
+
     def _leave(self, done: int) -> None:
         number = self.stop.signal_number or signal.SIGTERM
         if self.save is None:
             raise StoppedWithoutSaveError(number)
         if self._saved_step != done:
             self._save(done, "stop")
+        self._wait_for_save()
         raise PreemptedError(
             f"stopped by {signal.Signals(number).name} after step {done} of {self.plan.total_steps}; saved",
             then="run the same command with --resume",

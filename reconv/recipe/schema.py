@@ -285,6 +285,7 @@ class Save(Section):
     keep_last: Positive = 2
     keep_best: bool = True
     pin: Annotated[tuple[Duration, ...], Listed] = ()  # checkpoints at these points are never deleted
+    background: bool = True  # training stops for a copy of the state alone, which is written while it goes on
 
 
 class Log(Section):

@@ -54,7 +54,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")
-    yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best")
+    yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best", "save.background")
 
 
 def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:

@@ -94,8 +94,10 @@ class Saved(Event):
     step: int
     path: str  # relative to the run folder
     num_bytes: int
-    wall_s: float
+    wall_s: float  # from its beginning until it was whole on the disk
     reason: str  # interval, best, pinned, stop, end
+    stall_s: float | None = None  # of that, training stood still: copying, and waiting for the disk; None: all of it
+    write_s: float | None = None  # of that, after the copy
 
 
 @dataclass(frozen=True, slots=True)

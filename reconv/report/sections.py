@@ -233,11 +233,15 @@ def checkpoints(record: Record) -> Html:
     if not record.saves:
         return Html("")
     rows = [
-        [f"{s.step:,}", s.path, words.size(s.num_bytes), words.duration(s.wall_s), s.reason]
+        [
+            *(f"{s.step:,}", s.path, words.size(s.num_bytes), words.duration(s.wall_s)),
+            *(words.duration(s.wall_s if s.stall_s is None else s.stall_s), s.reason),
+        ]
         for s in record.saves[-_MAX_ROWS:]
     ]
+    head = ["step", "path", "size", "time", "training stood still", "reason"]
     shown = f"Checkpoints written: {_last_of(len(rows), len(record.saves))}"
-    return page.fold(shown, page.table(["step", "path", "size", "time", "reason"], rows, (0, 2, 3), "Checkpoints"))
+    return page.fold(shown, page.table(head, rows, (0, 2, 3, 4), "Checkpoints"))
 
 
 def _last_of(num_shown: int, num_all: int) -> str:

@@ -63,6 +63,7 @@ def summary_of(record: Record) -> dict[str, Any]:
         "total_steps": plan.total_steps if plan else 0,
         "epochs": round(record.epoch(record.steps), 4),
         **_speed(record),
+        **_saves(record),
         "peak_memory_bytes": max((t.peak_memory_bytes for t in record.tries), default=0),
         "parameters": (plan.parameters or None) if plan else None,
         "expect": _expect(record.recipe, final),
@@ -97,6 +98,18 @@ def _speed(record: Record) -> dict[str, Any]:
         "data_bottleneck": (record.waited.bottleneck or None) if record.waited else None,
         "data_advice": (record.waited.advice or None) if record.waited else None,
         "data_stage_s": {k: round(v, 3) for k, v in record.waited.seconds.items()} if record.waited else None,
+    }
+
+
+def _saves(record: Record) -> dict[str, Any]:
+    """What the checkpoints cost: how long training stood still for one, and how long writing it took."""
+    stalls_s = [s.wall_s if s.stall_s is None else s.stall_s for s in record.saves]
+    writes_s = [s.wall_s if s.write_s is None else s.write_s for s in record.saves]
+    return {
+        "saves": len(record.saves),
+        "save_stall_s": round(sum(stalls_s), 4),
+        "save_stall_s_most": round(max(stalls_s), 4) if stalls_s else None,
+        "save_write_s": round(sum(writes_s), 4),
     }
 
 

@@ -14,6 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
+from reconv.checkpoint.writer import Writer
 from reconv.data.faults import Faults
 from reconv.data.prepare import TrainPrepare
 from reconv.device import Device, is_out_of_memory
@@ -78,12 +79,14 @@ class Learner:
     teacher_fingerprint: str | None
 
 
-def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed) -> tuple[Fit, Evaluation]:
+def assemble(
+    job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed, writer: Writer
+) -> tuple[Fit, Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, emit)
     faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
     evaluation = build_evaluation(job, learner, faults, feed)
-    saver = build_saver(job, learner, evaluation, emit)
+    saver = build_saver(job, learner, evaluation, emit, writer)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
     copy_number = job.world.rank // recipe.parallel.pipeline  # the processes of a pipeline read the same samples
@@ -97,6 +100,7 @@ def assemble(job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace
         ),
         evaluate=_in_phase(job.world, "evaluating", evaluation),
         save=None if job.plan.save is None else _saving(job.world, saver),
+        settle_save=writer.settle,
         watch=build_watch(job, network, counters, emit),
         clock=clock,
         device=job.device,
@@ -194,7 +198,7 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> 
     )
 
 
-def build_saver(job: Job, learner: Learner, evaluation: Evaluation, emit: Emit) -> Saver:
+def build_saver(job: Job, learner: Learner, evaluation: Evaluation, emit: Emit, writer: Writer) -> Saver:
     return Saver(
         folder=job.folder,
         store=Store(job.folder.checkpoints),
@@ -208,6 +212,8 @@ def build_saver(job: Job, learner: Learner, evaluation: Evaluation, emit: Emit) 
         chosen_weights=evaluation.chosen_weights,
         emit=emit,
         faults=evaluation.faults,
+        device=job.device,
+        writer=writer,
     )
 
 

@@ -134,6 +134,7 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
     scored, saved = _all(events, Evaluated), _all(events, Saved)
     evaluation_s = sum(e.wall_s for e in scored) * whole.num_val / cut.num_val if scored else None
     save_s = saved[-1].wall_s if saved else None
+    copy_s = save_s - (saved[-1].write_s or 0.0) if save_s is not None and recipe.save.background else save_s
     checkpoint_bytes = saved[-1].num_bytes if saved else None
     notes = []
     if rates.images_per_s is None:
@@ -157,7 +158,7 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
         evaluation_s=evaluation_s,
         save_s=save_s,
         checkpoint_bytes=checkpoint_bytes,
-        estimated_s=_estimated_s(whole, rates.images_per_s, evaluation_s, save_s),
+        estimated_s=_estimated_s(whole, rates.images_per_s, evaluation_s, copy_s),
         estimated_disk_bytes=_disk_bytes(recipe, whole, checkpoint_bytes),
         notes=tuple(notes),
     )

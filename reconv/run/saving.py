@@ -1,13 +1,13 @@
 """The checkpoints of a run: what goes into one, what it says of itself, and which of them stay.
 
 Owns the one list of stateful parts. Refuses to know how files are written. Invariant: `restore` puts back what `parts`
-took.
+took; what is written is the state at the save, whatever training does meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from reconv import __version__
 from reconv.checkpoint import weights as saved_weights
 from reconv.checkpoint.runfolder import Best, RunFolder
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import SavedCheckpoint, Store
+from reconv.checkpoint.writer import Writer
 from reconv.data.annotation import DetectionSource
 from reconv.data.faults import Faults
 from reconv.device import Device
@@ -47,24 +48,51 @@ class Saver:
     chosen_weights: str
     emit: Emit
     faults: Faults
+    device: Device
+    writer: Writer
 
     def __call__(self, counters: Counters, reason: str) -> None:
+        self.writer.settle()
         start_s = time.perf_counter()
         state = {
             **self.about,
             "step": counters.step,
-            "history": counters.history,
+            "history": list(counters.history),
             "skipped": counters.skipped,
             "bad_images": self.faults.state(counters.step),
         }
-        saved = self.store.save(counters.step, self.parts(), state)
-        best = counters.best(self.metric, self.chosen_weights)
+        step, best = counters.step, counters.best(self.metric, self.chosen_weights)
+        parts = snapshot(self.parts(), self.device)
+        copied_s = time.perf_counter() - start_s
+
+        def write() -> tuple[SavedCheckpoint, float]:
+            saved = self._write(step, parts(), state, best)
+            return saved, time.perf_counter() - start_s
+
+        def tell(written: tuple[SavedCheckpoint, float], waited_s: float) -> None:
+            saved, wall_s = written
+            relative = str(saved.path.relative_to(self.folder.path))
+            stall_s, write_s = copied_s + waited_s, wall_s - copied_s
+            self.emit(Saved(step, relative, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s))
+
+        self.writer.begin(write, tell)
+        if not self.recipe.save.background:
+            self.writer.settle()
+
+    def _write(
+        self,
+        step: int,
+        parts: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        best: tuple[int, float] | None,
+    ) -> SavedCheckpoint:
+        """Put a checkpoint on the disk; once it is whole, say which is the best and delete what is not kept."""
+        saved = self.store.save(step, parts, state)
         if best is not None:
             self.folder.write_best(Best(best[0], self.metric, best[1], self.chosen_weights))
         keep_best = best[0] if best is not None and self.recipe.save.keep_best else None
-        self.store.retain(self.recipe.save.keep_last, keep_best, self._pinned(counters.step))
-        relative = str(saved.path.relative_to(self.folder.path))
-        self.emit(Saved(counters.step, relative, saved.num_bytes, time.perf_counter() - start_s, reason))
+        self.store.retain(self.recipe.save.keep_last, keep_best, self._pinned(step))
+        return saved
 
     def take_part(self, counters: Counters, reason: str) -> None:
         """What a process does that does not save: hand over its share of the optimizer's state, if it has one."""
@@ -96,6 +124,21 @@ class Saver:
         self.network.precision.restore(
             {k.removeprefix(prefix): v for k, v in parts["optimizer"].items() if k.startswith(prefix)}
         )
+
+
+def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Callable[[], dict[str, dict[str, Tensor]]]:
+    """Start to copy tensors as they are now to the host; call the result, in any thread, to wait for the copies."""
+    if any(tensor.device.type == "cpu" for part in parts.values() for tensor in part.values()):
+        device.synchronize()  # state kept on the host comes back to it by copies that nobody has waited for
+
+    def taken(tensor: Tensor) -> Callable[[], Tensor]:
+        if tensor.device.type != "cpu":
+            return device.later(tensor)
+        copy = tensor.detach().clone()
+        return lambda: copy
+
+    copies = {part: {name: taken(tensor) for name, tensor in tensors.items()} for part, tensors in parts.items()}
+    return lambda: {part: {name: wait() for name, wait in waits.items()} for part, waits in copies.items()}
 
 
 def about_checkpoint(

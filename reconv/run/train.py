@@ -21,6 +21,7 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
+from reconv.checkpoint.writer import Writer
 from reconv.data.native import choose_decoder, in_this_process
 from reconv.data.stages import Stages
 from reconv.device import choose_algorithms, device_kind, is_out_of_memory, open_device
@@ -55,6 +56,8 @@ from reconv.run.sources import Sources, cache_size, data_path, open_sources, wit
 from reconv.run.tracing import build_trace, refuse_profile_beyond_end
 from reconv.run.voice import open_voice
 from reconv.tasks.detection_scores import DetectionEvaluator
+
+_SAVE_LINGERS_S = 20.0  # of a process that ends because another is lost; survivors end within a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +285,16 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
         if job.world.is_first:
             _write_results(job.folder)
 
-    job.world.guard(job.recipe.parallel.lost_after_s, lambda error: end(error.code, error.what))
+    writer = Writer()
+
+    def end_without_peer(error: ReconvError) -> None:
+        writer.linger(_SAVE_LINGERS_S)
+        end(error.code, error.what)
+
+    job.world.guard(job.recipe.parallel.lost_after_s, end_without_peer)
     try:
-        with open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed:
-            fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed)
+        with open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
+            fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed, writer)
             counters = fit.counters
             fit.run()
             if fit.ended_early:
