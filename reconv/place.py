@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from reconv.errors import UsageError
 
 _FIRST_PORT, _NUM_PORTS = 20000, 20000  # of jobs that name none: below what systems hand out on their own
+_LAST_PORT = 65535
 _SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # what an interactive Slurm job is called
 _LOCAL = "127.0.0.1"
 
@@ -49,22 +50,36 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
     return Place()
 
 
+def _refuse_impossible(place: Place) -> None:
+    """Refuse a place that is none, where the others would be waited for in vain."""
+    is_possible = place.rank < place.size and place.local_rank < place.local_size <= place.size
+    if place.size != 1 and not is_possible:
+        raise UsageError(
+            f"rank {place.rank} of {place.size} processes, {place.local_rank} of {place.local_size} on this machine: "
+            "there is no such place",
+            where="environment",
+            why=f"read as what {place.launcher} sets; ranks count from 0",
+            then="unset what an earlier job left there, or start with torchrun, mpirun, srun or --devices",
+        )
+
+
 def _torchrun(environment: Mapping[str, str]) -> Place | None:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     number = _numbers(environment, "torchrun")
-    size = number("WORLD_SIZE")
-    return Place(
+    place = Place(
         rank=number("RANK"),
-        size=size,
+        size=number("WORLD_SIZE"),
         local_rank=number("LOCAL_RANK", "RANK"),
         local_size=number("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
         launcher="torchrun",
         address=environment.get("MASTER_ADDR", _LOCAL),
         port=_port(environment, "torchrun"),
-        restart=int(environment.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        restart=number("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0,
         store_is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
+    _refuse_impossible(place)
+    return place
 
 
 def _open_mpi(environment: Mapping[str, str]) -> Place | None:
@@ -118,6 +133,7 @@ def _slurm(environment: Mapping[str, str]) -> Place | None:
 
 def _with_address(place: Place, environment: Mapping[str, str], how: str) -> Place:
     """The place with the address of rank 0, which launchers other than torchrun may leave out."""
+    _refuse_impossible(place)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
     address = environment.get("MASTER_ADDR") or (first_node(nodes) if nodes and place.num_machines > 1 else None)
     if address is None and place.num_machines > 1:
@@ -155,6 +171,12 @@ def _slurm_tasks_here(environment: Mapping[str, str]) -> int | None:
 def _port(environment: Mapping[str, str], job: str) -> int:
     """The port that was named, or one that follows from the job's name, so that two jobs do not meet."""
     named = environment.get("MASTER_PORT")
+    if named and not (named.isdecimal() and 0 < int(named) <= _LAST_PORT):
+        raise UsageError(
+            f"MASTER_PORT is {named!r}, not a port",
+            where="environment",
+            then=f"a number from 1 to {_LAST_PORT}, the same for all processes, or none at all",
+        )
     return int(named) if named else _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
 
 

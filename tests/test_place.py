@@ -112,3 +112,30 @@ def test_one_process_is_its_own_sum_and_its_own_first() -> None:
     assert world.gather("here") == ["here"]
     assert world.from_first(lambda: 3) == 3
     assert world.agree([2, 0]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"RANK": "8"},
+        {"WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"LOCAL_RANK": "4"},
+        {"LOCAL_WORLD_SIZE": "9"},
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_before_anybody_waits(nonsense: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="no such place"):
+        read_place({**TORCHRUN, **nonsense})
+
+
+def test_mpis_impossible_place_is_refused_too() -> None:
+    with pytest.raises(UsageError, match="no such place"):
+        read_place({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"})
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "99999", "-1"])
+@pytest.mark.parametrize("launcher", [TORCHRUN, OPEN_MPI, SLURM])
+def test_a_port_that_is_none_is_refused(port: str, launcher: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="MASTER_PORT"):
+        read_place({**launcher, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": port})
