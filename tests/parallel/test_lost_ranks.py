@@ -94,7 +94,8 @@ def test_what_ends_one_rank_is_told_by_the_first_and_ends_all_with_the_same_code
     pictures(Path.cwd() / "pictures")
     folder = Path.cwd() / "failed"
     settings = {**SETTINGS, "data.source": "folder", "data.path": str(Path.cwd() / "pictures"), "batch.size": "32"}
-    started = start(2, train_on, str(folder), {**settings, "data.tail": "wrap"})
+    settings |= {"data.tail": "wrap", "parallel.lost_after_s": "30"}  # what is slow here is not lost
+    started = start(2, train_on, str(folder), settings)
     try:
         for process, _ in started:
             process.join(55)
