@@ -17,6 +17,7 @@ _START, _END = b"\xff\xd8", b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)  # in a scan: neither the byte 255 nor a restart
 _BASELINE, _SCAN, _APP1, _APP14 = 0xC0, 0xDA, 0xE1, 0xEE
 _TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # what a plain file has before its scan, and comments
+_TELLING = frozenset({_APP1, _APP14})  # of those: what may say that the pixels are to be taken otherwise
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _YCBCR = 1  # Adobe's number of it
 _ROWS_BELOW = 2  # what smoothing of halved colours looks at under a row
@@ -48,7 +49,7 @@ def head(data: bytes) -> Head | None:
             found = _frame(data[at + 4 : end], at + 4)
             if found is None:
                 return None
-        elif marker not in _TABLES or _is_odd(marker, data[at + 4 : end]):
+        elif marker not in _TABLES or (marker in _TELLING and _is_odd(marker, data[at + 4 : end])):
             return None
         at = end
     return None

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -124,6 +124,20 @@ def _write(file: BinaryIO, digest: Any, payload: bytes) -> int:
     return len(payload) + len(padding)
 
 
+class _Entry(NamedTuple):
+    """One sample of the index as plain numbers: a record's fields cost more to read one by one."""
+
+    start: int
+    length: int
+    target: int
+    crc: int
+    height: int
+    width: int
+    name_start: int
+    name_length: int
+    channels: int
+
+
 class PackedShard:
     """One shard, open: `description`, `digest` and its samples by number."""
 
@@ -159,27 +173,31 @@ class PackedShard:
 
     def name(self, number: int) -> str:
         """What the sample was called where it came from."""
-        entry = self._index[number]
-        start = int(entry["name_start"])
-        return bytes(self._names[start : start + int(entry["name_length"])]).decode("utf-8", "surrogateescape")
+        return self._name(self._entry(number))
 
     def sample(self, number: int) -> Sample:
         """The encoded file, or the pixels without a copy where the file is mapped."""
         self._ranges.refuse_if_cut()
-        entry = self._index[number]
-        payload = self._ranges.take(int(entry["start"]), int(entry["length"]))
-        where = f"{self.path}:{self.name(number)}"
+        entry = self._entry(number)
+        payload = self._ranges.take(entry.start, entry.length)
+        where = f"{self.path}:{self._name(entry)}"
         if not self._checked[number]:
-            if zlib.crc32(payload) != int(entry["crc"]):
+            if zlib.crc32(payload) != entry.crc:
                 raise self._damaged("the sample's bytes have changed since it was packed", where)
             self._checked[number] = True
         data: bytes | U8
-        if entry["height"]:
-            shape = (int(entry["height"]), int(entry["width"]), int(entry["channels"]))
-            data = np.frombuffer(payload, np.uint8).reshape(shape)
+        if entry.height:
+            data = np.frombuffer(payload, np.uint8).reshape(entry.height, entry.width, entry.channels)
         else:
             data = bytes(payload)
-        return Sample(data, int(entry["target"]), where)
+        return Sample(data, entry.target, where)
+
+    def _entry(self, number: int) -> _Entry:
+        return _Entry(*self._index[number].item())
+
+    def _name(self, entry: _Entry) -> str:
+        name = bytes(self._names[entry.name_start : entry.name_start + entry.name_length])
+        return name.decode("utf-8", "surrogateescape")
 
     def _header(self) -> tuple[int, ...]:
         """Number of samples, where the payloads end, lengths of meta, index and names, and the CRC of the three."""
