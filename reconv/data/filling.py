@@ -18,7 +18,7 @@ from torch import Tensor
 from reconv.data.buffers import Carrier, Lease, Ring
 from reconv.data.fetch import Draws, Fetch, Rows
 from reconv.data.source import I64, LabelError
-from reconv.data.stages import Stages
+from reconv.data.stages import Seconds, Stages
 from reconv.data.workers import Task, Wait, Workers, cut_rows
 from reconv.errors import DataError
 
@@ -43,25 +43,36 @@ class Pending:
 
     def wait(self) -> None:
         """Wait for every row; the first error in row order, if there was one."""
-        for _, filled in self.tasks:
-            self.stages.add(filled())
+        for _, outcome in self._outcomes():
+            if isinstance(outcome, DataError):
+                raise outcome
+            self.stages.add(outcome)
 
     def wait_for_good(self, known: Collection[int]) -> dict[int, DataError | None]:
         """Wait for every row; the rows that are bad, now (with the error) or known to be from before, in order."""
         bad: dict[int, DataError | None] = {}
-        for rows, filled in self.tasks:
-            try:
-                self.stages.add(filled())
-            except LabelError:
-                raise
-            except DataError:
+        for rows, outcome in self._outcomes():
+            if isinstance(outcome, LabelError):
+                raise outcome
+            if isinstance(outcome, DataError):
                 for row in range(*rows.indices(len(self.indices))):
                     if (error := self.fill(row)) is not None:
                         bad[row] = error
+            else:
+                self.stages.add(outcome)
         for row, index in enumerate(self.indices.tolist()) if known else ():
             if index in known:
                 bad.setdefault(row, None)
         return dict(sorted(bad.items()))
+
+    def _outcomes(self) -> list[tuple[slice, Seconds | DataError]]:
+        """What came of every task, in row order.
+
+        The one begun last is waited for first: the others are done by then, or almost, so the caller sleeps about once
+        for a batch. Once for a task, its waking takes the interpreter's lock from the workers as often.
+        """
+        last = [_outcome(task) for task in self.tasks[-1:]]
+        return [_outcome(task) for task in self.tasks[:-1]] + last
 
     def fill(self, row: int) -> DataError | None:
         """Fill one row at once, or say why it cannot be."""
@@ -86,6 +97,14 @@ class Pending:
             kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
             self.positions, self.indices = self.positions[kept], self.indices[kept]
             self.rows = {name: array[kept] for name, array in self.rows.items()}
+
+
+def _outcome(task: tuple[slice, Wait]) -> tuple[slice, Seconds | DataError]:
+    rows, filled = task
+    try:
+        return rows, filled()
+    except DataError as error:
+        return rows, error
 
 
 def _is_small(row: np.ndarray) -> bool:

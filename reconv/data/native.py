@@ -81,7 +81,6 @@ def load(path: Path) -> ctypes.CDLL:
     """The library, its calls declared."""
     library = ctypes.CDLL(str(path))
     number, pointer = ctypes.c_int, ctypes.c_void_p
-    library.reconv_jpeg_size.argtypes = (pointer, ctypes.c_size_t, pointer)
     library.reconv_jpeg_crop.argtypes = (
         *(pointer, ctypes.c_size_t),
         *(ctypes.c_double,) * 4,
@@ -91,10 +90,18 @@ def load(path: Path) -> ctypes.CDLL:
     return library
 
 
+@cache
+def _load_holding(path: Path) -> ctypes.PyDLL:
+    """The same for a call too short to let go of the interpreter's lock: taking it again may cost a sleep."""
+    library = ctypes.PyDLL(str(path))
+    library.reconv_jpeg_size.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    return library
+
+
 def picture_size(data: bytes | memoryview) -> tuple[int, int] | None:
     """Width and height of a file of the kind that is decoded here; None for any other."""
     found = (ctypes.c_int32 * 2)()
-    is_other = load(LIBRARY).reconv_jpeg_size(_address(data), len(data), found)
+    is_other = _load_holding(LIBRARY).reconv_jpeg_size(_address(data), len(data), found)
     return None if is_other else (found[0], found[1])
 
 

@@ -112,10 +112,13 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     """The file's bytes from `start`, `length` of them or all to the end."""
     try:
-        with open(path, "rb", buffering=0 if length is not None else -1) as file:
+        descriptor = os.open(path, os.O_RDONLY)  # a file object would let go of the interpreter's lock twice as often
+        try:
             if start:
-                file.seek(start)
-            data: bytes = file.read() if length is None else _read_exactly(file.fileno(), length)
+                os.lseek(descriptor, start, os.SEEK_SET)
+            data = _read_exactly(descriptor, os.fstat(descriptor).st_size - start if length is None else length)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise unreadable(path, error) from error
     if length is not None and len(data) < length:
