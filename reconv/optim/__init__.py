@@ -97,7 +97,13 @@ def _build(
         epsilon=section.used_epsilon,
         momentum=section.momentum,
         weight_decay=section.weight_decay,
+        path="fused" if section.path == "auto" and _is_on_cuda(groups) else "foreach",
     )
+
+
+def _is_on_cuda(groups: DecayGroups) -> bool:
+    """Whether all parameters are where launches cost more than passes over memory."""
+    return all(p.is_cuda for p in (*groups.decayed.values(), *groups.free.values()))
 
 
 def _path(wish: str, descent: Literal["fused", "foreach"] | MakeSgd) -> Path:

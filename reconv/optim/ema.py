@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import CheckpointError
+from reconv.optim.fused import approach_fused
 from reconv.precision import at_least_float32
 from reconv.wide import wide
 
@@ -21,7 +22,8 @@ from reconv.wide import wide
 class Ema:
     """average = d * average + (1 - d) * weights, with d = min(decay, (1 + t) / (10 + t)) when ramped."""
 
-    def __init__(self, model: nn.Module, decay: float, ramp: bool = True) -> None:
+    def __init__(self, model: nn.Module, decay: float, ramp: bool = True, *, is_fused: bool | None = None) -> None:
+        """`is_fused`: moved in one pass; None: where all lies on a GPU in the averages' type, other bits stay."""
         self._decay = decay
         self._ramp = ramp
         self.model = at_least_float32(copy.deepcopy(model).eval().requires_grad_(False))
@@ -36,6 +38,9 @@ class Ema:
             pair[1].append(tensor.detach())
         num_paired = sum(len(pair[0]) for pair in (*self._floats.values(), self._others))
         assert num_paired == len(current), "a tensor would be neither averaged nor copied"
+        pairs = [pair for lists in self._floats.values() for pair in zip(*lists, strict=True)]
+        can_be = all(average.is_cuda and average.dtype == value.dtype for average, value in pairs)
+        self._is_fused = can_be if is_fused is None else is_fused
 
     def decay_at(self, step: int) -> float:
         """The share of the old average at a step, counted from 0."""
@@ -51,13 +56,19 @@ class Ema:
 
         A step that is not ok has left the network finite and unchanged, so a weight of zero is gate enough.
         """
-        share = wide(ok) * share
+        if self._is_fused:
+            for averages, values in self._floats.values():
+                approach_fused(averages, values, share, ok)
+        else:
+            self._update_floats(wide(ok) * share)
+        if self._others[0]:
+            torch._foreach_copy_(*self._others)
+
+    def _update_floats(self, share: Tensor) -> None:
         for dtype, (averages, values) in self._floats.items():
             moves = torch._foreach_sub(values, averages)
             torch._foreach_mul_(moves, share.to(dtype))
             torch._foreach_add_(averages, moves)
-        if self._others[0]:
-            torch._foreach_copy_(*self._others)
 
     def state(self) -> dict[str, Tensor]:
         """The averaged network's tensors."""

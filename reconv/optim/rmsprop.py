@@ -1,4 +1,4 @@
-"""RMSprop in torch's and in TensorFlow's form, gated on the device.
+"""RMSprop in torch's and in TensorFlow's form, plain and fused, gated on the device.
 
 Owns the two update rules. Refuses to know schedules. Invariant: a step that is not ok changes neither weights nor
 state.
@@ -9,14 +9,16 @@ the momentum, so a rate that falls is felt later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from reconv.optim.decay import DecayGroups
+from reconv.optim.fused import approach_fused, descend_fused, with_strides
 from reconv.optim.sgd import MOMENTUM, moved_by
-from reconv.optim.slots import Slots, commit, scaled
+from reconv.optim.slots import Group, Slots, commit, scaled
 
 Form = Literal["torch", "tensorflow"]
 SQUARE = "square"
@@ -29,7 +31,15 @@ class RMSprop(Slots):
     """
 
     def __init__(
-        self, groups: DecayGroups, *, form: Form, alpha: float, epsilon: float, momentum: float, weight_decay: float
+        self,
+        groups: DecayGroups,
+        *,
+        form: Form,
+        alpha: float,
+        epsilon: float,
+        momentum: float,
+        weight_decay: float,
+        path: Literal["foreach", "fused"] = "foreach",
     ) -> None:
         initial = {SQUARE: 1.0 if form == "tensorflow" else 0.0}
         super().__init__(groups, initial | ({MOMENTUM: 0.0} if momentum else {}))
@@ -38,29 +48,46 @@ class RMSprop(Slots):
         self._epsilon = epsilon
         self._momentum = momentum
         self._weight_decay = weight_decay
+        self._path = path
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or nothing at all when not ok."""
+        update = self._update_fused if self._path == "fused" else self._update
         for group in self.groups():
             grads = group.grads
             if group.is_decayed and self._weight_decay:
                 grads = list(torch._foreach_add(grads, group.params, alpha=self._weight_decay))
-            squares = torch._foreach_mul(group.slots[SQUARE], self._alpha)
-            torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
-            moves = torch._foreach_div(grads, self._roots(squares))
-            if self._form == "tensorflow":
-                moves = tuple(scaled(moves, lr))
-            if self._momentum:
-                buffers = group.slots[MOMENTUM]
-                moves = torch._foreach_add(moves, buffers, alpha=self._momentum)
-                commit(moves, buffers, ok)
-            commit(squares, group.slots[SQUARE], ok)
-            rate = 1.0 if self._form == "tensorflow" else lr
-            commit(moved_by(group.params, list(moves), rate), group.params, ok)
+            update(group, grads, lr, ok)
 
-    def _roots(self, squares: tuple[Tensor, ...]) -> list[Tensor]:
+    def _update(self, group: Group, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
+        squares = torch._foreach_mul(group.slots[SQUARE], self._alpha)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
+        moves = torch._foreach_div(grads, self._roots(squares))
+        if self._form == "tensorflow":
+            moves = tuple(scaled(moves, lr))
+        if self._momentum:
+            buffers = group.slots[MOMENTUM]
+            moves = torch._foreach_add(moves, buffers, alpha=self._momentum)
+            commit(moves, buffers, ok)
+        commit(squares, group.slots[SQUARE], ok)
+        rate = 1.0 if self._form == "tensorflow" else lr
+        commit(moved_by(group.params, list(moves), rate), group.params, ok)
+
+    def _update_fused(self, group: Group, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
+        """The same in a handful of passes: the mean square approaches g * g, and the rest is a descent."""
+        squares = group.slots[SQUARE]
+        grads = [with_strides(g, p) for g, p in zip(grads, group.params, strict=True)]
+        approach_fused(squares, torch._foreach_mul(grads, grads), 1 - self._alpha, ok)
+        moves = list(torch._foreach_div(grads, self._roots(squares)))
+        rate = lr
+        if self._form == "tensorflow":
+            moves, rate = scaled(moves, lr), 1.0
+        buffers = group.slots.get(MOMENTUM, [])
+        descend_fused(group.params, moves, buffers, rate, 0.0, ok, momentum=self._momentum)
+
+    def _roots(self, squares: Sequence[Tensor]) -> list[Tensor]:
         """What gradients are divided by."""
         if self._form == "tensorflow":
-            return list(torch._foreach_sqrt(torch._foreach_add(squares, self._epsilon)))
-        return list(torch._foreach_add(torch._foreach_sqrt(squares), self._epsilon))
+            return list(torch._foreach_sqrt(torch._foreach_add(list(squares), self._epsilon)))
+        return list(torch._foreach_add(torch._foreach_sqrt(list(squares)), self._epsilon))

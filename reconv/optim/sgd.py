@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from reconv.optim.decay import DecayGroups
+from reconv.optim.fused import descend_fused
 from reconv.optim.slots import Slots, commit, scaled
 from reconv.optim.vendor import VendorDescent
 
@@ -77,20 +78,7 @@ def descend(
         path(params, buffers, lr, decay, ok, momentum=momentum, nesterov=nesterov)
         return
     if path == "fused":
-        torch._fused_sgd_(
-            params,
-            [_with_strides(g, p) for g, p in zip(grads, params, strict=True)],
-            buffers,
-            weight_decay=decay,
-            momentum=momentum,
-            lr=lr.float() if isinstance(lr, Tensor) else lr,
-            dampening=0.0,
-            nesterov=nesterov,
-            maximize=False,
-            is_first_step=False,
-            grad_scale=None,
-            found_inf=(~ok).to(torch.float32),  # torch's own gate for loss scaling serves as ours
-        )
+        descend_fused(params, grads, buffers, lr, decay, ok, momentum=momentum, nesterov=nesterov)
         return
     if decay:
         grads = list(torch._foreach_add(grads, params, alpha=decay))
@@ -107,10 +95,3 @@ def moved_by(params: list[Tensor], moves: list[Tensor], lr: float | Tensor) -> S
     if isinstance(lr, Tensor):
         return torch._foreach_sub(params, scaled(moves, lr))
     return torch._foreach_add(params, moves, alpha=-lr)
-
-
-def _with_strides(grad: Tensor, parameter: Tensor) -> Tensor:
-    """The gradient in its parameter's layout; autograd gives nothing else, a reducer might."""
-    if grad.stride() == parameter.stride():
-        return grad
-    return torch.empty_like(parameter).copy_(grad)

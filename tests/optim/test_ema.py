@@ -20,9 +20,10 @@ def disturb(model: nn.Module, by: float) -> None:
             tensor.add_(by if tensor.is_floating_point() else 1)
 
 
-def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied() -> None:
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10).double()
-    ema = Ema(model, decay=0.9)
+    ema = Ema(model, decay=0.9, is_fused=is_fused)
     expected = copy.deepcopy(model.state_dict())
     for step in range(4):
         disturb(model, 0.5)
@@ -45,9 +46,10 @@ def test_without_ramp_the_decay_is_constant() -> None:
     assert Ema(model, decay=0.999).decay_at(10**6) == 0.999
 
 
-def test_a_step_that_is_not_ok_leaves_the_average() -> None:
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_step_that_is_not_ok_leaves_the_average(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
-    ema = Ema(model, decay=0.5)
+    ema = Ema(model, decay=0.5, is_fused=is_fused)
     before = copy.deepcopy(ema.state())
     with torch.no_grad():
         for p in model.parameters():
@@ -80,3 +82,14 @@ def test_a_saved_average_comes_back_in_our_strides() -> None:
 def test_another_networks_average_is_refused() -> None:
     with pytest.raises(CheckpointError, match="average"):
         Ema(nn.Linear(2, 2), decay=0.5).restore({"weight": torch.zeros(2, 2)})
+
+
+def test_a_fused_average_takes_its_share_from_the_device() -> None:
+    model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
+    plain, fused = Ema(model, decay=0.9), Ema(model, decay=0.9, is_fused=True)
+    disturb(model, 0.5)
+    plain.update(0.25, OK)
+    fused.update(torch.tensor(0.25, dtype=torch.float64), OK)
+    expected = plain.state()
+    for name, value in fused.state().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=name)

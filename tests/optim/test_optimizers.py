@@ -103,10 +103,11 @@ def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("form", ["torch", "tensorflow"])
-def test_rmsprop_equals_a_loop_written_from_its_formula(form: Any, momentum: float) -> None:
+@pytest.mark.parametrize("path", ["foreach", "fused"])
+def test_rmsprop_equals_a_loop_written_from_its_formula(path: Any, form: Any, momentum: float) -> None:
     model = network()
     groups = decay_groups(model, "not-norm")
-    rmsprop = RMSprop(groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05)
+    rmsprop = RMSprop(groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05, path=path)
     update = rmsprop_by_hand(form, momentum)
     weights = {name: flat(p) for name, p in model.named_parameters()}
     squares = {name: [1.0 if form == "tensorflow" else 0.0] * len(w) for name, w in weights.items()}
@@ -135,6 +136,30 @@ def test_rmsprop_in_torchs_form_equals_torchs(momentum: float) -> None:
         theirs.step()
     for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("form", ["torch", "tensorflow"])
+def test_a_fused_rmsprop_takes_rate_and_gate_from_the_device_and_a_bad_step_changes_nothing(form: Any) -> None:
+    models = [network().float() for _ in range(2)]
+    options: dict[str, Any] = {"form": form, "alpha": 0.8, "epsilon": 1e-3, "momentum": 0.9, "weight_decay": 0.05}
+    plain = RMSprop(decay_groups(models[0], "not-norm"), **options)
+    fused = RMSprop(decay_groups(models[1], "not-norm"), **options, path="fused")
+    for step in range(3):
+        for model, optimizer, lr in ((models[0], plain, 0.1), (models[1], fused, torch.tensor(0.1).double())):
+            give_gradients(model, step)
+            optimizer.step(lr, OK)
+    before = {name: p.detach().clone() for name, p in models[1].named_parameters()} | {
+        name: tensor.clone() for name, tensor in fused.state().items()
+    }
+    for grad in fused.grads():
+        grad.fill_(float("nan"))
+    fused.step(torch.tensor(0.1).double(), NOT_OK)
+    after = dict(models[1].named_parameters()) | fused.state()
+    expected = dict(models[0].named_parameters()) | plain.state()
+    assert len(before) == 3 * 6
+    for name, value in before.items():
+        assert torch.equal(after[name], value), name
+        torch.testing.assert_close(value, expected[name].detach(), rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_lars_that_skips_everything_is_sgd_at_a_constant_rate() -> None:
