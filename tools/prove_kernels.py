@@ -26,6 +26,8 @@ from torch import Tensor
 from reconv.kernels import excite, max_pool, norm, pool, reference, stem
 from reconv.kernels.norm import Norm, Operand
 from reconv.kernels.rows import rows_of
+from reconv.kernels.window import Window
+from reconv.models.conv import SameMaxPool2d
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))  # planes, side, blocks of ResNet-50
@@ -81,6 +83,9 @@ def errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: 
         y64, outputs = reference.FUNCTIONS[form](z), [norm.normalise(x, of, groups, form)[0]]  # type: ignore[arg-type]
     elif form == "pool":
         y64, outputs = F.max_pool2d(F.relu(z), 3, 2, 1), list(pool.normalise_pool(x, of, groups)[:2])
+    elif form == "pool_same":
+        y64 = SameMaxPool2d(3, 2)(F.relu(z))
+        outputs = list(pool.normalise_pool(x, of, groups, Window(3, 2, "same"))[:2])
     elif form == "join":
         leaves.append(other.requires_grad_())
         leaves64.append(other64)
@@ -92,7 +97,7 @@ def errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: 
         leaves64 += [other64, *parameters]
         z = z + added
         y64, outputs = F.relu(z), list(norm.join_norms(x, of, other, other_of, groups, "relu")[:2])
-    keep = 1 if form == "pool" else far_from_kinks(z)
+    keep = 1 if form.startswith("pool") else far_from_kinks(z)
     dy = [torch.randn_like(output) * keep for output in outputs]
     torch.autograd.backward(outputs, dy)
     y64.backward(sum(g.double() for g in dy))
@@ -106,7 +111,7 @@ def prove() -> bool:
     shapes = [(64, 112), *((p * k, side) for p, side, _ in STAGES for k in (1, 4))]
     is_right = True
     print(f"{'form':10} {'type':9} shapes  worst relative error (tolerance)")
-    for form in ("none", "relu", "relu6", "silu", "join", "join_norms", "pool"):
+    for form in ("none", "relu", "relu6", "silu", "join", "join_norms", "pool", "pool_same"):
         for dtype, tolerance in TOLERANCES.items():
             worst: dict[str, float] = {}
             for channels, side in [*shapes, (72, 13)]:  # the last fills no block of channels and no tile of rows
@@ -131,8 +136,8 @@ def prove_stem() -> bool:
 def prove_max_pool() -> bool:
     """Print whether the max-pools of GoogLeNet and ResNet give torch's bits, values and gradients."""
     is_right = True
-    windows = (max_pool.Window(3, 1, 1, True), max_pool.Window(3, 2, 0, True), max_pool.Window(2, 2, 0, True))
-    for window in (*windows, max_pool.Window(3, 2, 1, False)):
+    windows = (Window(3, 1, 1, True), Window(3, 2, 0, True), Window(2, 2, 0, True))
+    for window in (*windows, Window(3, 2, 1, False)):
         for dtype in TOLERANCES:
             x = draw(8, 192, 29, 28, dtype=dtype).mul(2).round().requires_grad_()  # many equal values
             again = x.detach().clone().requires_grad_()

@@ -1,13 +1,12 @@
 """Max-pool of channels_last images.
 
 Owns the autograd function and the shapes of tiles. Refuses to know modules. Limits: `fused.available` of the images, a
-square window of at most 15 places a side, padded by less than half of it, no dilation. Invariant: the value, and the
-gradient's way, of torch's own pool: the first of equal values, and a NaN above all.
+square window of at most 15 places a side, padded by at most half of it or as SAME, no dilation. Invariant: the value,
+and the gradient's way, of torch's own pool: the first of equal values, and a NaN above all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,27 +15,11 @@ from torch.autograd import Function
 
 from reconv.kernels import max_pool_triton as device
 from reconv.kernels.launch import launch
+from reconv.kernels.window import Window
 
 _BLOCKS = (64, 32)
 _TILE_PIXELS = 32
 _WIDEST_TILE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A pool's window."""
-
-    side: int
-    stride: int
-    pad: int
-    ceil: bool  # whether a window may begin inside and end outside
-
-    def out_side(self, side: int) -> int:
-        """Windows along a side of so many pixels."""
-        room = side + 2 * self.pad - self.side
-        number = (-(-room // self.stride) if self.ceil else room // self.stride) + 1
-        begins_outside = self.ceil and (number - 1) * self.stride >= side + self.pad
-        return number - 1 if begins_outside else number
 
 
 def max_pool(x: Tensor, window: Window) -> Tensor:
@@ -54,8 +37,9 @@ class _MaxPool(Function):
         place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
         ctx.sides = (height, width, out[2], out[3])
         ctx.window, ctx.shape = window, x.shape
+        ctx.before = {"ABOVE": window.before(height), "LEFT": window.before(width)}
         grid, across, known = _tiles(images, channels, out[2], out[3], window)
-        launch(device.pool, grid, x, y, place, channels // 8, *ctx.sides, across, **known)
+        launch(device.pool, grid, x, y, place, channels // 8, *ctx.sides, across, **known, **ctx.before)
         ctx.save_for_backward(place)
         return y
 
@@ -66,7 +50,7 @@ class _MaxPool(Function):
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
         grid, across, known = _tiles(images, channels, height, width, ctx.window)
-        launch(device.gradient, grid, dy, place, dx, channels // 8, *ctx.sides, across, **known)
+        launch(device.gradient, grid, dy, place, dx, channels // 8, *ctx.sides, across, **known, **ctx.before)
         return dx, None
 
 
@@ -79,5 +63,5 @@ def _tiles(
     tall = _TILE_PIXELS // wide
     across, down = -(-width // wide), -(-height // tall)
     known = {"TALL": tall, "WIDE": wide, "BLOCK": block}
-    known |= {"KERNEL": window.side, "STRIDE": window.stride, "PAD": window.pad}
+    known |= {"KERNEL": window.side, "STRIDE": window.stride}
     return (-(-channels // block), across * down, images), across, known

@@ -14,8 +14,8 @@ _COUNTS = ["eighths", "height", "width", "out_height", "out_width", "tiles_acros
 @triton.jit(do_not_specialize=_COUNTS)
 def pool(
     x, y, place, eighths, height, width, out_height, out_width, tiles_across,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of `TALL` x `WIDE` pixels of the output; the first of equal values wins, and a NaN always."""
     channels = eighths * 8
@@ -28,8 +28,8 @@ def pool(
     best = tl.full([TALL * WIDE, BLOCK], float("-inf"), tl.float32)
     where = tl.full([TALL * WIDE, BLOCK], KERNEL * KERNEL, tl.int32)
     for tap in tl.static_range(KERNEL * KERNEL):
-        v = line * STRIDE + tap // KERNEL - PAD
-        h = column * STRIDE + tap % KERNEL - PAD
+        v = line * STRIDE + tap // KERNEL - ABOVE
+        h = column * STRIDE + tap % KERNEL - LEFT
         inside = (v >= 0) & (v < height) & (h >= 0) & (h < width)
         mask = inside[:, None] & exists[None, :]
         at = ((image * height + v) * width + h)[:, None] * channels + channel[None, :]
@@ -46,8 +46,8 @@ def pool(
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
     dy, place, dx, eighths, height, width, out_height, out_width, tiles_across,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A tile of pixels of the input gathers from the windows it won."""
     channels = eighths * 8
@@ -59,8 +59,8 @@ def gradient(
     column = tile % tiles_across * WIDE + pixel % WIDE
     total = tl.zeros([TALL * WIDE, BLOCK], tl.float32)
     for tap in tl.static_range(KERNEL * KERNEL):
-        v = line + PAD - tap // KERNEL
-        h = column + PAD - tap % KERNEL
+        v = line + ABOVE - tap // KERNEL
+        h = column + LEFT - tap % KERNEL
         inside = (v >= 0) & (h >= 0) & (v % STRIDE == 0) & (h % STRIDE == 0)
         v //= STRIDE
         h //= STRIDE

@@ -2,8 +2,8 @@
 
 Owns the autograd function and its memory: forward reads the input twice (statistics, pool) and writes only pooled
 sizes; of the backward pass's two, the sums too read pooled sizes. Refuses to know modules. Limits: as in `norm`, and
-a pool of kernel 3, stride 2, padding 1. Of equal values in a window the first wins, as in torch; values are compared
-before they are rounded to the output's type.
+a pool of kernel 3 and stride 2, padded by 1 or as SAME (`window.STEM_WINDOWS`). Of equal values in a window the first
+wins, as in torch; values are compared before they are rounded to the output's type.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from reconv.kernels import pool_triton as device
 from reconv.kernels.launch import launch
 from reconv.kernels.norm import FORMS, Norm, Operand, counts, gradient_sums, over_groups, shape, statistics, uses
 from reconv.kernels.rows import rows_of
+from reconv.kernels.window import STEM_WINDOW, Window
 
 
-def normalise_pool(x: Tensor, norm: Norm, groups: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def normalise_pool(
+    x: Tensor, norm: Norm, groups: Sequence[int], window: Window = STEM_WINDOW
+) -> tuple[Tensor, Tensor, Tensor]:
     """The max-pool of the ReLU of the norm of x, twice (as of a join), and the statistics."""
     output: tuple[Tensor, Tensor, Tensor] = _Pool.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, norm, tuple(groups)
+        x, norm.weight, norm.bias, norm, tuple(groups), window
     )
     return output
 
@@ -32,12 +35,12 @@ def normalise_pool(x: Tensor, norm: Norm, groups: Sequence[int]) -> tuple[Tensor
 class _Pool(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], window: Window
     ) -> tuple[Tensor, Tensor, Tensor]:
         operand = Operand(x, statistics(x, norm, rows_of(x, groups)), weight, bias)
-        y, peak, place = write_pooled(operand, groups)
+        y, peak, place = write_pooled(operand, groups, window)
         ctx.save_for_backward(*operand.tensors(), peak, place)
-        ctx.groups = groups
+        ctx.groups, ctx.window = groups, window
         ctx.mark_non_differentiable(operand.stats)
         ctx.set_materialize_grads(False)
         return y, y.detach(), operand.stats
@@ -50,36 +53,39 @@ class _Pool(Function):
         dz = None if gradient2 is None else torch.empty_like(peak)
         peaks = Operand(peak, operand.stats, operand.weight, operand.bias)
         sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, rows_of(peak, ctx.groups), "relu")
-        dx = input_gradient(gradient if dz is None else dz, place, operand, sums, ctx.groups)
-        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), None, None
+        dx = input_gradient(gradient if dz is None else dz, place, operand, sums, ctx.groups, ctx.window)
+        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), None, None, None
 
 
-def write_pooled(operand: Operand, groups: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def write_pooled(
+    operand: Operand, groups: Sequence[int], window: Window = STEM_WINDOW
+) -> tuple[Tensor, Tensor, Tensor]:
     """The pooled output, the inputs it came from, and their places in their windows."""
     samples, channels, height, width = operand.x.shape
-    sides = (height, width, _pooled(height), _pooled(width))
+    sides = (height, width, window.out_side(height), window.out_side(width))
     y = torch.empty(samples, channels, *sides[2:], dtype=operand.x.dtype, device=operand.x.device,
                     memory_format=torch.channels_last)  # fmt: skip
     peak, place = torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
     rows = rows_of(y, groups)
     launch(
         device.pool, rows.slab_grid(FORMS["pool"]),
-        *operand.tensors(), y, peak, place, *counts(rows), *sides, **shape(rows, FORMS["pool"]),
+        *operand.tensors(), y, peak, place, *counts(rows), *sides, window.before(height), window.before(width),
+        **shape(rows, FORMS["pool"]),
     )  # fmt: skip
     return y, peak, place
 
 
-def input_gradient(dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, groups: Sequence[int]) -> Tensor:
+def input_gradient(
+    dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, groups: Sequence[int], window: Window = STEM_WINDOW
+) -> Tensor:
     """The gradient of the input of norm, ReLU and pool."""
     dx = torch.empty_like(operand.x)
     rows = rows_of(operand.x, groups)
-    sides = (*operand.x.shape[2:], *place.shape[2:])
+    height, width = operand.x.shape[2:]
+    sides = (height, width, *place.shape[2:])
     launch(
         device.pool_gradient, rows.slab_grid(FORMS["pool"]),
-        dz, place, *operand.tensors(), sums, dx, *counts(rows), *sides, **shape(rows, FORMS["pool"]),
+        dz, place, *operand.tensors(), sums, dx, *counts(rows), *sides, window.before(height), window.before(width),
+        **shape(rows, FORMS["pool"]),
     )  # fmt: skip
     return dx
-
-
-def _pooled(side: int) -> int:
-    return (side - 1) // 2 + 1

@@ -1,7 +1,8 @@
 """Batch norm, ReLU and a 3x3 max-pool of stride 2 in one pass over rows of channels, and the way back, in Triton.
 
 Owns the device code. Refuses to know autograd and memory. The normalised image is never written: forward leaves the
-pooled values, the input where each of them came from, and which of the nine places that was.
+pooled values, the input where each of them came from, and which of the nine places that was. The first window
+begins `above` and `left` pixels outside, 0 or 1.
 """
 
 import triton
@@ -11,7 +12,7 @@ from reconv.kernels.norm_triton import MEAN, RSTD, STATISTICS
 
 NOWHERE: tl.constexpr = tl.constexpr(15)  # the place of a window whose ReLU passes nothing
 
-_COUNTS = ["eighths", "num_rows", "group_rows", "height", "width", "out_height", "out_width"]
+_COUNTS = ["eighths", "num_rows", "group_rows", "height", "width", "out_height", "out_width", "above", "left"]
 
 
 @triton.jit
@@ -35,7 +36,7 @@ def _span(num_rows, group_rows):
 @triton.jit(do_not_specialize=_COUNTS)
 def pool(
     x, stats, weight, bias, y, peak, place, eighths, num_rows, group_rows, height, width, out_height, out_width,
-    LANES: tl.constexpr, BLOCK: tl.constexpr,
+    above, left, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows are the pixels of the output."""
     channels = eighths * 8
@@ -45,15 +46,15 @@ def pool(
     mean, _, scale, shift = _parameters(stats, weight, bias, channels, channel, exists)
     for tile in range(tl.program_id(1), tl.cdiv(end - start, LANES), tl.num_programs(1)):
         row = start + tile * LANES + tl.arange(0, LANES)
-        left = row % out_width * 2 - 1
+        first = row % out_width * 2 - left
         line = row // out_width
-        top = line % out_height * 2 - 1
+        top = line % out_height * 2 - above
         image = line // out_height * height
         best = tl.full([LANES, BLOCK], float("-inf"), tl.float32)
         raw = tl.zeros([LANES, BLOCK], tl.float32)
         where = tl.zeros([LANES, BLOCK], tl.int32)
         for index in tl.static_range(9):
-            v, h = top + index // 3, left + index % 3
+            v, h = top + index // 3, first + index % 3
             inside = (v >= 0) & (v < height) & (h >= 0) & (h < width) & (row < end)
             at = ((image + v) * width + h)[:, None] * channels + channel[None, :]
             mask = inside[:, None] & exists[None, :]
@@ -74,7 +75,7 @@ def pool(
 @triton.jit(do_not_specialize=_COUNTS)
 def pool_gradient(
     dy, place, x, stats, weight, bias, sums, dx, eighths, num_rows, group_rows, height, width, out_height, out_width,
-    LANES: tl.constexpr, BLOCK: tl.constexpr,
+    above, left, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rows are the pixels of the input: each gathers from the windows it won, four at most."""
     channels = eighths * 8
@@ -94,8 +95,8 @@ def pool_gradient(
         image = line // height * out_height
         dz = tl.zeros([LANES, BLOCK], tl.float32)
         for index in tl.static_range(4):
-            window_v, window_h = (v + 1) // 2 - index // 2, (h + 1) // 2 - index % 2
-            place_v, place_h = v + 1 - 2 * window_v, h + 1 - 2 * window_h
+            window_v, window_h = (v + above) // 2 - index // 2, (h + left) // 2 - index % 2
+            place_v, place_h = v + above - 2 * window_v, h + left - 2 * window_h
             inside = (place_v < 3) & (window_v >= 0) & (window_v < out_height)
             inside &= (place_h < 3) & (window_h >= 0) & (window_h < out_width) & (row < end)
             at = ((image + window_v) * out_width + window_h)[:, None] * channels + channel[None, :]

@@ -1,7 +1,7 @@
 """Convolutions and pools that torch does not have: TensorFlow's SAME padding, and the fused forms of a stem and a pool.
 
-Owns the padding arithmetic and the choice of those forms. Refuses to know networks. Invariant: with SAME the output
-side is ceil(input side / stride), and an odd total pads one more at the end than at the start.
+Owns the choice of those forms. Refuses to know networks. Invariant: with SAME the output side is
+ceil(input side / stride).
 """
 
 from __future__ import annotations
@@ -10,12 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.kernels import fused
-
-
-def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Pixels before and after, for one side of an image."""
-    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
-    return total // 2, total - total // 2
+from reconv.kernels.window import Window, same_padding
 
 
 def _pad(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
@@ -46,13 +41,13 @@ class MaxPool2d(nn.MaxPool2d):
     def __init__(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> None:
         super().__init__(kernel, stride, padding, ceil_mode=ceil)
         self.fused = False  # whether kernels compute it in training, where they take its images
-        self._window = (kernel, stride, padding, ceil)
+        self.window = Window(kernel, stride, padding, ceil)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):
-            from reconv.kernels.max_pool import Window, max_pool
+            from reconv.kernels.max_pool import max_pool
 
-            return max_pool(x, Window(*self._window))
+            return max_pool(x, self.window)
         out: Tensor = super().forward(x)
         return out
 
@@ -65,12 +60,17 @@ class SameConv2d(nn.Conv2d):
 
 
 class SameMaxPool2d(nn.Module):
-    """A max-pool that pads as TensorFlow's SAME does; padding never wins."""
+    """A max-pool that pads as TensorFlow's SAME does, which kernels may compute in training; padding never wins."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()
-        self.kernel = kernel
-        self.stride = stride
+        self.fused = False  # whether kernels compute it in training, where they take its images
+        self.window = Window(kernel, stride, "same")
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(_pad(x, self.kernel, self.stride, float("-inf")), self.kernel, self.stride)
+        if self.fused and self.training and fused.available(x):
+            from reconv.kernels.max_pool import max_pool
+
+            return max_pool(x, self.window)
+        kernel, stride = self.window.side, self.window.stride
+        return F.max_pool2d(_pad(x, kernel, stride, float("-inf")), kernel, stride)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from reconv.models.conv import MaxPool2d, StemConv2d
+from reconv.models.conv import MaxPool2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import SqueezeExcitation
 
-FUSED = (BatchNorm2d, MaxPool2d, SqueezeExcitation, StemConv2d)
+FUSED = (BatchNorm2d, MaxPool2d, SameMaxPool2d, SqueezeExcitation, StemConv2d)
 
 
 def use_kernels(model: nn.Module, is_on: bool = True) -> int:

@@ -23,6 +23,7 @@ from reconv.models.noise import Noise, row_keys
 if TYPE_CHECKING:
     from reconv.kernels.norm import Norm
     from reconv.kernels.reference import Activation
+    from reconv.kernels.window import Window
 
 Groups = Sequence[tuple[int, Tensor]]  # of each: samples, and a tensor of statistics
 
@@ -94,11 +95,11 @@ class BatchNorm2d(nn.BatchNorm2d):
         self._record(statistics)
         return first, second
 
-    def pooled(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def pooled(self, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         """The 3x3 max-pool of stride 2 of the ReLU of the norm of x, for two uses, by kernels."""
         from reconv.kernels.pool import normalise_pool
 
-        first, second, statistics = normalise_pool(x, self._parameters_of_kernels(), self._groups())
+        first, second, statistics = normalise_pool(x, self._parameters_of_kernels(), self._groups(), window)
         self._record(statistics)
         return first, second
 

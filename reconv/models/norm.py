@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.kernels import fused
+from reconv.kernels.window import STEM_WINDOWS
+from reconv.models.conv import MaxPool2d, SameMaxPool2d
 from reconv.models.layers import BatchNorm2d
 
 Activation = Literal["relu", "relu6", "silu"]
@@ -140,11 +142,11 @@ def pooled(norm: nn.Module, x: Tensor, function: Function, pool: nn.Module) -> T
     if (
         isinstance(norm, BatchNorm2d)
         and _NAMES.get(function) == "relu"
-        and isinstance(pool, nn.MaxPool2d)
-        and (pool.kernel_size, pool.stride, pool.padding, pool.ceil_mode) == (3, 2, 1, False)
+        and isinstance(pool, MaxPool2d | SameMaxPool2d)
+        and pool.window in STEM_WINDOWS
         and norm.takes(x)
     ):
-        return Fork(*norm.pooled(x))
+        return Fork(*norm.pooled(x, pool.window))
     out: Tensor = pool(normed(norm, x, function))
     return out
 

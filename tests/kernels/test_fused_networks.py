@@ -61,6 +61,7 @@ def both_ways(plain: nn.Module, images: Tensor) -> None:
         ("resnet10", {"width": 8, "depths": [2], "se_ratio": 4}),
         ("resnet10", {"width": 8, "depths": [1, 1], "version": "v2"}),
         ("resnet8_cifar", {}),
+        ("resnet10", {"width": 8, "depths": [1], "padding": "same"}),
     ],
 )
 def test_a_residual_network_trains_through_kernels_as_without(name, options) -> None:

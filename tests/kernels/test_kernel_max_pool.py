@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import draw
 
-from reconv.kernels.max_pool import Window, max_pool
+from reconv.kernels.max_pool import max_pool
+from reconv.kernels.window import Window
+from reconv.models.conv import SameMaxPool2d
 
 # GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, a picture of one pixel.
 CASES = [
@@ -16,6 +18,8 @@ CASES = [
     ((2, 72, 9, 6), Window(2, 2, 0, True)),
     ((1, 64, 8, 8), Window(3, 2, 1, False)),
     ((1, 8, 1, 1), Window(3, 1, 1, False)),
+    ((2, 24, 8, 7), Window(3, 2, "same")),
+    ((1, 8, 5, 6), Window(2, 2, "same")),
 ]
 
 
@@ -26,7 +30,10 @@ def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: Window,
     with torch.no_grad():
         x.mul_(2).round_()  # many equal values: which of them wins is part of the claim
     plain = x.detach().clone().requires_grad_()
-    expected = F.max_pool2d(plain, window.side, window.stride, window.pad, ceil_mode=window.ceil)
+    if window.pad == "same":
+        expected = SameMaxPool2d(window.side, window.stride)(plain)
+    else:
+        expected = F.max_pool2d(plain, window.side, window.stride, window.pad, ceil_mode=window.ceil)
     y = max_pool(x, window)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(y, expected)

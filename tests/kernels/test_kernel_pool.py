@@ -6,20 +6,30 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+from torch import Tensor
 
 from reconv.kernels.pool import normalise_pool
+from reconv.kernels.window import STEM_WINDOWS, Window, same_padding
 
 SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 1, 5), (2,))]
 
 
+def plain_pool(x: Tensor, window: Window) -> Tensor:
+    if window.pad != "same":
+        return F.max_pool2d(x, window.side, window.stride, window.pad)
+    ends = [same_padding(side, window.side, window.stride) for side in (x.shape[3], x.shape[2])]
+    return F.max_pool2d(F.pad(x, (*ends[0], *ends[1]), value=-torch.inf), window.side, window.stride)
+
+
+@pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape, groups, uses", [(*case, 1 + i % 2) for i, case in enumerate(SHAPES)])
-def test_norm_relu_pool_equals_the_reference(shape, groups, uses, dtype) -> None:
+def test_norm_relu_pool_equals_the_reference(shape, groups, uses, dtype, window) -> None:
     x, of = draw(shape, dtype, 1), parameters(shape[1], 2)
     x64, of64 = wide(x), wide_norm(of)
-    first, second, stats = normalise_pool(x, of, groups)
+    first, second, stats = normalise_pool(x, of, groups, window)
     z64, recorded = plain(x64, of64, groups)
-    y64 = F.max_pool2d(F.relu(z64), 3, 2, 1)
+    y64 = plain_pool(F.relu(z64), window)
     assert first.is_contiguous(memory_format=torch.channels_last)
     assert_near(first, y64, TOLERANCE[dtype])
     assert_near(stats[:, :2], recorded, 2e-5)
@@ -31,13 +41,14 @@ def test_norm_relu_pool_equals_the_reference(shape, groups, uses, dtype) -> None
     assert_near(of.bias.grad, of64.bias.grad, TOLERANCE[dtype])
 
 
-def test_of_equal_values_in_a_window_the_first_wins() -> None:
+@pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
+def test_of_equal_values_in_a_window_the_first_wins(window) -> None:
     x = torch.zeros(1, 8, 4, 4).contiguous(memory_format=torch.channels_last)
     x[:, :, 1:3, 1:3] = 1.0
     x.requires_grad_()
     of = parameters(8, 2)
-    y, _, _ = normalise_pool(x, of, (1,))
+    y, _, _ = normalise_pool(x, of, (1,), window)
     y.sum().backward()
     x64, of64 = wide(x), wide_norm(of)
-    F.max_pool2d(F.relu(plain(x64, of64, (1,))[0]), 3, 2, 1).sum().backward()
+    plain_pool(F.relu(plain(x64, of64, (1,))[0]), window).sum().backward()
     assert_near(x.grad, x64.grad, 1e-5)

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from reconv.errors import UsageError
+from reconv.kernels.window import same_padding
 from reconv.models import build_model, model_names, model_spec
-from reconv.models.conv import SameConv2d, SameMaxPool2d, same_padding
+from reconv.models.conv import SameConv2d, SameMaxPool2d
 from reconv.models.norm import ACTIVATIONS, ProxyNorm, normed
 
 
