@@ -102,7 +102,7 @@ def compare(
     for peer in peers:
         tell(f"measuring {peer.name}")
         try:
-            rate = _images_per_s(subject, peer, wish)
+            rate = images_per_s(subject, open_peer(subject, peer), wish)
         except Exception as error:  # another package's failure must not lose what was measured
             if not (is_out_of_memory(error) or isinstance(error, RuntimeError | ValueError | TypeError)):
                 raise
@@ -116,7 +116,15 @@ def compare(
     return results, notes
 
 
-def _images_per_s(subject: Subject, peer: Peer, wish: Wish) -> float:
+def images_per_s(subject: Subject, step: PeerStep, wish: Wish) -> float:
+    """How many of the subject's images a peer's step takes a second."""
+    plan, device = subject.plan, subject.device
+    windows = measure(step, TrainLoader(subject.source, subject.recipe, plan, device.move), device, wish, Marks(device))
+    return plan.global_batch / windows.median_s
+
+
+def open_peer(subject: Subject, peer: Peer) -> PeerStep:
+    """A peer's training step on the subject's batches, with weights of its own."""
     recipe, plan, device = subject.recipe, subject.plan, subject.device
     if peer.compiled:
         torch.compiler.reset()  # as in a process of its own
@@ -124,7 +132,7 @@ def _images_per_s(subject: Subject, peer: Peer, wish: Wish) -> float:
         model = peer.build(plan.num_classes).to(device.torch).train()
     if peer.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    step = PeerStep(
+    return PeerStep(
         model=torch.compile(model) if peer.compiled else model,
         optimizer=torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
         loss=nn.CrossEntropyLoss(label_smoothing=recipe.loss.label_smoothing),
@@ -134,8 +142,6 @@ def _images_per_s(subject: Subject, peer: Peer, wish: Wish) -> float:
         device_kind=device.kind,
         half=None if device.kind == "cpu" else _DTYPES[peer.half],
     )
-    windows = measure(step, TrainLoader(subject.source, recipe, plan, device.move), device, wish, Marks(device))
-    return plan.global_batch / windows.median_s
 
 
 class PeerStep:
