@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from reconv.errors import CheckpointError
 from reconv.precision.casts import Casts
+from reconv.precision.weights import CastTogether, weights_of_products
 
 FIRST_SCALE = 65536.0
 LAST_SCALE = 2.0**24  # the largest float16 is 65504: beyond this a gradient above 0.004 overflows
@@ -49,6 +50,7 @@ class Policy:
         self._device_kind = device_kind
         self._autocast = autocast
         self._casts = casts
+        self._together: list[nn.Parameter] = []
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -82,10 +84,17 @@ class Policy:
             return self._with_casts(self._casts)
         if self._autocast is None:
             return nullcontext()
+        if self._together:
+            return self._with_casts(CastTogether(self._together, self._autocast))
         return torch.autocast(self._device_kind, self._autocast)
 
+    def cast_together(self, model: nn.Module) -> None:
+        """From now on cast this network's weights all at once, where autocast would cast each by itself."""
+        if self._autocast is not None and self._casts is None:
+            self._together = weights_of_products(model)
+
     @contextmanager
-    def _with_casts(self, casts: Casts) -> Iterator[None]:
+    def _with_casts(self, casts: Casts | CastTogether) -> Iterator[None]:
         with torch.autocast(self._device_kind, self._autocast, enabled=self._autocast is not None), casts:
             yield
 

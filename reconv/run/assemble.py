@@ -157,6 +157,9 @@ def build_learner(job: Job, emit: Emit) -> Learner:
     for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
+    if job.device.kind == "cuda" and job.world.size == 1 and network.forward is network.model:
+        # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
+        network.precision.cast_together(network.model)
     compile_ahead(network, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.world)
