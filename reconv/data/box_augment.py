@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from reconv.data import native
 from reconv.data.augment import F64
-from reconv.data.source import I64
+from reconv.data.decode import MAX_PIXELS
+from reconv.data.source import I64, U8
 from reconv.keys import U64, hash_array, key, uniforms
 from reconv.recipe.images import Augment, BoxCrop, ZoomOut
 
@@ -124,16 +126,44 @@ def square_of(
     image: Image.Image, view: View, size: int, how: Image.Resampling, fill: tuple[int, ...] = (0,)
 ) -> Image.Image:
     """The view resized to size x size, its aspect ratio lost; what is beyond the picture has the colour `fill`."""
-    seen = (max(view[0], 0.0), max(view[1], 0.0), min(view[2], 1.0), min(view[3], 1.0))
-    scale = np.array([image.width, image.height] * 2)
-    left, top, right, bottom = np.clip(np.array(seen) * scale, 0, scale).tolist()
-    if seen == view:
-        return image.resize((size, size), how, box=(left, top, right, bottom))
-    x0, y0, x1, y1 = np.rint(np.array(seen_in(view, seen)) * size).astype(int).tolist()
+    shown, (x0, y0, x1, y1) = placed(view, image.width, image.height, size)
+    if (x1 - x0, y1 - y0) == (size, size):
+        return image.resize((size, size), how, box=shown)
     canvas = Image.new(image.mode, (size, size), fill[0] if len(fill) == 1 else fill)
     if x1 > x0 and y1 > y0:
-        canvas.paste(image.resize((x1 - x0, y1 - y0), how, box=(left, top, right, bottom)), (x0, y0))
+        canvas.paste(image.resize((x1 - x0, y1 - y0), how, box=shown), (x0, y0))
     return canvas
+
+
+def native_square(
+    data: bytes, view: View, picture_size: tuple[int, int], out: U8, interpolation: str, fill: tuple[int, ...]
+) -> bool:
+    """`square_of` a picture of (width, height) by the compiled decoder into `out` [3, size, size], within a grey level.
+
+    False: the file is not of that size, or not for this decoder, and the plain way must judge it.
+    """
+    if native.picture_size(data) != picture_size or picture_size[0] * picture_size[1] > MAX_PIXELS:
+        return False
+    size = out.shape[-1]
+    shown, (x0, y0, x1, y1) = placed(view, *picture_size, size)
+    if (x1 - x0, y1 - y0) == (size, size):
+        return native.crop_resize(data, shown, out, interpolation=interpolation, is_cut=False)
+    part = np.empty((3, y1 - y0, x1 - x0), np.uint8)
+    if not part.size or not native.crop_resize(data, shown, part, interpolation=interpolation, is_cut=False):
+        return False
+    out[:] = np.array(fill, np.uint8)[:, None, None]
+    out[:, y0:y1, x0:x1] = part
+    return True
+
+
+def placed(view: View, width: int, height: int, size: int) -> tuple[View, tuple[int, int, int, int]]:
+    """The pixels of a picture that a view shows, and the part of a square of `size` that they fill."""
+    seen = (max(view[0], 0.0), max(view[1], 0.0), min(view[2], 1.0), min(view[3], 1.0))
+    scale = np.array([width, height] * 2)
+    left, top, right, bottom = np.clip(np.array(seen) * scale, 0, scale).tolist()
+    part = WHOLE if seen == view else seen_in(view, seen)
+    x0, y0, x1, y1 = np.rint(np.array(part) * size).astype(int).tolist()
+    return (left, top, right, bottom), (x0, y0, x1, y1)
 
 
 def seen_in(outer: View, inner: View) -> View:

@@ -16,10 +16,10 @@ from PIL import Image
 
 from reconv.data.annotation import Annotation, AnnotationError
 from reconv.data.augment import F64, effective
-from reconv.data.box_augment import WHOLE, draw_views, seen_through, square_of, train_view
+from reconv.data.box_augment import WHOLE, View, draw_views, native_square, seen_through, square_of, train_view
 from reconv.data.decode import FILTERS, any_picture, decode_picture, pixels_of
 from reconv.data.fetch import Column, Draws, Fetch, MakeFetch, Rows
-from reconv.data.source import I64, Sample, Source
+from reconv.data.source import I64, U8, Sample, Source
 from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Preprocess
 from reconv.recipe.schema import Recipe
@@ -75,17 +75,25 @@ class BoxFetch:
             sample = self.source.sample(index)
             spent("disk", began_s)
             said = annotation_of(sample)
-            image = picture_as_annotated(sample, said, self.preprocess.channels)
             boxes, labels = self._trained_on(said)
             view = WHOLE
             if self.augment is not None and draws is not None:
                 view = train_view(boxes, self.augment, int(draws[row]))
-            square = square_of(
-                image, view, self.preprocess.size, FILTERS[self.preprocess.interpolation], mean_colour(self.preprocess)
-            )
-            rows["images"][row] = pixels_of(square).transpose(2, 0, 1)
+            self._put_picture(rows["images"][row], sample, said, view)
             seen, kept = seen_through(view, boxes)
             self._put(rows, row, seen, labels[kept])
+
+    def _put_picture(self, out: U8, sample: Sample, said: Annotation, view: View) -> None:
+        """What the view shows of the picture, by the compiled decoder where the plan has chosen it and it can."""
+        spec, fill = self.preprocess, mean_colour(self.preprocess)
+        if self.augment is not None and self.augment.decoder == "native" and isinstance(sample.data, bytes):
+            began_s, size = time.perf_counter(), (said.width, said.height)
+            is_done = native_square(sample.data, view, size, out, spec.interpolation, fill)
+            spent("decode", began_s)
+            if is_done:
+                return
+        image = picture_as_annotated(sample, said, spec.channels)
+        out[:] = pixels_of(square_of(image, view, spec.size, FILTERS[spec.interpolation], fill)).transpose(2, 0, 1)
 
     def _trained_on(self, said: Annotation) -> tuple[F64, I64]:
         """Boxes as fractions of the picture, with classes from 1: no crowds, and of each what is in the picture."""

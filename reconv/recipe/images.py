@@ -181,8 +181,9 @@ class Augment(Section):
     interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
     # false: a picture made smaller is sampled, not averaged; faster, and not what published results were made with
     antialias: bool = True
-    # Who makes resized crops of plain JPEG files. native: the compiled decoder, about 0.3 grey levels away from Pillow;
-    # auto: native where an install has compiled it for this processor. A run keeps its decoder for all its attempts.
+    # Who makes resized crops and SSD's from plain JPEG files. native: the compiled decoder, about 0.3 grey levels away
+    # from Pillow; auto: native where an install has compiled it for this processor. A run keeps its decoder for all its
+    # attempts.
     decoder: Decoder | Literal["auto"] = "auto"
     crop: Literal["none", "pad", "resized", "ssd"] = "resized"  # detection has none and ssd
     pad: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
@@ -216,7 +217,7 @@ def why_plain(augment: Augment, preprocess: Preprocess) -> str | None:
     """Why the compiled decoder has nothing to do; None: it makes the crops of plain JPEG files."""
     reasons = {
         "augment.train_like_eval is true": augment.train_like_eval,
-        f"augment.crop is {augment.crop}": augment.crop != "resized",
+        f"augment.crop is {augment.crop}": augment.crop not in ("resized", "ssd"),
         "training images take the nearest pixel": (augment.interpolation or preprocess.interpolation) == "nearest",
         "images have one channel": preprocess.channels != 3,
     }

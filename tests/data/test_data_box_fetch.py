@@ -9,6 +9,7 @@ import pytest
 import torch
 from box_examples import Listed
 from data_examples import encode, noise
+from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
@@ -197,3 +198,40 @@ def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
     assert mean_colour(SQUARE) == (124, 116, 104)
     assert mean_colour(Preprocess(scale=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
     assert mean_colour(Preprocess(standardise=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("compiled_decoder")
+def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart() -> None:
+    upright, turned = photograph(90, 60), Image.Exif()
+    turned[0x0112] = 6
+    on_its_side = io.BytesIO()
+    Image.fromarray(upright).save(on_its_side, "JPEG", exif=turned)
+    files = [(encoded(upright), 60, 90), (encode(upright), 60, 90), (on_its_side.getvalue(), 90, 60)]
+    source = Listed([(data, annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
+    zoom = ZoomOut(probability=0.5, most=2.0)
+    native, plain = (
+        BoxFetch(source, SQUARE, Augment(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
+        for decoder in ("native", "plain")
+    )
+    num_beyond = 0
+    for index in range(3):
+        indices = np.full(20, index)
+        rows = [{c.name: c.empty(20) for c in fetch.columns} for fetch in (native, plain)]
+        for fetch, own in zip((native, plain), rows, strict=True):
+            fetch(indices, fetch.draw(5, np.arange(20)), own)
+        assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("boxes", "labels", "num_boxes"))
+        apart = np.abs(rows[0]["images"].astype(int) - rows[1]["images"]).mean((1, 2, 3))
+        assert (apart > 0).all() and (apart <= 0.5).all() if index == 0 else not apart.any()
+        beyond = np.array(mean_colour(SQUARE))
+        num_beyond += int((rows[0]["images"].transpose(0, 2, 3, 1) == beyond).all(3).any((1, 2)).sum())
+    assert num_beyond > 10
+
+
+@pytest.mark.native
+@pytest.mark.usefixtures("compiled_decoder")
+def test_a_picture_of_another_size_is_the_same_error_by_the_compiled_decoder() -> None:
+    source = Listed([(encoded(photograph(90, 60)), annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
+    fetch = BoxFetch(source, SQUARE, Augment(crop="ssd", decoder="native"), 4)
+    with pytest.raises(DataError, match="the picture is 90 x 60, its boxes are of one of 90 x 61"):
+        fetch(np.zeros(1, np.int64), fetch.draw(0, np.zeros(1, np.int64)), {c.name: c.empty(1) for c in fetch.columns})
