@@ -238,6 +238,11 @@ def usable_cores(machine: Machine) -> int:
     return max(1, min([affinity, *(int(quota) for quota in quotas)]))
 
 
+def cores_of_one(machine: Machine, num_processes: int) -> int:
+    """The cores of one of several processes: its launcher may have bound it to some, or left all to all of them."""
+    return max(1, min(usable_cores(machine), (os.cpu_count() or 1) // num_processes))
+
+
 def usable_memory_bytes(machine: Machine) -> int | None:
     """Memory this process may use: the machine's, or the container's limit if that is less."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)

@@ -50,6 +50,17 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
     return Place()
 
 
+def must_launch(devices: int | None, place: Place) -> bool:
+    """Whether the processes of `--devices` are still to be started; refused where a launcher has started others."""
+    if devices is None or devices == place.size:
+        return False
+    if place.size > 1:
+        raise UsageError(
+            f"--devices {devices}, but {place.launcher} has started {place.size} processes", then="leave --devices out"
+        )
+    return True
+
+
 def _refuse_impossible(place: Place) -> None:
     """Refuse a place that is none, where the others would be waited for in vain."""
     is_possible = place.rank < place.size and place.local_rank < place.local_size <= place.size

@@ -17,7 +17,9 @@ from reconv import __version__
 from reconv.data.native import choose_decoder
 from reconv.data.source import Source
 from reconv.device import Device, choose_algorithms, open_device
-from reconv.doctor import Machine, usable_cores
+from reconv.doctor import Machine, cores_of_one
+from reconv.parallel.world import ALONE
+from reconv.place import Place
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
@@ -44,7 +46,15 @@ class Subject:
     input: Input
 
 
-def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequence[Override], device: str) -> Subject:
+def open_subject(
+    name: str,
+    *,
+    input: Input,
+    data: str | None,
+    overrides: Sequence[Override],
+    device: str,
+    place: Place = ALONE,
+) -> Subject:
     """Open the recipe on real data, or on made-up images of its size, made once for the device or anew on the host."""
     given = list(overrides)
     if input == "real":
@@ -58,12 +68,13 @@ def open_subject(name: str, *, input: Input, data: str | None, overrides: Sequen
         num_val=len(source),
         num_classes=len(source.class_names),
         source=source.kind,
-        cores=usable_cores(Machine()),
+        world_size=place.size,
+        cores=cores_of_one(Machine(), place.local_size),
         decoder=choose_decoder(recipe.augment.decoder),
     )
     plan = make_plan(recipe, facts)
     check_model(recipe, plan.num_classes)
-    opened = open_device(device, threads=plan.threads)
+    opened = open_device(device, plan.threads, place.local_rank)
     choose_algorithms(opened, recipe.engine.autotune, recipe.engine.deterministic)
     return Subject(recipe, plan, source, opened, input)
 

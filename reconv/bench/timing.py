@@ -130,8 +130,15 @@ class Marks:
         self._taken.append((name, lambda: spent_s))
 
 
-def measure(step: Step, batches: TrainBatches, device: Device, wish: Wish, marks: Marks) -> Windows:
-    """Warm up, then time whole windows of steps with their input."""
+def measure(
+    step: Step,
+    batches: TrainBatches,
+    device: Device,
+    wish: Wish,
+    marks: Marks,
+    agree: Callable[[int], int] = lambda num_steps: num_steps,
+) -> Windows:
+    """Warm up, then time whole windows of steps with their input; several processes `agree` on a window's steps."""
     stream = batches.steps(0, sys.maxsize)
     number = 0
 
@@ -152,7 +159,7 @@ def measure(step: Step, batches: TrainBatches, device: Device, wish: Wish, marks
     last_s = 0.0
     for _ in range(wish.warmup):
         last_s = run(1)
-    num_steps = wish.steps or max(1, min(MOST_STEPS, round(WINDOW_S / max(last_s, 1e-9))))
+    num_steps = agree(wish.steps or max(1, min(MOST_STEPS, round(WINDOW_S / max(last_s, 1e-9)))))
     marks.clear()
     step_s = tuple(run(num_steps) / num_steps for _ in range(wish.windows))
     parts_s = marks.seconds(num_steps * wish.windows)

@@ -15,13 +15,16 @@ from reconv.cli.options import (
     DEVICE_HELP,
     NearestGroup,
     Verb,
+    batch_override,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
+    percent,
     print_table,
 )
 from reconv.errors import UsageError
+from reconv.place import read_place
 
 LEAST_WINDOWS = 5
 
@@ -50,8 +53,11 @@ def bench() -> None:
 @click.option("--compare", is_flag=True, help="Also the peers that are installed, on the same data.")
 @click.option("--peers", metavar="TEXT", help="Only peers whose name holds this, as in compiled; means --compare.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch.")
+@click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="The same, counted on one device.")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding threads.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
+@click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one a device.")
+@click.option("--nic", metavar="NAME|CIDR", help="The network between machines, as in eth1 or 10.0.0.0/16.")
 @click.option("--windows", metavar="N", type=click.IntRange(min=LEAST_WINDOWS), default=7, show_default=True)
 @click.option(
     "--steps", metavar="N", type=click.IntRange(min=1), help="Of a window; else as many as last half a second."
@@ -67,8 +73,11 @@ def train(
     compare: bool,
     peers: str | None,
     batch_size: int | None,
+    batch_per_device: int | None,
     workers: int | None,
     device: str,
+    devices: int | None,
+    nic: str | None,
     windows: int,
     steps: int | None,
     warmup: int,
@@ -79,20 +88,24 @@ def train(
     """Measure real training steps of RECIPE: forward, loss, backward, optimizer, average.
 
     A window is some steps in a row; the median and the 95th percentile are over windows. The first step and the
-    warm-up count only in the time from the start of the process to the first step.
+    warm-up count only in the time from the start of the process to the first step. With --devices, or started by
+    torchrun, mpirun or srun, also what one device reaches alone with the same samples, and what the reduction of
+    gradients takes.
 
     \b
     Examples:
       reconv bench train quickstart
+      reconv bench train resnet50 --devices 8 --batch-per-device 256
       reconv bench train resnet50 --batch-size 256 --set precision.mode=bf16 --compare
       reconv bench train resnet50 --data /imagenet --json result.json
     """
     if data is not None and where not in (None, "real"):
         raise UsageError(f"--data is real data, --input {where} is made up", then="leave one of them out")
-    given: list[tuple[str, object, str]] = []
-    given += [("batch.size", batch_size, "--batch-size")] if batch_size is not None else []
-    given += [("data.workers", workers, "--workers")] if workers is not None else []
-    overrides = [*given, *parse_settings(settings)]
+    given = [
+        batch_override(batch_size, batch_per_device, devices or read_place().size),
+        ("data.workers", workers, "--workers"),
+    ]
+    overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
 
     from reconv.bench.peers import find_peers
     from reconv.bench.timing import Wish
@@ -107,10 +120,14 @@ def train(
         data=data,
         overrides=overrides,
         device=device,
+        devices=devices,
+        nic=nic,
         wish=Wish(windows, steps, warmup),
         peers=found,
         tell=_teller(quiet, json_file),
     )
+    if read_place().rank > 0:
+        return
     result["notes"] += missing
     if json_file is not None:
         emit_json(result, json_file)
@@ -255,6 +272,8 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
         + ("at an unknown time" if startup_s is None else f"{startup_s:.1f} s after the start of the process"),
         *_roofline_lines(result),
     ]
+    if result["scaling"] is not None:
+        said[1:1] = _scaling_lines(result)
     if compare and not result["peers"]:
         said.append("no peer was measured")
     for name, peer in result["peers"].items():
@@ -262,6 +281,24 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
             f"{name} ({peer['precision']}): {peer['images_per_s']:,.1f} images/s; ours is {peer['ratio']:.2f} x that"
         )
     return [*said, *result["notes"]]
+
+
+def _scaling_lines(result: dict[str, Any]) -> list[str]:
+    """What several devices give, and what their gradients take."""
+    from reconv.recipe.plan_lines import count
+
+    scaling, devices = result["scaling"], result["devices"]
+    way = scaling["reduce"] if scaling["compress"] == "off" else f"{scaling['reduce']}, {scaling['compress']}"
+    cut = count(scaling["buckets"], "bucket")
+    return [
+        f"{devices} devices x {result['images_per_s_per_device']:,.1f} images/s; one alone with as many samples "
+        f"({result['batch_per_device']}): {scaling['alone_images_per_s']:,.1f}; weak scaling "
+        f"{scaling['weak_scaling']:.3f}",
+        f"{scaling['gradient_bytes'] / 1e6:,.3g} MB of gradients a step in {cut} ({way}): "
+        f"{scaling['reduce_ms']:.2f} ms alone, {percent(scaling['reduce_share'])} of a step; not hidden "
+        f"{scaling['exposed_ms']:.2f} ms, {percent(scaling['exposed_share'])} (a step without them takes "
+        f"{scaling['apart_step_ms']:.2f} ms)",
+    ]
 
 
 def data_lines(result: dict[str, Any]) -> list[str]:
@@ -308,10 +345,12 @@ def _roofline_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _teller(quiet: bool, json_file: str | None) -> Callable[[str], None]:
-    """Prints what is going on, where a person reads along."""
-    if quiet or json_file is not None:
-        return lambda text: None
-    return lambda text: click.echo(text)
+    """Prints what is going on, where a person reads along; a function that other processes can be handed."""
+    return _say_nothing if quiet or json_file is not None else click.echo
+
+
+def _say_nothing(text: str) -> None:
+    """The result is all that is wanted."""
 
 
 def _batch_sizes(text: str | None) -> list[int]:

@@ -104,6 +104,19 @@ def parse_settings(settings: Sequence[str]) -> list[tuple[str, object, str]]:
     return overrides
 
 
+def batch_override(size: int | None, per_device: int | None, devices: int) -> tuple[str, object, str]:
+    """The global batch, however it was given; without a value where it was not."""
+    if size is not None and per_device is not None:
+        raise UsageError(
+            "--batch-size and --batch-per-device both say how large the batch is",
+            why=f"{per_device} per device x {devices} = {per_device * devices}, against {size}",
+            then="give one of them",
+        )
+    if per_device is not None:
+        return "batch.size", per_device * devices, "--batch-per-device"
+    return "batch.size", size, "--batch-size"
+
+
 def emit_json(result: object, json_file: str) -> None:
     """Write a result as JSON to stdout or to a file."""
     if json_file == STDOUT:  # which may take ASCII alone

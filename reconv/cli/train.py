@@ -15,7 +15,16 @@ from typing import Any
 
 import click
 
-from reconv.cli.options import DEVICE_HELP, STDOUT, Verb, complete_recipes, emit_json, json_option, parse_settings
+from reconv.cli.options import (
+    DEVICE_HELP,
+    STDOUT,
+    Verb,
+    batch_override,
+    complete_recipes,
+    emit_json,
+    json_option,
+    parse_settings,
+)
 from reconv.cli.rehearse import rehearse
 from reconv.errors import UsageError
 from reconv.place import read_place
@@ -88,7 +97,7 @@ def train(
     """
     given: list[Override] = [
         ("length", None if epochs is None else _epochs(epochs), "--epochs"),
-        _batch(batch_size, batch_per_device, devices or read_place().size),
+        batch_override(batch_size, batch_per_device, devices or read_place().size),
         ("schedule.lr", lr, "--lr"),
         ("data.workers", workers, "--workers"),
         ("seed", seed, "--seed"),
@@ -134,19 +143,6 @@ def train(
         if json_file not in (None, STDOUT):
             emit_json(result.summary, json_file)
     return int(result.exit_code)
-
-
-def _batch(size: int | None, per_device: int | None, devices: int) -> Override:
-    """The global batch, however it was given."""
-    if size is not None and per_device is not None:
-        raise UsageError(
-            "--batch-size and --batch-per-device both say how large the batch is",
-            why=f"{per_device} per device x {devices} = {per_device * devices}, against {size}",
-            then="give one of them",
-        )
-    if per_device is not None:
-        return "batch.size", per_device * devices, "--batch-per-device"
-    return "batch.size", size, "--batch-size"
 
 
 def _epochs(number: float) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from reconv.parallel.world import Shared, Sharing, Statistics, Summable, fold
+from reconv.parallel.world import Reduction, Shared, Sharing, Statistics, Summable, fold
 from reconv.wide import wide
 
 if TYPE_CHECKING:
@@ -53,6 +53,9 @@ class Overlapped(_Together):
         super().__init__(world, model, sharing)
         self._model = model
         self._parallel: DistributedDataParallel | None = None
+        self._add = _add_bf16 if sharing.compress == "bf16" else _add
+        self._buckets: list[tuple[int, torch.dtype]] = []  # of the last step: how many numbers of which type
+        self._device = world.device
 
     def wrap(self, forward: Callable[..., object]) -> Callable[..., object]:
         """The forward pass, watched by torch's reducer."""
@@ -63,9 +66,28 @@ class Overlapped(_Together):
                 broadcast_buffers=False,  # ours move by statistics of all groups
                 bucket_cap_mb=self._sharing.bucket_bytes / 2**20,
             )
-        add = _add_bf16 if self._sharing.compress == "bf16" else _add
-        self._parallel.register_comm_hook(None, lambda state, bucket: add(bucket))
+        self._parallel.register_comm_hook(None, lambda state, bucket: self._travel(bucket))
         return self._parallel
+
+    def _travel(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Add one bucket, and note its size: torch fills its buckets anew after the first step."""
+        if bucket.index() == 0:
+            self._buckets = []
+        buffer = bucket.buffer()
+        self._buckets.append((buffer.numel(), buffer.dtype))
+        return self._add(buffer)
+
+    def reduction(self) -> Reduction:
+        """The buckets of the last step, on their way alone."""
+        buffers = [torch.zeros(numel, dtype=dtype, device=self._device) for numel, dtype in self._buckets]
+        is_halved = self._sharing.compress == "bf16"
+        sizes = [torch.bfloat16.itemsize if is_halved else buffer.itemsize for buffer in buffers]
+
+        def again() -> None:
+            for future in [self._add(buffer) for buffer in buffers]:
+                future.wait()
+
+        return Reduction(sum(b.numel() * size for b, size in zip(buffers, sizes, strict=True)), len(buffers), again)
 
     def passing(self, is_last: bool) -> AbstractContextManager[None]:
         """Gradients stay here until the last pass."""
@@ -98,16 +120,15 @@ class _Called(nn.Module):
         return self._forward[0](*inputs)
 
 
-def _add(bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+def _add(buffer: Tensor) -> torch.futures.Future[Tensor]:
+    work = dist.all_reduce(buffer, async_op=True)
     assert work is not None
     future: torch.futures.Future[Any] = work.get_future()
     return future.then(lambda done: _only(done.value()))
 
 
-def _add_bf16(bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _add_bf16(buffer: Tensor) -> torch.futures.Future[Tensor]:
     """Half the bytes: gradients travel and are added as bfloat16. Torch's own hook divides first, and refuses gloo."""
-    buffer = bucket.buffer()
     work = dist.all_reduce(buffer.to(torch.bfloat16), async_op=True)
     assert work is not None
     future: torch.futures.Future[Any] = work.get_future()
@@ -158,6 +179,16 @@ class Ordered(_Together):
         for part in sums:
             dist.broadcast(part, self.size - 1)
         unflatten(sums, grads)
+
+    def reduction(self) -> Reduction:
+        """The way of the last step's gradients from rank to rank, which grow by it."""
+        parts = flat([p.grad for p in self._parameters if p.grad is not None])
+
+        def again() -> None:
+            self._kept = [parts] * self._sharing.passes[self.rank] if self.rank > 0 else []
+            self.reduce_gradients()
+
+        return Reduction(sum(part.nbytes for part in parts), len(parts), again)
 
     def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Of each name the sum over the passes of all processes, in order."""

@@ -55,6 +55,15 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduction:
+    """What of a step's gradients travels between processes."""
+
+    num_bytes: int = 0  # of one process in one step
+    num_buckets: int = 0
+    again: Callable[[], None] = lambda: None  # the same once more, with nothing beside it; asked by all processes
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """This process's place, and what it asks of the others."""
 
@@ -89,6 +98,10 @@ class World:
     def from_first(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, for all."""
         return make()
+
+    def told_by_first(self, item: T) -> T:
+        """What rank 0 has, for all."""
+        return self.from_first(lambda: item)
 
     def agree(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """The largest of each number over all processes, as of the last call where there are several."""
@@ -161,6 +174,10 @@ class Shared:
 
     def reduce_gradients(self) -> None:
         """Add the gradients of all processes, in place."""
+
+    def reduction(self) -> Reduction:
+        """What of the last step travelled, to be measured."""
+        return Reduction()
 
     def statistics(self, groups: Statistics) -> Statistics:
         """The groups of all processes, in order, or fewer that weigh the same."""

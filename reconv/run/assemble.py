@@ -229,7 +229,9 @@ def _restore(job: Job, saver: Saver) -> Counters:
     return Counters(state["step"], list(state["history"]), state["skipped"])
 
 
-def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark) -> AnyStep:
+def build_step(
+    job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark, shared: Shared | None = None
+) -> AnyStep:
     """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
     prepare = TrainPrepare(
@@ -239,7 +241,7 @@ def build_step(job: Job, learner: Learner, counters: Counters, emit: Emit, mark:
         network.precision.input_dtype,
         network.channels_last,
     )
-    shared = share(job, network)
+    shared = shared or share(job, network)
     plain = PlainStep(
         model=shared.wrap(network.forward),
         task=learner.task,

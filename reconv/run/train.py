@@ -6,7 +6,6 @@ happens after the run folder is claimed ends with an `end` event, a summary and 
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import time
@@ -26,13 +25,13 @@ from reconv.data.native import choose_decoder, in_this_process
 from reconv.data.stages import Stages
 from reconv.device import choose_algorithms, device_kind, is_out_of_memory, open_device
 from reconv.device.cpus import bound
-from reconv.doctor import Machine, available_memory_bytes, usable_cores
+from reconv.doctor import Machine, available_memory_bytes, cores_of_one, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
 from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
 from reconv.parallel.nic import choose_nic
 from reconv.parallel.world import World, open_world
-from reconv.place import Place, read_place
+from reconv.place import Place, must_launch, read_place
 from reconv.recipe.images import Decoder
 from reconv.recipe.load import Override, dump
 from reconv.recipe.plan import Facts, make_plan
@@ -88,12 +87,7 @@ def train(
     """Train a recipe (a preset's name or a YAML file) and return where the run lies and what it reached."""
     start = Start(str(recipe), data, tuple(overrides), resume, _path(out), Path(runs))
     place = read_place()
-    if devices is not None and devices != place.size:
-        if place.size > 1:
-            raise UsageError(
-                f"--devices {devices}, but {place.launcher} has started {place.size} processes",
-                then="leave --devices out",
-            )
+    if devices is not None and must_launch(devices, place):
         return _launch(devices, start, device, nic, console, on_event, tuple(command))
     choose_nic(nic)
     return _train(start, place, device, console, on_event, command)
@@ -184,15 +178,10 @@ def _facts(sources: Sources, world: World, state: Mapping[str, Any], decoder: De
         num_classes=len(sources.train.class_names),
         world_size=world.size,
         source=sources.train.kind,
-        cores=state.get("threads") or _cores(world),
+        cores=state.get("threads") or cores_of_one(Machine(), world.place.local_size),
         cache=cache_size(sources),
         decoder=decoder,
     )
-
-
-def _cores(world: World) -> int:
-    """The cores of this process: its launcher may have bound it to some, or left all to all of this machine."""
-    return max(1, min(usable_cores(Machine()), (os.cpu_count() or 1) // world.place.local_size))
 
 
 def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: str, world: World) -> Job:

@@ -1,0 +1,59 @@
+"""Our own training step under the clock.
+
+Owns how a subject becomes a step that is measured. Refuses to know results and peers. Invariant: nothing is restored
+and nothing written; several processes measure the same number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from reconv.bench.subject import Subject
+from reconv.bench.timing import Marks, Windows, Wish, measure
+from reconv.checkpoint.runfolder import RunFolder
+from reconv.engine.loop import Counters
+from reconv.parallel.world import Shared, World
+from reconv.recipe.plan import Plan
+from reconv.report.events import Event, Noted
+from reconv.run import parts
+from reconv.run.assemble import Job, build_learner, build_step, share
+from reconv.run.folder import RestorePoint
+from reconv.run.sources import Sources
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What came of it, and the network and its world for further questions."""
+
+    windows: Windows
+    model: nn.Module
+    shared: Shared
+    has_teacher: bool
+    notes: list[str]
+
+
+def measure_own(
+    subject: Subject, plan: Plan, world: World, wish: Wish, tell: Callable[[str], None], beside: World | None = None
+) -> Own:
+    """Time steps of the recipe by a plan, together with a world; those `beside` (else the same) measure at once."""
+    recipe, device = subject.recipe, subject.device
+    notes: list[str] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Noted):
+            notes.append(event.text)
+            tell(event.text)
+
+    # The folder is a name, and the first batch counts as pictured.
+    sources = Sources(subject.source, subject.source)
+    job = Job(recipe, plan, sources, device, world, RunFolder(Path("bench")), RestorePoint(None, ()))
+    learner = build_learner(job, hear)
+    marks, shared = Marks(device), share(job, learner.network)
+    step = build_step(job, learner, Counters(step=1), hear, marks.mark, shared)
+    batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=world.rank)
+    windows = measure(step, batches, device, wish, marks, (beside or world).told_by_first)
+    return Own(windows, learner.network.model, shared, learner.teacher_fingerprint is not None, notes)

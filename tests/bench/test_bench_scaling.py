@@ -1,0 +1,95 @@
+"""`bench train` on several devices: speeds beside one device's, and what the reduction of gradients takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ranks import in_ranks
+
+from reconv.bench.peers import Peer
+from reconv.bench.scaling import one_device
+from reconv.bench.subject import open_subject
+from reconv.bench.timing import Wish
+from reconv.bench.train import bench_train
+from reconv.cli import main
+from reconv.cli.bench import train_lines
+from reconv.errors import UsageError
+from reconv.models import build_model
+from reconv.place import Place
+
+QUICK = Wish(windows=5, steps=1, warmup=0)
+GROUPS = {"batch.size": "48", "batch.group": "16"}  # two groups and one
+
+
+def measured(settings: dict[str, str]) -> dict[str, Any]:
+    return bench_train("quickstart", overrides=[(k, v, "--set") for k, v in settings.items()], wish=QUICK)
+
+
+def num_parameters() -> int:
+    return sum(p.numel() for p in build_model("resnet8_cifar", num_classes=10, in_channels=1).parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "bytes_each"),
+    [
+        ({"parallel.compress": "bf16", "parallel.bucket_mb": "0.1"}, 2),
+        ({"parallel.reduce": "ordered"}, 4),
+    ],
+)
+def test_two_devices_are_measured_beside_one_and_their_gradients_counted(
+    settings: dict[str, str], bytes_each: int
+) -> None:
+    first, second = in_ranks(2, measured, {**GROUPS, **settings})
+    scaling = first["scaling"]
+    assert (first["devices"], first["batch"], first["batch_per_device"]) == (2, 48, 32)
+    assert first["images_per_s"] == pytest.approx(48 / (first["step_ms"]["median"] / 1000))
+    assert first["images_per_s_per_device"] == first["images_per_s"] / 2
+    assert scaling["gradient_bytes"] == bytes_each * num_parameters()
+    assert (scaling["buckets"] > 1) == ("parallel.bucket_mb" in settings)
+    step_ms = first["step_ms"]["median"]
+    assert scaling["weak_scaling"] == pytest.approx(scaling["alone_step_ms"] / step_ms)
+    assert scaling["alone_images_per_s"] == pytest.approx(32 / (scaling["alone_step_ms"] / 1000))
+    assert scaling["exposed_ms"] == pytest.approx(step_ms - scaling["apart_step_ms"])
+    assert scaling["reduce_share"] == pytest.approx(scaling["reduce_ms"] / step_ms) and scaling["reduce_ms"] > 0
+    assert scaling["alone_step_ms"] == second["scaling"]["alone_step_ms"]  # rank 0's, while the other waited
+    assert any("different numbers of samples" in note for note in first["notes"])
+    printed = "\n".join(train_lines(first, compare=False))
+    for words in ("2 devices x", "one alone with as many samples (32)", "weak scaling", "of gradients a step in"):
+        assert words in printed
+
+
+def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
+    given = [("batch.size", 96, "--set"), ("batch.group", 8, "--set"), ("batch.micro", 16, "--set")]
+    place = Place(rank=1, size=3, local_rank=1, local_size=3)
+    plan = open_subject("quickstart", input="device", data=None, overrides=given, device="cpu", place=place).plan
+    alone = one_device(plan)
+    assert (alone.world_size, alone.global_batch, alone.rows()) == (1, 32, slice(0, 32))
+    assert alone.micro_batches() == plan.micro_batches(0) == ((8, 8), (8, 8))
+
+
+def test_one_device_has_nothing_to_be_scaled() -> None:
+    result = measured({})
+    assert (result["devices"], result["scaling"]) == (1, None)
+    assert result["images_per_s_per_device"] == result["images_per_s"]
+
+
+def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="peers are measured on one"):
+        bench_train("quickstart", devices=2, peers=[Peer("none", lambda n: pytest.fail("built"), "bf16", False)])
+    for words, said in (
+        (["--devices", "2", "--set", "parallel.pipeline=2"], "a pipeline has no device to be compared with"),
+        (["--devices", "2", "--batch-size", "64", "--batch-per-device", "32"], "32 per device x 2 = 64"),
+        (["--nic", "no-such-network"], "there is no such network here"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["bench", "train", "quickstart", *words])
+        assert end.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_launcher_that_started_other_processes_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match="torchrun has started 4 processes"):
+        bench_train("quickstart", devices=2)
