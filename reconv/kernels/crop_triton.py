@@ -1,0 +1,58 @@
+"""Boxes of pictures of different sizes, resized into one batch, in Triton.
+
+Owns the device code. Refuses to know who decoded the pictures. A program makes a tile of pixels of one row, all three
+colours; weights are computed where they are used, so that nothing but pixels is read.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _weight(at, length, centre, stretch):
+    """What the pixels at `at` of a side of a box weigh; nothing outside it."""
+    far = tl.abs(at.to(tl.float32) + 0.5 - centre) / stretch
+    return tl.where((at >= 0) & (at < length), tl.maximum(1.0 - far, 0.0), 0.0)
+
+
+@triton.jit(do_not_specialize=["size", "tiles_across"])
+def crop(table, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """A tile of `TALL` x `WIDE` pixels of a row; the table has each picture's address and sides, and the box's."""
+    row = tl.program_id(1)
+    entry = table + row * 7
+    picture = tl.load(entry).to(tl.pointer_type(tl.uint8))
+    height, width = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
+    left, top = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
+    wide, tall = tl.load(entry + 5).to(tl.int32) - left, tl.load(entry + 6).to(tl.int32) - top
+    across, down = wide.to(tl.float32) / size, tall.to(tl.float32) / size
+    stretch_x, stretch_y = across * 0 + 1.0, down * 0 + 1.0
+    if ANTIALIAS:
+        stretch_x, stretch_y = tl.maximum(across, 1.0), tl.maximum(down, 1.0)
+    tile = tl.program_id(0)
+    pixel = tl.arange(0, TALL * WIDE)
+    y, x = tile // tiles_across * TALL + pixel // WIDE, tile % tiles_across * WIDE + pixel % WIDE
+    centre_x, centre_y = (x.to(tl.float32) + 0.5) * across, (y.to(tl.float32) + 0.5) * down
+    first_x = tl.floor(centre_x - stretch_x + 0.5).to(tl.int32)
+    first_y = tl.floor(centre_y - stretch_y + 0.5).to(tl.int32)
+    is_there = (y < size) & (x < size)
+    red = tl.zeros([TALL * WIDE], tl.float32)
+    green = tl.zeros([TALL * WIDE], tl.float32)
+    blue = tl.zeros([TALL * WIDE], tl.float32)
+    total = tl.zeros([TALL * WIDE], tl.float32)
+    for v in range((2 * stretch_y).to(tl.int32) + 1):
+        line = first_y + v
+        of_line = _weight(line, tall, centre_y, stretch_y)
+        start = (top + line) * width + left
+        for h in range((2 * stretch_x).to(tl.int32) + 1):
+            column = first_x + h
+            weight = of_line * _weight(column, wide, centre_x, stretch_x)
+            at, mask = picture + (start + column), is_there & (weight > 0)
+            red += weight * tl.load(at, mask=mask, other=0).to(tl.float32)
+            green += weight * tl.load(at + height * width, mask=mask, other=0).to(tl.float32)
+            blue += weight * tl.load(at + 2 * height * width, mask=mask, other=0).to(tl.float32)
+            total += weight
+    total = tl.where(is_there, total, 1.0)  # beside the picture nothing has a weight
+    to = out + row * 3 * size * size + y * size + x
+    tl.store(to, tl.floor(red / total + 0.5).to(tl.uint8), mask=is_there)
+    tl.store(to + size * size, tl.floor(green / total + 0.5).to(tl.uint8), mask=is_there)
+    tl.store(to + 2 * size * size, tl.floor(blue / total + 0.5).to(tl.uint8), mask=is_there)

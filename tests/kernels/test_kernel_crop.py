@@ -1,0 +1,76 @@
+"""Boxes resized into one batch by the kernel are those of the plain form, and near those of the host's path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from reconv.data.rows import resize_into
+from reconv.kernels.crop import Box, crop, crop_plainly
+
+SIZE = 12  # fills no tile
+
+
+@dataclass(frozen=True)
+class Case:
+    """Pictures, a box of each, and what the kernel made of them."""
+
+    pictures: list[Tensor]
+    boxes: list[Box]
+    antialias: bool
+    found: Tensor
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["antialiased", "sampled"])
+def case(request: pytest.FixtureRequest) -> Case:
+    """Random pictures and boxes; one pixel, a line, a large picture, a box made much smaller, one made larger."""
+    rng = np.random.default_rng(5)
+    wanted: list[tuple[int, int, Box | None]] = [
+        (1, 1, (0, 0, 1, 1)),
+        (1, 40, (3, 0, 40, 1)),
+        (3000, 2500, (2440, 2991, 2500, 3000)),
+        (50, 70, (0, 0, 70, 50)),
+        (SIZE, SIZE, (0, 0, SIZE, SIZE)),
+        *[(int(h), int(w), None) for h, w in rng.integers(1, 40, (6, 2))],
+    ]
+    pictures: list[Tensor] = []
+    boxes: list[Box] = []
+    for height, width, box in wanted:
+        pictures.append(torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8)))
+        left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
+        boxes.append(box or (left, top, int(rng.integers(left, width)) + 1, int(rng.integers(top, height)) + 1))
+    return Case(pictures, boxes, request.param, crop(pictures, boxes, SIZE, request.param))
+
+
+def test_the_kernel_makes_the_plain_forms_pixels(case: Case) -> None:
+    expected = crop_plainly(case.pictures, case.boxes, SIZE, case.antialias)
+    assert case.found.shape == (11, 3, SIZE, SIZE)
+    apart = (case.found.int() - expected.int()).abs()
+    assert apart.max() <= 1
+    assert (apart > 0).float().mean() < 0.03  # sides of 12 make many halves, and float32 decides where they go
+
+
+def test_the_pixels_are_the_hosts_within_a_level(case: Case) -> None:
+    row = np.empty((3, SIZE, SIZE), np.uint8)
+    apart = []
+    for number, (picture, (left, top, right, bottom)) in enumerate(zip(case.pictures, case.boxes, strict=True)):
+        part = picture.numpy().transpose(1, 2, 0)[top:bottom, left:right]
+        resize_into(part, "bilinear", case.antialias, row)
+        apart.append((case.found[number].int() - torch.from_numpy(row.astype(np.int32))).abs())
+    assert torch.stack(apart).max() <= 1
+    assert torch.stack(apart).float().mean() < 0.2
+
+
+def test_a_row_depends_on_its_own_picture_and_box_alone(case: Case) -> None:
+    alone = crop(case.pictures[-1:], case.boxes[-1:], SIZE, case.antialias)
+    assert torch.equal(alone[0], case.found[-1])
+
+
+def test_a_picture_that_is_not_in_one_piece_is_refused() -> None:
+    turned = torch.zeros((3, 8, 6), dtype=torch.uint8).transpose(1, 2)
+    with pytest.raises(ValueError, match="in one piece"):
+        crop([turned], [(0, 0, 8, 6)], SIZE, True)
