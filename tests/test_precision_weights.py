@@ -78,6 +78,21 @@ def test_all_weights_are_cast_in_one_call_and_back_in_another() -> None:
     assert found[False][0] - found[True][0] == 2 * (num_weights + 1)  # the last layer has a bias
 
 
+def test_weights_that_are_joined_first_are_cast_before_that() -> None:
+    layers = nn.ModuleList([nn.Linear(4, 3, bias=False), nn.Linear(4, 2, bias=False)])
+    plain, together = policy_of("bf16"), policy_of("bf16")
+    together.cast_together(layers)
+    found = []
+    for policy in (plain, together):
+        with policy.autocast():
+            joint = torch.cat([layer.weight for layer in layers])
+            y = nn.functional.linear(torch.ones(2, 4), joint)
+        found.append((joint.dtype, y, *torch.autograd.grad(y.float().exp().sum(), layers.parameters())))
+    (first, *expected), (second, *got) = found
+    assert (first, second) == (torch.float32, torch.bfloat16)
+    assert len(got) == 3 and all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
 def test_frozen_and_unused_weights_get_no_gradient() -> None:
     class Some(nn.Module):
         def __init__(self) -> None:

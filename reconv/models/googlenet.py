@@ -6,7 +6,7 @@ the loss beyond saying what the paper's is. Invariant: parameter names are torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reconv.models.layers import BatchNorm2d, activated_together
 from reconv.models.network import (
     Auxiliary,
     ConvInit,
@@ -95,7 +96,25 @@ class Inception(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
+        narrow = _side_by_side((self.branch1, self.branch2[0], self.branch3[0]), x)
+        if narrow is None:
+            return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
+        one, three, five = narrow
+        return torch.cat([one, self.branch2[1](three), self.branch3[1](five), self.branch4(x)], 1)
+
+
+def _side_by_side(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor] | None:
+    """The outputs of 1x1 convolutions and norms of one input, computed as one where kernels take it, else None.
+
+    The input is read once, its gradient needs no sum, and no product is narrower than the tiles of a GPU.
+    """
+    found = [(m.conv, m.bn) for m in layers if isinstance(m, ConvNorm) and isinstance(m.bn, BatchNorm2d)]
+    if len(found) < len(layers) or not all(norm.takes(x) for _, norm in found):
+        return None
+    y = F.conv2d(x, torch.cat([conv.weight for conv, _ in found]))
+    first, *others = activated_together([norm for _, norm in found], y, "relu")
+    # Copied here, else a convolution would copy its part forward and once more backward.
+    return [first, *(part.contiguous(memory_format=torch.channels_last) for part in others)]
 
 
 class AuxiliaryHead(nn.Module):

@@ -150,6 +150,20 @@ class BatchNorm2d(nn.BatchNorm2d):
         return self.running_mean, self.running_var
 
 
+def activated_together(norms: Sequence[BatchNorm2d], x: Tensor, act: Activation) -> tuple[Tensor, ...]:
+    """The activations of norms that lie side by side in the channels of x, one part for each, by one kernel."""
+    from reconv.kernels.norm import Norm, normalise
+
+    widths = [norm.num_features for norm in norms]
+    weight, bias = torch.cat([norm.weight for norm in norms]), torch.cat([norm.bias for norm in norms])
+    joint = Norm(weight, bias, torch.cat([norm._running()[1] for norm in norms]), norms[0].eps)
+    y, statistics = normalise(x, joint, norms[0]._groups(), act)
+    for norm, own in zip(norms, statistics.split(widths, 2), strict=True):
+        norm._record(own)
+    parts: tuple[Tensor, ...] = y.split(widths, 1)
+    return parts
+
+
 class LayerState:
     """Tells layers which samples come next, and moves running statistics once per step."""
 
@@ -219,7 +233,7 @@ class LayerState:
         if active != self._active:
             self._active, self._momentum = active, None
         for group, num_samples in enumerate(self._groups):
-            flat = torch.cat([norm.recorded[group].view(-1) for norm in active])
+            flat = torch.cat([row for norm in active for row in norm.recorded[group].unbind()])
             self._pending.append((num_samples, flat))
         for norm in active:
             norm.recorded = ()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-_PRODUCTS = (F.conv2d, F.linear)
+_TAKERS = (F.conv2d, F.linear, torch.cat)  # products, and what makes one weight of several
 
 
 def weights_of_products(model: nn.Module) -> list[nn.Parameter]:
@@ -42,12 +42,14 @@ class CastTogether(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _PRODUCTS:
+        if func in _TAKERS:
             args = tuple(self._found(value) for value in args)
         return func(*args, **(kwargs or {}))
 
     def _found(self, value: Any) -> Any:
         """What stands for a weight in this pass; anything else as it is."""
+        if isinstance(value, list | tuple):
+            return [self._found(item) for item in value]
         if id(value) not in self._weights:
             return value
         wanted = torch.is_grad_enabled()

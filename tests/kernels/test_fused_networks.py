@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
 from reconv.models import build_model
@@ -83,6 +84,25 @@ def test_an_inception_block_trains_through_the_kernels() -> None:
     spec = GoogLeNetSpec()
     block = nn.Sequential(Inception(spec, 16, (8, 8, 16, 8, 8, 8)), spec.make_max_pool(3, 2, ceil=True))
     both_ways(block, torch.randn(5, 16, 6, 6).contiguous(memory_format=torch.channels_last))
+
+
+def test_an_inception_block_computes_its_three_narrow_convolutions_of_one_input_as_one() -> None:
+    block = Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)).to(memory_format=torch.channels_last).train()
+    images = torch.randn(4, 16, 6, 6).contiguous(memory_format=torch.channels_last)
+    widths = []
+
+    class Convolutions(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is torch.conv2d:
+                widths.append(len(args[1]))
+            return func(*args, **(kwargs or {}))
+
+    for is_fused in (False, True):
+        use_kernels(block, is_fused)
+        LayerState(block).enter(Batch({}, torch.arange(4), (4,)), step=0)
+        with Convolutions():
+            block(images)
+    assert widths == [8, 8, 16, 8, 8, 8, *(8 + 8 + 8, 16, 8, 8)]
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

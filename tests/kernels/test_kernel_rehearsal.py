@@ -16,6 +16,7 @@ from reconv.kernels.launch import Variant, expect, launch, variant_of
 from reconv.models import build_model
 from reconv.models.conv import MaxPool2d
 from reconv.models.fuse import use_kernels
+from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 from reconv.models.norm import fork
@@ -53,16 +54,22 @@ def inverted(activation: str) -> nn.Module:
     )
 
 
+def inception() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 16, 1), Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)))
+
+
 NETWORKS = {
     "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
     "squeezing": lambda: build_model("resnet10", num_classes=4, width=8, depths=[2], se_ratio=4),
     "relu6": lambda: inverted("relu6"),
     "silu": lambda: inverted("silu"),
+    "inception": inception,
 }
 
 
 @pytest.mark.parametrize(
-    "name, lower", [("residual", torch.bfloat16), ("squeezing", None), ("relu6", None), ("silu", torch.bfloat16)]
+    "name, lower",
+    [("residual", torch.bfloat16), ("squeezing", None), ("relu6", None), ("silu", torch.bfloat16), ("inception", None)],
 )
 def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launched) -> None:
     torch.manual_seed(0)
