@@ -130,7 +130,7 @@ def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) ->
 def _open_device(recipe: Recipe, name: str) -> Device:
     threads = usable_cores(Machine()) if recipe.engine.threads == "auto" else recipe.engine.threads
     opened = open_device(name, threads=threads)
-    choose_algorithms(opened, recipe.engine.autotune, recipe.engine.deterministic)
+    choose_algorithms(opened, recipe.engine)
     return opened
 
 

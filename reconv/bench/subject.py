@@ -75,7 +75,7 @@ def open_subject(
     plan = make_plan(recipe, facts)
     check_model(recipe, plan.num_classes)
     opened = open_device(device, plan.threads, place.local_rank)
-    choose_algorithms(opened, recipe.engine.autotune, recipe.engine.deterministic)
+    choose_algorithms(opened, recipe.engine)
     return Subject(recipe, plan, source, opened, input)
 
 

@@ -18,6 +18,7 @@ from reconv.device.cuda import Cuda, Recorder
 from reconv.device.hpu import Hpu, has_hpu, load_collectives
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
+from reconv.recipe.schema import Engine
 
 __all__ = [
     "Cpu",
@@ -45,7 +46,10 @@ class Device(Protocol):
     def move(self, tensor: Tensor) -> Tensor: ...
     def pin(self, memory: Tensor) -> Callable[[], None]: ...
     def send(self, batch: Batch) -> tuple[Batch, Copied | None]: ...
-    def autotune(self, is_on: bool) -> None: ...
+    def autotune(self, num_tried: int | None) -> None:
+        """Try so many algorithms for each operation and keep the fastest; 0: all there are; None: do not try."""
+        ...
+
     def later(self, value: Tensor) -> Callable[[], Tensor]: ...
     def recorder(self) -> Recorder | None:
         """What records work and launches it again as a whole, where the device has that."""
@@ -97,14 +101,17 @@ def open_device(name: str = "auto", threads: int | None = None, place: int = 0) 
     return Cuda(int(match[2] or 0), threads)
 
 
-def choose_algorithms(device: Device, autotune: Literal["auto", "on", "off"], is_deterministic: bool) -> None:
+def choose_algorithms(device: Device, engine: Engine) -> None:
     """Let torch try algorithms and keep the fastest, or take only those that give the same bits every time."""
+    is_deterministic = engine.deterministic
     if is_deterministic:
         # cuBLAS reads it when it starts, and refuses to promise equal bits without.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Filling what is about to be overwritten costs a pass over every tensor, and nothing here reads it before.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    device.autotune(autotune == "on" or (autotune == "auto" and not is_deterministic))
+    tries = engine.autotune == "on" or (engine.autotune == "auto" and not is_deterministic)
+    num_tried = 0 if engine.autotune_limit == "all" else engine.autotune_limit
+    device.autotune(num_tried if tries else None)
     if torch.are_deterministic_algorithms_enabled() != is_deterministic:
         # Only when it changes: the call imports torch's compiler, which takes seconds.
         torch.use_deterministic_algorithms(is_deterministic)

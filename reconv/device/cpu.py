@@ -40,7 +40,7 @@ class Cpu:
         """The batch itself: its memory is the host's, and nothing is copied."""
         return batch.map(self.move), None
 
-    def autotune(self, is_on: bool) -> None:
+    def autotune(self, num_tried: int | None) -> None:
         """Convolutions have no algorithms to choose from here."""
 
     def later(self, value: Tensor) -> Callable[[], Tensor]:

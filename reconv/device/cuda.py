@@ -102,9 +102,10 @@ class Cuda:
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self.torch, non_blocking=True)
 
-    def autotune(self, is_on: bool) -> None:
-        """Try every convolution algorithm on the first input of a shape, and keep the fastest."""
-        torch.backends.cudnn.benchmark = is_on
+    def autotune(self, num_tried: int | None) -> None:
+        """Try convolution algorithms on the first input of a shape (0: all of them), and keep the fastest."""
+        torch.backends.cudnn.benchmark = num_tried is not None
+        torch.backends.cudnn.benchmark_limit = num_tried or 0
 
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """Start a copy into pinned memory; the call waits for that copy alone."""

@@ -62,7 +62,7 @@ class Hpu:
         """The batch moved, which is over when this returns."""
         return batch.map(self.move), None
 
-    def autotune(self, is_on: bool) -> None:
+    def autotune(self, num_tried: int | None) -> None:
         """The graph compiler chooses algorithms by itself."""
 
     def later(self, value: Tensor) -> Callable[[], Tensor]:

@@ -44,7 +44,7 @@ class Mps:
         """The batch moved, which is over when this returns."""
         return batch.map(self.move), None
 
-    def autotune(self, is_on: bool) -> None:
+    def autotune(self, num_tried: int | None) -> None:
         """Convolutions have no algorithms to choose from here."""
 
     def later(self, value: Tensor) -> Callable[[], Tensor]:

@@ -259,9 +259,11 @@ class Engine(Section):
     # there are several processes; other devices have nothing to record
     graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False
-    # cuda: try every convolution algorithm on the first images of a size, and keep the fastest; auto: unless
+    # cuda: try convolution algorithms on the first images of a size, and keep the fastest; auto: unless
     # deterministic, since the fastest may be another one in the next run
     autotune: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    # so many, by cuDNN's own order of what should be fast; trials are most of the first step of a large network
+    autotune_limit: Literal["all"] | Positive = 4
     threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
     # The cores of this process and its workers: any, those near the device (near), a list as in 0-7,16-23, or a share
     # of the machine's for each of its processes (share).

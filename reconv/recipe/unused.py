@@ -51,6 +51,8 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     piped = recipe.parallel.pipeline > 1
     yield piped, "parallel.pipeline is 1", ("parallel.schedule",)
     yield not piped, "parallel.pipeline has its own way", ("parallel.bucket_mb",)
+    tries = recipe.engine.autotune != "off" and not recipe.engine.deterministic
+    yield tries, "no algorithms are tried", ("engine.autotune_limit",)
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")

@@ -202,7 +202,7 @@ def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: s
     decoder = choose_decoder(recipe.augment.decoder, kept, world.gather(in_this_process()))
     plan = make_plan(recipe, _facts(sources, world, state, decoder))
     device = open_device(device_name, plan.threads, world.place.local_rank)
-    choose_algorithms(device, recipe.engine.autotune, recipe.engine.deterministic)
+    choose_algorithms(device, recipe.engine)
     if world.is_first:
         write_whole(choice.folder.recipe, dump(recipe))
         choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one

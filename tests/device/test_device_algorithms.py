@@ -11,15 +11,17 @@ import torch
 from reconv.device import Cpu, choose_algorithms
 from reconv.errors import RecipeError
 from reconv.recipe.load import load
+from reconv.recipe.schema import Engine
+from reconv.recipe.unused import unused_options
 
 
 class Told(Cpu):
-    """A device that remembers whether it may try algorithms."""
+    """A device that remembers how many algorithms it may try."""
 
-    tries: bool | None = None
+    tried: int | None = -1
 
-    def autotune(self, is_on: bool) -> None:
-        self.tries = is_on
+    def autotune(self, num_tried: int | None) -> None:
+        self.tried = num_tried
 
 
 @pytest.fixture(autouse=True)
@@ -29,21 +31,34 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(("wish", "is_deterministic", "tries"), [("auto", False, True), ("auto", True, False)])
+@pytest.mark.parametrize(("is_deterministic", "tried"), [(False, 4), (True, None)])
 @pytest.mark.parametrize("again", [False, True])
-def test_auto_tries_unless_bits_are_promised(wish: str, is_deterministic: bool, tries: bool, again: bool) -> None:
+def test_auto_tries_unless_bits_are_promised(is_deterministic: bool, tried: int | None, again: bool) -> None:
     device = Told()
     for _ in range(1 + again):
-        choose_algorithms(device, wish, is_deterministic)
-    assert device.tries is tries
+        choose_algorithms(device, Engine(deterministic=is_deterministic))
+    assert device.tried == tried
     assert torch.are_deterministic_algorithms_enabled() is is_deterministic
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is is_deterministic
 
 
 def test_off_tries_nothing_and_on_with_promised_bits_is_refused() -> None:
     device = Told()
-    choose_algorithms(device, "off", False)
-    assert device.tries is False
+    choose_algorithms(device, Engine(autotune="off"))
+    assert device.tried is None
     given = [("engine.autotune", "on", "--set"), ("engine.deterministic", "true", "--set")]
     with pytest.raises(RecipeError, match="autotune"):
         load("quickstart", given)
+
+
+@pytest.mark.parametrize(("limit", "tried"), [(1, 1), ("all", 0)])
+def test_the_limit_is_what_the_device_is_told(limit: int | str, tried: int) -> None:
+    device = Told()
+    choose_algorithms(device, Engine(autotune_limit=limit))
+    assert device.tried == tried
+
+
+def test_a_limit_without_trials_is_said_to_have_no_effect() -> None:
+    given = [("engine.autotune_limit", "2", "--set"), ("engine.autotune", "off", "--set")]
+    assert "engine.autotune_limit" in dict(unused_options(load("quickstart", given).recipe))
+    assert "engine.autotune_limit" not in dict(unused_options(load("quickstart", given[:1]).recipe))
