@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from reconv.errors import UsageError
 from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd, zoo
-from reconv.models.init import initialise
+from reconv.models.init import Undrawn, initialise
 from reconv.models.network import Auxiliary, BoxAnswers, Network, Spec
 
 __all__ = ["Auxiliary", "BoxAnswers", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
@@ -43,15 +42,15 @@ def model_names() -> list[str]:
     return list(_TABLE)
 
 
-def build_model(name: str, num_classes: int = 1000, **options: Any) -> nn.Module:
-    """The bare network, initialised with seed 0; `initialise` gives it another seed's values."""
+def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options: Any) -> nn.Module:
+    """The bare network with the initial values of a seed; `initialise` gives it another seed's."""
     package, _, foreign_name = name.partition(":")
-    with torch.random.fork_rng(devices=[]):  # construction draws values that initialise replaces
-        if package in zoo.PACKAGES and foreign_name:
-            return zoo.build_foreign(package, foreign_name, num_classes, options)
+    if package in zoo.PACKAGES and foreign_name:
+        return zoo.build_foreign(package, foreign_name, num_classes, options, seed)
+    with Undrawn():
         model = model_spec(name, num_classes, **options).build()
     if next(model.parameters()).device.type != "meta":  # no values there; drawing them would import torch's compiler
-        initialise(model, seed=0)
+        initialise(model, seed)
     return model
 
 

@@ -7,9 +7,12 @@ depend on the order of construction, the device or the dtype; they are drawn on 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from reconv import keys
 from reconv.models.network import Initialisation, Network
@@ -19,7 +22,18 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # The standard deviation of a normal cut at two deviations, by which TensorFlow divides so that the drawn values
 # have the variance that was asked for.
 _TRUNCATED_STD = 0.87962566103423978
+_DRAWS = (nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_)  # of convolutions and linear layers
 _SMALL_STD = 0.01  # of the rules `normal` and `truncated`: MobileNetV2's head, all of GoogLeNet
+
+
+class Undrawn(TorchFunctionMode):
+    """Layers built inside leave out their own draws, which `initialise` would replace: a third of a network's start."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func in _DRAWS else func(*args, **kwargs)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

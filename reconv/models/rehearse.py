@@ -85,6 +85,8 @@ class _Shapes(TorchFunctionMode):
         if func is F.adaptive_avg_pool2d and args[1] == 1:
             x = args[0]
             return _Product.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
+        if func is F.pad:
+            return _Product.apply(args[0], None, _padded(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
         if func is torch.empty_like:
             return _empty_like(*args, **kwargs)
         return func(*args, **kwargs)
@@ -115,6 +117,14 @@ def _sides(
     for axis in range(2):
         step, pad, spread = (v if isinstance(v, int) else v[axis] for v in (stride, padding, dilation))
         yield (x.shape[2 + axis] + 2 * pad - spread * (weight.shape[2 + axis] - 1) - 1) // step + 1
+
+
+def _padded(x: Tensor, pad: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a tensor padded before and after its last axes, the last one first."""
+    shape = list(x.shape)
+    for axis, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
+        shape[-axis] += before + after
+    return tuple(shape)
 
 
 class _Product(Function):

@@ -41,14 +41,14 @@ class Origin:
     options: Mapping[str, Any]
 
 
-def build_foreign(package: str, name: str, num_classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """Another package's network with its own initial values of seed 0, our batch norms and our keyed drops."""
+def build_foreign(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
+    """Another package's network with its own initial values of a seed, our batch norms and our keyed drops."""
     module = _import(package)
     known = module.list_models() if package == "timm" else module.models.list_models()
     if name not in known:
         raise _unknown(package, name, known)
     origin = Origin(package, name, num_classes, dict(options))
-    model = _create(origin, 0)
+    model = _create(origin, seed)
     object.__setattr__(model, _ORIGIN, origin)
     return model
 

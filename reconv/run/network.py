@@ -21,7 +21,7 @@ from reconv.data.source import Source
 from reconv.device import Device, Recorder
 from reconv.errors import RecipeError, UsageError
 from reconv.kernels import fused
-from reconv.models import build_model, initialise
+from reconv.models import build_model
 from reconv.models.balance import check_splits
 from reconv.models.fastnet import FastNet
 from reconv.models.fuse import use_kernels
@@ -127,8 +127,7 @@ def wants_kernels(recipe: Recipe, device: Device) -> bool:
 
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     """The recipe's model, initialised from its seed, on the device."""
-    model = build_model(recipe.model.name, **model_options(recipe, num_classes))
-    initialise(model, recipe.seed)
+    model = build_model(recipe.model.name, seed=recipe.seed, **model_options(recipe, num_classes))
     precision = build_precision(recipe.precision, device.kind)
     wish = recipe.engine.channels_last
     channels_last = device.channels_last if wish == "auto" else wish == "on"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import Future
 from contextlib import nullcontext
 from threading import Thread
@@ -129,3 +131,23 @@ def test_a_launch_waits_for_its_kernel_and_tells_once_that_it_was_not_compiled_a
     never.set_exception(RuntimeError("again"))
     launch(other, (1,), torch.zeros(1))
     assert other.launches == 1 and len(told) == 1
+
+
+REHEARSAL = """
+import sys
+from contextlib import nullcontext
+import torch
+from reconv.models import build_model
+from reconv.models.fuse import use_kernels
+from reconv.models.rehearse import variants_of
+
+model = build_model("resnet14", num_classes=4).to(memory_format=torch.channels_last)
+use_kernels(model)
+assert variants_of(model, (3, 64, 64), torch.bfloat16, nullcontext())
+print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
+"""
+
+
+def test_a_rehearsal_imports_nothing_of_torchs_compiler() -> None:
+    found = subprocess.run([sys.executable, "-c", REHEARSAL], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == ""

@@ -183,3 +183,13 @@ def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatc
         build_model("timm:tinny")
     with pytest.raises(UsageError, match="cannot be built"):
         build_model("timm:tiny", depth=3)
+
+
+def test_a_network_of_a_seed_is_the_one_that_is_given_its_values_later_and_draws_from_no_generator_of_torchs() -> None:
+    before = torch.get_rng_state()
+    for name in ("resnet10", "mobilenet_v2", "ssd_resnet34"):
+        later = build_model(name, num_classes=5)
+        initialise(later, 3)
+        values = build_model(name, num_classes=5, seed=3).state_dict()
+        assert len(values) > 20 and all(torch.equal(values[key], value) for key, value in later.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)
