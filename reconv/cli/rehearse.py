@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from reconv.cli.options import emit_json
+from reconv.place import read_place
 
 if TYPE_CHECKING:
     from reconv.report.events import Event
@@ -26,29 +27,35 @@ def rehearse(
     data: str | None,
     overrides: Sequence[tuple[str, object, str]],
     device: str,
-    devices: int,
+    devices: int | None,
+    nic: str | None,
     quiet: bool,
     json_file: str | None,
 ) -> int:
     """Rehearse a run (without `steps`: only what compiles) and say what it showed."""
-    from reconv.report.events import Noted, Planned
     from reconv.run.rehearse import rehearse as run_rehearsal
 
-    def say(event: Event) -> None:
-        if isinstance(event, Planned):
-            click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps of it", *event.lines]))
-        elif isinstance(event, Noted):
-            click.echo(event.text)
-
-    says = None if quiet or json_file is not None else say
+    says = None if quiet or json_file is not None else _say
     result = run_rehearsal(
-        recipe, steps=steps, data=data, overrides=overrides, device=device, devices=devices, on_event=says
+        recipe, steps=steps, data=data, overrides=overrides, device=device, devices=devices, nic=nic, on_event=says
     )
+    if read_place().rank > 0:
+        return 0
     if json_file is not None:
         emit_json(asdict(result), json_file)
     else:
         click.echo("\n".join(lines(result, is_compiling_only=steps is None)))
     return 0
+
+
+def _say(event: Event) -> None:
+    """Print what a person should know before the first step; other processes can be handed this function."""
+    from reconv.report.events import Noted, Planned
+
+    if isinstance(event, Planned):
+        click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps of it", *event.lines]))
+    elif isinstance(event, Noted):
+        click.echo(event.text)
 
 
 def lines(result: Rehearsal, *, is_compiling_only: bool) -> list[str]:

@@ -117,7 +117,8 @@ def train(
             data=data,
             overrides=overrides,
             device=device,
-            devices=devices or 1,
+            devices=devices,
+            nic=nic,
             quiet=quiet,
             json_file=json_file,
         )

@@ -1,7 +1,8 @@
 """Rehearsals: a few steps of a run in a temporary folder, to see that it works, how fast it goes and what it costs.
 
 Owns how a job is cut short and what its numbers say about the whole. Refuses to know how any part works: the job is
-built and run by `train`'s own functions. Invariant: nothing outlives a rehearsal but its numbers.
+built and run by `train`'s own functions, in one process or several. Invariant: nothing outlives a rehearsal but its
+numbers.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ import numpy as np
 
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.data.open import taken
-from reconv.device import open_device
+from reconv.device import device_kind, open_device
 from reconv.device.cpus import bound
 from reconv.engine.stop import StopRequest
-from reconv.errors import UsageError
-from reconv.parallel.world import World
+from reconv.parallel.nic import choose_nic
+from reconv.parallel.world import open_world
+from reconv.place import must_launch, read_place
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe, Stop
 from reconv.report import words
 from reconv.report.clock import rates_of
-from reconv.report.events import Ended, Evaluated, Event, EventLog, Planned, Progress, Saved, Waited
+from reconv.report.events import Ended, Evaluated, Event, EventLog, Noted, Planned, Progress, Saved, Waited
 from reconv.run.assemble import Job
+from reconv.run.begin import refuse_different_data, telling_others, topology
 from reconv.run.folder import Choice
 from reconv.run.sources import Sources, refuse_unread_path
 from reconv.run.train import open_kept_sources, prepare_job, refuse_unplannable, run_job
@@ -62,6 +65,19 @@ class Rehearsal:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """What to rehearse, as a process that is started for it can be told."""
+
+    recipe: str
+    steps: int | None
+    data: str | Path | None
+    overrides: tuple[Override, ...]
+    device: str
+    nic: str | None
+    on_event: Callable[[Event], None] | None
+
+
 def rehearse(
     recipe: str | Path,
     *,
@@ -69,41 +85,78 @@ def rehearse(
     data: str | Path | None = None,
     overrides: Sequence[Override] = (),
     device: str = "auto",
-    devices: int = 1,
+    devices: int | None = None,
+    nic: str | None = None,
     on_event: Callable[[Event], None] | None = None,
 ) -> Rehearsal:
-    """Run so many steps, an evaluation and a save, or without `steps` only what compiles, and keep nothing of it."""
-    if devices != 1:
-        raise UsageError(f"--devices {devices}: a rehearsal takes one device", then="leave --devices out")
-    given = [*overrides, *([("data.path", str(data), "--data")] if data is not None else [])]
-    resolved = _without_traces(load(str(recipe), given).recipe)
-    refuse_unread_path(resolved, data)
-    began_s = time.time()
-    world = World.single()
-    sources = open_kept_sources(resolved, world)
-    refuse_unplannable(resolved, sources, world)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-"))) / "run"
-        stop = stack.enter_context(StopRequest())
-        stack.enter_context(bound(resolved.engine.cpus, open_device(device).pci_address))
-        choice = Choice(RunFolder.at(folder), exists=False)
-        whole = prepare_job(resolved, sources, choice, device, world)
-        job = _cut_short(whole, steps)
-        log = stack.enter_context(EventLog(job.folder.events))
-        events: list[Event] = []
+    """Run so many steps, an evaluation and a save, or without `steps` only what compiles, and keep nothing of it.
 
-        def emit(event: Event) -> None:
-            events.append(log.write(event))
-            if on_event is not None:
-                on_event(events[-1])
+    With `devices`, so many processes rehearse together, and `on_event` is a function of a module.
+    """
+    ask = _Ask(str(recipe), steps, data, tuple(overrides), device, nic, on_event)
+    if devices is not None and must_launch(devices, read_place()):
+        from reconv.parallel.launch import launch  # torch's launcher, which one process does not need
 
-        run_job(job, stop, emit)
-        return _numbers(resolved, whole.plan, job.plan, events, began_s)
+        _resolved(ask)  # what is wrong with a recipe is said before processes are started
+        return launch(devices, _rehearse, ask)
+    return _rehearse(ask)
 
 
-def _without_traces(recipe: Recipe) -> Recipe:
+def _resolved(ask: _Ask) -> Recipe:
     """The recipe without what would be written beside the run, or end it before the steps asked for."""
-    return recipe.model_copy(update={"records": (), "profile": "off", "stop": Stop()})
+    given = [*ask.overrides, *([("data.path", str(ask.data), "--data")] if ask.data is not None else [])]
+    recipe = load(ask.recipe, given).recipe.model_copy(update={"records": (), "profile": "off", "stop": Stop()})
+    refuse_unread_path(recipe, ask.data)
+    return recipe
+
+
+def _rehearse(ask: _Ask) -> Rehearsal:
+    """Rehearse in this process, alone or with the others."""
+    began_s, place = time.time(), read_place()
+    choose_nic(ask.nic)
+    world = open_world(place, device_kind(ask.device))
+    with ExitStack() as stack:
+        stack.enter_context(telling_others(world))
+        resolved = world.from_first(lambda: _resolved(ask))
+        sources = open_kept_sources(resolved, world)
+        refuse_different_data(world, sources)
+        world.from_first(lambda: refuse_unplannable(resolved, sources, world))
+        stop = stack.enter_context(StopRequest())
+        opened = open_device(ask.device, place=place.local_rank)
+        stack.enter_context(
+            bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
+        )
+        folder = world.from_first(lambda: RunFolder.at(_temporary(stack) / "run"))
+        choice = Choice(folder, exists=False)
+        whole = prepare_job(resolved, sources, choice, ask.device, world)
+        job = _cut_short(whole, ask.steps)
+        events: list[Event] = []
+        emit = _listener(stack, job, ask.on_event, events)
+        for line in topology(world, job.device.describe()):
+            emit(Noted("info", line))
+        run_job(job, stop, emit)
+        return world.from_first(lambda: _numbers(resolved, whole.plan, job.plan, events, began_s))
+
+
+def _temporary(stack: ExitStack) -> Path:
+    """A folder that is gone when the stack is unwound."""
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-")))
+
+
+def _listener(
+    stack: ExitStack, job: Job, on_event: Callable[[Event], None] | None, events: list[Event]
+) -> Callable[[Event], None]:
+    """What rank 0 does with an event: a record that the summary is made of, and a list; the others say nothing."""
+    if not job.world.is_first:
+        return lambda event: None
+    log = stack.enter_context(EventLog(job.folder.events))
+
+    def emit(event: Event) -> None:
+        events.append(log.write(event))
+        if on_event is not None:
+            on_event(events[-1])
+
+    return emit
 
 
 def _cut_short(job: Job, steps: int | None) -> Job:

@@ -7,11 +7,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ranks import in_ranks
 
 import reconv
 from reconv.cli import main
 from reconv.report.events import Event, Noted, Planned, Progress, Saved
-from reconv.run.rehearse import rehearse
+from reconv.run.rehearse import Rehearsal, rehearse
 
 GIVEN = [("data.percent", "20", "--set")]
 
@@ -103,6 +104,39 @@ def test_records_are_not_written_by_a_dry_run() -> None:
     rehearse("quickstart", steps=2, overrides=[*GIVEN, ("records", "wandb,csv", "--set")], on_event=seen.append)
     assert not any(isinstance(e, Noted) and e.level == "warning" for e in seen)
     assert list(Path().iterdir()) == []
+
+
+def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[Rehearsal, list[str]]:
+    """What a rehearsal says on one of several ranks, and the texts that were observed."""
+    tempfile.tempdir = temporary
+    seen: list[Event] = []
+    given = [*GIVEN, *((field, value, "--set") for field, value in settings.items())]
+    result = rehearse("quickstart", steps=5, overrides=given, on_event=seen.append)
+    said = [line for e in seen if isinstance(e, Planned) for line in e.lines]
+    said += [e.text for e in seen if isinstance(e, Noted)]
+    return result, said
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch.group": "16"}, "2 devices x 32 x 1 micro-batch"),
+        (
+            {"batch.group": "16", "batch.micro": "16", "parallel.pipeline": "2", "parallel.splits": "[layer2.0]"},
+            "1 copy of the network, each over 2 devices",
+        ),
+    ],
+)
+def test_several_processes_rehearse_together_and_only_the_first_has_anything_to_say(
+    temporary: Path, settings: dict[str, str], words: str
+) -> None:
+    first, second = in_ranks(2, rehearsed, str(temporary), {**settings, "engine.threads": "1"})
+    assert first[0] == second[0] and first[0].steps == 5 and first[0].images_per_s is not None
+    assert any(words in line for line in first[1])
+    assert any("2 processes on 1 machine" in line for line in first[1])
+    assert second[1] == []
+    assert list(temporary.glob("reconv-*")) == []
+    assert list(Path().iterdir()) == [Path(temporary.name)]
 
 
 def _run(words: list[str], code: int = 0) -> None:
