@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     given = parser.parse_args()
     draw = np.random.default_rng(0)
-    truths = [_truth(draw, index) for index in range(given.images)]
+    truths = [made_up_truth(draw, index) for index in range(given.images)]
     batches = [
         _batch(draw, truths, range(start, min(start + BATCH, given.images)), given.detections)
         for start in range(0, given.images, BATCH)
@@ -85,7 +85,7 @@ def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) ->
     }
 
 
-def _truth(draw: np.random.Generator, index: int) -> Annotation:
+def made_up_truth(draw: np.random.Generator, index: int) -> Annotation:
     """As many boxes as COCO's pictures have, of frequent and rare classes, one in a hundred pictures without."""
     height, width = draw.integers(240, 640, 2)
     count = 0 if draw.random() < 0.01 else draw.poisson(7.3)
