@@ -11,8 +11,9 @@ from torch import nn
 from reconv.models.conv import MaxPool2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import SqueezeExcitation
+from reconv.models.ssd import SSD
 
-FUSED = (BatchNorm2d, MaxPool2d, SameMaxPool2d, SqueezeExcitation, StemConv2d)
+FUSED = (BatchNorm2d, MaxPool2d, SameMaxPool2d, SqueezeExcitation, SSD, StemConv2d)
 
 
 def use_kernels(model: nn.Module, is_on: bool = True) -> int:

@@ -53,6 +53,30 @@ class BoxAnswers(NamedTuple):
     logits: Tensor  # [n, boxes, classes]; class 0 is the background
 
 
+class BoxMaps(NamedTuple):
+    """The same as its convolutions leave it, for losses that read it so: a detector trained by kernels."""
+
+    maps: tuple[Tensor, ...]  # [n, channels, height, width]: logits of all shapes, their codes, and nothing
+    per_cell: tuple[int, ...]  # shapes of each map
+    num_classes: int
+
+    def answers(self) -> BoxAnswers:
+        """In the published order: map by map, in each the shape first, then the row, then the column."""
+        codes, logits = [], []
+        for x, shapes in zip(self.maps, self.per_cell, strict=True):
+            begin, end = shapes * self.num_classes, shapes * (self.num_classes + 4)
+            logits.append(by_box(x[:, :begin], self.num_classes))
+            codes.append(by_box(x[:, begin:end], 4))
+        return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+
+
+def by_box(x: Tensor, numbers: int) -> Tensor:
+    """[n, shapes x numbers, rows, columns] as [n, shapes x rows x columns, numbers]."""
+    n, channels, rows, columns = x.shape
+    shapes = x.view(n, channels // numbers, numbers, rows, columns)
+    return shapes.permute(0, 1, 3, 4, 2).reshape(n, -1, numbers)
+
+
 class Network(nn.Module):
     """A network as an ordered list of named stages."""
 
@@ -63,7 +87,7 @@ class Network(nn.Module):
         """Named parts in order; folding the input through them gives the output."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor) -> Tensor | Auxiliary | BoxAnswers:
+    def forward(self, images: Tensor) -> Tensor | Auxiliary | BoxAnswers | BoxMaps:
         raise NotImplementedError
 
 

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
+from reconv.kernels import fused
 from reconv.models.conv import SameConv2d, SameMaxPool2d
-from reconv.models.network import BoxAnswers, ConvInit, Initialisation, Spec, Stage, ZeroGamma
+from reconv.models.network import BoxAnswers, BoxMaps, ConvInit, Initialisation, Spec, Stage, ZeroGamma, by_box
 from reconv.models.resnet import TABLE as RESNETS
 from reconv.models.resnet import ResNetSpec, Trunk
 
@@ -128,6 +129,8 @@ class SSD(Trunk):
         if spec.pool == "same" and isinstance(self.maxpool, nn.MaxPool2d):
             self.maxpool = SameMaxPool2d(3, 2)
         self.num_classes = spec.num_classes
+        self.boxes_per_cell = spec.boxes_per_cell
+        self.fused = False  # whether the two heads of a map are one convolution in training, where kernels take maps
         channels = [self.channels, *spec.extra_widths]
         self.extras = nn.ModuleList(
             Extra(before, after, is_halved=i < spec.num_halved) for i, (before, after) in enumerate(pairwise(channels))
@@ -140,7 +143,7 @@ class SSD(Trunk):
             spec.conv_init, spec.linear_init, zero_norms=self.zero_norms(), glorot_convs=frozenset(added)
         )
 
-    def forward(self, images: Tensor) -> BoxAnswers:
+    def forward(self, images: Tensor) -> BoxAnswers | BoxMaps:
         """Codes and logits of every default box of images [n, channels, side, side]."""
         maps: Maps = (self.features(images),)
         for extra in self.extras:
@@ -153,9 +156,12 @@ class SSD(Trunk):
         extras = [(f"extras.{i}", Stage(_appending(extra), extra)) for i, extra in enumerate(self.extras)]
         return [*self.trunk_stages(), first, *extras, ("heads", Stage(self._answers, self.class_heads, self.box_heads))]
 
-    def _answers(self, maps: Maps) -> BoxAnswers:
-        codes = [_by_box(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
-        logits = [_by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)]
+    def _answers(self, maps: Maps) -> BoxAnswers | BoxMaps:
+        if self.fused and self.training and all(fused.available(x) for x in maps):
+            both = map(_both, self.class_heads, self.box_heads, maps)
+            return BoxMaps(tuple(both), self.boxes_per_cell, self.num_classes)
+        codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
+        logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)]
         return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
 
     def _added(self) -> list[tuple[str, nn.Module]]:
@@ -167,10 +173,14 @@ def _appending(extra: nn.Module) -> Callable[[Maps], Maps]:
     return lambda maps: (*maps, extra(maps[-1]))
 
 
-def _by_box(x: Tensor, numbers: int) -> Tensor:
-    """[n, shapes x numbers, rows, columns] as [n, shapes x rows x columns, numbers]."""
-    n, _, rows, columns = x.shape
-    return x.view(n, -1, numbers, rows, columns).permute(0, 1, 3, 4, 2).reshape(n, -1, numbers)
+def _both(class_head: nn.Module, box_head: nn.Module, x: Tensor) -> Tensor:
+    """Both heads of a map as one convolution, with channels of zeros up to what needs no padded copy."""
+    heads = (class_head, box_head)
+    weights, biases = ([head.get_parameter(name) for head in heads] for name in ("weight", "bias"))
+    num_zeros = -sum(len(bias) for bias in biases) % fused.CHANNEL_MULTIPLE
+    zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=fused.product_dtype(x))  # never widens what it joins
+    zeros = zeros.contiguous(memory_format=torch.channels_last)
+    return F.conv2d(x, torch.cat([*weights, zeros]), torch.cat([*biases, zeros[:, 0, 0, 0]]), padding=1)
 
 
 TABLE: Mapping[str, SSDSpec] = {"ssd_resnet34": SSDSpec(num_classes=81)}

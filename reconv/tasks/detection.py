@@ -23,7 +23,7 @@ from reconv.boxes.match import match
 from reconv.boxes.mine import hard_negatives
 from reconv.boxes.postprocess import Keep, postprocess
 from reconv.engine.protocols import Sums
-from reconv.models.network import BoxAnswers
+from reconv.models.network import BoxAnswers, BoxMaps
 from reconv.tasks.detection_scores import DetectionEvaluator, Truth
 
 
@@ -91,8 +91,23 @@ class Detection:
 
     def loss(self, outputs: Any, batch: Batch) -> Sums:
         """The sum over images of class loss and box loss, in at least fp32."""
-        answers: BoxAnswers = outputs
-        losses = self.losses(
+        losses = self._map_losses(outputs, batch) if isinstance(outputs, BoxMaps) else self._losses(outputs, batch)
+        classes, boxes = losses.classes.sum(), losses.boxes.sum()
+        return Sums(classes + boxes, {"class_loss": classes.detach(), "box_loss": boxes.detach()})
+
+    def _map_losses(self, outputs: BoxMaps, batch: Batch) -> Losses:
+        """The losses by kernels, where those take all of it."""
+        from reconv.kernels.box_losses import Layout, Truth, accepts, box_losses
+
+        layout, rules = Layout(outputs.per_cell, outputs.num_classes), self.rules
+        shown = (batch["boxes"], batch["labels"], batch["num_boxes"], self.anchors_cxcywh)
+        truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
+        if accepts(outputs.maps, layout, truth):
+            return Losses(*box_losses(outputs.maps, layout, truth))
+        return self._losses(outputs.answers(), batch)
+
+    def _losses(self, answers: BoxAnswers, batch: Batch) -> Losses:
+        return self.losses(
             answers.codes,
             answers.logits,
             batch["boxes"],
@@ -101,8 +116,6 @@ class Detection:
             self.anchors_cxcywh,
             self.rules,
         )
-        classes, boxes = losses.classes.sum(), losses.boxes.sum()
-        return Sums(classes + boxes, {"class_loss": classes.detach(), "box_loss": boxes.detach()})
 
     def evaluator(self) -> DetectionEvaluator:
         return DetectionEvaluator(self.detections, self.truth, self.class_names)

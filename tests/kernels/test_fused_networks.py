@@ -16,6 +16,7 @@ from reconv.models.fuse import use_kernels
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
+from reconv.models.network import BoxAnswers, BoxMaps
 from reconv.models.norm import Fork, fork
 
 GROUPS = (2, 3)
@@ -126,3 +127,31 @@ def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> N
     assert not isinstance(block(images.contiguous()[:, :, :3]), Fork), "kernels take channels_last alone"
     block.eval()
     assert not isinstance(block(images), Fork)
+
+
+def test_a_detector_trains_through_kernels_as_without() -> None:
+    torch.manual_seed(0)
+    options = {"trunk": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16], "boxes_per_cell": [4, 6]}
+    plain = build_model("ssd_resnet34", num_classes=5, **options).to(memory_format=torch.channels_last).train()
+    nn.init.constant_(plain.get_parameter("layer3.0.bn2.weight"), 1.0)
+    kernels = copy.deepcopy(plain)
+    use_kernels(kernels)
+    images = torch.randn(5, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    found = []
+    for model in (plain, kernels):
+        layers = LayerState(model)
+        layers.enter(Batch({}, torch.arange(5), GROUPS), step=0)
+        outputs = model(images)
+        assert isinstance(outputs, BoxMaps if model is kernels else BoxAnswers)
+        codes, logits = outputs.answers() if isinstance(outputs, BoxMaps) else outputs
+        (codes.sin().sum() + logits.cos().sum()).backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        assert len(gradients) == len(list(model.parameters()))
+        found.append({"codes": codes, "logits": logits, **gradients})
+    for name, value in found[0].items():
+        scale = value.double().norm().item()
+        assert (found[1][name] - value).double().norm().item() <= 1e-3 * scale + 1e-4, name
+    plain.eval()
+    kernels.eval()
+    for ours, theirs in zip(kernels(images), plain(images), strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,130 @@
+"""The losses of a single-shot detector, straight from its maps.
+
+Owns the autograd function and its memory: of each default box four numbers are kept, and no table of default boxes by
+true boxes is ever written. Refuses to know networks and recipes. Limits: `accepts`. Invariant: the rule and the ties of
+`reconv.boxes`; no host read and no shape that depends on a value, so that all of it can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels import box_losses_triton as device
+from reconv.kernels.fused import CHANNEL_MULTIPLE, available
+from reconv.kernels.launch import launch
+
+MOST_ANCHORS = 65536  # whose losses one program sorts
+MOST_CLASSES = 4096
+_TILE_VALUES = 2048
+_LANES = 256
+_CLAIMING_PROGRAMS = 16  # of an image; each takes every 16th true box
+_MINED_PER_WARP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What n images show, and the rule by which default boxes learn it."""
+
+    boxes_xyxy: Tensor  # [n, rows, 4]
+    labels: Tensor  # [n, rows] int64
+    num_boxes: Tensor  # [n] int64: so many rows count
+    anchors_cxcywh: Tensor  # [num_anchors, 4]
+    variances: tuple[float, float]
+    threshold: float
+    negatives: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of each map the boxes of a pixel; of each of those, so many logits."""
+
+    per_cell: tuple[int, ...]
+    num_classes: int
+
+    def channels(self, boxes: int) -> int:
+        """Channels of a map with so many boxes a pixel: a multiple of what kernels and convolutions read at once."""
+        wanted = boxes * (self.num_classes + 4)
+        return -(-wanted // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+
+
+def accepts(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> bool:
+    """Whether the kernels take these maps [n, channels, height, width] and boxes."""
+    tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)
+    return (
+        truth.anchors_cxcywh.shape[0] <= MOST_ANCHORS
+        and layout.num_classes <= MOST_CLASSES
+        and all(available(x) for x in maps)
+        and all(x.dtype == torch.float32 for x in tensors)
+    )
+
+
+def box_losses(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> tuple[Tensor, Tensor]:
+    """The class loss and the box loss of each image [n], over its number of positives."""
+    losses: tuple[Tensor, Tensor] = _Losses.apply(layout, truth, *maps)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _Losses(Function):
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, truth: Truth, *maps: Tensor) -> tuple[Tensor, Tensor]:
+        n, num_anchors = len(truth.num_boxes), len(truth.anchors_cxcywh)
+        shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
+        rows = matched(truth)
+        by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
+        for x, numbers, grid, known in _calls(maps, layout, truth):
+            launch(device.judge, grid, x, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
+        losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
+        block = 1 << (num_anchors - 1).bit_length()
+        launch(
+            device.mine, (n,), by_class, by_box, rows, *losses.unbind(), num_anchors, truth.negatives,
+            BLOCK=block, BITS=block.bit_length() - 1, num_warps=max(1, min(32, block // _MINED_PER_WARP)),
+        )  # fmt: skip
+        ctx.save_for_backward(rows, *shown, log_sums, losses, *maps)
+        ctx.layout, ctx.truth = layout, truth
+        return losses[0].clone(), losses[1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, dclasses: Tensor, dboxes: Tensor) -> tuple[Tensor | None, ...]:
+        rows, boxes, labels, anchors, log_sums, losses, *maps = ctx.saved_tensors
+        given = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
+        gradients = [torch.empty_like(x) for x in maps]
+        for dx, (x, numbers, grid, known) in zip(gradients, _calls(maps, ctx.layout, ctx.truth), strict=True):
+            launch(device.gradient, grid, x, *given, dx, *numbers, **known)
+        return None, None, *gradients
+
+
+def matched(truth: Truth) -> Tensor:
+    """The row of the true box that each default box belongs to [n, num_anchors] int32; below 0 where none does."""
+    n, num_rows = truth.labels.shape
+    num_anchors, on = len(truth.anchors_cxcywh), truth.labels.device
+    claimed = torch.empty(n, num_rows, dtype=torch.int32, device=on)
+    rows = torch.empty(n, num_anchors, dtype=torch.int32, device=on)
+    given = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), claimed)
+    # Ties and the threshold are those of the plain form, whose products are rounded before they are added.
+    known = {"LANES": _LANES, "enable_fp_fusion": False}
+    programs = min(num_rows, _CLAIMING_PROGRAMS)
+    launch(device.claim, (programs, n), *given, num_rows, num_anchors, **known)
+    grid = (-(-num_anchors // _LANES), n)
+    launch(device.match, grid, *given, rows, num_rows, num_anchors, truth.threshold, **known)
+    return rows
+
+
+def _calls(
+    maps: Sequence[Tensor], layout: Layout, truth: Truth
+) -> Iterator[tuple[Tensor, tuple[float, ...], tuple[int, int], dict[str, int]]]:
+    """Of each map: itself, the numbers that kernels are told, their programs and constants."""
+    classes = 1 << (layout.num_classes - 1).bit_length()
+    known = {"ROWS": max(1, _TILE_VALUES // classes), "CLASSES": classes}
+    first = 0
+    for x, boxes in zip(maps, layout.per_cell, strict=True):
+        n, channels, height, width = x.shape
+        cells = height * width
+        counts = (truth.labels.shape[1], len(truth.anchors_cxcywh), cells, boxes, layout.num_classes, channels, first)
+        yield x, (*counts, *truth.variances), (-(-cells * boxes // known["ROWS"]), n), known
+        first += cells * boxes

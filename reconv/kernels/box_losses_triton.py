@@ -1,0 +1,232 @@
+"""Matching, losses and mining of a single-shot detector, and the gradient of its maps, in Triton.
+
+Owns the device code. Refuses to know autograd and memory. A map is read as its convolution leaves it: pixel by pixel,
+of each the logits of its boxes, then their codes, then channels that mean nothing. All else of default boxes is in the
+published order: map by map, in each the shape first, then the pixel. Overlaps are rounded as in the plain form.
+"""
+
+import triton
+import triton.language as tl
+
+HARD: tl.constexpr = tl.constexpr(-1)  # in place of a true box's row: a negative that counts
+UNUSED: tl.constexpr = tl.constexpr(-2)  # one that does not
+EPSILON: tl.constexpr = tl.constexpr(1e-8)  # of the code, as published
+PADDING: tl.constexpr = tl.constexpr(8)  # at least as many channels as mean nothing
+
+_COUNTS = ["num_rows", "num_anchors", "num_cells", "per_cell", "num_classes", "channels", "first"]
+
+
+@triton.jit
+def _corners(anchors_cxcywh, anchor, exists):
+    x = tl.load(anchors_cxcywh + anchor * 4, mask=exists, other=0.0)
+    y = tl.load(anchors_cxcywh + anchor * 4 + 1, mask=exists, other=0.0)
+    w = tl.load(anchors_cxcywh + anchor * 4 + 2, mask=exists, other=0.0) / 2
+    h = tl.load(anchors_cxcywh + anchor * 4 + 3, mask=exists, other=0.0) / 2
+    return x - w, y - h, x + w, y + h
+
+
+@triton.jit
+def _overlap(box, left, top, right, bottom):
+    """Intersection over union of one true box with default boxes."""
+    x0, y0, x1, y1 = tl.load(box), tl.load(box + 1), tl.load(box + 2), tl.load(box + 3)
+    width = tl.maximum(tl.minimum(x1, right) - tl.maximum(x0, left), 0.0)
+    height = tl.maximum(tl.minimum(y1, bottom) - tl.maximum(y0, top), 0.0)
+    common = width * height
+    own = tl.maximum(x1 - x0, 0.0) * tl.maximum(y1 - y0, 0.0)
+    union = own + tl.maximum(right - left, 0.0) * tl.maximum(bottom - top, 0.0) - common
+    return tl.where(common > 0.0, tl.div_rn(common, tl.where(common > 0.0, union, 1.0)), 0.0)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def claim(boxes, num_boxes, anchors_cxcywh, claimed, num_rows, num_anchors, LANES: tl.constexpr):
+    """The default box that each true box overlaps most, of equals the first; `num_anchors`: it overlaps none."""
+    image = tl.program_id(1)
+    count = tl.load(num_boxes + image).to(tl.int32)
+    for row in range(tl.program_id(0), count, tl.num_programs(0)):
+        most = tl.zeros([LANES], tl.float32)
+        where = tl.zeros([LANES], tl.int32) + num_anchors
+        for start in range(0, num_anchors, LANES):
+            anchor = start + tl.arange(0, LANES)
+            left, top, right, bottom = _corners(anchors_cxcywh, anchor, anchor < num_anchors)
+            overlap = _overlap(boxes + (image * num_rows + row) * 4, left, top, right, bottom)
+            where = tl.where(overlap > most, anchor, where)
+            most = tl.maximum(overlap, most)
+        first = tl.min(tl.where(most == tl.max(most, 0), where, num_anchors), 0)
+        tl.store(claimed + image * num_rows + row, first)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def match(boxes, num_boxes, anchors_cxcywh, claimed, rows, num_rows, num_anchors, threshold, LANES: tl.constexpr):
+    """The row of the true box that each default box belongs to, or `UNUSED`."""
+    image = tl.program_id(1)
+    count = tl.load(num_boxes + image).to(tl.int32)
+    anchor = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    exists = anchor < num_anchors
+    left, top, right, bottom = _corners(anchors_cxcywh, anchor, exists)
+    most = tl.full([LANES], -1.0, tl.float32)
+    best = tl.zeros([LANES], tl.int32)
+    claimant = tl.zeros([LANES], tl.int32) + num_rows
+    for row in range(count):
+        overlap = _overlap(boxes + (image * num_rows + row) * 4, left, top, right, bottom)
+        best = tl.where(overlap > most, row, best)
+        most = tl.maximum(overlap, most)
+        claims = tl.load(claimed + image * num_rows + row) == anchor
+        claimant = tl.where(claims & (claimant == num_rows), row, claimant)
+    is_claimed = claimant < num_rows
+    found = tl.where(is_claimed, claimant, tl.where(most >= threshold, best, UNUSED))
+    tl.store(rows + image * num_anchors + anchor, found, mask=exists)
+
+
+@triton.jit
+def _wanted_codes(boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance):
+    """The code of each positive's true box, four columns."""
+    x = tl.load(anchors_cxcywh + anchor * 4, mask=positive, other=0.0)
+    y = tl.load(anchors_cxcywh + anchor * 4 + 1, mask=positive, other=0.0)
+    w = tl.load(anchors_cxcywh + anchor * 4 + 2, mask=positive, other=1.0) + EPSILON
+    h = tl.load(anchors_cxcywh + anchor * 4 + 3, mask=positive, other=1.0) + EPSILON
+    left = tl.load(boxes + row * 4, mask=positive, other=0.0)
+    top = tl.load(boxes + row * 4 + 1, mask=positive, other=0.0)
+    right = tl.load(boxes + row * 4 + 2, mask=positive, other=1.0)
+    bottom = tl.load(boxes + row * 4 + 3, mask=positive, other=1.0)
+    across = ((left + right) / 2 - x) / w / centre_variance
+    down = ((top + bottom) / 2 - y) / h / centre_variance
+    wider = tl.log((tl.maximum(right - left, 0.0) + EPSILON) / w) / size_variance
+    taller = tl.log((tl.maximum(bottom - top, 0.0) + EPSILON) / h) / size_variance
+    return across, down, wider, taller
+
+
+@triton.jit
+def _smooth(x, at, wanted, positive):
+    """Smooth L1 of a column of codes."""
+    far = tl.abs(tl.load(x + at, mask=positive, other=0.0).to(tl.float32) - wanted)
+    return tl.where(far < 1.0, 0.5 * far * far, far - 0.5)
+
+
+@triton.jit
+def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexpr):
+    """Of this program's boxes of a map: which exist, their shapes, their places in the published order and where
+    their logits and codes begin."""
+    box = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    cell, shape = box // per_cell, box % per_cell
+    pixel = (tl.program_id(1) * num_cells + cell) * channels
+    logits = pixel + shape * num_classes
+    codes = pixel + per_cell * num_classes + shape * 4
+    return cell < num_cells, shape, first + shape * num_cells + cell, logits, codes
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def judge(
+    x, rows, boxes, labels, anchors_cxcywh, by_class, by_box, log_sums, num_rows, num_anchors, num_cells, per_cell,
+    num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr, CLASSES: tl.constexpr,
+):  # fmt: skip
+    """Cross-entropy and, of positives, smooth L1 of each default box of a map."""
+    exists, _, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    image = tl.program_id(1)
+    at = image * num_anchors + anchor
+    row = tl.load(rows + at, mask=exists, other=UNUSED)
+    positive = row >= 0
+    row += image * num_rows
+    label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
+
+    number = tl.arange(0, CLASSES)[None, :]
+    mask = exists[:, None] & (number < num_classes)
+    z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
+    z = tl.where(number < num_classes, z, float("-inf"))
+    most = tl.max(z, 1)
+    log_sum = most + tl.log(tl.sum(tl.exp(z - most[:, None]), 1))
+    own = tl.load(x + logits + label, mask=exists, other=0.0).to(tl.float32)
+    tl.store(by_class + at, log_sum - own, mask=exists)
+    tl.store(log_sums + at, log_sum, mask=exists)
+
+    across, down, wider, taller = _wanted_codes(
+        boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
+    )
+    loss = _smooth(x, codes, across, positive) + _smooth(x, codes + 1, down, positive)
+    loss += _smooth(x, codes + 2, wider, positive) + _smooth(x, codes + 3, taller, positive)
+    tl.store(by_box + at, tl.where(positive, loss, 0.0), mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def mine(
+    by_class, by_box, rows, class_loss, box_loss, shares, num_anchors, ratio, BLOCK: tl.constexpr, BITS: tl.constexpr
+):  # fmt: skip
+    """An image's losses over its positives, with so many times as many of the negatives that have the highest.
+
+    A key is the bits of a loss, which order as losses do where none is below 0, then the place from the end: no two are
+    equal, and of equal losses the first has the higher. The least key that counts is found bit by bit.
+    """
+    image = tl.program_id(0)
+    place = tl.arange(0, BLOCK)
+    exists = place < num_anchors
+    at = image * num_anchors + place
+    row = tl.load(rows + at, mask=exists, other=UNUSED)
+    loss = tl.load(by_class + at, mask=exists, other=0.0)
+    positive = row >= 0
+    num_positives = tl.sum(positive.to(tl.int32), 0)
+    num_wanted = tl.floor(num_positives.to(tl.float32) * ratio).to(tl.int32)
+    share = 1.0 / tl.maximum(num_positives, 1).to(tl.float32)
+    tl.store(shares + image, share)
+    tl.store(box_loss + image, tl.sum(tl.load(by_box + at, mask=positive, other=0.0), 0) * share)
+    positive_loss = tl.sum(tl.where(positive, loss, 0.0), 0)
+
+    # From here on keys alone are held, 16 or 32 a thread: a negative's loss comes back out of its key.
+    bits = (loss.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.int64)
+    key = tl.where(exists & (row < 0), (bits << BITS) | (BLOCK - 1 - place), -1)
+    least = tl.zeros([], tl.int64)
+    bit = tl.full([], 1, tl.int64) << (30 + BITS)
+    for _ in range(31 + BITS):
+        is_enough = tl.sum((key >= (least | bit)).to(tl.int32), 0) >= num_wanted
+        least = tl.where(is_enough, least | bit, least)
+        bit = bit >> 1
+    hard = key >= least  # none where none is wanted: `least` is then all ones, above every key
+
+    tl.store(rows + image * num_anchors + place, tl.full([BLOCK], HARD, tl.int32), mask=hard)
+    loss = (key >> BITS).to(tl.int32).to(tl.float32, bitcast=True)
+    tl.store(class_loss + image, (positive_loss + tl.sum(tl.where(hard, loss, 0.0), 0)) * share)
+
+
+@triton.jit
+def _store_slope(dx, x, at, wanted, positive, exists, factor):
+    """The gradient of a column of codes."""
+    off = tl.load(x + at, mask=positive, other=0.0).to(tl.float32) - wanted
+    slope = tl.minimum(tl.maximum(off, -1.0), 1.0) * factor
+    tl.store(dx + at, tl.where(positive, slope, 0.0).to(dx.dtype.element_ty), mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def gradient(
+    x, rows, boxes, labels, anchors_cxcywh, log_sums, shares, dclass_loss, dbox_loss, dx, num_rows, num_anchors,
+    num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a map; only default boxes that count read it."""
+    exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    image = tl.program_id(1)
+    share = tl.load(shares + image)
+    at = image * num_anchors + anchor
+    row = tl.load(rows + at, mask=exists, other=UNUSED)
+    counts, positive = row >= HARD, row >= 0
+    row += image * num_rows
+    label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
+
+    number = tl.arange(0, CLASSES)[None, :]
+    known = number < num_classes
+    z = tl.load(x + logits[:, None] + number, mask=counts[:, None] & known, other=0.0).to(tl.float32)
+    log_sum = tl.load(log_sums + at, mask=counts, other=0.0)
+    slope = tl.exp(z - log_sum[:, None]) - (number == label[:, None]).to(tl.float32)
+    slope = tl.where(counts[:, None], slope * (tl.load(dclass_loss + image) * share), 0.0)
+    tl.store(dx + logits[:, None] + number, slope.to(dx.dtype.element_ty), mask=exists[:, None] & known)
+
+    across, down, wider, taller = _wanted_codes(
+        boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
+    )
+    factor = tl.load(dbox_loss + image) * share
+    _store_slope(dx, x, codes, across, positive, exists, factor)
+    _store_slope(dx, x, codes + 1, down, positive, exists, factor)
+    _store_slope(dx, x, codes + 2, wider, positive, exists, factor)
+    _store_slope(dx, x, codes + 3, taller, positive, exists, factor)
+
+    # The last box of a pixel also clears the channels behind its codes.
+    rest = tl.arange(0, PADDING)[None, :]
+    is_rest = (exists & (shape == per_cell - 1))[:, None] & (rest < channels - per_cell * (num_classes + 4))
+    tl.store(dx + codes[:, None] + 4 + rest, tl.zeros([ROWS, PADDING], dx.dtype.element_ty), mask=is_rest)

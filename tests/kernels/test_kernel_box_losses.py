@@ -1,0 +1,100 @@
+"""The losses computed from a detector's maps equal the plain ones of its answers, ties and empty images included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reconv.boxes.anchors import default_boxes
+from reconv.boxes.convert import to_xyxy
+from reconv.boxes.match import match
+from reconv.kernels.box_losses import Layout, Truth, box_losses, matched
+from reconv.models.network import BoxMaps
+from reconv.tasks.detection import Rules, image_losses
+
+SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7
+ANCHORS = default_boxes([0.2, 0.5], SIDES, [0.3, 0.5, 0.8], [(2.0,), (2.0, 3.0)])
+LAYOUT = Layout(PER_CELL, NUM_CLASSES)
+RULES = Rules()
+
+
+def truth(counts: list[int], seed: int, most: int = 6) -> Truth:
+    random = torch.Generator().manual_seed(seed)
+    n = len(counts)
+    low = torch.rand(n, most, 2, generator=random) * 0.6
+    boxes = torch.cat([low, low + 0.1 + 0.4 * torch.rand(n, most, 2, generator=random)], dim=2)
+    labels = torch.randint(1, NUM_CLASSES, (n, most), generator=random)
+    return Truth(boxes, labels, torch.tensor(counts), ANCHORS, RULES.variances, RULES.threshold, RULES.negatives)
+
+
+def draw_maps(n: int, seed: int, dtype: torch.dtype, equal: bool = False) -> list[Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    maps = []
+    for side, boxes in zip(SIDES, PER_CELL, strict=True):
+        x = torch.randn(n, LAYOUT.channels(boxes), side, side, generator=random)
+        if equal:  # every default box of a class has the same loss
+            x[:, : boxes * NUM_CLASSES] = torch.arange(boxes * NUM_CLASSES).remainder(NUM_CLASSES).view(-1, 1, 1) / 4
+        maps.append(x.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_())
+    return maps
+
+
+def plain(maps: list[Tensor], of: Truth) -> tuple[Tensor, Tensor]:
+    codes, logits = BoxMaps(tuple(maps), PER_CELL, NUM_CLASSES).answers()
+    return image_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 2e-5), (torch.float16, 2e-3)])
+def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tolerance: float, equal: bool) -> None:
+    of = truth([3, 0, 6, 1], seed=1)
+    maps, again = draw_maps(4, 2, dtype, equal), draw_maps(4, 2, dtype, equal)
+    weights = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
+    losses, expected = box_losses(maps, LAYOUT, of), plain(again, of)
+    for found, wanted in zip(losses, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert found[1] == 0 and (found[[0, 2, 3]] > 0).all()
+    for values in (losses, expected):
+        sum((value * weight).sum() for value, weight in zip(values, weights, strict=True)).backward()
+    for x, y in zip(maps, again, strict=True):
+        assert x.grad is not None and y.grad is not None
+        assert x.grad.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(x.grad, y.grad, rtol=tolerance, atol=tolerance / 10)
+        assert torch.equal(x.grad != 0, y.grad != 0), "the same default boxes count"
+        assert not x.grad[1].any() and x.grad[2].any()
+
+
+boxes_on_a_grid = st.tuples(*[st.integers(0, 6)] * 2, *[st.integers(0, 5)] * 2).map(
+    lambda v: (v[0] / 8, v[1] / 8, (v[0] + v[2]) / 8, (v[1] + v[3]) / 8)
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(boxes_on_a_grid, max_size=4), min_size=1, max_size=3), st.sampled_from([0.3, 0.5]))
+def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], threshold: float) -> None:
+    anchors = default_boxes([0.25], [4], [0.25, 0.5], [(4.0,)])
+    rows = torch.zeros(len(images), 5, 4)
+    for i, image in enumerate(images):
+        rows[i, : len(image)] = torch.tensor(image).view(-1, 4)
+    counts = torch.tensor([len(image) for image in images])
+    labels = torch.ones(len(images), 5, dtype=torch.int64)
+    found = matched(Truth(rows, labels, counts, anchors, RULES.variances, threshold, 3.0))
+    expected = match(to_xyxy(anchors), rows, counts, threshold)
+    assert torch.equal(found >= 0, expected.positive)
+    assert torch.equal(found[found >= 0].long(), expected.row[expected.positive])
+
+
+def test_maps_as_answers_are_in_the_published_order() -> None:
+    maps = draw_maps(2, 1, torch.float32)
+    codes, logits = BoxMaps(tuple(maps), PER_CELL, NUM_CLASSES).answers()
+    assert codes.shape == (2, len(ANCHORS), 4) and logits.shape == (2, len(ANCHORS), NUM_CLASSES)
+    shape, row, column = 3, 1, 0  # of the second map
+    place = PER_CELL[0] * SIDES[0] ** 2 + (shape * SIDES[1] + row) * SIDES[1] + column
+    pixel = maps[1][0, :, row, column]
+    assert torch.equal(logits[0, place], pixel[shape * NUM_CLASSES : (shape + 1) * NUM_CLASSES])
+    start = PER_CELL[1] * NUM_CLASSES + 4 * shape
+    assert torch.equal(codes[0, place], pixel[start : start + 4])
