@@ -15,12 +15,14 @@ from torch import nn
 from reconv.bench.subject import Subject
 from reconv.bench.timing import Marks, Windows, Wish, measure
 from reconv.checkpoint.runfolder import RunFolder
+from reconv.data.stages import Stages
 from reconv.engine.loop import Counters
 from reconv.parallel.world import Shared, World
 from reconv.recipe.plan import Plan
 from reconv.report.events import Event, Noted
 from reconv.run import parts
 from reconv.run.assemble import Job, build_learner, build_step, share
+from reconv.run.feed import open_feed
 from reconv.run.folder import RestorePoint
 from reconv.run.sources import Sources
 
@@ -54,6 +56,7 @@ def measure_own(
     learner = build_learner(job, hear)
     marks, shared = Marks(device), share(job, learner.network)
     step = build_step(job, learner, Counters(step=1), hear, marks.mark, shared)
-    batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=world.rank)
-    windows = measure(step, batches, device, wish, marks, (beside or world).told_by_first)
+    with open_feed(recipe, plan, device, Stages()) as feed:
+        batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=world.rank, feed=feed)
+        windows = measure(step, batches, device, wish, marks, (beside or world).told_by_first)
     return Own(windows, learner.network.model, shared, learner.teacher_fingerprint is not None, notes)

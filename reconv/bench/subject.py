@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ from reconv.place import Place
 from reconv.recipe.load import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
+from reconv.run.feed import share_of_gpu
 from reconv.run.network import check_model
 from reconv.run.sources import data_path, open_split
 
@@ -75,6 +76,8 @@ def open_subject(
     plan = make_plan(recipe, facts)
     check_model(recipe, plan.num_classes)
     opened = open_device(device, plan.threads, place.local_rank)
+    share = share_of_gpu(recipe, plan, source, opened, kept=None)
+    plan = make_plan(recipe, replace(facts, gpu_share=share))
     choose_algorithms(opened, recipe.engine)
     return Subject(recipe, plan, source, opened, input)
 

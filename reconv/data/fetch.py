@@ -18,7 +18,7 @@ import numpy.typing as npt
 from reconv.data.augment import draw_host, is_recolouring, pad_crop
 from reconv.data.decode import any_picture, eval_picture, host_eval, shorter_side
 from reconv.data.rows import train_row
-from reconv.data.source import I64, U8, LabelError, Source
+from reconv.data.source import I64, U8, LabelError, Sample, Source
 from reconv.data.sources.arrays import ArraySource
 from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Preprocess
@@ -49,7 +49,7 @@ class Fetch(Protocol):
 
     @property
     def rows_per_task(self) -> int | None:
-        """How many rows one worker takes at a time; None: all."""
+        """How many rows one worker takes at a time at least; None: all."""
         ...
 
     @property
@@ -138,25 +138,31 @@ class Decode:
 
     def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Decode each row into its place."""
-        num_classes = len(self._source.class_names)
         channels = self._preprocess.channels
         for row, index in enumerate(indices):
-            began_s = time.perf_counter()
-            sample = self._source.sample(int(index))
-            spent("disk", began_s)
-            if not 0 <= sample.target < num_classes:
-                raise LabelError(
-                    f"label {sample.target} out of range",
-                    where=sample.name,
-                    why=f"there are {num_classes} classes, 0 to {num_classes - 1}",
-                    then="correct the label or remove the sample",
-                )
+            sample = labelled(self._source, int(index))
             if self._augment is None or draws is None:
                 image = any_picture(sample.data, channels, sample.name)
                 rows["images"][row] = eval_picture(image, self._preprocess)
             else:
                 train_row(sample.data, self._preprocess, self._augment, draws[row], rows["images"][row], sample.name)
             rows["targets"][row] = sample.target
+
+
+def labelled(source: Source, index: int) -> Sample:
+    """A sample, read now; an error where its class is none of the source's."""
+    began_s = time.perf_counter()
+    sample = source.sample(index)
+    spent("disk", began_s)
+    num_classes = len(source.class_names)
+    if not 0 <= sample.target < num_classes:
+        raise LabelError(
+            f"label {sample.target} out of range",
+            where=sample.name,
+            why=f"there are {num_classes} classes, 0 to {num_classes - 1}",
+            then="correct the label or remove the sample",
+        )
+    return sample
 
 
 def _preprocessed(source: ArraySource, preprocess: Preprocess) -> U8:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +23,14 @@ from reconv.data.stages import Seconds, Stages
 from reconv.data.workers import Task, Wait, Workers, cut_rows
 from reconv.errors import DataError
 
+if TYPE_CHECKING:
+    from reconv.data.engine import DeviceRows
+
 T = TypeVar("T")
 R = TypeVar("R")
 
 _SMALL_ROW_BYTES = 8192
+_MOST_ROWS = 16  # of a task: what is said of it to a worker costs as much as a fifth of a picture
 
 
 @dataclass(slots=True)
@@ -40,10 +45,11 @@ class Pending:
     draws: Draws | None
     tasks: list[tuple[slice, Wait]]  # rows, and what waits until they are filled
     stages: Stages
+    device_rows: Future[DeviceRows] | None = None  # what a device makes of rows that are handed over to it
 
     def wait(self) -> None:
         """Wait for every row; the first error in row order, if there was one."""
-        for _, outcome in self._outcomes():
+        for _, outcome in self.outcomes():
             if isinstance(outcome, DataError):
                 raise outcome
             self.stages.add(outcome)
@@ -51,7 +57,7 @@ class Pending:
     def wait_for_good(self, known: Collection[int]) -> dict[int, DataError | None]:
         """Wait for every row; the rows that are bad, now (with the error) or known to be from before, in order."""
         bad: dict[int, DataError | None] = {}
-        for rows, outcome in self._outcomes():
+        for rows, outcome in self.outcomes():
             if isinstance(outcome, LabelError):
                 raise outcome
             if isinstance(outcome, DataError):
@@ -65,7 +71,7 @@ class Pending:
                 bad.setdefault(row, None)
         return dict(sorted(bad.items()))
 
-    def _outcomes(self) -> list[tuple[slice, Seconds | DataError]]:
+    def outcomes(self) -> list[tuple[slice, Seconds | DataError]]:
         """What came of every task, in row order.
 
         The one begun last is waited for first: the others are done by then, or almost, so the caller sleeps about once
@@ -85,6 +91,16 @@ class Pending:
         except DataError as error:
             return error
         return None
+
+    def fill_again(self, row: int) -> None:
+        """Have a row filled once more when the batch is waited for."""
+
+        def fill() -> Seconds:
+            if (error := self.fill(row)) is not None:
+                raise error
+            return {}
+
+        self.tasks.append((slice(row, row + 1), fill))
 
     def tensors(self) -> dict[str, Tensor]:
         """The filled rows; small ones are copied, so that who keeps a label does not keep a batch of pictures."""
@@ -138,10 +154,17 @@ class Filler:
         """Rows for what the fetch fills, and the tasks that do it."""
         num_rows = len(indices)
         lease = self.ring.take(fetch.columns, num_rows, most_rows)
-        rows_per_task = fetch.rows_per_task or num_rows
+        rows_per_task = _rows_per_task(fetch.rows_per_task, num_rows, self._workers.num_workers)
         cuts = [slice(start, min(start + rows_per_task, num_rows)) for start in range(0, num_rows, rows_per_task)]
         tasks = [(rows, self._workers.start(_task(fetch, indices, draws, lease, rows))) for rows in cuts]
         return Pending(step, positions, indices, lease.rows, fetch, draws, tasks, self._stages)
+
+
+def _rows_per_task(fewest: int | None, num_rows: int, num_workers: int) -> int:
+    """As many rows as give each worker something of a batch, and no more than a batch should wait for."""
+    if fewest is None:
+        return num_rows
+    return max(fewest, min(_MOST_ROWS, num_rows // max(1, num_workers)))
 
 
 def _task(fetch: Fetch, indices: I64, draws: Draws | None, lease: Lease, rows: slice) -> Task:

@@ -31,9 +31,11 @@ from reconv.data.augment import (
 )
 from reconv.data.buffers import Carrier, Moving
 from reconv.data.decode import train_preprocess
+from reconv.data.engine import EngineRows
 from reconv.data.faults import Faults, stand_ins
 from reconv.data.fetch import Fetch, MakeFetch, make_fetch
 from reconv.data.filling import Filler, Pending
+from reconv.data.handed import HANDED, HandOver, keep_here
 from reconv.data.mix import draw_mix
 from reconv.data.order import Order
 from reconv.data.resident import Resident
@@ -68,7 +70,10 @@ def _filling(
 
 
 class TrainLoader:
-    """The training stream of one rank: every step's micro-batches, from any step on."""
+    """The training stream of one rank: every step's micro-batches, from any step on.
+
+    With an `engine` the plan's share of rows is decoded by the device; without one, all by the host.
+    """
 
     def __init__(
         self,
@@ -82,11 +87,13 @@ class TrainLoader:
         shared: Workers | None = None,
         carrier: Carrier | None = None,
         stages: Stages | None = None,
+        engine: EngineRows | None = None,
     ) -> None:
         self._source = source
         self._workers = shared
         self._carrier = carrier or Moving(move)
         self._stages = stages or Stages()
+        self._engine = engine
         self._faults = faults or Faults()
         self._recipe = recipe
         self._augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
@@ -102,6 +109,8 @@ class TrainLoader:
 
     def _make_fetch(self, size: int) -> Fetch:
         preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
+        if self._engine is not None:
+            return HandOver(self._source, preprocess, self._augment, self._plan.gpu_share)
         return self._make(self._source, preprocess, self._augment)
 
     def _make_resident(self, size: int) -> Resident:
@@ -173,22 +182,34 @@ class TrainLoader:
         fetch = self._fetch_of_size(size)
         draws = fetch.draw(self._recipe.seed, positions)
         indices = self._order.indices_of(positions)
-        return filler.start(fetch, step, positions, indices, self._plan.batch_per_device, draws)
+        pending = filler.start(fetch, step, positions, indices, self._plan.batch_per_device, draws)
+        if self._engine is not None:
+            self._engine.start(pending)
+        return pending
 
     def _finish(self, filler: Filler, pending: Pending) -> tuple[Batch, ...]:
         positions, size = pending.positions, pending.rows["images"].shape[-1]
+        if self._engine is not None:
+            self._engine.settle(pending)
         if self._faults.borne:
             self._replace_bad(pending)
         else:
             pending.wait()
         tensors = pending.tensors() | self._drawn(positions, pending.indices, size)
+        tensors.pop(HANDED, None)  # between host and engine
         batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
         began_s = time.perf_counter()
         sent = [self._carrier.send(piece) for piece in self._cut(pending.step, positions, batch, size)]
         for _, copied in sent:
             filler.ring.sent(pending.rows, copied)
         self._stages.add({"copy": time.perf_counter() - began_s})
-        return tuple(piece for piece, _ in sent)
+        pieces = tuple(piece for piece, _ in sent)
+        if self._engine is not None:
+            first = 0
+            for piece in pieces:
+                self._engine.place(pending, piece["images"], first)
+                first += len(piece)
+        return pieces
 
     def _replace_bad(self, pending: Pending) -> None:
         """Put a good sample in the place of each bad one, its draws those of the position.
@@ -201,6 +222,8 @@ class TrainLoader:
             index, epoch = int(pending.indices[row]), int(self._order.epoch_of(pending.positions[row : row + 1])[0])
             if error is not None:
                 self._faults.add("train", index, pending.step, error)
+            if self._engine is not None and pending.draws is not None:
+                keep_here(pending.draws, row)  # whoever was to make the bad one
             for other in stand_ins(self._recipe.seed, epoch, index, len(self._source)):
                 if other in self._faults.known("train"):
                     continue

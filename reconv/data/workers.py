@@ -101,10 +101,10 @@ class Threads:
 
 
 def open_workers(backend: str, num_workers: int) -> Workers:
-    """Workers of the kind a plan names: caller, threads or processes."""
+    """Workers of the kind a plan names: caller, threads or processes, which make the host's rows beside a GPU's."""
     if num_workers == 0 or backend == "caller":
         return Caller()
-    if backend == "processes":
+    if backend in ("processes", "gpu"):
         from reconv.data.processes import Processes
 
         return Processes(num_workers)

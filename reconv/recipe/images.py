@@ -67,7 +67,10 @@ class Data(Section):
     tail: Literal["drop", "wrap"] = "drop"  # the part of an epoch that does not fill a batch
     percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
     epoch_samples: Positive | None = None  # how many count as an epoch; null: all. The order of samples stays as it is
-    backend: Literal["auto", "threads", "processes", "gpu", "dali"] = "auto"  # who decodes; the same bytes
+    # Who decodes. Threads and processes give the same bytes; gpu: processes, and a GPU's JPEG engine beside them.
+    backend: Literal["auto", "threads", "processes", "gpu", "dali"] = "auto"
+    # Of the training images, what the JPEG engine makes; auto: by the speed of both, measured when a run begins.
+    gpu_share: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
     workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads or processes
     prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
     # What images travel to the device as; all of these hold 0 to 255 exactly, so that only the bus notices.
@@ -222,3 +225,14 @@ def why_plain(augment: Augment, preprocess: Preprocess) -> str | None:
         "images have one channel": preprocess.channels != 3,
     }
     return next((why for why, is_so in reasons.items() if is_so), None)
+
+
+def why_not_gpu(augment: Augment, preprocess: Preprocess) -> str | None:
+    """Why a GPU's JPEG engine cannot make training images; None: it can."""
+    interpolation = augment.interpolation or preprocess.interpolation
+    reasons = {
+        f"training images are resized by {interpolation}, not bilinearly": interpolation != "bilinear",
+        "augment.policy changes colours on the host": augment.policy != "none",
+        "augment.jitter.form pillow changes colours on the host": augment.jitter.on and augment.jitter.form == "pillow",
+    }
+    return why_plain(augment, preprocess) or next((why for why, is_so in reasons.items() if is_so), None)

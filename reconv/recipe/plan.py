@@ -7,6 +7,7 @@ nobody else multiplies a batch size, converts a duration or scales a learning ra
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -20,7 +21,8 @@ from reconv.recipe.split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.units import Duration
 
 EVAL_AHEAD = 2  # batches of an evaluation made ahead
-AUTO_WORKERS = 8  # more threads than this do not decode faster on the machines tried
+AUTO_THREADS = 8  # more of them wait for the interpreter's lock, which each holds for a tenth of a picture's time
+AUTO_PROCESSES = 32  # each takes about 0.2 GB
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
 
@@ -119,6 +121,7 @@ class Facts:
     cache: CacheSize | None = None  # None: samples are not kept
     num_val_left_out: int = 0  # by evaluate.samples
     decoder: Decoder = "plain"  # what augment.decoder: auto means here
+    gpu_share: float = 0.0  # what data.gpu_share: auto means here
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class Plan:
     eval_batch: int
     threads: int
     workers: int
-    backend: str  # who decodes: caller, threads or processes
+    backend: str  # who decodes: caller, threads, processes, or gpu (and processes)
     eval_batches_held: int  # the same of an evaluation, while it goes on
     steps_held: int  # whose decoded images are in memory at once: those ahead, the one in use and the one before it
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
@@ -155,6 +158,7 @@ class Plan:
     average: Window | None = None  # None: no average at the end
     cache: CacheSize | None = None  # None: samples are not kept
     decoder: Decoder = "plain"  # of resized crops of JPEG files
+    gpu_share: float = 0.0  # of the training images, what the GPU's JPEG engine makes
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
 
     def size_at(self, step: int) -> int:
@@ -216,6 +220,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,
         decoder=_decoder(recipe, facts),
+        gpu_share=_gpu_share(recipe, facts),
     )
     refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
@@ -394,11 +399,31 @@ def _workers(recipe: Recipe, facts: Facts) -> int:
     """Decoding threads: none where the data is already in memory."""
     if recipe.data.workers != "auto":
         return recipe.data.workers
-    return 0 if (facts.source or recipe.data.source) in IN_MEMORY else min(facts.cores, AUTO_WORKERS)
+    if (facts.source or recipe.data.source) in IN_MEMORY:
+        return 0
+    return min(facts.cores, AUTO_PROCESSES if _in_processes(recipe, facts) else AUTO_THREADS)
+
+
+def _in_processes(recipe: Recipe, facts: Facts) -> bool:
+    """Whether workers are processes: as asked, else where there are more than threads can use."""
+    data = recipe.data
+    if data.backend != "auto":
+        return data.backend != "threads"
+    wanted = facts.cores if data.workers == "auto" else data.workers
+    return wanted > AUTO_THREADS and data.cache == "off" and sys.platform.startswith("linux")
 
 
 def _backend(recipe: Recipe, facts: Facts) -> str:
     """Who decodes: nobody but the caller where there are no workers."""
     if _workers(recipe, facts) == 0:
         return "caller"
-    return "threads" if recipe.data.backend == "auto" else recipe.data.backend
+    if recipe.data.backend != "auto":
+        return recipe.data.backend
+    return "processes" if _in_processes(recipe, facts) else "threads"
+
+
+def _gpu_share(recipe: Recipe, facts: Facts) -> float:
+    """Of the training images, what the GPU makes: nothing but with that back-end."""
+    if _backend(recipe, facts) != "gpu":
+        return 0.0
+    return facts.gpu_share if recipe.data.gpu_share == "auto" else recipe.data.gpu_share

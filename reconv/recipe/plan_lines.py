@@ -278,11 +278,17 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
     if plan.backend == "caller":
         if data.backend != "auto":
             lines.append(f"data.backend: {data.backend} has nobody to start: the data needs no workers")
-    elif data.backend == "auto":
+    elif plan.backend == "gpu":
         lines.append(
-            f"data.backend: {plan.backend}; processes are no faster, since decoders let go of the interpreter's lock, "
-            "and decoding on a GPU is not built yet"
+            f"data.backend: gpu; {plan.gpu_share:.0%} of the training pictures by its JPEG engine, as far as their "
+            "files are for it, the others and all of evaluation by processes; a run keeps this share"
         )
+    elif data.backend == "auto":
+        why = {
+            "threads": "few of them are as fast as processes, since decoders let go of the interpreter's lock",
+            "processes": "so many threads would wait for the interpreter's lock",
+        }[plan.backend]
+        lines.append(f"data.backend: {plan.backend}; {why}; gpu shares the work with a GPU's JPEG engine")
     else:
         lines.append(f"data.backend: {plan.backend}, as asked")
     if data.transfer != "uint8":

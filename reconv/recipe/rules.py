@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from reconv.recipe.box_rules import box_contradictions
 from reconv.recipe.contradiction import Contradiction
 from reconv.recipe.detection_rules import detection_contradictions
+from reconv.recipe.images import why_not_gpu
 from reconv.recipe.memory_rules import memory_contradictions
 from reconv.recipe.pipeline_rules import pipeline_contradictions
 from reconv.recipe.units import Duration
@@ -129,22 +130,29 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
 
 def _backend(recipe: Recipe) -> Iterator[Contradiction]:
     data, fields = recipe.data, ("data.backend",)
-    if data.backend == "gpu":
-        yield Contradiction(fields, "gpu: decoding on the GPU is not built yet; use auto or threads")
+    if data.backend == "gpu" and (why := _why_not_gpu(recipe)) is not None:
+        yield Contradiction(fields, f"gpu has nothing to do: {why}; use auto or processes")
     if data.backend == "dali":
         yield Contradiction(
             fields, "dali is not offered: 0.7 GB of packages, and no faster on the CPU than threads; use auto"
         )
-    if data.backend == "processes" and data.workers == 0:
-        yield Contradiction(("data.backend", "data.workers"), "processes needs data.workers above 0")
-    if data.backend == "processes" and data.cache == "ram":
+    in_processes = data.backend in ("processes", "gpu")
+    if in_processes and data.workers == 0:
+        yield Contradiction(("data.backend", "data.workers"), f"{data.backend} needs data.workers above 0")
+    if in_processes and data.cache == "ram":
         yield Contradiction(
-            ("data.cache", "data.backend"), "ram is of one process, but data.backend processes reads in several"
+            ("data.cache", "data.backend"), f"ram is of one process, but data.backend {data.backend} reads in several"
         )
     if data.transfer != "uint8" and data.resident == "device":
         yield Contradiction(
             ("data.transfer", "data.resident"), "is how images travel, but data.resident: device moves them once"
         )
+
+
+def _why_not_gpu(recipe: Recipe) -> str | None:
+    if recipe.task == "detection":
+        return "pictures with boxes are made by the host"
+    return why_not_gpu(recipe.augment, recipe.data.preprocess)
 
 
 def _mean(recipe: Recipe) -> Iterator[Contradiction]:

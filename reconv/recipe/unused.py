@@ -73,6 +73,7 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback", "antialias")
     interpolation = augment.interpolation or spec.interpolation
     yield interpolation != "nearest", "training images take the nearest pixel", ("augment.antialias",)
+    yield recipe.data.backend == "gpu", f"data.backend is {recipe.data.backend}", ("data.gpu_share",)
     reason = why_plain(augment, spec)
     yield reason is None, reason or "", ("augment.decoder",)
     box_crop = ("whole", "overlaps", "overlap_with", "side", "ratio", "candidates")

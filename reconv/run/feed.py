@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from reconv.data.augment import effective
 from reconv.data.buffers import Carrier, as_type
+from reconv.data.decode import train_preprocess
+from reconv.data.engine import EngineRows
+from reconv.data.sharing import measured_share
+from reconv.data.source import Source
 from reconv.data.stages import STAGES, Stages
 from reconv.data.workers import Workers, open_workers
 from reconv.device import Device
+from reconv.device.jpeg_engine import JpegEngine
+from reconv.errors import RecipeError
 from reconv.recipe.plan import IN_MEMORY, Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
@@ -29,16 +36,42 @@ class Feed:
     workers: Workers
     carrier: Carrier
     stages: Stages  # of training
+    engine: EngineRows | None = None  # of the device that decodes some of the training pictures
 
 
 @contextmanager
 def open_feed(recipe: Recipe, plan: Plan, device: Device, stages: Stages) -> Iterator[Feed]:
     """The workers and the way to the device of one run."""
+    antialias = recipe.augment.antialias
+    engine = EngineRows(JpegEngine(device.torch), antialias) if plan.gpu_share > 0 else None
     workers = open_workers(plan.backend, plan.workers)
     try:
-        yield Feed(workers, as_type(device, recipe.data.transfer), stages)
+        yield Feed(workers, as_type(device, recipe.data.transfer), stages, engine)
     finally:
         workers.close()
+        if engine is not None:
+            engine.close()
+
+
+def share_of_gpu(recipe: Recipe, plan: Plan, source: Source, device: Device, kept: float | None) -> float:
+    """What the GPU makes of a run's training pictures: as recorded, as the recipe says, or measured now.
+
+    `kept` is None for a new run, 0 for one that began without the GPU.
+    """
+    if kept is not None and (kept > 0) != (plan.backend == "gpu"):
+        raise RecipeError(
+            f"this run began with {f'{kept:.0%} of' if kept else 'none of'} its pictures made by the GPU's JPEG engine",
+            where=f"data.backend: {recipe.data.backend}",
+            why="its pixels are not those of the host, and a run keeps who makes them",
+            then="--set data.backend=gpu" if kept else "leave data.backend as it was, or start a new run",
+        )
+    wish = recipe.data.gpu_share
+    if plan.backend != "gpu" or kept is not None or wish != "auto":
+        return kept or plan.gpu_share
+    augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
+    preprocess = train_preprocess(recipe.data.preprocess, augment, plan.size_at(0))
+    engine = JpegEngine(device.torch)
+    return measured_share(source, preprocess, augment, engine, plan.workers, recipe.seed)
 
 
 @dataclass(slots=True)

@@ -111,7 +111,8 @@ def train_loader(
     make = fetching(recipe)
     if feed is None:
         return TrainLoader(source, recipe, plan, move, rank, faults, make)
-    return TrainLoader(source, recipe, plan, move, rank, faults, make, feed.workers, feed.carrier, feed.stages)
+    shared = (feed.workers, feed.carrier, feed.stages, feed.engine)
+    return TrainLoader(source, recipe, plan, move, rank, faults, make, *shared)
 
 
 def eval_loader(

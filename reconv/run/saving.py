@@ -154,6 +154,7 @@ def about_checkpoint(
         "total_steps": plan.total_steps,
         "threads": plan.threads,
         "decoder": plan.decoder,
+        "gpu_share": plan.gpu_share,
         "device": device.kind,
         "teacher": teacher,  # what identifies the weights that were learned from
         "versions": {"reconv": __version__, "torch": torch.__version__},

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from reconv.run.average import average_at_end
 from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others, topology
 from reconv.run.detection import check_scores, with_boxes
 from reconv.run.evaluation import Evaluation
-from reconv.run.feed import Waiting, open_feed
+from reconv.run.feed import Waiting, open_feed, share_of_gpu
 from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point
 from reconv.run.network import check_model
@@ -200,8 +200,12 @@ def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: s
     # Checkpoints that do not tell their decoder are older than the compiled one.
     kept = state.get("decoder", "plain") if state else None
     decoder = choose_decoder(recipe.augment.decoder, kept, world.gather(in_this_process()))
-    plan = make_plan(recipe, _facts(sources, world, state, decoder))
+    facts = _facts(sources, world, state, decoder)
+    plan = make_plan(recipe, facts)
     device = open_device(device_name, plan.threads, world.place.local_rank)
+    kept_share = state.get("gpu_share", 0.0) if state else None
+    share = world.from_first(lambda: share_of_gpu(recipe, plan, sources.train, device, kept_share))
+    plan = make_plan(recipe, replace(facts, gpu_share=share))
     choose_algorithms(device, recipe.engine)
     if world.is_first:
         write_whole(choice.folder.recipe, dump(recipe))
@@ -233,6 +237,7 @@ def _environment(job: Job) -> dict[str, Any]:
         "device": job.device.describe(),
         "threads": job.plan.threads,
         "JPEG decoder": job.plan.decoder,
+        "share of the GPU's JPEG engine": job.plan.gpu_share,
         "host": platform.node(),
         "system": platform.platform(),
         "data": job.sources.train.origin,

@@ -227,7 +227,8 @@ def test_milestones_of_several_units_that_do_not_rise_in_this_run_are_refused(ki
 
 
 def test_workers_and_threads_follow_the_cores_unless_said() -> None:
-    assert [plan_of(cores=n).workers for n in (2, 64)] == [2, 8]
+    assert [plan_of(cores=n).workers for n in (2, 8, 16, 64)] == [2, 8, 16, 32]
+    assert plan_of(cores=64, data={"backend": "threads"}).workers == 8
     assert plan_of(cores=64).threads == 64
     assert plan_of(cores=64, source="cifar10").workers == 0
     assert plan_of(cores=64, source="cifar10", data={"workers": 3}).workers == 3
@@ -249,7 +250,7 @@ def test_the_plan_says_its_arithmetic() -> None:
     assert plan.lines[3] == "schedule: warm-up over 6,255 steps, then cosine to 0"
     assert plan.lines[4] == "evaluation every 1ep (90 times); saving every 1ep (90 times), kept for good: step 12,510"
     assert plan.lines[5] == (
-        "16 torch threads, 8 decoding workers, 2 steps ahead: at most 154 MB of decoded images, "
+        "16 torch threads, 16 decoding workers, 2 steps ahead: at most 154 MB of decoded images, "
         "60 MB more in evaluation"
     )
 

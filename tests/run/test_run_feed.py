@@ -13,9 +13,11 @@ from PIL import Image
 
 import reconv
 import reconv.data.stages as stages_module
+from reconv.data.sources.digits import open_digits
 from reconv.data.stages import Stages, spent, timed
+from reconv.device import open_device
 from reconv.device.cpus import bound, listed_cpus, near_cpus
-from reconv.errors import UsageError
+from reconv.errors import RecipeError, UsageError
 from reconv.recipe.images import Data
 from reconv.recipe.load import load
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -23,7 +25,7 @@ from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
 from reconv.report.console import Told
 from reconv.report.events import Evaluated, Event, Waited, read_events
-from reconv.run.feed import Waiting, advice, slowest
+from reconv.run.feed import Waiting, advice, share_of_gpu, slowest
 from reconv.run.rehearse import rehearse
 
 SMALL = {
@@ -70,7 +72,10 @@ def test_processes_and_every_type_on_the_bus_give_the_bits_of_threads_and_uint8(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"backend": "gpu"}, "not built yet"),
+        ({"backend": "gpu", "workers": 0}, "data.workers above 0"),
+        ({"backend": "gpu", "cache": "ram"}, "of one process"),
+        ({"backend": "gpu", "preprocess": {"interpolation": "bicubic"}}, "resized by bicubic"),
+        ({"backend": "gpu", "gpu_share": 0}, "greater than 0"),
         ({"backend": "dali"}, "not offered"),
         ({"backend": "processes", "workers": 0}, "data.workers above 0"),
         ({"backend": "processes", "cache": "ram"}, "of one process"),
@@ -90,13 +95,42 @@ def plan_of(source: str = "folder", cores: int = 4, **data: object) -> tuple[Rec
 def test_auto_says_what_it_chose_and_why_not_another() -> None:
     _, plan = plan_of()
     [line] = [line for line in plan.lines if line.startswith("data.backend")]
-    assert plan.backend == "threads" and "threads" in line and "processes" in line and "GPU is not built" in line
+    assert plan.backend == "threads" and "threads" in line and "processes" in line and "GPU's JPEG engine" in line
+    _, plan = plan_of(cores=16)
+    [line] = [line for line in plan.lines if line.startswith("data.backend")]
+    assert plan.backend == "processes" and plan.workers == 16 and "would wait for the interpreter's lock" in line
+    _, plan = plan_of(cores=16, backend="threads")
+    assert plan.backend == "threads" and plan.workers == 8
+    _, plan = plan_of(cores=16, cache="ram")
+    assert plan.backend == "threads" and plan.workers == 8
     _, plan = plan_of(backend="processes")
     assert plan.backend == "processes" and "data.backend: processes, as asked" in plan.lines
     _, plan = plan_of("digits", backend="processes")
     assert plan.backend == "caller" and any("nobody to start" in line for line in plan.lines)
     _, plan = plan_of(transfer="float32")
     assert any("4 times the bytes" in line for line in plan.lines)
+
+
+def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
+    recipe, plan = plan_of(backend="gpu", gpu_share=0.25)
+    assert plan.backend == "gpu" and plan.gpu_share == 0.25
+    assert any("25% of the training pictures" in line and "keeps this share" in line for line in plan.lines)
+    source, device = open_digits("train"), open_device("cpu")
+    assert share_of_gpu(recipe, plan, source, device, kept=None) == 0.25
+    assert share_of_gpu(recipe, plan, source, device, kept=0.5) == 0.5
+    with pytest.raises(RecipeError, match="began with none of its pictures"):
+        share_of_gpu(recipe, plan, source, device, kept=0.0)
+    on_host, plan_on_host = plan_of()
+    assert plan_on_host.gpu_share == 0 == share_of_gpu(on_host, plan_on_host, source, device, kept=0.0)
+    with pytest.raises(RecipeError, match="began with 50% of its pictures"):
+        share_of_gpu(on_host, plan_on_host, source, device, kept=0.5)
+
+
+def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
+    for share in ("auto", 0.5):
+        with pytest.raises(UsageError, match="cpu has no JPEG engine") as caught:
+            trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_share=share)
+        assert caught.value.then is not None and "data.backend=processes" in caught.value.then
 
 
 def test_every_second_of_a_task_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

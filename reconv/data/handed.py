@@ -1,0 +1,74 @@
+"""Rows that a device decodes: which they are, and files handed over in the place of their pixels.
+
+Owns the choice by position and the form of a handed row. Refuses to know devices and who decodes. Invariant: which rows
+are handed over is a function of position, share and the file's own bytes; never of time, workers or ranks. What is not
+a plain JPEG file in colour, or is larger than the row it would lie in, is made here as ever.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from reconv.data.augment import Box, resized_box
+from reconv.data.decode import MAX_PIXELS
+from reconv.data.fetch import Column, Decode, Draws, Rows, labelled
+from reconv.data.jpeg import head
+from reconv.data.rows import train_row
+from reconv.data.source import I64, U8, Source
+from reconv.recipe.images import Augment, Preprocess
+
+HANDED = "handed"  # int32 [n, 5]: bytes of the file that lies in the row (0: its pixels do), and the box to cut out
+
+
+def is_of_device(positions: I64, share: float) -> npt.NDArray[np.bool_]:
+    """Whether each position is the device's: evenly spread, so that all batches have the same number of them."""
+    before = np.floor(positions * share)
+    own: npt.NDArray[np.bool_] = np.floor((positions + 1) * share) > before
+    return own
+
+
+class HandOver:
+    """Samples decoded and cropped one by one, but for a share of them that is handed over encoded."""
+
+    def __init__(self, source: Source, preprocess: Preprocess, augment: Augment, share: float) -> None:
+        self._source = source
+        self._preprocess = preprocess
+        self._augment = augment
+        self._share = share
+        self._decode = Decode(source, preprocess, augment)
+        self.rows_per_task = self._decode.rows_per_task
+        self.columns = (*self._decode.columns, Column(HANDED, (5,), np.int32))
+
+    def draw(self, seed: int, positions: I64) -> Draws:
+        """Crops, and in the last column whose they are."""
+        drawn = self._decode.draw(seed, positions)
+        return np.concatenate([drawn, is_of_device(positions, self._share)[:, None]], axis=1)
+
+    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
+        """Decode each row into its place, or lay its file there."""
+        assert draws is not None  # evaluation has no draws, and is made by the host
+        rows[HANDED][:] = 0
+        for row, index in enumerate(indices):
+            sample, image, drawn = labelled(self._source, int(index)), rows["images"][row], draws[row, :-1]
+            rows["targets"][row] = sample.target
+            box = self._box(sample.data, drawn, image.nbytes) if draws[row, -1] else None
+            if box is None:
+                train_row(sample.data, self._preprocess, self._augment, drawn, image, sample.name)
+            else:
+                rows[HANDED][row] = (len(sample.data), *box)
+                image.reshape(-1)[: len(sample.data)] = np.frombuffer(sample.data, np.uint8)
+
+    def _box(self, data: bytes | U8, draws: Draws, room_bytes: int) -> Box | None:
+        """What the device would cut out of the file; None: it is not for the device."""
+        if not isinstance(data, bytes) or len(data) > room_bytes:
+            return None
+        found = head(data)
+        if found is None or found.num_components != 3 or found.width * found.height > MAX_PIXELS:
+            return None
+        return resized_box(found.width, found.height, draws, self._augment)
+
+
+def keep_here(draws: Draws, row: int) -> None:
+    """Have a row made by the host from now on, whoever was to make it."""
+    draws[row, -1] = 0

@@ -1,0 +1,222 @@
+"""Rows that a device's JPEG engine makes: which they are, what of them goes back to the host, and that nothing else
+changes. The engine here is Pillow and the plain form of the crop, on the CPU."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jpeg_examples import encoded, photograph
+from PIL import Image
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.data.augment import Box
+from reconv.data.engine import EngineRows
+from reconv.data.faults import Fault, Faults
+from reconv.data.handed import is_of_device
+from reconv.data.loader import TrainLoader
+from reconv.data.processes import Processes
+from reconv.data.sharing import balanced, measured_share
+from reconv.data.sources.folder import FolderSource
+from reconv.data.workers import Threads, Workers
+from reconv.errors import DataError, RecipeError
+from reconv.kernels.crop import crop_plainly
+from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import BatchSizes, Recipe
+
+SIZE = 48
+SPEC = Preprocess(size=SIZE, resize=SIZE)
+ODD = {3: "PNG", 5: "grey", 8: "progressive", 9: "large"}  # what the engine is not given, by index
+NUM = 14
+BRIGHTER = 3  # what this engine adds, so that one sees whose a row is
+
+
+class PillowEngine:
+    """Decodes by Pillow; some files it does not take."""
+
+    def __init__(self, refused: Sequence[bytes] = ()) -> None:
+        self.refused = list(refused)
+        self.num_files = 0
+
+    def crops(
+        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, antialias: bool
+    ) -> tuple[Tensor, list[int]]:
+        data = [bytes(file.numpy()) for file in files]
+        taken = [number for number, file in enumerate(data) if file not in self.refused]
+        self.num_files += len(taken)
+        if not taken:
+            return torch.empty((0, 3, size, size), dtype=torch.uint8), taken
+        pictures = [
+            torch.from_numpy(np.array(Image.open(io.BytesIO(data[number])))).permute(2, 0, 1) for number in taken
+        ]
+        return crop_plainly(pictures, [boxes[number] for number in taken], size, antialias) + BRIGHTER, taken
+
+    def place(self, images: Tensor, rows: Tensor, crops: Tensor) -> None:
+        images.index_copy_(0, rows, crops)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> FolderSource:
+    folder = tmp_path / "tree" / "train" / "ant"
+    folder.mkdir(parents=True)
+    for number in range(NUM):
+        pixels = photograph(60 + number, 90 - 2 * number, number)
+        kind, file = ODD.get(number, ""), io.BytesIO()
+        if kind == "PNG":
+            Image.fromarray(pixels).save(file, "PNG")
+        data = {
+            "PNG": file.getvalue(),
+            "grey": encoded(pixels, "L", quality=60),
+            "progressive": encoded(pixels, quality=60, progressive=True),
+            "large": encoded(np.random.default_rng(1).integers(0, 256, (90, 90, 3), dtype=np.uint8), quality=95),
+        }.get(kind) or encoded(pixels, quality=60)
+        (folder / f"{number:02}.jpg").write_bytes(data)
+    (tmp_path / "tree" / "val" / "ant").mkdir(parents=True)
+    (tmp_path / "tree" / "val" / "ant" / "0.jpg").write_bytes(encoded(photograph(60, 60)))
+    return FolderSource(tmp_path / "tree", "train")
+
+
+@contextmanager
+def opened(engine: PillowEngine | None) -> Iterator[EngineRows | None]:
+    rows = None if engine is None else EngineRows(engine, True)
+    yield rows
+    if rows is not None:
+        rows.close()
+
+
+def stream(
+    source: FolderSource,
+    engine: PillowEngine | None,
+    share: float = 0.5,
+    *,
+    start: int = 0,
+    stop: int = 5,
+    workers: Workers | None = None,
+    faults: Faults | None = None,
+    micro: int = 8,
+    world: int = 1,
+) -> list[Batch]:
+    """Steps of eight rows, the ranks' micro-batches after each other."""
+    recipe = Recipe(
+        seed=3,
+        data=Data(preprocess=SPEC, tail="wrap", workers=2),
+        augment=Augment(decoder="plain"),
+        batch=BatchSizes(size=8, group=4, micro=micro // world),
+    )
+    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=world)), gpu_share=share)
+    found = []
+    for rank in range(world):
+        with opened(engine) as rows:
+            loader = TrainLoader(source, recipe, plan, lambda t: t, rank, faults, shared=workers, engine=rows)
+            found += [
+                batch.map(torch.clone) for step in loader.steps(start, stop) for batch in step
+            ]  # memory is used again
+    return sorted(found, key=lambda batch: int(batch.positions[0]))
+
+
+def joined(batches: list[Batch], name: str) -> Tensor:
+    return torch.cat([batch[name] for batch in batches])
+
+
+def same(one: list[Batch], other: list[Batch]) -> bool:
+    return all(torch.equal(joined(one, name), joined(other, name)) for name in ("images", "targets", "indices"))
+
+
+def test_the_share_is_evenly_spread_by_position_and_exact() -> None:
+    for share in (1 / 16, 0.3, 7 / 16, 1.0):
+        own = is_of_device(np.arange(16_000), share)
+        assert own.sum() == round(16_000 * share)
+        counts = own.reshape(-1, 160).sum(1)
+        assert counts.max() - counts.min() <= 1
+    assert not is_of_device(np.arange(100), 0.0).any()
+
+
+def test_handed_rows_are_the_engines_and_all_others_are_the_hosts(source: FolderSource) -> None:
+    engine = PillowEngine()
+    with_engine, without = stream(source, engine), stream(source, None)
+    assert with_engine[0].tensors.keys() == without[0].tensors.keys()
+    apart = (joined(with_engine, "images").float() - joined(without, "images").float()).flatten(1).mean(1)
+    positions = torch.cat([batch.positions for batch in with_engine])
+    indices = joined(with_engine, "indices")
+    wanted = torch.from_numpy(is_of_device(positions.numpy(), 0.5))
+    wanted &= ~torch.isin(indices, torch.tensor(list(ODD)))
+    assert 0 < wanted.sum() == engine.num_files < 20
+    assert torch.equal(apart > BRIGHTER / 2, wanted)
+    assert (apart[wanted] - BRIGHTER).abs().max() < 0.3  # the crops are those of the host
+    assert (joined(with_engine, "images")[~wanted] == joined(without, "images")[~wanted]).all()
+
+
+def test_workers_ranks_micro_batches_and_a_resume_change_nothing(source: FolderSource) -> None:
+    expected = stream(source, PillowEngine())
+    for num_workers in (1, 3):
+        workers = Threads(num_workers)
+        assert same(stream(source, PillowEngine(), workers=workers), expected)
+        workers.close()
+    processes = Processes(1)
+    assert same(stream(source, PillowEngine(), workers=processes), expected)
+    processes.close()
+    assert same(stream(source, PillowEngine(), micro=4), expected)
+    assert same(stream(source, PillowEngine(), world=2), expected)
+    later = stream(source, PillowEngine(), start=2)
+    assert same(later, expected[-len(later) :]) and len(later) == 3
+
+
+def test_what_the_engine_does_not_take_is_made_by_the_host(source: FolderSource) -> None:
+    refused = [source.sample(index).data for index in (0, 1, 2)]
+    found = stream(source, PillowEngine(refused))  # type: ignore[arg-type]
+    engine, host = stream(source, PillowEngine()), stream(source, None)
+    back = torch.isin(joined(found, "indices"), torch.tensor([0, 1, 2]))
+    assert back.any() and not torch.equal(joined(engine, "images")[back], joined(host, "images")[back])
+    assert torch.equal(joined(found, "images")[back], joined(host, "images")[back])
+    assert torch.equal(joined(found, "images")[~back], joined(engine, "images")[~back])
+
+
+def test_a_bad_file_is_the_hosts_to_judge_and_its_neighbours_stay_the_engines(source: FolderSource) -> None:
+    whole = stream(source, PillowEngine())
+    broken = Path(source.path(4))
+    broken.write_bytes(b"no picture")
+    with pytest.raises(DataError) as caught:
+        stream(source, PillowEngine())
+    assert caught.value.where == str(broken)
+    runs = []
+    for num_workers in (1, 4):
+        told: list[Fault] = []
+        workers = Threads(num_workers)
+        runs.append(stream(source, PillowEngine(), workers=workers, faults=Faults(3, told.append)))
+        workers.close()
+        assert [fault.path for fault in told] == [str(broken)]
+    assert same(*runs)
+    replaced = joined(whole, "indices") == 4
+    assert replaced.any() and not torch.isin(joined(runs[0], "indices"), torch.tensor([4])).any()
+    assert torch.equal(joined(runs[0], "images")[~replaced], joined(whole, "images")[~replaced])
+
+
+def test_an_engine_that_fails_ends_the_run(source: FolderSource) -> None:
+    class Broken(PillowEngine):
+        def crops(self, *_: object) -> tuple[Tensor, list[int]]:
+            raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        stream(source, Broken())
+
+
+def test_a_share_is_balanced_by_what_each_side_takes() -> None:
+    assert balanced(host_s=1, handing_s=0, engine_s=1) == 0.5
+    assert balanced(host_s=1, handing_s=0.25, engine_s=0.25) == 15 / 16  # never all: evaluation needs workers too
+    assert balanced(host_s=1e-6, handing_s=0, engine_s=1) == 1 / 16
+
+
+def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothing(source: FolderSource) -> None:
+    augment = Augment(decoder="plain")
+    share = measured_share(source, SPEC, augment, PillowEngine(), workers=2, seed=0)
+    assert share * 16 in range(1, 16)
+    with pytest.raises(RecipeError, match="none of the pictures"):
+        measured_share(source, Preprocess(size=8, resize=8), augment, PillowEngine(), workers=2, seed=0)
