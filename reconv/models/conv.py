@@ -56,7 +56,18 @@ class SameConv2d(nn.Conv2d):
     """A convolution that pads as TensorFlow's SAME does, by the size of each input."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_pad(x, self.kernel_size[0], self.stride[0], 0.0))
+        return super().forward(self.padded(x))
+
+    def padded(self, x: Tensor) -> Tensor:
+        """The images with the zeros that each side needs."""
+        return _pad(x, self.kernel_size[0], self.stride[0], 0.0)
+
+
+def without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """A convolution's output before its bias is added."""
+    x = conv.padded(x) if isinstance(conv, SameConv2d) else x
+    out: Tensor = conv._conv_forward(x, conv.weight, None)
+    return out
 
 
 class SameMaxPool2d(nn.Module):

@@ -11,9 +11,9 @@ from torch import nn
 from reconv.models.conv import MaxPool2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import SqueezeExcitation
-from reconv.models.ssd import SSD
+from reconv.models.ssd import SSD, Extra
 
-FUSED = (BatchNorm2d, MaxPool2d, SameMaxPool2d, SqueezeExcitation, SSD, StemConv2d)
+FUSED = (BatchNorm2d, Extra, MaxPool2d, SameMaxPool2d, SqueezeExcitation, SSD, StemConv2d)
 
 
 def use_kernels(model: nn.Module, is_on: bool = True) -> int:

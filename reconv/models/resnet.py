@@ -237,10 +237,13 @@ class Trunk(Network):
 
     def features(self, images: Tensor) -> Tensor:
         """What the last stage says of images [n, channels, height, width]."""
+        return fork(self._end(self._last_block(images))).main
+
+    def _last_block(self, images: Tensor) -> Tensor | Fork:
         x: Tensor | Fork = self._stem(images)
         for name in self.layer_names:
             x = self.get_submodule(name)(x)
-        return self._end(x)
+        return x
 
     def trunk_stages(self) -> list[tuple[str, nn.Module]]:
         """The stem and every block."""
@@ -263,9 +266,8 @@ class Trunk(Network):
         stem: Tensor = self.maxpool(x)
         return stem
 
-    def _end(self, x: Tensor | Fork) -> Tensor:
-        x = fork(x).main
-        return normed(self.bn_last, x, _relu) if self.spec.version == "v2" else x
+    def _end(self, x: Tensor | Fork) -> Tensor | Fork:
+        return normed(self.bn_last, fork(x).main, _relu) if self.spec.version == "v2" else x
 
     def zero_norms(self) -> frozenset[str]:
         """The norms that the zero-gamma rule names; Graphcore's, no-projection, never touches basic blocks."""
@@ -294,8 +296,8 @@ class ResNet(Trunk):
         """The stem, every block, the head."""
         return [*self.trunk_stages(), ("head", Stage(self._head, *self.end_modules(), self.fc))]
 
-    def _head(self, x: Tensor) -> Tensor:
-        return self._pooled(self._end(x))
+    def _head(self, x: Tensor | Fork) -> Tensor:
+        return self._pooled(fork(self._end(x)).main)
 
     def _pooled(self, x: Tensor) -> Tensor:
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))

@@ -19,15 +19,16 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.kernels import fused
-from reconv.models.conv import SameConv2d, SameMaxPool2d
+from reconv.models.conv import SameConv2d, SameMaxPool2d, without_bias
 from reconv.models.network import BoxAnswers, BoxMaps, ConvInit, Initialisation, Spec, Stage, ZeroGamma, by_box
+from reconv.models.norm import Fork, fork
 from reconv.models.resnet import TABLE as RESNETS
 from reconv.models.resnet import ResNetSpec, Trunk
 
 NUM_STAGES = 3  # of the trunk
 STRIDES = (1, 2, 1)  # of those: the third stays as large as the second
 
-Maps = tuple[Tensor, ...]
+Maps = tuple[Tensor | Fork, ...]  # one use of a map is its heads', the other the next map's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +115,19 @@ class Extra(nn.Sequential):
         half = out_channels // 2
         last = SameConv2d(half, out_channels, 3, 2) if is_halved else nn.Conv2d(half, out_channels, 3)
         super().__init__(nn.Conv2d(in_channels, half, 1), last)
+        self.fused = False  # whether kernels compute bias and ReLU in training, where they take images
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self[1](F.relu(self[0](x))))
+    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
+        inner = self._activated(self[0], fork(x).shortcut)
+        return self._activated(self[1], fork(inner).main)
+
+    def _activated(self, conv: nn.Module, x: Tensor) -> Tensor | Fork:
+        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        if self.fused and self.training and fused.available(x) and conv.out_channels % fused.CHANNEL_MULTIPLE == 0:
+            from reconv.kernels.bias import bias_relu
+
+            return Fork(*bias_relu(without_bias(conv, x), conv.bias))
+        return F.relu(conv(x))
 
 
 class SSD(Trunk):
@@ -145,7 +156,7 @@ class SSD(Trunk):
 
     def forward(self, images: Tensor) -> BoxAnswers | BoxMaps:
         """Codes and logits of every default box of images [n, channels, side, side]."""
-        maps: Maps = (self.features(images),)
+        maps: Maps = (self._end(self._last_block(images)),)
         for extra in self.extras:
             maps = (*maps, extra(maps[-1]))
         return self._answers(maps)
@@ -157,11 +168,12 @@ class SSD(Trunk):
         return [*self.trunk_stages(), first, *extras, ("heads", Stage(self._answers, self.class_heads, self.box_heads))]
 
     def _answers(self, maps: Maps) -> BoxAnswers | BoxMaps:
-        if self.fused and self.training and all(fused.available(x) for x in maps):
-            both = map(_both, self.class_heads, self.box_heads, maps)
+        inputs = [fork(x).main for x in maps]
+        if self.fused and self.training and all(fused.available(x) for x in inputs):
+            both = map(_both, self.class_heads, self.box_heads, inputs)
             return BoxMaps(tuple(both), self.boxes_per_cell, self.num_classes)
-        codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
-        logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)]
+        codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, inputs, strict=True)]
+        logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, inputs, strict=True)]
         return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
 
     def _added(self) -> list[tuple[str, nn.Module]]:

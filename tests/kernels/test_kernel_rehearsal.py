@@ -21,6 +21,7 @@ from reconv.models.fuse import use_kernels
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
+from reconv.models.network import BoxMaps
 from reconv.models.norm import fork
 from reconv.models.rehearse import variants_of
 
@@ -42,7 +43,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[Variant]:
 def train_once(model: nn.Module, images: Tensor) -> None:
     layers = LayerState(model)
     layers.enter(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
-    fork(model(images)).main.float().sum().backward()
+    outputs = model(images)
+    ends = outputs.maps if isinstance(outputs, BoxMaps) else (fork(outputs).main,)
+    sum(end.float().sum() for end in ends).backward()
     layers.commit(torch.tensor(True))
 
 
@@ -60,18 +63,27 @@ def inception() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 1), Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)))
 
 
+NARROW = {"trunk": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16, 16], "boxes_per_cell": [4, 6, 4]}
 NETWORKS = {
     "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
     "squeezing": lambda: build_model("resnet10", num_classes=4, width=8, depths=[2], se_ratio=4),
     "relu6": lambda: inverted("relu6"),
     "silu": lambda: inverted("silu"),
     "inception": inception,
+    "detecting": lambda: build_model("ssd_resnet34", 3, **NARROW),
 }
 
 
 @pytest.mark.parametrize(
     "name, lower",
-    [("residual", torch.bfloat16), ("squeezing", None), ("relu6", None), ("silu", torch.bfloat16), ("inception", None)],
+    [
+        ("residual", torch.bfloat16),
+        ("squeezing", None),
+        ("relu6", None),
+        ("silu", torch.bfloat16),
+        ("inception", None),
+        ("detecting", None),
+    ],
 )
 def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launched) -> None:
     torch.manual_seed(0)
