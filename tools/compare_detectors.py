@@ -1,39 +1,40 @@
 """Train our SSD-ResNet34 and torchvision's SSD300 (VGG16) from scratch on the same pictures, and score both alike.
 
-    python tools/compare_detectors.py --data VOC --out RUN --json compared.json [--images 50000] [--budget-s 120]
+    python tools/compare_detectors.py --data VOC --out RUN --json compared.json [--images 90000] [--limit-s 560]
 
 VOC has JPEGImages, Annotations and ImageSets/Main; torchvision must be installed, with its compiled operations. Ours is
-`reconv.train` on `ssd-resnet34-voc`, so RUN is an ordinary run with its curve and report. Theirs is
-`ssd300_vgg16(weights=None, weights_backbone=None)` with its own matching, losses and post-processing, fed with the very
-batches of ours: same order, crops, flips and colours. Both see as many images, in batches of one size, by SGD with
-momentum 0.9 and a decay of 5e-4, in bf16 with losses in fp32, with the same warm-up and cosine; each has a rate of its
-own, theirs that of torchvision's reference (0.002 for 32 images). Both give up to 200 boxes with a score above 0.01 for
-each validation picture squeezed to 300 x 300, and VOC's precision is counted by the same function.
+`reconv.train` on `ssd-resnet34-voc`, so RUN is an ordinary run with its curve and report; --init gives its trunk
+weights to begin with. Theirs is `ssd300_vgg16(weights=None, weights_backbone=None)` with its own matching, losses and
+post-processing, fed by our loader: the same order, crops, flips and colours (fields of `augment` and `data` that --set
+gives are for both). Both see as many images, by SGD with momentum 0.9 and a decay of 5e-4, in bf16 with losses in fp32,
+with a warm-up over 8 % and a cosine to zero; each has a rate (for 32 images) and a batch of its own, theirs those of
+torchvision's reference (0.002, 32). Both give up to 200 boxes with a score above 0.01 for each validation picture
+squeezed to 300 x 300, and VOC's precision is counted by the same function.
 
 What differs from torchvision's reference, meant to help it: inputs are scaled to a deviation near 1 (its default, 0 to
 255, is that of the pretrained trunk, and made the first gradient of one made-up batch eight times as long), and
 gradients are cut to a norm of 35, since a trunk without norms might diverge. Neither was tried against leaving it out.
 
-Some steps of theirs are timed first. Where --budget-s does not suffice for --images, both are given fewer, so that both
-schedules come to their end; if theirs still takes a quarter longer, it is stopped and ours is told at that point too.
+Some steps of theirs are timed first. Where the rest of --limit-s, less --ours-s, does not suffice for --images, both
+are given fewer, so that both schedules come to their end. If theirs is stopped all the same, ours is told at that point
+too.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from try_settings import Result, as_overrides, as_typed, for_images, print_table, trained, write_json
 
-from reconv import train
 from reconv.batch import Batch
 from reconv.bench.subject import Subject, about, open_subject
 from reconv.boxes.detections import Detections
@@ -41,7 +42,6 @@ from reconv.data.prepare import EvalPrepare, TrainPrepare
 from reconv.data.stages import Stages
 from reconv.engine.schedule import learning_rate
 from reconv.recipe.load import Override
-from reconv.report.events import Evaluated, Event
 from reconv.run import parts
 from reconv.run.detection import with_boxes
 from reconv.run.feed import Feed, open_feed
@@ -49,132 +49,99 @@ from reconv.run.sources import data_path, open_split
 from reconv.tasks.detection_scores import DetectionEvaluator
 
 RECIPE = "ssd-resnet34-voc"
-THEIR_LR = 0.002  # for 32 images, torchvision's reference
+METRIC = "voc10"
 PER = 32
 MAX_NORM = 35.0
-WARMUP = 0.08  # of the run
 MAX_DETECTIONS = 200
 PROBE_STEPS = 12
 UNTIMED_STEPS = 6  # in which algorithms are tried
-PATIENCE = 1.25  # times the budget
-
-
-@dataclass
-class Result:
-    """What one detector reached."""
-
-    name: str
-    images: int = 0
-    voc10: float = math.nan
-    voc07: float = math.nan
-    images_per_s: float = math.nan  # in training alone
-    wall_s: float = 0.0
-    curve: list[tuple[int, float, float]] = field(default_factory=list)  # images seen, voc10, voc07
-    note: str = ""
-
-    def reached(self, images: int, numbers: dict[str, float]) -> None:
-        """Take the numbers of an evaluation."""
-        self.images, self.voc10, self.voc07 = images, numbers["voc10"], numbers["voc07"]
-        self.curve.append((images, self.voc10, self.voc07))
-        print(f"{self.name}: {images:,} images, voc10 {self.voc10:.4f}, voc07 {self.voc07:.4f}", flush=True)
+SCORING_S = 20.0  # kept free for each evaluation of theirs
 
 
 def main() -> None:
     given = _arguments()
-    wanted = max(1, math.ceil(given.images / given.batch))
-    subject = _opened(given, wanted, THEIR_LR)
+    ends_s = time.perf_counter() + given.limit_s - SCORING_S * given.their_points
+    subject = _opened(given, given.images)
     with open_feed(subject.recipe, subject.plan, subject.device, Stages()) as feed:
-        rate = Theirs(subject, feed).probe(min(PROBE_STEPS, wanted))
-        steps = max(1, min(wanted, int(rate * given.budget_s / given.batch)))
-        print(f"theirs: {rate:.0f} images/s; both get {steps * given.batch:,} images", flush=True)
-        ours = _ours(given, steps)
-        told = {"batch": given.batch, **about(subject.recipe, subject.device), "ours": asdict(ours)}
-        _write(given.json, told)
-        subject = _opened(given, steps, THEIR_LR)
-        theirs = Theirs(subject, feed).train(given.budget_s, given.evaluations)
-    at_same = [point for point in ours.curve if point[0] <= theirs.images]
-    same = dict(zip(("images", "voc10", "voc07"), at_same[-1], strict=True)) if at_same else None
-    _write(given.json, {**told, "theirs": asdict(theirs), "ours_at_their_images": same})
-    _print_table((ours, theirs), same)
+        rate = Theirs(subject, feed).probe(min(PROBE_STEPS, subject.plan.total_steps))
+        images = min(given.images, int(rate * (ends_s - time.perf_counter() - given.ours_s)))
+        if images < given.their_batch:
+            raise SystemExit(f"no time is left for training: theirs takes {given.images / rate:.0f} s at {rate:.0f}/s")
+        print(f"theirs: {rate:.0f} images/s; both get {images:,} images", flush=True)
+        ours = _ours(given, images)
+        told = {**about(subject.recipe, subject.device), "ours": asdict(ours)}
+        write_json(given.json, told)
+        theirs = Theirs(_opened(given, images), feed, given.their_points).train(ends_s)
+    write_json(given.json, {**told, "theirs": asdict(theirs)})
+    earlier = [point for point in ours.curve if point[0] <= theirs.images]
+    underway = [Result("ours, underway", METRIC, *earlier[-1], earlier)] if earlier and theirs.note else []
+    print_table([ours, theirs, *underway])
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="a VOC folder")
-    parser.add_argument("--out", required=True, help="the folder of our run")
+    parser.add_argument("--out", required=True, type=Path, help="the folder of our run")
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
-    parser.add_argument("--images", type=int, default=50_000, help="that each sees in training")
-    parser.add_argument("--budget-s", type=float, default=120.0, help="seconds that their training may take")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.01, help="ours, for 32 images")
-    parser.add_argument("--points", type=int, default=12, help="of our curve")
-    parser.add_argument("--evaluations", type=int, default=2, choices=(1, 2, 3), help="of theirs")
+    parser.add_argument("--images", type=int, default=90_000, help="that each sees in training")
+    parser.add_argument("--limit-s", type=float, default=560.0, help="seconds for both, from the start")
+    parser.add_argument("--ours-s", type=float, default=120.0, help="seconds of those that ours may take")
+    parser.add_argument("--batch", type=int, default=32, help="ours")
+    parser.add_argument("--lr", type=float, default=0.02, help="ours, for 32 images")
+    parser.add_argument("--init", default=None, help="weights of our trunk: a run of resnet34")
+    parser.add_argument("--points", type=int, default=8, help="of our curve")
+    parser.add_argument("--their-batch", type=int, default=32)
+    parser.add_argument("--their-lr", type=float, default=0.002, help="for 32 images")
+    parser.add_argument("--their-points", type=int, default=3, help="of their curve")
     parser.add_argument("--workers", type=int, default=16, help="processes that decode")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="more overrides of ours")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="more overrides")
     return parser.parse_args()
 
 
-def _overrides(given: argparse.Namespace, steps: int, lr: float) -> list[Override]:
+def _overrides(workers: int, batch: int, lr: float) -> list[Override]:
     """The recipe for a short run from scratch."""
-    # A picture takes 3.2 ms of processor time, much of it under the interpreter's lock (by a profile, not by a run on
-    # many cores), so processes decode.
-    fields: dict[str, Any] = {
-        "length": f"{steps}step",
-        "batch.size": given.batch,
+    # Choosing a crop takes 0.4 ms under the interpreter's lock, so processes decode.
+    fields = {
+        "batch.size": batch,
         "schedule.kind": "cosine",
         "schedule.milestones": [],
         "schedule.lr": lr,
         "schedule.per": PER,
-        "schedule.warmup": f"{max(1, round(WARMUP * steps))}step",
+        "schedule.warmup": "8%",
         "detection.score": 0.01,
         "detection.max_per_image": MAX_DETECTIONS,
         "data.backend": "processes",
-        "data.workers": given.workers,
+        "data.workers": workers,
         "data.prefetch": 8,
-        "evaluate.every": f"{max(1, -(-steps // given.points))}step",
         "evaluate.batch": 100,
-        "save.every": f"{steps}step",
+        "save.every": "100%",
         "save.keep_best": False,
     }
-    return [(name, value, "compare_detectors") for name, value in fields.items()]
+    return as_overrides(fields, "compare_detectors")
 
 
-def _opened(given: argparse.Namespace, steps: int, lr: float) -> Subject:
-    return open_subject(
-        RECIPE, input="real", data=given.data, overrides=_overrides(given, steps, lr), device=given.device
-    )
+def _ours(given: argparse.Namespace, images: int) -> Result:
+    overrides = [*_overrides(given.workers, given.batch, given.lr), *as_typed(given.set)]
+    if given.init is not None:
+        overrides.append(("model.init", given.init, "--init"))
+    overrides = for_images(RECIPE, overrides, images, given.points)
+    result = Result("ours", METRIC)
+    return trained(result, RECIPE, data=given.data, out=given.out, overrides=overrides, device=given.device)
 
 
-def _ours(given: argparse.Namespace, steps: int) -> Result:
-    """Train the recipe as anybody would."""
-    result = Result("ours")
-
-    def observe(event: Event) -> None:
-        if isinstance(event, Evaluated):
-            result.reached(event.step * given.batch, dict(event.metrics))
-
-    more: list[Override] = [(*text.split("=", 1), "--set") for text in given.set]
-    started_s = time.perf_counter()
-    finished = train(
-        RECIPE,
-        data=given.data,
-        out=given.out,
-        overrides=[*_overrides(given, steps, given.lr), *more],
-        device=given.device,
-        on_event=observe,
-    )
-    result.wall_s = time.perf_counter() - started_s
-    result.images_per_s = finished.summary["images_per_s"] or math.nan
-    waited = finished.summary["data_wait_fraction"]
-    result.note = f"waited {waited:.0%} of its training for data" if waited else ""
-    return result
+def _opened(given: argparse.Namespace, images: int) -> Subject:
+    """The data and the plan of theirs."""
+    both = [override for override in as_typed(given.set) if override[0].startswith(("augment.", "data."))]
+    overrides = [*_overrides(given.workers, given.their_batch, given.their_lr), *both]
+    overrides = for_images(RECIPE, overrides, images, given.their_points)
+    return open_subject(RECIPE, input="real", data=given.data, overrides=overrides, device=given.device)
 
 
 class Theirs:
     """torchvision's SSD300 on the batches of ours."""
 
-    def __init__(self, subject: Subject, feed: Feed) -> None:
+    def __init__(self, subject: Subject, feed: Feed, points: int = 1) -> None:
         from torchvision.models.detection import ssd300_vgg16  # an oracle here, never a part of the product
 
         recipe, self._device = subject.recipe, subject.device
@@ -193,7 +160,7 @@ class Theirs:
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.SGD(
             self._parameters,
-            lr=THEIR_LR,
+            lr=recipe.schedule.lr,
             momentum=recipe.optimizer.momentum,
             weight_decay=recipe.optimizer.weight_decay,
         )
@@ -201,6 +168,7 @@ class Theirs:
         self._prepare = TrainPrepare(plain, recipe.augment, subject.plan.num_classes, torch.float32)
         self._prepare_eval = EvalPrepare(plain, torch.float32)
         self._plan, self._side = subject.plan, preprocess.size
+        self._score_every = -(-subject.plan.total_steps // points)
         self._loader = parts.train_loader(recipe, subject.plan, subject.source, self._device.move, feed=feed)
         self._val = with_boxes(open_split(recipe, data_path(recipe), "val"))
         self._val_loader = parts.eval_loader(
@@ -219,17 +187,15 @@ class Theirs:
         self._device.synchronize()
         return (steps - untimed) * self._plan.global_batch / (time.perf_counter() - started_s)
 
-    def train(self, budget_s: float, evaluations: int) -> Result:
+    def train(self, ends_s: float) -> Result:
         """Train to the end of the plan, or as far as time goes."""
-        result, total, size = Result("theirs"), self._plan.total_steps, self._plan.global_batch
-        scored_at = {round(total * share / evaluations) for share in range(1, evaluations + 1)}
-        started_s = time.perf_counter()
-        train_s, mark_s = 0.0, started_s
+        result, total, size = Result("theirs", METRIC), self._plan.total_steps, self._plan.global_batch
+        began_s = time.perf_counter()
+        train_s, mark_s = 0.0, began_s
         for done, batch in enumerate(self._batches(), start=1):
             loss = self._step(done - 1, batch)
-            out_of_time = train_s + time.perf_counter() - mark_s > PATIENCE * budget_s
-            is_last = out_of_time or done == total
-            if not is_last and done not in scored_at:
+            is_late = done < total and time.perf_counter() > ends_s
+            if not is_late and done < total and done % self._score_every:
                 continue
             self._device.synchronize()
             train_s += time.perf_counter() - mark_s
@@ -239,12 +205,11 @@ class Theirs:
                 result.images, result.note = done * size, f"diverged: the loss is {value}"
                 break
             result.reached(done * size, self._score())
-            if out_of_time and done < total:
-                result.note = f"stopped by --budget-s after {done * size:,} of {total * size:,} images"
-            if is_last:
+            if is_late:
+                result.note = f"stopped by --limit-s after {done * size:,} of {total * size:,} images"
                 break
             mark_s = time.perf_counter()
-        result.wall_s = time.perf_counter() - started_s
+        result.wall_s = time.perf_counter() - began_s
         return result
 
     def _batches(self) -> Iterator[Batch]:
@@ -310,24 +275,6 @@ def _padded(found: Sequence[dict[str, Tensor]], side: int) -> Detections:
         scores[row, :count] = one["scores"]
         labels[row, :count] = one["labels"]
     return Detections(boxes, scores, labels, torch.tensor(counts))
-
-
-def _write(path: Path, told: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    valid = json.loads(json.dumps(told), parse_constant=lambda _: None)  # JSON has no NaN
-    path.write_text(json.dumps(valid, indent=2) + "\n", encoding="utf-8")
-
-
-def _print_table(results: Sequence[Result], same: dict[str, float] | None) -> None:
-    print(f"\n{'':22}{'voc10':>8}{'voc07':>8}{'images/s':>10}{'wall s':>8}{'images':>9}")
-    for result in results:
-        name = {"ours": "ssd-resnet34-voc", "theirs": "torchvision ssd300"}[result.name]
-        print(
-            f"{name:22}{result.voc10:8.4f}{result.voc07:8.4f}{result.images_per_s:10.0f}{result.wall_s:8.1f}"
-            f"{result.images:9,}  {result.note}"
-        )
-    if same is not None and same["images"] != results[0].images:
-        print(f"{'ours, at their images':22}{same['voc10']:8.4f}{same['voc07']:8.4f}{'':18}{int(same['images']):9,}")
 
 
 if __name__ == "__main__":
