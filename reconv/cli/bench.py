@@ -16,6 +16,7 @@ from reconv.cli.options import (
     NearestGroup,
     Verb,
     batch_override,
+    begin_compiler,
     complete_recipes,
     emit_json,
     json_option,
@@ -106,6 +107,7 @@ def train(
         ("data.workers", workers, "--workers"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
+    begin_compiler(device, devices)
 
     from reconv.bench.peers import find_peers
     from reconv.bench.timing import Wish

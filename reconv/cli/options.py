@@ -117,6 +117,14 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> tu
     return "batch.size", size, "--batch-size"
 
 
+def begin_compiler(device: str, devices: int | None) -> None:
+    """Let the compiler of kernels prepare itself while torch is imported, unless this process only starts others."""
+    from reconv.kernels import compiler
+
+    if devices is None:
+        compiler.begin(device)
+
+
 def emit_json(result: object, json_file: str) -> None:
     """Write a result as JSON to stdout or to a file."""
     if json_file == STDOUT:  # which may take ASCII alone

@@ -20,6 +20,7 @@ from reconv.cli.options import (
     STDOUT,
     Verb,
     batch_override,
+    begin_compiler,
     complete_recipes,
     emit_json,
     json_option,
@@ -109,6 +110,7 @@ def train(
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read when torch is imported; else its profiler writes to stderr
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # likewise: a lost peer is told once, in our words
+    begin_compiler(device, devices)
     if dry_run is not None or compile_only:
         _refuse_with_rehearsal(dry_run, compile_only, resume, profile)
         return rehearse(

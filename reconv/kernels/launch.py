@@ -36,6 +36,11 @@ class Variant:
         """One argument of each type; a dtype stands for a tensor that begins at a multiple of 16 bytes."""
         return tuple(_SAMPLES[t] if isinstance(t, type) else t for t in self.types)
 
+    def named(self) -> tuple[str, str, list[str], dict[str, int]]:
+        """The same in words, for a process that has no torch: a module and its kernel, types and constants."""
+        types = [t.__name__ if isinstance(t, type) else str(t).removeprefix("torch.") for t in self.types]
+        return self.kernel.__module__, self.kernel.__name__, types, dict(self.constants)
+
 
 def variant_of(kernel: Any, args: Sequence[Tensor | float], constants: dict[str, int]) -> Variant:
     """The variant that a call launches."""

@@ -20,7 +20,7 @@ from reconv.data.prepare import EvalPrepare
 from reconv.data.source import Source
 from reconv.device import Device, Recorder
 from reconv.errors import RecipeError, UsageError
-from reconv.kernels import fused
+from reconv.kernels import compiler, fused
 from reconv.models import build_model
 from reconv.models.balance import check_splits
 from reconv.models.fastnet import FastNet
@@ -152,6 +152,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
 def compile_ahead(network: Network, recipe: Recipe, device: Device, side: int, tell: Callable[[str], None]) -> None:
     """Begin to compile the kernels of a training step on images of this side, beside the rest of the start."""
     if not (wants_kernels(recipe, device) and network.channels_last):
+        compiler.dismiss()
         return
     from reconv.kernels import warm
 
@@ -159,10 +160,9 @@ def compile_ahead(network: Network, recipe: Recipe, device: Device, side: int, t
     policy = network.precision
     try:
         variants = variants_of(network.model, image, policy.input_dtype, policy.autocast())
+        warm.compile_ahead(variants, device.torch, tell)
     except Exception as failure:  # any: this is a matter of speed alone
         tell(f"kernels are compiled one after another, as the first step needs them: {failure!r}")
-        return
-    warm.compile_ahead(variants, device.torch, tell)
 
 
 def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | None:

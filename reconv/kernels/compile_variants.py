@@ -1,0 +1,104 @@
+"""A program that compiles kernels into Triton's cache, for a GPU that it knows by name alone.
+
+Owns the processes in which that happens: Triton holds Python's lock for a large part of a compilation, so that threads
+wait for each other. Refuses to know torch, and opens no GPU. Invariant: it leaves files in Triton's cache and nothing
+else; it ends with its work, with its input, or after a while in which nobody gave it any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.cache import triton_key
+from triton.runtime.jit import MockTensor
+
+_PATIENCE_S = 120.0
+_NUMBERS: dict[str, int | float] = {"int": 16, "float": 1.0}  # counts are not specialised
+
+
+class NamedGpu:
+    """What Triton asks of a driver while it compiles, told of a GPU that may be elsewhere."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    @property
+    def utils(self) -> Any:
+        """The driver's C module, built by the first who asks."""
+        return import_module("triton.backends.nvidia.driver").CudaUtils()
+
+
+def compiled(module: str, name: str, types: list[str], constants: dict[str, int]) -> Any:
+    """The variant of a kernel, from the cache or left in it."""
+    kernel = getattr(import_module(module), name)
+    arguments = [_NUMBERS[kind] if kind in _NUMBERS else MockTensor(kind) for kind in types]
+    return kernel.warmup(*arguments, grid=(1,), **constants)
+
+
+def _compile(target: list[Any], variant: list[Any]) -> None:
+    """Compile a variant, and what launches it: where that is C code of its own, it takes as long."""
+    driver.set_active(NamedGpu(GPUTarget(*target)))
+    found = compiled(*variant)
+    import_module("triton.backends.nvidia.driver").CudaLauncher(found.src, found.metadata)
+
+
+def _build_driver() -> None:
+    import_module("triton.backends.nvidia.driver").CudaUtils()
+
+
+def _forked(work: Callable[[], object]) -> int:
+    """Do work in a child, whose number is the result."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
+
+
+def main() -> None:
+    """Compile the variants that one line of input lists, and tell the number of each that is done, well or not."""
+    _forked(_build_driver)
+    triton_key()  # a digest of Triton's own 400 MB, which the children would each compute
+    if not select.select([sys.stdin], [], [], _PATIENCE_S)[0] or not (line := sys.stdin.readline()):
+        return
+    target, variants = json.loads(line)
+    running: dict[int, int] = {}
+    for number, variant in enumerate(variants):
+        if len(running) >= len(os.sched_getaffinity(0)):
+            _tell_one(running)
+        running[_forked(partial(_compile, target, variant))] = number
+    while running:
+        _tell_one(running)
+
+
+def _tell_one(running: dict[int, int]) -> None:
+    """Wait for a child; what it was to compile is told."""
+    pid, _ = os.wait()
+    if pid in running:
+        print(running.pop(pid), flush=True)
+
+
+if __name__ == "__main__":
+    main()
