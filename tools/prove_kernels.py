@@ -23,11 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reconv.boxes.anchors import default_boxes
 from reconv.kernels import excite, max_pool, norm, pool, reference, stem
+from reconv.kernels.box_losses import Layout, Truth, box_losses
 from reconv.kernels.norm import Norm, Operand
 from reconv.kernels.rows import rows_of
 from reconv.kernels.window import Window
 from reconv.models.conv import SameMaxPool2d
+from reconv.models.network import BoxMaps
+from reconv.tasks.detection import Rules, image_losses
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))  # planes, side, blocks of ResNet-50
@@ -121,7 +125,7 @@ def prove() -> bool:
             is_right &= max(worst.values()) <= tolerance
             words = " ".join(f"{name} {value:.1e}" for name, value in worst.items())
             print(f"{form:10} {str(dtype)[6:]:9} {len(shapes) * 2 + 2:6}  {words} ({tolerance:.0e})", flush=True)
-    return is_right & prove_stem() & prove_max_pool() & prove_excite()
+    return is_right & prove_stem() & prove_max_pool() & prove_excite() & prove_box_losses()
 
 
 def prove_stem() -> bool:
@@ -168,6 +172,34 @@ def prove_excite() -> bool:
             worst = max(worst, error(y, y64), error(x.grad, x64.grad))
         is_right &= worst <= tolerance
         print(f"{'excite':10} {str(dtype)[6:]:9} {6:6}  y, dx {worst:.1e} ({tolerance:.0e})")
+    return is_right
+
+
+def prove_box_losses() -> bool:
+    """Print the worst errors of SSD's losses and of the gradients of its maps, against the plain losses."""
+    sides, per_cell, num_classes, n = (38, 19, 10, 5, 3, 1), (4, 6, 6, 6, 4, 4), 81, 8
+    ratios = [(2.0,), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0), (2.0,), (2.0,)]
+    anchors = default_boxes([1 / side for side in sides], sides, [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], ratios)
+    layout, rules = Layout(per_cell, num_classes), Rules()
+    low = torch.rand(n, 200, 2, device="cuda") * 0.7
+    boxes = torch.cat([low, low + 0.02 + 0.28 * torch.rand_like(low)], dim=2)
+    labels = torch.randint(1, num_classes, (n, 200), device="cuda")
+    counts = torch.tensor([0, 1, 2, 5, 10, 20, 50, 200], device="cuda")
+    shown = (boxes, labels, counts, anchors.cuda())
+    truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        pairs = zip(sides, per_cell, strict=True)
+        maps = [draw(n, layout.channels(b), s, s, dtype=dtype).requires_grad_() for s, b in pairs]
+        again = [x.detach().clone().requires_grad_() for x in maps]
+        found = box_losses(maps, layout, truth)
+        expected = image_losses(*BoxMaps(tuple(again), per_cell, num_classes).answers(), *shown, rules)
+        worst = max(error(a, b) for a, b in zip(found, expected, strict=True))
+        torch.stack(found).sum().backward()
+        torch.stack(expected).sum().backward()
+        worst = max(worst, *(error(a.grad, b.grad.double()) for a, b in zip(maps, again, strict=True)))
+        is_right &= worst <= tolerance
+        print(f"{'box_losses':10} {str(dtype)[6:]:9} {6:6}  losses, dx {worst:.1e} ({tolerance:.0e})")
     return is_right
 
 

@@ -21,7 +21,8 @@ from reconv.kernels.launch import launch
 
 MOST_ANCHORS = 65536  # whose losses one program sorts
 MOST_CLASSES = 4096
-_TILE_VALUES = 2048
+# Compiled for sm_90 the first needs 72 registers a thread and the second 39: most programs of that one end at once.
+_JUDGED_VALUES, _GRADIENT_VALUES = 2048, 1024
 _LANES = 256
 _CLAIMING_PROGRAMS = 16  # of an image; each takes every 16th true box
 _MINED_PER_WARP = 512
@@ -77,7 +78,7 @@ class _Losses(Function):
         shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
         rows = matched(truth)
         by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
-        for x, numbers, grid, known in _calls(maps, layout, truth):
+        for x, numbers, grid, known in _calls(maps, layout, truth, _JUDGED_VALUES):
             launch(device.judge, grid, x, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
         losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
         block = 1 << (num_anchors - 1).bit_length()
@@ -93,8 +94,9 @@ class _Losses(Function):
     def backward(ctx: Any, dclasses: Tensor, dboxes: Tensor) -> tuple[Tensor | None, ...]:
         rows, boxes, labels, anchors, log_sums, losses, *maps = ctx.saved_tensors
         given = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
-        gradients = [torch.empty_like(x) for x in maps]
-        for dx, (x, numbers, grid, known) in zip(gradients, _calls(maps, ctx.layout, ctx.truth), strict=True):
+        gradients = [torch.zeros_like(x) for x in maps]
+        calls = _calls(maps, ctx.layout, ctx.truth, _GRADIENT_VALUES)
+        for dx, (x, numbers, grid, known) in zip(gradients, calls, strict=True):
             launch(device.gradient, grid, x, *given, dx, *numbers, **known)
         return None, None, *gradients
 
@@ -116,11 +118,11 @@ def matched(truth: Truth) -> Tensor:
 
 
 def _calls(
-    maps: Sequence[Tensor], layout: Layout, truth: Truth
+    maps: Sequence[Tensor], layout: Layout, truth: Truth, tile_values: int
 ) -> Iterator[tuple[Tensor, tuple[float, ...], tuple[int, int], dict[str, int]]]:
     """Of each map: itself, the numbers that kernels are told, their programs and constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()
-    known = {"ROWS": max(1, _TILE_VALUES // classes), "CLASSES": classes}
+    known = {"ROWS": max(1, tile_values // classes), "CLASSES": classes}
     first = 0
     for x, boxes in zip(maps, layout.per_cell, strict=True):
         n, channels, height, width = x.shape

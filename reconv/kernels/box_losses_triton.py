@@ -11,7 +11,6 @@ import triton.language as tl
 HARD: tl.constexpr = tl.constexpr(-1)  # in place of a true box's row: a negative that counts
 UNUSED: tl.constexpr = tl.constexpr(-2)  # one that does not
 EPSILON: tl.constexpr = tl.constexpr(1e-8)  # of the code, as published
-PADDING: tl.constexpr = tl.constexpr(8)  # at least as many channels as mean nothing
 
 _COUNTS = ["num_rows", "num_anchors", "num_cells", "per_cell", "num_classes", "channels", "first"]
 
@@ -104,14 +103,14 @@ def _smooth(x, at, wanted, positive):
 
 @triton.jit
 def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexpr):
-    """Of this program's boxes of a map: which exist, their shapes, their places in the published order and where
-    their logits and codes begin."""
+    """Of this program's boxes of a map: which exist, their places in the published order, and where their logits and
+    codes begin."""
     box = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cell, shape = box // per_cell, box % per_cell
     pixel = (tl.program_id(1) * num_cells + cell) * channels
     logits = pixel + shape * num_classes
     codes = pixel + per_cell * num_classes + shape * 4
-    return cell < num_cells, shape, first + shape * num_cells + cell, logits, codes
+    return cell < num_cells, first + shape * num_cells + cell, logits, codes
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -120,21 +119,21 @@ def judge(
     num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Cross-entropy and, of positives, smooth L1 of each default box of a map."""
-    exists, _, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    exists, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
-    row = tl.load(rows + at, mask=exists, other=UNUSED)
+    number = tl.arange(0, CLASSES)[None, :]
+    mask = exists[:, None] & (number < num_classes)
+    z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
+    row = tl.load(rows + at, mask=exists, other=UNUSED)  # behind the logits, which need not wait for it
     positive = row >= 0
     row += image * num_rows
     label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
 
-    number = tl.arange(0, CLASSES)[None, :]
-    mask = exists[:, None] & (number < num_classes)
-    z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
     z = tl.where(number < num_classes, z, float("-inf"))
     most = tl.max(z, 1)
     log_sum = most + tl.log(tl.sum(tl.exp(z - most[:, None]), 1))
-    own = tl.load(x + logits + label, mask=exists, other=0.0).to(tl.float32)
+    own = tl.sum(tl.where(number == label[:, None], z, 0.0), 1)
     tl.store(by_class + at, log_sum - own, mask=exists)
     tl.store(log_sums + at, log_sum, mask=exists)
 
@@ -186,11 +185,11 @@ def mine(
 
 
 @triton.jit
-def _store_slope(dx, x, at, wanted, positive, exists, factor):
+def _store_slope(dx, x, at, wanted, positive, factor):
     """The gradient of a column of codes."""
     off = tl.load(x + at, mask=positive, other=0.0).to(tl.float32) - wanted
     slope = tl.minimum(tl.maximum(off, -1.0), 1.0) * factor
-    tl.store(dx + at, tl.where(positive, slope, 0.0).to(dx.dtype.element_ty), mask=exists)
+    tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=positive)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -199,34 +198,29 @@ def gradient(
     num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a map; only default boxes that count read it."""
-    exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    """The gradient of a map, which is zero but for default boxes that count: they alone read it and are written."""
+    exists, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
-    share = tl.load(shares + image)
     at = image * num_anchors + anchor
     row = tl.load(rows + at, mask=exists, other=UNUSED)
     counts, positive = row >= HARD, row >= 0
-    row += image * num_rows
-    label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
+    if tl.max(row, 0) >= HARD:
+        number = tl.arange(0, CLASSES)[None, :]
+        mask = counts[:, None] & (number < num_classes)
+        z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
+        share = tl.load(shares + image)
+        row += image * num_rows
+        label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
+        log_sum = tl.load(log_sums + at, mask=counts, other=0.0)
+        slope = tl.exp(z - log_sum[:, None]) - (number == label[:, None]).to(tl.float32)
+        slope *= tl.load(dclass_loss + image) * share
+        tl.store(dx + logits[:, None] + number, slope.to(dx.dtype.element_ty), mask=mask)
 
-    number = tl.arange(0, CLASSES)[None, :]
-    known = number < num_classes
-    z = tl.load(x + logits[:, None] + number, mask=counts[:, None] & known, other=0.0).to(tl.float32)
-    log_sum = tl.load(log_sums + at, mask=counts, other=0.0)
-    slope = tl.exp(z - log_sum[:, None]) - (number == label[:, None]).to(tl.float32)
-    slope = tl.where(counts[:, None], slope * (tl.load(dclass_loss + image) * share), 0.0)
-    tl.store(dx + logits[:, None] + number, slope.to(dx.dtype.element_ty), mask=exists[:, None] & known)
-
-    across, down, wider, taller = _wanted_codes(
-        boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
-    )
-    factor = tl.load(dbox_loss + image) * share
-    _store_slope(dx, x, codes, across, positive, exists, factor)
-    _store_slope(dx, x, codes + 1, down, positive, exists, factor)
-    _store_slope(dx, x, codes + 2, wider, positive, exists, factor)
-    _store_slope(dx, x, codes + 3, taller, positive, exists, factor)
-
-    # The last box of a pixel also clears the channels behind its codes.
-    rest = tl.arange(0, PADDING)[None, :]
-    is_rest = (exists & (shape == per_cell - 1))[:, None] & (rest < channels - per_cell * (num_classes + 4))
-    tl.store(dx + codes[:, None] + 4 + rest, tl.zeros([ROWS, PADDING], dx.dtype.element_ty), mask=is_rest)
+        across, down, wider, taller = _wanted_codes(
+            boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
+        )
+        factor = tl.load(dbox_loss + image) * share
+        _store_slope(dx, x, codes, across, positive, factor)
+        _store_slope(dx, x, codes + 1, down, positive, factor)
+        _store_slope(dx, x, codes + 2, wider, positive, factor)
+        _store_slope(dx, x, codes + 3, taller, positive, factor)

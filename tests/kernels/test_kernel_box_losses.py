@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from reconv.batch import Batch
 from reconv.boxes.anchors import default_boxes
 from reconv.boxes.convert import to_xyxy
 from reconv.boxes.match import match
+from reconv.boxes.postprocess import Keep
+from reconv.data.annotation import Annotation
 from reconv.kernels.box_losses import Layout, Truth, box_losses, matched
 from reconv.models.network import BoxMaps
-from reconv.tasks.detection import Rules, image_losses
+from reconv.tasks.detection import Detection, Rules, image_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7
 ANCHORS = default_boxes([0.2, 0.5], SIDES, [0.3, 0.5, 0.8], [(2.0,), (2.0, 3.0)])
@@ -30,6 +33,10 @@ def truth(counts: list[int], seed: int, most: int = 6) -> Truth:
     boxes = torch.cat([low, low + 0.1 + 0.4 * torch.rand(n, most, 2, generator=random)], dim=2)
     labels = torch.randint(1, NUM_CLASSES, (n, most), generator=random)
     return Truth(boxes, labels, torch.tensor(counts), ANCHORS, RULES.variances, RULES.threshold, RULES.negatives)
+
+
+def no_annotation(index: int) -> Annotation:
+    raise AssertionError("training asks for no annotation")
 
 
 def draw_maps(n: int, seed: int, dtype: torch.dtype, equal: bool = False) -> list[Tensor]:
@@ -66,6 +73,20 @@ def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tol
         torch.testing.assert_close(x.grad, y.grad, rtol=tolerance, atol=tolerance / 10)
         assert torch.equal(x.grad != 0, y.grad != 0), "the same default boxes count"
         assert not x.grad[1].any() and x.grad[2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # kernels do not take the second
+def test_the_task_has_the_same_loss_of_maps_and_of_their_answers(dtype: torch.dtype) -> None:
+    of = truth([2, 0, 5], seed=4)
+    task = Detection(ANCHORS, RULES, Keep(), ("a",) * (NUM_CLASSES - 1), no_annotation)
+    shown = {"images": torch.zeros(3, 3, 8, 8), "boxes": of.boxes_xyxy, "labels": of.labels, "num_boxes": of.num_boxes}
+    batch = Batch(shown, torch.arange(3), (3,))
+    maps = BoxMaps(tuple(draw_maps(3, 5, dtype)), PER_CELL, NUM_CLASSES)
+    found, expected = task.loss(maps, batch), task.loss(maps.answers(), batch)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
+    assert found.metrics.keys() == expected.metrics.keys() and found.loss.dtype == dtype
+    for name, value in expected.metrics.items():
+        torch.testing.assert_close(found.metrics[name], value, rtol=1e-5, atol=1e-6)
 
 
 boxes_on_a_grid = st.tuples(*[st.integers(0, 6)] * 2, *[st.integers(0, 5)] * 2).map(
