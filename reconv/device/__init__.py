@@ -50,6 +50,10 @@ class Device(Protocol):
         """Try so many algorithms for each operation and keep the fastest; 0: all there are; None: do not try."""
         ...
 
+    def wake(self) -> None:
+        """Begin to load what the first step would load, once it is known which algorithms may be chosen."""
+        ...
+
     def later(self, value: Tensor) -> Callable[[], Tensor]: ...
     def recorder(self) -> Recorder | None:
         """What records work and launches it again as a whole, where the device has that."""
@@ -102,7 +106,10 @@ def open_device(name: str = "auto", threads: int | None = None, place: int = 0) 
 
 
 def choose_algorithms(device: Device, engine: Engine) -> None:
-    """Let torch try algorithms and keep the fastest, or take only those that give the same bits every time."""
+    """Let torch try algorithms and keep the fastest, or take only those that give the same bits every time.
+
+    From then on the device may load its libraries.
+    """
     is_deterministic = engine.deterministic
     if is_deterministic:
         # cuBLAS reads it when it starts, and refuses to promise equal bits without.
@@ -115,6 +122,7 @@ def choose_algorithms(device: Device, engine: Engine) -> None:
     if torch.are_deterministic_algorithms_enabled() != is_deterministic:
         # Only when it changes: the call imports torch's compiler, which takes seconds.
         torch.use_deterministic_algorithms(is_deterministic)
+    device.wake()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

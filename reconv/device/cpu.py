@@ -43,6 +43,9 @@ class Cpu:
     def autotune(self, num_tried: int | None) -> None:
         """Convolutions have no algorithms to choose from here."""
 
+    def wake(self) -> None:
+        """Nothing is loaded late here."""
+
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """A copy, taken now."""
         copied = value.detach().clone()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
@@ -106,6 +108,17 @@ class Cuda:
         """Try convolution algorithms on the first input of a shape (0: all of them), and keep the fastest."""
         torch.backends.cudnn.benchmark = num_tried is not None
         torch.backends.cudnn.benchmark_limit = num_tried or 0
+
+    def wake(self) -> None:
+        """Load the libraries of a first step, beside what comes before it."""
+        Thread(target=self._compute_once, name="wake").start()
+
+    def _compute_once(self) -> None:
+        images, filters, weight = (
+            torch.zeros(shape, dtype=torch.half, device=self.torch, requires_grad=True)
+            for shape in ((8, 8, 1, 1), (8, 8, 1, 1), (8, 8))
+        )
+        F.linear(F.conv2d(images, filters).flatten(1), weight).sum().backward()
 
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """Start a copy into pinned memory; the call waits for that copy alone."""

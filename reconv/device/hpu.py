@@ -65,6 +65,9 @@ class Hpu:
     def autotune(self, num_tried: int | None) -> None:
         """The graph compiler chooses algorithms by itself."""
 
+    def wake(self) -> None:
+        """The bridge loads everything with its import."""
+
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep the value; the call waits and copies."""
         kept = value.detach().clone()

@@ -47,6 +47,9 @@ class Mps:
     def autotune(self, num_tried: int | None) -> None:
         """Convolutions have no algorithms to choose from here."""
 
+    def wake(self) -> None:
+        """Nothing is loaded late here."""
+
     def later(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep the value; the call waits and copies."""
         kept = value.detach().clone()

@@ -16,12 +16,16 @@ from reconv.recipe.unused import unused_options
 
 
 class Told(Cpu):
-    """A device that remembers how many algorithms it may try."""
+    """A device that remembers how many algorithms it may try, and whether bits were promised before it woke."""
 
     tried: int | None = -1
+    woke_with: tuple[bool, bool] | None = None
 
     def autotune(self, num_tried: int | None) -> None:
         self.tried = num_tried
+
+    def wake(self) -> None:
+        self.woke_with = torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +66,10 @@ def test_a_limit_without_trials_is_said_to_have_no_effect() -> None:
     given = [("engine.autotune_limit", "2", "--set"), ("engine.autotune", "off", "--set")]
     assert "engine.autotune_limit" in dict(unused_options(load("quickstart", given).recipe))
     assert "engine.autotune_limit" not in dict(unused_options(load("quickstart", given[:1]).recipe))
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_a_device_wakes_when_all_that_its_libraries_read_is_set(is_deterministic: bool) -> None:
+    device = Told()
+    choose_algorithms(device, Engine(deterministic=is_deterministic))
+    assert device.woke_with == (is_deterministic, is_deterministic)
