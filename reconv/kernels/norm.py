@@ -221,8 +221,8 @@ def statistics(x: Tensor, norm: Norm, rows: Rows) -> Tensor:
     partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
     launch(
         device.statistics, rows.grid(form),
-        x, norm.running_var, stats, partials, counters(rows, x.device), *counts(rows), norm.eps, STAGES=form.stages,
-        **shape(rows, form),
+        x, norm.running_var, stats, partials, counters(rows, x.device), *counts(rows), norm.eps,
+        STAGES=rows.stages(form, x), **shape(rows, form),
     )  # fmt: skip
     return stats
 
@@ -240,7 +240,8 @@ def write_output(
     launch(
         device.normalise, rows.grid(form),
         *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *counts(rows),
-        rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=_join_of(other), STAGES=form.stages, **shape(rows, form),
+        rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
+        STAGES=rows.stages(form, operand.x, added[0]), **shape(rows, form),
     )  # fmt: skip
     return y
 
@@ -262,12 +263,13 @@ def gradient_sums(
     partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
     join = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
     x, stats = (operand if other is None else other).tensors()[:2]
+    read = [gradient, operand.x, *([] if gradient2 is None else [gradient2])]
     launch(
         device.gradient_sums, rows.grid(form),
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
         counters(rows, gradient.device), *counts(rows), rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=join,
-        TWO=gradient2 is not None, KEEP=dz is not None, STAGES=form.stages, **shape(rows, form),
+        TWO=gradient2 is not None, KEEP=dz is not None, STAGES=rows.stages(form, *read), **shape(rows, form),
     )  # fmt: skip
     return sums
 
@@ -283,7 +285,7 @@ def input_gradients(
         device.gradient, rows.grid(form),
         dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
         dx if dother is None else dother, *counts(rows), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
-        STAGES=form.stages, **shape(rows, form),
+        STAGES=rows.stages(form, dz, operand.x), **shape(rows, form),
     )  # fmt: skip
     return dx, dother
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ _WIDEST_BLOCK = 64
 _TILES_PER_PROGRAM = 2
 _MOST_SPLITS = 65535  # of a grid's second axis
 _INTERPRETED_SMS = 1
+_INTERPRETED_SHARED_BYTES = 224 * 1024
+_SUMS_BYTES = 8 * 1024  # of shared memory, for the columns' sums of a program
 _MOST_COUNTERS = 16384
 
 
@@ -43,6 +46,7 @@ class Rows:
     group_rows: int
     num_groups: int
     num_sms: int
+    shared_bytes: int  # of a program, at most
 
     @property
     def block(self) -> int:
@@ -76,6 +80,11 @@ class Rows:
         """Programs: blocks of channels, splits of the rows, groups."""
         return self.num_blocks, self.splits(form), self.num_groups
 
+    def stages(self, form: Form, *tiles: Tensor) -> int:
+        """Tiles of these tensors that are copied ahead: as many as wished, if the processor has room for them."""
+        ahead_bytes = SLABS * self.lanes(form) * self.block * sum(tensor.element_size() for tensor in tiles)
+        return min(form.stages, 1 + self.shared_bytes // ahead_bytes)
+
     def slab_grid(self, form: Form) -> tuple[int, int, int]:
         """The same, of programs that take a slab at a time."""
         return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, _MOST_SPLITS), self.num_groups
@@ -84,14 +93,17 @@ class Rows:
 def rows_of(x: Tensor, groups: Sequence[int]) -> Rows:
     """The rows of an image tensor whose samples are in groups."""
     samples, channels, height, width = x.shape
-    return Rows(samples * height * width, channels, groups[0] * height * width, len(groups), num_sms(x.device))
+    sms, shared_bytes = _room(x.device)
+    return Rows(samples * height * width, channels, groups[0] * height * width, len(groups), sms, shared_bytes)
 
 
 @cache
-def num_sms(device: torch.device) -> int:
+def _room(device: torch.device) -> tuple[int, int]:
+    """Processors of a device, and the shared memory that a program may have, some of which its sums need."""
     if device.type != "cuda":
-        return _INTERPRETED_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+        return _INTERPRETED_SMS, _INTERPRETED_SHARED_BYTES
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs do not know of the second
+    return found.multi_processor_count, found.shared_memory_per_block_optin - _SUMS_BYTES
 
 
 _counters: dict[torch.device, Tensor] = {}

@@ -10,7 +10,7 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import Tensor
 
 from reconv.kernels import norm, reference
-from reconv.kernels.rows import counters, rows_of
+from reconv.kernels.rows import SLABS, counters, rows_of
 
 # samples, channels, height, width, groups: odd row counts, channels that fill no block, several groups, a longer and
 # a shorter last group, groups of one value.
@@ -122,3 +122,16 @@ def test_statistics_of_many_programs_equal_those_of_one() -> None:
     assert one.splits(form) < many.splits(form)
     torch.testing.assert_close(norm.statistics(x, of, one), norm.statistics(x, of, many), rtol=1e-5, atol=1e-5)
     assert not counters(many, x.device).any()
+
+
+@pytest.mark.parametrize("shared_bytes", [40 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_tiles_copied_ahead_fit_the_processor(dtype, shared_bytes) -> None:
+    x = draw((4, 64, 16, 16), dtype, 1)
+    rows = replace(rows_of(x, (4,)), shared_bytes=shared_bytes)
+    for form in norm.FORMS.values():
+        for tiles in ((x,), (x, x), (x, x, x)):
+            stages = rows.stages(form, *tiles)
+            ahead_bytes = sum(t.element_size() for t in tiles) * SLABS * rows.lanes(form) * rows.block
+            assert 1 <= stages <= form.stages and (stages - 1) * ahead_bytes <= shared_bytes
+            assert stages == form.stages or stages * ahead_bytes > shared_bytes  # no fewer than need be
