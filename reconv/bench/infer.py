@@ -1,7 +1,8 @@
 """`bench infer`: how fast a network answers, batch size by batch size.
 
-Owns the network as it would be served (norms folded, weights in the precision of the answer, compiled on CUDA) and the
-result's fields. Refuses to know files of pictures: decoding and normalising are not part of an answer here.
+Owns the network as it would be served (norms folded, weights in the precision of the answer; on CUDA one recording of
+joint operations for each batch size) and the result's fields. Refuses to know files of pictures: decoding and
+normalising are not part of an answer here.
 Invariant: an answer's latency ends when the device has finished it.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from reconv.bench.cost import layer_costs, shares
+from reconv.bench.peers import find_peers
+from reconv.bench.served import Launch, Other, others, serve
 from reconv.bench.subject import about, num_classes_of
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import Located, locate
-from reconv.device import Device, choose_algorithms, open_device
+from reconv.device import Device, Recorder, choose_algorithms, is_out_of_memory, open_device
 from reconv.doctor import Machine, usable_cores
 from reconv.errors import UsageError
 from reconv.models.fold import folded
@@ -51,9 +55,11 @@ def bench_infer(
     overrides: Sequence[Override] = (),
     device: str = "auto",
     answers: int | None = None,
+    seconds: float = SECONDS_PER_SIZE,
+    peers: Sequence[Other] = (),
     tell: Tell = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure the answers of a recipe's network, or of a run's."""
+    """Measure the answers of a recipe's network, or of a run's, and those of other packages' networks."""
     recipe, network, opened = _open(target, overrides, device)
     if recipe.precision.ops.float32 or recipe.precision.ops.lower:
         raise UsageError(
@@ -67,42 +73,72 @@ def bench_infer(
     model, num_folded = folded(network.model, shape)
     dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
     model = model.to(dtype)
-    has_compiler = is_compiled(recipe, opened)
     tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
+    recorder = _recorder(recipe, opened)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
-    rows = []
+    wish = _Wish(answers, seconds)
+    rows, notes = [], []
+    found: dict[str, list[dict[str, Any]]] = {other.name: [] for other in peers}
     for batch in batches:
         generator = torch.Generator().manual_seed(0)
         images = (
             torch.randn(batch, *shape, generator=generator).to(opened.torch, dtype).contiguous(memory_format=layout)
         )
-        seconds = _latencies_s(_ready(model, has_compiler, opened), images, opened, answers)
-        rows.append(_row(batch, seconds))
+        launch, served = _ready(model, images, recipe, recorder, opened)
+        rows.append(_row(batch, _latencies_s(launch, opened, wish)) | served)
         tell(f"batch {batch}: {rows[-1]['images_per_s']:,.1f} images/s, p50 {rows[-1]['latency_ms']['p50']:.2f} ms")
+        for other in peers:
+            tell(f"batch {batch}: measuring {other.name}")
+            theirs, why = _measure_other(other, num_classes_of(recipe), images, opened, wish)
+            if theirs is None:
+                notes.append(f"{other.name} could not be measured at batch {batch}: {why}")
+            else:
+                found[other.name].append({**theirs, "ratio": rows[-1]["images_per_s"] / theirs["images_per_s"]})
+    return {
+        **_summary(recipe, rows),
+        "norms_folded": num_folded,
+        "compiled": _wants_compiler(recipe, opened),
+        "recorded": recorder is not None,
+        "peers": found,
+        "notes": notes,
+        "peak_memory_bytes": opened.peak_memory_bytes(),
+        **_shares(recipe, network, shape, rows, opened),
+        **about(recipe, opened),
+    }
+
+
+def find_others(target: str, overrides: Sequence[Override], named: str) -> tuple[list[Other], list[str]]:
+    """The ways in which other packages run this network, and why some are missing."""
+    if Path(target).is_dir():
+        recipe = read_saved(locate(target), weights="auto", recipe=None).recipe
+    else:
+        recipe = load(target, overrides).recipe
+    peers, missing = find_peers(recipe.model.name)
+    return others(peers, named), missing
+
+
+def _summary(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     fastest = max(rows, key=lambda row: row["images_per_s"])
-    costs = layer_costs(network.model, shape, training=False)
     return {
         "bench": "infer",
         "images_per_s": fastest["images_per_s"],  # of the fastest batch size
         "fastest_batch": fastest["batch"],
         "latency_ms": rows[0]["latency_ms"],  # of the first batch size
         "latency_batch": rows[0]["batch"],
-        "batches": rows,
-        "image_size": preprocess.size,
+        "batches": list(rows),
+        "image_size": recipe.data.preprocess.size,
         "precision": recipe.precision.mode,
-        "norms_folded": num_folded,
-        "compiled": has_compiler,
-        "peak_memory_bytes": opened.peak_memory_bytes(),
-        **shares(
-            costs,
-            fastest["batch"],
-            fastest["batch"] / fastest["images_per_s"],
-            opened.describe(),
-            recipe.precision.mode,
-            training=False,
-        ),
-        **about(recipe, opened),
     }
+
+
+def _shares(
+    recipe: Recipe, network: Network, shape: tuple[int, int, int], rows: Sequence[dict[str, Any]], device: Device
+) -> dict[str, Any]:
+    """What the fastest batch size reached of the device's peak."""
+    costs = layer_costs(network.model, shape, training=False)
+    fastest = max(rows, key=lambda row: row["images_per_s"])
+    taken_s = fastest["batch"] / fastest["images_per_s"]
+    return shares(costs, fastest["batch"], taken_s, device.describe(), recipe.precision.mode, training=False)
 
 
 def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Recipe, Network, Device]:
@@ -139,30 +175,69 @@ def _uncompiled(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"compile": "off"})})
 
 
-def _ready(model: nn.Module, is_compiled: bool, device: Device) -> Callable[[Tensor], Any]:
-    """The network as it answers one batch size; on CUDA a compiled one is launched as one graph."""
-    if not is_compiled:
-        return model
+def _wants_compiler(recipe: Recipe, device: Device) -> bool:
+    """Whether torch's compiler makes the answers: where the recipe insists, and on Gaudi."""
+    return is_compiled(recipe, device) and (recipe.engine.compile == "on" or device.kind != "cuda")
+
+
+def _recorder(recipe: Recipe, device: Device) -> Recorder | None:
+    """What records answers: where the device can, unless the recipe says no or wants a compiler."""
+    if recipe.engine.graph == "off" or recipe.engine.compile != "auto":
+        return None
+    return device.recorder()
+
+
+def _ready(
+    model: nn.Module, images: Tensor, recipe: Recipe, recorder: Recorder | None, device: Device
+) -> tuple[Launch, dict[str, Any]]:
+    """The network as it answers one batch, and what was done to it for that."""
+    if recorder is not None:
+        served = serve(model, images, recorder)
+        return served.launch, {"joined": served.num_joined, "difference": served.difference}
+    if not _wants_compiler(recipe, device):
+        return lambda: model(images), {}
     torch.compiler.reset()  # a size is compiled once more after eight others, and then no more
-    if device.kind != "cuda":
-        return compiled(model, device)
-    recorded: Callable[[Tensor], Any] = torch.compile(model, dynamic=False, mode="reduce-overhead")
-    return recorded
+    if device.kind == "cuda":
+        launched = torch.compile(model, dynamic=False, mode="reduce-overhead")
+    else:
+        launched = compiled(model, device)
+    return lambda: launched(images), {}
 
 
-def _latencies_s(model: Callable[[Tensor], Any], images: Tensor, device: Device, answers: int | None) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """How much is measured of one batch size: so many answers, else about so long."""
+
+    answers: int | None
+    seconds: float
+
+
+def _latencies_s(launch: Launch, device: Device, wish: _Wish) -> list[float]:
     """The time of each answer, from its call to its end on the device; warm-up left out."""
 
     def answer() -> float:
         began_s = time.perf_counter()
-        model(images)
+        launch()
         device.synchronize()
         return time.perf_counter() - began_s
 
     with torch.no_grad() if device.kind == "hpu" else torch.inference_mode():
         warm_s = [answer() for _ in range(WARMUP)][-1]
-        wanted = round(SECONDS_PER_SIZE / max(warm_s, 1e-9))
-        return [answer() for _ in range(answers or max(LEAST_ANSWERS, min(MOST_ANSWERS, wanted)))]
+        wanted = round(wish.seconds / max(warm_s, 1e-9))
+        return [answer() for _ in range(wish.answers or max(LEAST_ANSWERS, min(MOST_ANSWERS, wanted)))]
+
+
+def _measure_other(
+    other: Other, num_classes: int, images: Tensor, device: Device, wish: _Wish
+) -> tuple[dict[str, Any] | None, str]:
+    """Another package's network on the same images; or None, and why."""
+    try:
+        launch = other.ready(num_classes, images.contiguous(memory_format=torch.channels_last), device)
+        return _row(len(images), _latencies_s(launch, device, wish)), ""
+    except Exception as error:  # another package's failure must not lose what was measured
+        if not (is_out_of_memory(error) or isinstance(error, RuntimeError | ValueError | TypeError)):
+            raise
+        return None, repr(error).splitlines()[0]
 
 
 def _row(batch: int, seconds: Sequence[float]) -> dict[str, Any]:

@@ -141,6 +141,10 @@ def train(
 @click.argument("target", metavar="RECIPE|RUN", shell_complete=complete_recipes)
 @click.option("--batches", metavar="N,N", help="Batch sizes; else 1, 2, 4 and so on to 256.")
 @click.option("--answers", metavar="N", type=click.IntRange(min=1), help="For each size; else about three seconds.")
+@click.option(
+    "--compare", is_flag=True, help="Also the peers that are installed, eager and compiled, on the same images."
+)
+@click.option("--peers", metavar="TEXT", help="Only the peer of this name, or those that hold it; means --compare.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
 @click.option("--quiet", is_flag=True, help="Print the result only.")
@@ -149,6 +153,8 @@ def infer(
     target: str,
     batches: str | None,
     answers: int | None,
+    compare: bool,
+    peers: str | None,
     device: str,
     settings: tuple[str, ...],
     quiet: bool,
@@ -156,45 +162,40 @@ def infer(
 ) -> None:
     """Measure how fast the network of a recipe or a run answers, batch size by batch size.
 
-    Batch norms are folded into convolutions; on CUDA the network is compiled and launched as one graph. Images lie
-    normalised on the device: reading and decoding them is not measured here.
+    Batch norms are folded into convolutions. On CUDA a convolution takes in the bias, sum and activation that follow
+    it, in the fastest of several forms, and all of an answer is launched as one graph; --set engine.compile=on has
+    torch's compiler do it instead. Images lie normalised on the device: reading and decoding are not measured here.
 
     \b
     Examples:
       reconv bench infer resnet50
       reconv bench infer runs/quickstart/1 --batches 1,8,64
       reconv bench infer resnet50 --set precision.mode=bf16 --json result.json
+      reconv bench infer resnet50 --batches 1,32 --peers "torchvision channels_last"
     """
     sizes = _batch_sizes(batches)
 
-    from reconv.bench.infer import BATCHES, bench_infer
+    from reconv.bench.infer import BATCHES, bench_infer, find_others
 
+    compare = compare or peers is not None
+    found, missing = find_others(target, parse_settings(settings), peers or "") if compare else ([], [])
     result = bench_infer(
         target,
         batches=sizes or BATCHES,
         overrides=parse_settings(settings),
         device=device,
         answers=answers,
+        peers=found,
         tell=_teller(quiet, json_file),
     )
+    result["notes"] += missing
     if json_file is not None:
         emit_json(result, json_file)
         return
-    click.echo(
-        f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded"
-        + (", compiled" if result["compiled"] else "")
-    )
-    rows = [
-        [
-            str(row["batch"]),
-            f"{row['images_per_s']:,.1f}",
-            *(f"{row['latency_ms'][name]:.2f}" for name in ("p50", "p95", "p99")),
-            str(row["answers"]),
-        ]
-        for row in result["batches"]
-    ]
-    print_table(["batch", "images/s", "p50 ms", "p95 ms", "p99 ms", "answers"], rows)
-    click.echo("\n".join(_roofline_lines(result)))
+    _print_answers(result)
+    if compare and not any(result["peers"].values()):
+        click.echo("no peer was measured")
+    click.echo("\n".join([*_roofline_lines(result), *result["notes"]]))
 
 
 @bench.command("data", cls=Verb)
@@ -314,6 +315,26 @@ def data_lines(result: dict[str, Any]) -> list[str]:
         "time)",
         "of a picture on one core: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["stage_ms"].items()),
     ]
+
+
+def _print_answers(result: dict[str, Any]) -> None:
+    """How the network answers at each batch size, and others beside it."""
+    how = ", compiled" if result["compiled"] else ", recorded" if result["recorded"] else ""
+    click.echo(f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded{how}")
+
+    def row(name: str, row: dict[str, Any]) -> list[str]:
+        latencies = [f"{row['latency_ms'][percentile]:.2f}" for percentile in ("p50", "p95", "p99")]
+        ratio = f"{row['ratio']:.2f} x" if "ratio" in row else ""
+        return [str(row["batch"]), name, f"{row['images_per_s']:,.1f}", *latencies, str(row["answers"]), ratio]
+
+    by_batch = [row("ours", own) for own in result["batches"]]
+    by_batch += [row(name, theirs) for name, found in result["peers"].items() for theirs in found]
+    by_batch.sort(key=lambda cells: int(cells[0]))
+    columns = ["batch", "network", "images/s", "p50 ms", "p95 ms", "p99 ms", "answers", "ours to it"]
+    if not any(result["peers"].values()):
+        by_batch = [[cells[0], *cells[2:-1]] for cells in by_batch]
+        columns = [columns[0], *columns[2:-1]]
+    print_table(columns, by_batch)
 
 
 def _print_ways(result: dict[str, Any]) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import reconv
 from reconv.bench.infer import BATCHES, bench_infer
+from reconv.bench.peers import Peer
+from reconv.bench.served import Other, others, serve
 from reconv.cli import main
+from reconv.errors import UsageError
+from reconv.models import build_model
+from reconv.models.fold import folded
 
 
 def _run(words: list[str], code: int = 0) -> None:
@@ -65,3 +74,82 @@ def test_types_of_single_operations_are_refused(capsys: pytest.CaptureFixture[st
     settings = ["--set", "precision.mode=bf16", "--set", "precision.ops.float32=[linear]"]
     _run(["bench", "infer", "quickstart", *settings], code=2)
     assert "precision.ops" in capsys.readouterr().err
+
+
+class Repeats:
+    """Records as a CUDA graph does: what is launched again writes to the place of the first time."""
+
+    def __init__(self) -> None:
+        self.num_launched = 0
+
+    def beside(self, work: Callable[[], Any]) -> Any:
+        return work()
+
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        place = torch.full_like(work(), torch.nan)
+
+        def launch() -> None:
+            self.num_launched += 1
+            place.copy_(work())
+
+        return place, launch
+
+
+def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_follows() -> None:
+    model, num_folded = folded(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
+    recorder = Repeats()
+    served = serve(model, torch.randn(2, 3, 32, 32), recorder)
+    assert served.num_joined == num_folded == 7
+    assert served.difference < 1e-5
+    with torch.inference_mode():
+        served.launch()
+    assert recorder.num_launched == 2
+
+
+def test_a_recording_that_answers_something_else_is_told() -> None:
+    class Halves(Repeats):
+        def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+            return super().capture(lambda: work() / 2)
+
+    model, _ = folded(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
+    assert serve(model, torch.randn(2, 3, 32, 32), Halves()).difference == pytest.approx(0.5)
+
+
+def _small(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def _broken(num_classes: int) -> nn.Module:
+    return nn.Linear(num_classes, 7)
+
+
+def test_others_answer_the_same_batches_and_one_that_cannot_is_told() -> None:
+    peers = [Other("small", _small, False), Other("broken", _broken, False)]
+    result = bench_infer("quickstart", batches=(1, 4), answers=2, peers=peers)
+    assert [row["batch"] for row in result["peers"]["small"]] == [1, 4]
+    for ours, theirs in zip(result["batches"], result["peers"]["small"], strict=True):
+        assert theirs["ratio"] == pytest.approx(ours["images_per_s"] / theirs["images_per_s"])
+    assert result["peers"]["broken"] == []
+    assert [note.split(":")[0] for note in result["notes"]] == [
+        "broken could not be measured at batch 1",
+        "broken could not be measured at batch 4",
+    ]
+
+
+def test_each_package_is_run_eager_and_compiled_and_a_whole_name_wins() -> None:
+    peers = [
+        Peer("torchvision", _small, "fp16", False),
+        Peer("torchvision channels_last compiled", _small, "bf16", True),
+    ]
+    names = ["torchvision channels_last", "torchvision channels_last compiled"]
+    assert [(other.name, other.is_compiled) for other in others(peers)] == list(zip(names, (False, True), strict=True))
+    assert [other.name for other in others(peers, names[0])] == names[:1]
+    assert [other.name for other in others(peers, "compiled")] == names[1:]
+    with pytest.raises(UsageError, match="no peer's name"):
+        others(peers, "timm")
+
+
+def test_a_comparison_without_peers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["bench", "infer", "quickstart", "--batches", "2", "--answers", "1", "--compare"])
+    said = capsys.readouterr().out
+    assert "no peer was measured" in said and "torchvision" in said

@@ -1,0 +1,103 @@
+"""A network as it answers fastest: one flat list of operations, a convolution and what follows it being one of them.
+
+Owns the list and what may be joined in it. Refuses to know devices and how a joint operation is computed. Invariant:
+the list gives the answers of the network it was made of, for images of the shape, type and layout of the example alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from reconv.kernels.product import Shape, product
+from reconv.kernels.reference import Activation
+
+aten = torch.ops.aten
+_FUNCTIONS: dict[object, Activation] = {
+    aten.relu.default: "relu",
+    aten.relu_.default: "relu",
+    aten.silu.default: "silu",
+    aten.silu_.default: "silu",
+}
+_CLAMPS = (aten.hardtanh.default, aten.hardtanh_.default)  # with 0 and 6, ReLU6
+
+
+def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any], int]:
+    """The network's operations on images like these, and how many convolutions took in what follows them."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # 1 s of imports
+
+    with torch.no_grad():
+        listed = make_fx(lambda given: model(given))(images)
+    if any(_mutates(node) and len(_source(node).users) > 1 for node in listed.graph.nodes):
+        return listed, 0  # what others read changes in its place: nothing may be moved
+    convolutions = [node for node in listed.graph.nodes if node.target is aten.convolution.default]
+    num_joined = sum(_join(listed.graph, node) for node in convolutions)
+    listed.graph.lint()
+    listed.recompile()
+    return listed, num_joined
+
+
+def _join(graph: fx.Graph, conv: fx.Node) -> bool:
+    """Put a joint operation in the place of a convolution with a bias and of the sum and activation that alone read
+    it; whether that could be done."""
+    given: tuple[Any, ...] = conv.args
+    x, weight, bias, stride, padding, dilation, is_transposed, _, groups = given
+    if bias is None or is_transposed or len(_values(conv).shape) != 4:
+        return False
+    chain, other = [conv], None
+    act: Activation = "none"
+    after = _only_user(conv)
+    if after is not None and _is_sum(after):
+        chain.append(after)
+        other = next(term for term in after.args if term is not conv)
+        after = _only_user(after)
+    if after is not None and (found := _activation(after)) is not None:
+        chain.append(after)
+        act = found
+    shape = Shape(tuple(stride), tuple(padding), tuple(dilation), groups, act)
+    with graph.inserting_after(chain[-1]):
+        joint = graph.call_function(product, (x, weight, bias, other, shape))
+    joint.meta = dict(chain[-1].meta)
+    chain[-1].replace_all_uses_with(joint)
+    for node in reversed(chain):
+        graph.erase_node(node)
+    return True
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _values(node: fx.Node) -> Any:
+    """Shape and type of what a node gives."""
+    return node.meta["tensor_meta"]
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Whether a node adds two different tensors of one shape and type."""
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+        return False
+    a, b = node.args
+    if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or a is b:
+        return False
+    return bool((_values(a).shape, _values(a).dtype) == (_values(b).shape, _values(b).dtype))
+
+
+def _activation(node: fx.Node) -> Activation | None:
+    if node.target in _CLAMPS:
+        return "relu6" if tuple(node.args[1:]) == (0.0, 6.0) else None
+    return _FUNCTIONS.get(node.target)
+
+
+def _mutates(node: fx.Node) -> bool:
+    """Whether an operation writes to what it is given."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _source(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source

@@ -1,0 +1,94 @@
+"""A network as a flat list of operations gives its answers, with convolutions that took in what follows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from reconv.kernels.product import product
+from reconv.models import build_model, initialise
+from reconv.models.answer import answering
+from reconv.models.fold import folded
+
+
+def images(size: int, rows: int = 2) -> Tensor:
+    values = torch.randn(rows, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def joint(listed: Any) -> list[tuple[bool, str]]:
+    """Of each joint operation, whether something is added and the activation."""
+    assert isinstance(listed, fx.GraphModule)
+    nodes = [node for node in listed.graph.nodes if node.target is product]
+    return [(node.args[3] is not None, node.args[4].act) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size", "counts"),
+    [
+        ("resnet10", {"width": 8}, 32, {(True, "relu"): 4, (False, "relu"): 5, (False, "none"): 3}),
+        ("resnet10", {"width": 8, "version": "v2"}, 32, {(False, "relu"): 4}),
+        ("mobilenet_v2", {}, 32, {(False, "relu6"): 35, (True, "none"): 10, (False, "none"): 7}),
+        ("efficientnet_cifar", {}, 32, None),
+        ("googlenet", {}, 32, {(False, "relu"): 57}),
+    ],
+)
+def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], size: int, counts: Any) -> None:
+    model = build_model(name, num_classes=4, **options)
+    initialise(model, 0)
+    model, _ = folded(model.to(memory_format=torch.channels_last), (3, size, size))
+    listed, num_joined = answering(model, images(size))
+    found = joint(listed)
+    assert num_joined == len(found) > 0
+    if counts is not None:
+        assert {kind: found.count(kind) for kind in set(found)} == counts
+    with torch.inference_mode():
+        torch.testing.assert_close(listed(images(size)), model(images(size)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_detector_answers_with_all_of_its_tensors() -> None:
+    model = build_model("ssd_resnet34", num_classes=3)
+    initialise(model, 0)
+    model, _ = folded(model, (3, 300, 300))
+    listed, num_joined = answering(model, images(300, rows=1))
+    with torch.inference_mode():
+        expected, got = model(images(300, rows=1)), listed(images(300, rows=1))
+    assert type(got) is type(expected) and num_joined == 51
+    for a, b in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Forked(nn.Module):
+    """What a convolution gives is read twice, so nothing may be joined to it."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.act = nn.ReLU(in_place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        total: Tensor = 2 * y + self.act(y)
+        return total
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_is_read_twice_keeps_its_value(in_place: bool) -> None:
+    model = Forked(in_place).eval()
+    listed, num_joined = answering(model, images(8))
+    assert num_joined == (0 if in_place else 1)
+    assert not in_place or joint(listed) == []
+    with torch.inference_mode():
+        assert torch.equal(listed(images(8)), model(images(8)))
+
+
+def test_a_clamp_that_is_no_relu6_is_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(0, 5)).eval()
+    listed, _ = answering(model, images(8))
+    assert joint(listed) == [(False, "none")]
+    with torch.inference_mode():
+        torch.testing.assert_close(listed(images(8)), model(images(8)))
