@@ -52,7 +52,7 @@ def measured_share(
     files = [torch.from_numpy(images[number].reshape(-1)[: handed[number][0]]) for number in is_handed]
     boxes: list[Box] = [tuple(handed[number][1:]) for number in is_handed]
     engine_s = _fastest(lambda: engine.crops(files, boxes, preprocess.size, augment.antialias))
-    return balanced(host_s / num, handing_s / num, engine_s / len(files))
+    return balanced(host_s / num, handing_s / num, engine_s / num)
 
 
 def balanced(host_s: float, handing_s: float, engine_s: float) -> float:

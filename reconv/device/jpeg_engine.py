@@ -31,7 +31,7 @@ class JpegEngine:
         if device.type != "cuda":
             raise UsageError(f"{device.type} has no JPEG engine", where=_WHERE, why="NVIDIA GPUs have", then=_THEN)
         self._device = device
-        self._decode = _nvjpeg(device)
+        self.decode = _nvjpeg(device)
         self._stream = torch.cuda.Stream(device, priority=-1)  # a crop is short, and the next batch waits for it
         try:
             self.crops([_small_file()], [(0, 0, 16, 16)], 16, True)  # the kernel is compiled here, by the main thread
@@ -61,7 +61,7 @@ class JpegEngine:
     def _decoded(self, files: list[Tensor]) -> list[tuple[int, Tensor]]:
         """The pictures [3, height, width] of files that decode, with their numbers."""
         try:
-            return list(enumerate(self._decode(files)))
+            return list(enumerate(self.decode(files)))
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError:  # one file that is not for this decoder refuses all

@@ -9,9 +9,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _weight(at, length, centre, stretch):
+def _weight(at, length, centre, narrowing):
     """What the pixels at `at` of a side of a box weigh; nothing outside it."""
-    far = tl.abs(at.to(tl.float32) + 0.5 - centre) / stretch
+    far = tl.abs(at.to(tl.float32) + 0.5 - centre) * narrowing
     return tl.where((at >= 0) & (at < length), tl.maximum(1.0 - far, 0.0), 0.0)
 
 
@@ -28,6 +28,7 @@ def crop(table, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.const
     stretch_x, stretch_y = across * 0 + 1.0, down * 0 + 1.0
     if ANTIALIAS:
         stretch_x, stretch_y = tl.maximum(across, 1.0), tl.maximum(down, 1.0)
+    narrowing_x, narrowing_y = 1.0 / stretch_x, 1.0 / stretch_y
     tile = tl.program_id(0)
     pixel = tl.arange(0, TALL * WIDE)
     y, x = tile // tiles_across * TALL + pixel // WIDE, tile % tiles_across * WIDE + pixel % WIDE
@@ -41,11 +42,11 @@ def crop(table, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.const
     total = tl.zeros([TALL * WIDE], tl.float32)
     for v in range((2 * stretch_y).to(tl.int32) + 1):
         line = first_y + v
-        of_line = _weight(line, tall, centre_y, stretch_y)
+        of_line = _weight(line, tall, centre_y, narrowing_y)
         start = (top + line) * width + left
         for h in range((2 * stretch_x).to(tl.int32) + 1):
             column = first_x + h
-            weight = of_line * _weight(column, wide, centre_x, stretch_x)
+            weight = of_line * _weight(column, wide, centre_x, narrowing_x)
             at, mask = picture + (start + column), is_there & (weight > 0)
             red += weight * tl.load(at, mask=mask, other=0).to(tl.float32)
             green += weight * tl.load(at + height * width, mask=mask, other=0).to(tl.float32)
