@@ -16,12 +16,13 @@ from reconv.bench.subject import Subject
 from reconv.bench.timing import Marks, Windows, Wish, measure
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.data.stages import Stages
+from reconv.engine.fitting import Fitting
 from reconv.engine.loop import Counters
 from reconv.parallel.world import Shared, World
 from reconv.recipe.plan import Plan
 from reconv.report.events import Event, Noted
 from reconv.run import parts
-from reconv.run.assemble import Job, build_learner, build_step, share
+from reconv.run.assemble import Job, build_learner, build_step, fit_step, share
 from reconv.run.feed import open_feed
 from reconv.run.folder import RestorePoint
 from reconv.run.sources import Sources
@@ -38,6 +39,12 @@ class Own:
     notes: list[str]
 
 
+def job_of(subject: Subject, plan: Plan, world: World) -> Job:
+    """The subject as a job; its folder is a name."""
+    sources = Sources(subject.source, subject.source)
+    return Job(subject.recipe, plan, sources, subject.device, world, RunFolder(Path("bench")), RestorePoint(None, ()))
+
+
 def measure_own(
     subject: Subject, plan: Plan, world: World, wish: Wish, tell: Callable[[str], None], beside: World | None = None
 ) -> Own:
@@ -50,12 +57,12 @@ def measure_own(
             notes.append(event.text)
             tell(event.text)
 
-    # The folder is a name, and the first batch counts as pictured.
-    sources = Sources(subject.source, subject.source)
-    job = Job(recipe, plan, sources, device, world, RunFolder(Path("bench")), RestorePoint(None, ()))
+    job = job_of(subject, plan, world)
     learner = build_learner(job, hear)
     marks, shared = Marks(device), share(job, learner.network)
-    step = build_step(job, learner, Counters(step=1), hear, marks.mark, shared)
+    # The first batch counts as pictured.
+    plain = build_step(job, learner, Counters(step=1), hear, marks.mark, shared)
+    step = fit_step(job, learner, plain, Fitting(plan.micro_groups), hear)
     with open_feed(recipe, plan, device, Stages()) as feed:
         batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=world.rank, feed=feed)
         windows = measure(step, batches, device, wish, marks, (beside or world).told_by_first)

@@ -10,7 +10,6 @@ tells the others nothing) and alone (rank 0, while the others wait).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -30,7 +29,7 @@ def measure_scaling(
     tell("measuring the reduction alone")
     reduction = together.shared.reduction()
     reduced = _repeated(reduction.again, subject, world, wish)
-    plan = one_device(subject.plan)
+    plan = subject.plan.one_device()
     tell("measuring all devices without the reduction")
     apart_s = max(world.gather(_single(subject, plan, wish, world)))
     tell("measuring one device alone")
@@ -51,12 +50,6 @@ def measure_scaling(
         "exposed_share": (step_s - apart_s) / step_s,
     }
     return numbers, _notes(subject, world)
-
-
-def one_device(plan: Plan) -> Plan:
-    """The plan of the first device as if there were no others: its samples, groups and micro-batches."""
-    groups = plan.device_groups[0]
-    return replace(plan, world_size=1, global_batch=sum(groups), group_sizes=groups, device_groups=(groups,))
 
 
 def _single(subject: Subject, plan: Plan, wish: Wish, beside: World) -> float:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reconv.bench.cost import layer_costs, shares
-from reconv.bench.own import Own, measure_own
+from reconv.bench.own import Own, job_of, measure_own
 from reconv.bench.peers import Peer, compare
 from reconv.bench.scaling import measure_scaling
 from reconv.bench.subject import Input, Subject, about, open_subject
@@ -25,6 +25,7 @@ from reconv.parallel.world import World, open_world
 from reconv.place import must_launch, read_place
 from reconv.recipe.load import Override, load
 from reconv.run.begin import telling_others, topology
+from reconv.run.micro import settle_micro
 
 Tell = Callable[[str], None]
 
@@ -105,6 +106,7 @@ def _bench(ask: _Ask, peers: Sequence[Peer] | None = None) -> dict[str, Any]:
         if world.size > 1:
             world.from_first(lambda: bool(open_here()))  # what is refused is said once
         subject = open_here()
+        subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, world)).plan)
         wish = subject.recipe.engine.cpus
         with bound(wish, subject.device.pci_address, place=place.local_rank, num_places=place.local_size):
             return _measure(subject, world, ask, peers)

@@ -41,6 +41,7 @@ class Device(Protocol):
     kind: str
     channels_last: bool  # whether convolutions like their images so
     compiler: str | None  # torch.compile's backend here; None: networks are not compiled
+    raises_when_full: bool  # whether what does not fit into memory raises an error that can be borne
     torch: torch.device
 
     def move(self, tensor: Tensor) -> Tensor: ...

@@ -21,6 +21,7 @@ class Cpu:
     kind = "cpu"
     channels_last = False
     compiler: str | None = "inductor"
+    raises_when_full = False  # the system ends the process instead
 
     def __init__(self, threads: int | None = None) -> None:
         self.torch = torch.device("cpu")

@@ -52,6 +52,7 @@ class Cuda:
     kind = "cuda"
     channels_last = True
     compiler: str | None = "inductor"
+    raises_when_full = True
 
     def __init__(self, index: int = 0, threads: int | None = None) -> None:
         if not torch.cuda.is_available():
@@ -149,8 +150,9 @@ class Cuda:
         return "fused"
 
     def release_memory(self) -> None:
-        """Give back what torch holds in reserve."""
+        """Give back what torch holds in reserve, and forget the peak: it is that of something that is over."""
         torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch)
 
     def peak_memory_bytes(self) -> int:
         """The most that tensors have held so far."""

@@ -30,6 +30,7 @@ class Hpu:
 
     kind = "hpu"
     channels_last = False
+    raises_when_full = False  # it was never tried
 
     def __init__(self, index: int = 0, threads: int | None = None) -> None:
         self._core = _vendor("core")

@@ -18,6 +18,7 @@ class Mps:
     kind = "mps"
     channels_last = False
     compiler: str | None = "inductor"
+    raises_when_full = False  # it was never tried
 
     def __init__(self, threads: int | None = None) -> None:
         if not torch.backends.mps.is_available():

@@ -106,6 +106,11 @@ def cut_stages(model: nn.Module, splits: Sequence[str], image: Sequence[int], dt
     return _recomputed([*_watched(model, image, dtype)], tuple(pieces[:-1]))
 
 
+def kept_of_image(model: nn.Module, image: Sequence[int], dtype: torch.dtype) -> int | None:
+    """Bytes that one image keeps for the gradients of all stages; None for a network that does not tell its stages."""
+    return _kept_bytes([*_watched(model, image, dtype)], ()) if isinstance(model, Network) else None
+
+
 def _recomputed(stages: Sequence[_Stage], segments: tuple[tuple[str, ...], ...]) -> Recomputed:
     return Recomputed(segments, len(stages), _kept_bytes(stages, segments), _kept_bytes(stages, ()))
 

@@ -170,6 +170,16 @@ class Plan:
         """Over how many devices a group is spread; 1: none is."""
         return max(1, self.world_size // len(self.group_sizes))
 
+    @property
+    def micro_groups(self) -> int:
+        """How many groups a device takes at a time; 1 where it has a part of one."""
+        return max(1, self.micro_batch // self.group)
+
+    def one_device(self) -> Plan:
+        """The first device as if there were no others: its samples, groups and micro-batches."""
+        groups = self.device_groups[0]
+        return replace(self, world_size=1, global_batch=sum(groups), group_sizes=groups, device_groups=(groups,))
+
     def rows(self, rank: int = 0) -> slice:
         """The rows of the global batch that a device takes."""
         first = sum(map(sum, self.device_groups[:rank]))
@@ -178,8 +188,7 @@ class Plan:
     def micro_batches(self, rank: int = 0) -> tuple[tuple[int, ...], ...]:
         """The group sizes of each of a device's micro-batches, in position order."""
         groups = self.device_groups[rank]
-        per_micro = max(1, self.micro_batch // self.group)
-        return tuple(groups[i : i + per_micro] for i in range(0, len(groups), per_micro))
+        return tuple(groups[i : i + self.micro_groups] for i in range(0, len(groups), self.micro_groups))
 
 
 def make_plan(recipe: Recipe, facts: Facts) -> Plan:
@@ -225,6 +234,14 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
     return replace(plan, lines=plan_lines(recipe, plan))
+
+
+def with_micro(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
+    """The plan whose devices take so many groups at a time, and the sentence that says why."""
+    groups = len(plan.device_groups[0])
+    taken = min(num_groups, groups)
+    cut = replace(plan, micro_batch=taken * plan.group, num_micro_batches=math.ceil(groups / taken))
+    return replace(cut, lines=(*plan_lines(recipe, cut), why))
 
 
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:

@@ -18,7 +18,7 @@ from reconv.checkpoint.writer import Writer
 from reconv.data.faults import Faults
 from reconv.data.prepare import TrainPrepare
 from reconv.device import Device, is_out_of_memory
-from reconv.engine.fitting import FittingStep
+from reconv.engine.fitting import Fitting, FittingStep
 from reconv.engine.graph import GraphedStep
 from reconv.engine.loop import Counters, Fit
 from reconv.engine.protocols import Optimizer
@@ -52,7 +52,7 @@ Emit = Callable[[Event], None]
 Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
 
 
-AnyStep = PlainStep | GraphedStep | FittingStep
+AnyStep = PlainStep | GraphedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,16 @@ def assemble(
     learner = build_learner(job, emit)
     faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
     evaluation = build_evaluation(job, learner, faults, feed)
-    saver = build_saver(job, learner, evaluation, emit, writer)
+    fitting = Fitting(job.plan.micro_groups)
+    saver = build_saver(job, learner, evaluation, emit, writer, fitting)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
+    step = fit_step(job, learner, build_step(job, learner, counters, emit, trace.mark), fitting, emit)
     copy_number = job.world.rank // recipe.parallel.pipeline  # the processes of a pipeline read the same samples
     fit = Fit(
         plan=job.plan,
         task=learner.task,
-        step=_in_phase(job.world, "training", trace.step(build_step(job, learner, counters, emit, trace.mark))),
+        step=_in_phase(job.world, "training", trace.step(step)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(
             parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, copy_number, feed)
@@ -201,7 +203,9 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> 
     )
 
 
-def build_saver(job: Job, learner: Learner, evaluation: Evaluation, emit: Emit, writer: Writer) -> Saver:
+def build_saver(
+    job: Job, learner: Learner, evaluation: Evaluation, emit: Emit, writer: Writer, fitting: Fitting
+) -> Saver:
     return Saver(
         folder=job.folder,
         store=Store(job.folder.checkpoints),
@@ -217,6 +221,7 @@ def build_saver(job: Job, learner: Learner, evaluation: Evaluation, emit: Emit, 
         faults=evaluation.faults,
         device=job.device,
         writer=writer,
+        fitting=fitting,
     )
 
 
@@ -264,13 +269,18 @@ def build_step(
         boundary=job.device.step_boundary,
     )
     recorder = build_recorder(recipe, job.device, job.world)
-    step = plain if recorder is None else GraphedStep(plain, recorder)
+    return plain if recorder is None else GraphedStep(plain, recorder)
+
+
+def fit_step(job: Job, learner: Learner, step: AnyStep, fitting: Fitting, emit: Emit) -> AnyStep | FittingStep:
+    """The step with micro-batches halved where they do not fit, if the recipe leaves their size open."""
     # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
-    if recipe.batch.micro != "auto" or job.world.size > 1:
+    if job.recipe.batch.micro != "auto" or job.world.size > 1:
         return step
     return FittingStep(
         step=step,
-        layers=network.layers,
+        fitting=fitting,
+        layers=learner.network.layers,
         optimizer=learner.optimizer,
         is_out_of_memory=is_out_of_memory,
         release=job.device.release_memory,

@@ -70,6 +70,9 @@ def check_same_run(folder: RunFolder, recipe: Recipe) -> tuple[str, ...]:
     for name, (before, after) in sorted(changed.items()):
         if name == "length" and _longer(old, recipe):
             said.append(f"length: {before} -> {after}; the run is extended and its schedule stretched")
+        elif name == "batch.micro" and recipe.batch.group != "micro":
+            order = "" if recipe.parallel.reduce == "ordered" else "; from here on sums are added in another order"
+            said.append(f"{name}: {before} -> {after}{order}")
         elif may_change(name):
             said.append(f"{name}: {before} -> {after}")
         else:

@@ -26,7 +26,7 @@ from reconv.models.balance import check_splits
 from reconv.models.fastnet import FastNet
 from reconv.models.fuse import use_kernels
 from reconv.models.layers import LayerState
-from reconv.models.recompute import Recomputed, choose_stages, cut_stages, recomputing
+from reconv.models.recompute import Recomputed, choose_stages, cut_stages, kept_of_image, recomputing
 from reconv.models.rehearse import variants_of
 from reconv.models.ssd import SSD
 from reconv.optim.decay import decay_groups
@@ -76,6 +76,18 @@ def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> Re
     if recipe.memory.recompute == "off":
         return None
     return choose_stages(model, recipe.memory.recompute, _image_shape(recipe), dtype)
+
+
+def kept_bytes(recipe: Recipe, num_classes: int, device: Device) -> tuple[int, int] | None:
+    """What one image keeps for the gradients, and what the weights take; None where that is not known."""
+    precision = build_precision(recipe.precision, device.kind)
+    with torch.device("meta"):
+        model = build_model(recipe.model.name, **model_options(recipe, num_classes))
+    recomputed = build_recomputed(model, recipe, precision.compute_dtype)
+    plain = kept_of_image(model, _image_shape(recipe), precision.compute_dtype)
+    if plain is None:
+        return None
+    return recomputed.kept_bytes if recomputed is not None else plain, sum(p.nbytes for p in model.parameters())
 
 
 def _image_shape(recipe: Recipe) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from reconv.checkpoint.writer import Writer
 from reconv.data.annotation import DetectionSource
 from reconv.data.faults import Faults
 from reconv.device import Device
+from reconv.engine.fitting import Fitting
 from reconv.engine.loop import Counters
 from reconv.engine.protocols import Emit
 from reconv.optim import Ema
@@ -50,6 +51,7 @@ class Saver:
     faults: Faults
     device: Device
     writer: Writer
+    fitting: Fitting
 
     def __call__(self, counters: Counters, reason: str) -> None:
         self.writer.settle()
@@ -59,6 +61,7 @@ class Saver:
             "step": counters.step,
             "history": list(counters.history),
             "skipped": counters.skipped,
+            "micro_groups": self.fitting.most_groups,
             "bad_images": self.faults.state(counters.step),
         }
         step, best = counters.step, counters.best(self.metric, self.chosen_weights)

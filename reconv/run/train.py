@@ -49,6 +49,7 @@ from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Waiting, open_feed, share_of_gpu
 from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point
+from reconv.run.micro import settle_micro
 from reconv.run.network import check_model
 from reconv.run.pictures import picture_mistakes
 from reconv.run.sources import Sources, cache_size, data_path, open_sources, with_cache
@@ -210,7 +211,7 @@ def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: s
     if world.is_first:
         write_whole(choice.folder.recipe, dump(recipe))
         choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
-    return Job(recipe, plan, sources, device, world, choice.folder, point)
+    return settle_micro(Job(recipe, plan, sources, device, world, choice.folder, point))
 
 
 def _announce(job: Job, notes: Sequence[str], command: Sequence[str], emit: Callable[[Event], None]) -> None:

@@ -8,7 +8,6 @@ import pytest
 from ranks import in_ranks
 
 from reconv.bench.peers import Peer
-from reconv.bench.scaling import one_device
 from reconv.bench.subject import open_subject
 from reconv.bench.timing import Wish
 from reconv.bench.train import bench_train
@@ -63,7 +62,7 @@ def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
     given = [("batch.size", 96, "--set"), ("batch.group", 8, "--set"), ("batch.micro", 16, "--set")]
     place = Place(rank=1, size=3, local_rank=1, local_size=3)
     plan = open_subject("quickstart", input="device", data=None, overrides=given, device="cpu", place=place).plan
-    alone = one_device(plan)
+    alone = plan.one_device()
     assert (alone.world_size, alone.global_batch, alone.rows()) == (1, 32, slice(0, 32))
     assert alone.micro_batches() == plan.micro_batches(0) == ((8, 8), (8, 8))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reconv.errors import ResourceError
 from reconv.models.resnet import ResNet
-from reconv.report.events import Noted, read_events
+from reconv.report.events import Noted, Planned, read_events
 
 from .conftest import EVERYTHING, Outcome, Train
 
@@ -61,17 +61,21 @@ def test_keyed_dropout_and_drop_connect_draw_the_same_again(train: Train) -> Non
     assert differing(train("kept", settings), train("again", {**settings, "memory.recompute": "all"})) == []
 
 
+def plans(outcome: Outcome) -> list[tuple[str, ...]]:
+    return [event.lines for event in read_events(outcome.folder.events) if isinstance(event, Planned)]
+
+
 class Hungry:
     """A network that runs out of memory on more than so many images, for the first time after some passes."""
 
-    def __init__(self, most: int, after: int = 0) -> None:
-        self.most, self.after, self.passes = most, after, 0
+    def __init__(self, most: int, after: int = 0, before: int = 10**6) -> None:
+        self.most, self.after, self.before, self.passes = most, after, before, 0
         self.plain = ResNet.forward
 
     def __call__(self, model: Any, images: Tensor) -> Tensor:
         if model.training:
             self.passes += 1
-            if self.passes > self.after and len(images) > self.most:
+            if len(images) > (self.most if self.passes > self.after else self.before):
                 raise torch.OutOfMemoryError("CUDA out of memory")
         return self.plain(model, images)
 
@@ -98,10 +102,22 @@ def test_running_out_in_the_middle_of_a_step_loses_none_of_it(train: Train, monk
     settings = {**SHORT, "data.percent": "100", "batch.size": "512", "batch.group": "128", "length": "2step"}
     settings["save.every"] = "2step"
     expected = train("expected", {**settings, "batch.micro": "128"})
-    late = Hungry(128, after=1)
+    late = Hungry(128, after=2, before=256)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: late(model, images))
     assert differing(expected, train("late", {**settings, "batch.micro": "auto"})) == []
-    assert late.passes == 2 + 2 * 4
+    assert late.passes == 1 + 2 + 2 * 4
+
+
+def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SHORT, "parallel.reduce": "fast", "schedule.kind": "constant", "batch.micro": "auto"}
+    expected = train("expected", {**settings, "batch.micro": "16"})
+    hungry = Hungry(16)
+    with monkeypatch.context() as patch:
+        patch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
+        train("found", {**settings, "length": "3step"})
+    found = train("found", settings, resume=True)
+    assert differing(expected, found) == []
+    assert any("takes 16 samples at a time: kept since before" in line for line in plans(found)[-1])
 
 
 def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
