@@ -14,7 +14,7 @@ sums, pooling, optimizer and averages are free. No program is that good: the sha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,19 +84,28 @@ def forward_flops(costs: Sequence[LayerCost]) -> float:
     return sum(cost.flops for cost in costs)
 
 
-def least_s(costs: Sequence[LayerCost], batch: int, peak: Peak, *, training: bool) -> float:
-    """The time that a batch takes at least, by the rule above."""
+def _passes(costs: Sequence[LayerCost], batch: int, peak: Peak, *, training: bool) -> Iterator[tuple[float, float]]:
+    """Each layer's pass forward, and in training backward: the least time of its operations, and of its bytes."""
 
-    def slower(flops: float, elements: float) -> float:
-        return max(flops / peak.flops_per_s, elements * peak.element_bytes / peak.bytes_per_s)
+    def least(flops: float, elements: float) -> tuple[float, float]:
+        return flops / peak.flops_per_s, elements * peak.element_bytes / peak.bytes_per_s
 
-    total_s = 0.0
     for cost in costs:
         moved = batch * (cost.inputs + cost.outputs) + cost.weights
-        total_s += slower(batch * cost.flops, moved)
+        yield least(batch * cost.flops, moved)
         if training:
-            total_s += slower((TRAINING_PASSES - 1) * batch * cost.flops, moved + batch * cost.inputs + cost.weights)
-    return total_s
+            yield least((TRAINING_PASSES - 1) * batch * cost.flops, moved + batch * cost.inputs + cost.weights)
+
+
+def least_s(costs: Sequence[LayerCost], batch: int, peak: Peak, *, training: bool) -> float:
+    """The time that a batch takes at least, by the rule above."""
+    return sum(max(times) for times in _passes(costs, batch, peak, training=training))
+
+
+def bytes_share(costs: Sequence[LayerCost], batch: int, peak: Peak, *, training: bool) -> float:
+    """The share of that least time in which layers are limited by bytes; the rest is limited by operations."""
+    passes = list(_passes(costs, batch, peak, training=training))
+    return sum(moved_s for flops_s, moved_s in passes if moved_s > flops_s) / sum(max(times) for times in passes)
 
 
 def shares(

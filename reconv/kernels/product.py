@@ -64,7 +64,7 @@ def finished(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, shap
     y = F.conv2d(x, weight, None, shape.stride, shape.padding, shape.dilation, shape.groups)
     if not all(fused.available(t) for t in ((y,) if other is None else (y, other))):
         return reference.FUNCTIONS[shape.act](_sum(y, bias, other))
-    from reconv.kernels.bias_triton import finish
+    from reconv.kernels.product_triton import finish
 
     constants = {"ADDS": int(other is not None), "ACT": ACTIVATIONS[shape.act], "BLOCK": _BLOCK}
     added = y if other is None else other

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from reconv.bench.cost import LayerCost, Peak, find_peak, forward_flops, layer_costs, least_s, shares
+from reconv.bench.cost import LayerCost, Peak, bytes_share, find_peak, forward_flops, layer_costs, least_s, shares
 from reconv.models import build_model
 
 # Multiplications and additions of the forward pass at 224 px, in millions, as torchvision publishes them (GFLOPS).
@@ -45,6 +45,14 @@ def test_the_least_time_is_the_greater_of_operations_and_bytes() -> None:
     assert least_s(cost, 4, slow_memory, training=True) == pytest.approx((4 * 30 + 5 + 4 * 40 + 10) * 2 / 1e3)
     assert least_s(cost, 4, slow_arithmetic, training=False) == pytest.approx(4.0)
     assert least_s(cost, 4, slow_arithmetic, training=True) == pytest.approx(12.0)
+
+
+def test_what_limits_is_told_by_the_share_of_the_least_time() -> None:
+    wide, narrow = (LayerCost(flops=flops, inputs=10, outputs=20, weights=0) for flops in (3000, 0))
+    peak = Peak(1e3, 60, 2, "")  # 3 s of operations; 1 s of bytes
+    assert bytes_share([wide], 1, peak, training=False) == 0
+    assert bytes_share([narrow], 1, peak, training=True) == 1
+    assert bytes_share([wide, narrow], 1, peak, training=False) == pytest.approx(1 / 4)
 
 
 def test_the_shares_of_a_known_device_follow_from_its_peak() -> None:

@@ -1,0 +1,318 @@
+"""Measure every family of networks on one GPU, training and answering, and write the table as JSON and Markdown.
+
+    python tools/table_h200.py [RECIPE ...] [--batch 256] [--modes bf16,tf32,fp32] [--answer-modes bf16,tf32]
+                               [--batches 1,8,32,64,128,256] [--limit 22] [--device cuda] [--set A.B=V ...]
+                               [--json FILE] [--markdown FILE]
+
+One process for each network, one after the other on the device; the next one is started early and imports meanwhile. A
+process tells each figure as soon as it has it, so a network that runs into its limit (seconds) loses only the rest,
+which the table calls not measured. The peaks of the roofline are measured first, on the same device: matrix products
+in each precision, and a copy. A recipe may bring settings of its own: `NAME+batch.size=64+precision.mode=bf16`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RECIPES = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnet50+model.name=resnext50_32x4d",
+    "resnext101-habana-1card-bf16-256",
+    "se-resnext101-nv-90ep-8gpu-tf32",
+    "mobilenet-v2-habana-1card-bf16",
+    "googlenet-habana-1card-bf16",
+    "efficientnet-b0-nv-400ep-8gpu-tf32",
+    "efficientnet-b4-nv-400ep-8gpu-tf32+batch.size=64",
+    "ssd-resnet34+batch.size=128+detection.metric=voc10",
+)
+MODES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}  # bytes of a value
+START_S = 120  # what imports and the first CUDA call of a process may take
+PEAK_SIDE, PEAK_BYTES = 8192, 2**30
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one process measures; `peaks` by precision: operations and bytes a second."""
+
+    recipe: str  # with its own settings behind plus signs
+    batch: int
+    modes: tuple[str, ...]
+    answer_modes: tuple[str, ...]
+    batches: tuple[int, ...]
+    settings: tuple[str, ...]
+    device: str
+    peaks: dict[str, tuple[float, float]]
+
+    def overrides(self, mode: str) -> list[tuple[str, object, str]]:
+        given: list[tuple[str, object, str]] = [("batch.size", self.batch, "tool"), ("batch.group", "all", "tool")]
+        given += [(*pair.split("=", 1), "tool") for pair in (*self.recipe.split("+")[1:], *self.settings)]  # type: ignore[list-item]
+        return [*given, ("precision.mode", mode, "tool")]
+
+
+def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
+    """Operations a second of a square matrix product in each precision, and bytes a second of a copy."""
+    import torch
+
+    from reconv.device import open_device
+    from reconv.precision import build_precision
+    from reconv.recipe import schema
+
+    opened = open_device(device)
+    is_gpu = opened.kind == "cuda"
+    side, num_bytes = (PEAK_SIDE, PEAK_BYTES) if is_gpu else (256, 2**22)
+
+    def best_s(work: Callable[[], object]) -> float:
+        def once() -> float:
+            began_s = time.perf_counter()
+            for _ in range(ROUNDS):
+                work()
+            opened.synchronize()
+            return (time.perf_counter() - began_s) / ROUNDS
+
+        return min(once() for _ in range(ROUNDS))
+
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=opened.torch)
+    target = torch.empty_like(source)
+    bytes_per_s = 2 * num_bytes / best_s(lambda: target.copy_(source))
+    peaks = {}
+    for mode, width in MODES.items():
+        if mode == "tf32" and not is_gpu:
+            continue
+        build_precision(schema.Precision.model_validate({"mode": mode}), opened.kind)  # switches TF32
+        dtype = torch.float32 if width == 4 else torch.bfloat16 if mode == "bf16" else torch.float16
+        a, b = (torch.randn(side, side, device=opened.torch).to(dtype) for _ in range(2))
+        peaks[mode] = 2 * side**3 / best_s(lambda a=a, b=b: a @ b), bytes_per_s  # type: ignore[misc]
+    return peaks
+
+
+def work(task: Task, turn: Any, told: Any) -> None:
+    """Import, wait for the device, and tell one figure after the other."""
+    from reconv.bench.infer import bench_infer  # noqa: F401 (imported before the turn)
+    from reconv.bench.train import bench_train  # noqa: F401
+
+    told.put((task.recipe, "ready", None))
+    turn.wait()
+    for kind, modes in (("train", task.modes[:1]), ("infer", task.answer_modes), ("train", task.modes[1:])):
+        for mode in modes:
+            try:
+                rows = trained(task, mode) if kind == "train" else answered(task, mode)
+                told.put((task.recipe, "rows", rows))
+            except Exception as error:  # one figure's failure must not lose the others
+                told.put((task.recipe, "failed", f"{kind} in {mode}: {repr(error)[:300]}"))
+    told.put((task.recipe, "done", None))
+
+
+def trained(task: Task, mode: str) -> list[dict[str, Any]]:
+    """The rate of a training step in short windows."""
+    from reconv.bench.timing import Wish
+    from reconv.bench.train import bench_train
+
+    name = task.recipe.split("+")[0]
+    result = bench_train(name, overrides=task.overrides(mode), device=task.device, wish=Wish(3, 3, 4))
+    rates = result["window_images_per_s"]
+    row = {"kind": "train", "mode": mode, "batch": result["batch"], "images_per_s": result["images_per_s"]}
+    row |= {"lowest": min(rates), "highest": max(rates), "n": len(rates), "step_ms": result["step_ms"]["median"]}
+    row |= {"device": result["device"], "model": result["recipe"]["model"]["name"], "image_size": result["image_size"]}
+    return [row | limits(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)]
+
+
+def answered(task: Task, mode: str) -> list[dict[str, Any]]:
+    """The rate and the latency of answers at each batch size; algorithms by cuDNN's rule, not by trial."""
+    from reconv.bench.infer import bench_infer
+
+    overrides = [*task.overrides(mode), ("engine.autotune", "off", "tool")]
+    result = bench_infer(
+        task.recipe.split("+")[0], batches=task.batches, overrides=overrides, device=task.device, seconds=0.15
+    )
+    rows = []
+    for own in result["batches"]:
+        row = {"kind": "infer", "mode": mode, "batch": own["batch"], "images_per_s": own["images_per_s"]}
+        row |= {"latency_ms": own["latency_ms"], "n": own["answers"], "difference": own.get("difference")}
+        taken_s = own["batch"] / own["images_per_s"]
+        rows.append(row | limits(task, mode, own["batch"], taken_s, training=False))
+    return rows
+
+
+def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool) -> dict[str, Any]:
+    """The share of the roofline and what makes it, by the peaks measured on this device."""
+    import torch
+
+    from reconv.bench.cost import Peak, bytes_share, layer_costs, least_s
+    from reconv.bench.subject import num_classes_of
+    from reconv.models import build_model
+    from reconv.recipe.load import load
+    from reconv.run.network import model_options
+
+    if mode not in task.peaks:
+        return {}
+    recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
+    with torch.device("meta"):
+        model = build_model(recipe.model.name, **model_options(recipe, num_classes_of(recipe)))
+    side = (recipe.augment.size if training else None) or recipe.data.preprocess.size
+    costs = layer_costs(model, (recipe.data.preprocess.channels, side, side), training=training)
+    peak = Peak(*task.peaks[mode], MODES[mode], "measured in this run")
+    by_bytes = bytes_share(costs, batch, peak, training=training)
+    return {
+        "roofline_fraction": least_s(costs, batch, peak, training=training) / taken_s,
+        "limited_by": "bytes" if by_bytes > 0.5 else "operations",
+        "bytes_share": by_bytes,
+    }
+
+
+def measure(tasks: Sequence[Task], limit_s: float) -> dict[str, dict[str, Any]]:
+    """Rows and failures by recipe, each process in its turn and the next one importing meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    found: dict[str, dict[str, Any]] = {task.recipe: {"rows": [], "failed": []} for task in tasks}
+    started: list[tuple[Any, Any, Any]] = []
+
+    def start(number: int) -> None:
+        if number == len(started) < len(tasks):
+            told, turn = context.Queue(), context.Event()
+            process = context.Process(target=work, args=(tasks[number], turn, told), daemon=True)
+            process.start()
+            started.append((process, turn, told))
+
+    start(0)
+    for number, task in enumerate(tasks):
+        process, turn, told = started[number]
+        began_s, last = time.monotonic(), found[task.recipe]
+        is_ready = _heard(told, last, "ready", began_s + START_S)
+        turn.set()
+        start(number + 1)
+        began_s = time.monotonic()
+        if not (is_ready and _heard(told, last, "done", began_s + limit_s)):
+            last["failed"].append(f"the rest: not measured within {limit_s:.0f} s")
+        last["wall_s"] = time.monotonic() - began_s
+        process.kill()
+        process.join()
+        print("\n".join(lines(task.recipe, last)), flush=True)
+    return found
+
+
+def _heard(told: Any, found: dict[str, Any], wanted: str, until: float) -> bool:
+    """Take over what a process tells until it tells what is wanted, or time is over."""
+    while True:
+        try:
+            _, what, value = told.get(timeout=max(0.01, until - time.monotonic()))
+        except queue.Empty:
+            return False
+        if what == "rows":
+            found["rows"] += value
+        elif what == "failed":
+            found["failed"].append(value)
+        elif what == wanted:
+            return True
+
+
+def lines(recipe: str, found: dict[str, Any]) -> list[str]:
+    """One network's figures, a line each."""
+    said = [f"{recipe} ({found['wall_s']:.0f} s)"]
+    for row in found["rows"]:
+        share = f", {100 * row['roofline_fraction']:.0f} % of the roofline" if "roofline_fraction" in row else ""
+        said.append(f"  {row['kind']} {row['mode']} batch {row['batch']}: {row['images_per_s']:,.0f} images/s{share}")
+    return [*said, *(f"  {text}" for text in found["failed"])]
+
+
+def markdown(found: dict[str, dict[str, Any]], peaks: dict[str, tuple[float, float]]) -> str:
+    """Two tables: training by precision, and answers by batch size."""
+    modes = [
+        mode
+        for mode in ("fp32", "tf32", "fp16", "bf16")
+        if mode in {r["mode"] for f in found.values() for r in f["rows"]}
+    ]
+    said = ["Peaks measured in this run: " + ", ".join(f"{m} {p[0] / 1e12:.3g} TFLOP/s" for m, p in peaks.items())
+            + f"; copy {next(iter(peaks.values()))[1] / 1e12:.3g} TB/s, reads and writes counted.", ""]  # fmt: skip
+    said += ["Training, images/s (times the first precision; share of the roofline, what limits it):", ""]
+    said += _table(["network", "batch", *modes], [_training_cells(name, f, modes) for name, f in found.items()])
+    batches = sorted({r["batch"] for f in found.values() for r in f["rows"] if r["kind"] == "infer"})
+    for mode in modes:
+        rows = [_answer_cells(name, f, mode, batches) for name, f in found.items()]
+        if any(cell != "-" for row in rows for cell in row[1:]):
+            said += ["", f"Answers in {mode}, images/s (p50 / p95 in ms; share of the roofline, what limits it):", ""]
+            said += _table(["network", *(f"batch {batch}" for batch in batches)], rows)
+    failed = [f"- {name}: {text}" for name, f in found.items() for text in f["failed"]]
+    return "\n".join([*said, *(["", "Not measured:", "", *failed] if failed else [])]) + "\n"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _training_cells(name: str, found: dict[str, Any], modes: Sequence[str]) -> list[str]:
+    rows = {row["mode"]: row for row in found["rows"] if row["kind"] == "train"}
+    first = next((rows[mode]["images_per_s"] for mode in modes if mode in rows), None)
+    batch = "/".join(sorted({str(row["batch"]) for row in rows.values()})) or "-"
+    cells = []
+    for mode in modes:
+        row = rows.get(mode)
+        cells.append(
+            "-" if row is None else f"{row['images_per_s']:,.0f} ({row['images_per_s'] / first:.2f} x{_share(row)})"
+        )
+    return [name, batch, *cells]
+
+
+def _answer_cells(name: str, found: dict[str, Any], mode: str, batches: Sequence[int]) -> list[str]:
+    rows = {row["batch"]: row for row in found["rows"] if row["kind"] == "infer" and row["mode"] == mode}
+    cells = []
+    for batch in batches:
+        row = rows.get(batch)
+        latency = {} if row is None else row["latency_ms"]
+        cells.append(
+            "-"
+            if row is None
+            else f"{row['images_per_s']:,.0f} ({latency['p50']:.2f} / {latency['p95']:.2f}{_share(row)})"
+        )
+    return [name, *cells]
+
+
+def _share(row: dict[str, Any]) -> str:
+    return f"; {100 * row['roofline_fraction']:.0f} %, {row['limited_by']}" if "roofline_fraction" in row else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("recipes", nargs="*", default=RECIPES)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--modes", default="bf16,tf32,fp32", help="of training, the first before the answers")
+    parser.add_argument("--answer-modes", default="bf16,tf32")
+    parser.add_argument("--batches", default="1,8,32,64,128,256")
+    parser.add_argument("--limit", type=float, default=22, help="seconds of one network")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    given = parser.parse_args()
+    began_s = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # its memory on the device goes with it
+        peaks = pool.apply(measure_peaks, (given.device,))
+    print({mode: f"{p[0] / 1e12:.3g} TFLOP/s, {p[1] / 1e12:.3g} TB/s" for mode, p in peaks.items()}, flush=True)
+    modes, answer_modes = tuple(given.modes.split(",")), tuple(given.answer_modes.split(","))
+    batches = tuple(int(batch) for batch in given.batches.split(","))
+    tasks = [
+        Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, peaks)
+        for recipe in given.recipes
+    ]
+    found = measure(tasks, given.limit)
+    text = markdown(found, peaks)
+    print(f"{time.monotonic() - began_s:.0f} s in all\n\n{text}")
+    if given.json:
+        given.json.write_text(json.dumps({"peaks": peaks, "networks": found}, indent=1))
+    if given.markdown:
+        given.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
