@@ -7,12 +7,15 @@ mirrored uint8 planes in a batch; nothing trains.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +29,12 @@ from reconv.bench.ways import AS_GIVEN, Way, open_ways
 from reconv.data.augment import draw_flips, draw_host, effective, is_recolouring
 from reconv.data.jpeg_decoder import jpeg_decoder
 from reconv.data.order import Order
+from reconv.data.processes import Processes
 from reconv.data.stages import Stages
-from reconv.data.workers import Caller
+from reconv.data.workers import Caller, Workers, open_workers
 from reconv.errors import UsageError
-from reconv.recipe.load import Override
+from reconv.recipe.load import Override, load
+from reconv.recipe.schema import Recipe
 from reconv.run import parts
 from reconv.run.feed import Feed
 
@@ -112,6 +117,7 @@ def bench_data(
     """Measure the loader on real data and, for comparison, the ordinary pipeline in turn with it."""
     given = [*overrides, *((field, value, "bench") for field, value in _MEASURED_AS.items())]
     given += [("data.workers", workers, "--workers")] if workers is not None else []
+    _refuse_gpu(load(recipe, given).recipe, recipe)
     subject = open_subject(recipe, input="real", data=data, overrides=given, device="cpu")
     tell(f"{subject.source.origin}: {len(subject.source):,} pictures to {subject.plan.size_at(0)} px")
     steps = max(1, round(images / BATCH))
@@ -168,12 +174,26 @@ def _compared(ways: Sequence[Way], steps: int, windows: int, tell: Tell) -> dict
 def _scaled(subject: Subject, steps: int, windows: int) -> tuple[Rates, Rates]:
     """Our loader in the calling thread alone and, in turn with it, with all workers.
 
-    Each window is a stream of its own, from its first picture to its last: nothing was read ahead before it began.
+    Each window is a stream of its own, from its first picture to its last: nothing was read ahead before it began. The
+    workers are those of all windows: processes take seconds to start, once in a run.
     """
+    num_workers = subject.plan.workers or 1
+    workers = open_workers(subject.plan.backend, num_workers)
+    feed = Feed(workers, subject.device, Stages())
     one = _Whole(lambda: _ours(subject, 0, steps), steps)
-    everyone = _Whole(lambda: _ours(subject, subject.plan.workers or 1, steps), steps)
-    rates = _in_turn({"one": one, "all": everyone}, windows)
+    everyone = _Whole(lambda: _ours(subject, num_workers, steps, feed), steps, partial(_cpu_s, workers))
+    try:
+        rates = _in_turn({"one": one, "all": everyone}, windows)
+    finally:
+        workers.close()
     return rates["one"], rates["all"]
+
+
+def _cpu_s(workers: Workers) -> float:
+    """Processor time of this process and of its workers."""
+    ids = workers.process_ids if isinstance(workers, Processes) else []
+    ticks = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13] for number in ids]
+    return time.process_time() + sum(int(tick) for pair in ticks for tick in pair) / os.sysconf("SC_CLK_TCK")
 
 
 def _in_turn(pipelines: Mapping[str, _Stream | _Whole], windows: int) -> dict[str, Rates]:
@@ -200,16 +220,17 @@ class _Whole:
 
     begin: Callable[[], Iterator[Tensor]]
     steps: int
+    cpu_s: Callable[[], float] = time.process_time
 
     def window(self) -> Window:
         """The rates over a stream's first steps; nothing is under way when it ends."""
-        return _timed(self.begin(), self.steps)
+        return _timed(self.begin(), self.steps, self.cpu_s)
 
 
-def _timed(batches: Iterator[Tensor], steps: int) -> Window:
-    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+def _timed(batches: Iterator[Tensor], steps: int, clock_s: Callable[[], float] = time.process_time) -> Window:
+    began_s, began_cpu_s = time.perf_counter(), clock_s()
     num_images = sum(len(images) for images in islice(batches, steps))
-    cpu_s, wall_s = time.process_time() - began_cpu_s, time.perf_counter() - began_s
+    cpu_s, wall_s = clock_s() - began_cpu_s, time.perf_counter() - began_s
     return Window(num_images / wall_s, num_images / cpu_s)
 
 
@@ -222,10 +243,10 @@ def _stage_ms(subject: Subject, steps: int) -> dict[str, float]:
     return {stage: 1000 * seconds / num_images for stage, seconds in stages.seconds.items()}
 
 
-def _ours(subject: Subject, workers: int, steps: int = sys.maxsize) -> Iterator[Tensor]:
+def _ours(subject: Subject, workers: int, steps: int = sys.maxsize, feed: Feed | None = None) -> Iterator[Tensor]:
     """The training loader's pictures, mirrored as the device would mirror them."""
     plan = replace(subject.plan, workers=workers)
-    loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move)
+    loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move, feed=feed)
     for micro_batches in loader.steps(0, steps):
         for batch in micro_batches:
             yield _mirrored(batch)
@@ -260,6 +281,15 @@ def _mean_difference(subject: Subject) -> float:
     both = zip(_ours(subject, 0), _ordinary(subject), strict=True)
     apart = [(ours.float() - theirs.float()).abs().mean() for ours, theirs in islice(both, _BATCHES_LOOKED_AT)]
     return float(torch.stack(apart).mean())
+
+
+def _refuse_gpu(recipe: Recipe, name: str) -> None:
+    """Refuse what only a GPU can tell: this bench is the host's."""
+    if recipe.data.backend == "gpu":
+        raise UsageError(
+            "bench data measures the host's loader, and data.backend is gpu",
+            then=f"reconv bench train {name} --input real --data DIR --set data.backend=gpu",
+        )
 
 
 def _refuse_other_than_ordinary(subject: Subject) -> None:

@@ -238,7 +238,7 @@ def _environment(job: Job) -> dict[str, Any]:
         "device": job.device.describe(),
         "threads": job.plan.threads,
         "JPEG decoder": job.plan.decoder,
-        "share of the GPU's JPEG engine": job.plan.gpu_share,
+        **({"share of the GPU's JPEG engine": job.plan.gpu_share} if job.plan.gpu_share else {}),
         "host": platform.node(),
         "system": platform.platform(),
         "data": job.sources.train.origin,

@@ -7,6 +7,7 @@ import json
 import shutil
 import statistics
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reconv.bench.data import BATCH, _mean_difference, _ordinary, _ours, bench_data
+from reconv.bench.data import BATCH, _cpu_s, _mean_difference, _ordinary, _ours, bench_data
 from reconv.bench.subject import Subject, open_subject
 from reconv.bench.ways import open_ways
 from reconv.cli import main
 from reconv.data.native import choose_decoder
+from reconv.data.processes import Processes
+from reconv.data.stages import Stages
+from reconv.data.workers import Caller
+from reconv.errors import UsageError
+from reconv.run.feed import Feed
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 
@@ -148,3 +154,20 @@ def test_the_time_of_a_picture_is_told_by_stage(tree: Path) -> None:
     result = bench_data(str(tree), overrides=given, images=32, windows=1)
     assert set(result["stage_ms"]) == {"disk", "decode", "augment", "copy"}
     assert result["stage_ms"]["disk"] > 0 and result["stage_ms"]["decode"] > 0
+
+
+def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
+    subject, workers = _subject(tree), Processes(1)
+    try:
+        assert len(next(_ours(subject, 1, 1, Feed(workers, subject.device, Stages())))) == BATCH
+        before_s = time.process_time()
+        assert _cpu_s(workers) > before_s + 0.1  # a worker that has answered has imported torch
+        assert before_s <= _cpu_s(Caller()) <= time.process_time()
+    finally:
+        workers.close()
+
+
+def test_the_gpus_back_end_is_sent_to_the_bench_that_has_a_gpu(tree: Path) -> None:
+    with pytest.raises(UsageError, match="measures the host's loader") as caught:
+        bench_data(str(tree), overrides=[("data.backend", "gpu", "test")])
+    assert caught.value.then is not None and "bench train resnet50 --input real" in caught.value.then
