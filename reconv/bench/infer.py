@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reconv.bench.cost import layer_costs, shares
 from reconv.bench.peers import find_peers
-from reconv.bench.served import Launch, Other, others, serve
+from reconv.bench.served import Launch, Other, Serving, others
 from reconv.bench.subject import about, num_classes_of
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import Located, locate
@@ -75,6 +75,7 @@ def bench_infer(
     model = model.to(dtype)
     tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
     recorder = _recorder(recipe, opened)
+    serving = None if recorder is None else Serving(model, recorder)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     wish = _Wish(answers, seconds)
     rows, notes = [], []
@@ -84,7 +85,7 @@ def bench_infer(
         images = (
             torch.randn(batch, *shape, generator=generator).to(opened.torch, dtype).contiguous(memory_format=layout)
         )
-        launch, served = _ready(model, images, recipe, recorder, opened)
+        launch, served = _ready(model, images, recipe, serving, opened)
         rows.append(_row(batch, _latencies_s(launch, opened, wish)) | served)
         tell(f"batch {batch}: {rows[-1]['images_per_s']:,.1f} images/s, p50 {rows[-1]['latency_ms']['p50']:.2f} ms")
         for other in peers:
@@ -188,11 +189,11 @@ def _recorder(recipe: Recipe, device: Device) -> Recorder | None:
 
 
 def _ready(
-    model: nn.Module, images: Tensor, recipe: Recipe, recorder: Recorder | None, device: Device
+    model: nn.Module, images: Tensor, recipe: Recipe, serving: Serving | None, device: Device
 ) -> tuple[Launch, dict[str, Any]]:
     """The network as it answers one batch, and what was done to it for that."""
-    if recorder is not None:
-        served = serve(model, images, recorder)
+    if serving is not None:
+        served = serving(images)
         return served.launch, {"joined": served.num_joined, "difference": served.difference}
     if not _wants_compiler(recipe, device):
         return lambda: model(images), {}

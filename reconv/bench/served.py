@@ -40,20 +40,30 @@ class Served:
     difference: float  # from the plain network's answers, of their largest value
 
 
-@torch.inference_mode()
-def serve(model: nn.Module, images: Tensor, recorder: Records) -> Served:
-    """The network's operations on these images, joined where they can be and recorded as one."""
-    listed, num_joined = answering(model, images)
+class Serving:
+    """A network's operations, listed once and joined where they can be; recorded as one for each batch."""
 
-    def answer() -> Any:
-        return listed(images)
+    def __init__(self, model: nn.Module, recorder: Records) -> None:
+        self._model = model
+        self._recorder = recorder
+        self._listed: tuple[Callable[[Tensor], Any], int] | None = None
 
-    for _ in range(WARM_ANSWERS):
-        recorder.beside(answer)
-    expected = recorder.beside(lambda: model(images))
-    given, launch = recorder.capture(answer)
-    launch()
-    return Served(launch, num_joined, _difference(given, expected))
+    @torch.inference_mode()
+    def __call__(self, images: Tensor) -> Served:
+        """Answers for these images."""
+        if self._listed is None:
+            self._listed = answering(self._model, images)
+        listed, num_joined = self._listed
+
+        def answer() -> Any:
+            return listed(images)
+
+        for _ in range(WARM_ANSWERS):
+            self._recorder.beside(answer)
+        expected = self._recorder.beside(lambda: self._model(images))
+        given, launch = self._recorder.capture(answer)
+        launch()
+        return Served(launch, num_joined, _difference(given, expected))
 
 
 def _difference(given: Any, expected: Any) -> float:

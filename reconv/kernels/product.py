@@ -18,9 +18,12 @@ from reconv.kernels import fused, reference
 from reconv.kernels.launch import launch
 from reconv.kernels.reference import Activation
 
-_BLOCK = 1024
+_ROWS = 32  # of a tile
+_BLOCKS = (64, 32, 16, 8)  # channels of a tile
 _TRIALS = 5
-_SLEEP_CYCLES = 4_000_000  # the device waits about 2 ms while the host gives it the trials: launches are not timed
+_SLEEP_CYCLES = (
+    1_000_000  # the device waits about half a millisecond while the host gives it the trials: launches are not timed
+)
 _TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest value
 _TF32_TOLERANCE, _FP32_TOLERANCE = 1e-2, 1e-4  # the second tells TF32 from float32
 
@@ -66,9 +69,12 @@ def finished(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, shap
         return reference.FUNCTIONS[shape.act](_sum(y, bias, other))
     from reconv.kernels.product_triton import finish
 
-    constants = {"ADDS": int(other is not None), "ACT": ACTIVATIONS[shape.act], "BLOCK": _BLOCK}
+    channels, num_rows = y.shape[1], y.numel() // y.shape[1]
+    block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
+    constants = {"ADDS": int(other is not None), "ACT": ACTIVATIONS[shape.act], "ROWS": _ROWS, "BLOCK": block}
     added = y if other is None else other
-    launch(finish, (-(-y.numel() // _BLOCK),), y, bias, added, y.numel(), y.shape[1] // 8, **constants)
+    grid = (-(-num_rows // _ROWS), -(-channels // block))
+    launch(finish, grid, y, bias, added, num_rows, channels // 8, **constants)
     return y
 
 

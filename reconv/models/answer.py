@@ -1,7 +1,7 @@
 """A network as it answers fastest: one flat list of operations, a convolution and what follows it being one of them.
 
 Owns the list and what may be joined in it. Refuses to know devices and how a joint operation is computed. Invariant:
-the list gives the answers of the network it was made of, for images of the shape, type and layout of the example alone.
+the list gives the answers of the network it was made of, for any number of images of one shape, type and layout.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _FUNCTIONS: dict[object, Activation] = {
     aten.silu.default: "silu",
     aten.silu_.default: "silu",
 }
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+_ROWS = 3  # images that the list is made with
 _CLAMPS = (aten.hardtanh.default, aten.hardtanh_.default)  # with 0 and 6, ReLU6
 
 
@@ -30,14 +32,33 @@ def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any]
     from torch.fx.experimental.proxy_tensor import make_fx  # 1 s of imports
 
     with torch.no_grad():
-        listed = make_fx(lambda given: model(given))(images)
-    if any(_mutates(node) and len(_source(node).users) > 1 for node in listed.graph.nodes):
-        return listed, 0  # what others read changes in its place: nothing may be moved
-    convolutions = [node for node in listed.graph.nodes if node.target is aten.convolution.default]
-    num_joined = sum(_join(listed.graph, node) for node in convolutions)
+        some = torch.zeros_like(images[:1].repeat(_ROWS, 1, 1, 1))
+        if images.is_contiguous(memory_format=torch.channels_last):
+            some = some.contiguous(memory_format=torch.channels_last)
+        listed = make_fx(lambda given: model(given))(some)
+    graph = listed.graph
+    _free_rows(graph)
+    if any(_mutates(node) and len(_source(node).users) > 1 for node in graph.nodes):
+        return _ready(listed), 0  # what others read changes in its place: nothing may be moved
+    convolutions = [node for node in graph.nodes if node.target is aten.convolution.default]
+    num_joined = sum(_join(graph, node) for node in convolutions)
+    return _ready(listed), num_joined
+
+
+def _ready(listed: fx.GraphModule) -> fx.GraphModule:
     listed.graph.lint()
     listed.recompile()
-    return listed, num_joined
+    return listed
+
+
+def _free_rows(graph: fx.Graph) -> None:
+    """Take the number of images out of the list: shapes that begin with it, and strides that are only told anew."""
+    for node in list(graph.nodes):
+        if node.target in _VIEWS and node.args[1][0] == _ROWS:
+            node.args = (node.args[0], [-1, *_values(node).shape[1:]])
+        elif node.target is aten.as_strided_.default and tuple(node.args[1]) == tuple(_values(node.args[0]).shape):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _join(graph: fx.Graph, conv: fx.Node) -> bool:

@@ -112,6 +112,8 @@ def _side_by_side(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor] | None
     if len(found) < len(layers) or not all(norm.takes(x) for _, norm in found):
         return None
     y = F.conv2d(x, torch.cat([conv.weight for conv, _ in found]))
+    if not found[0][1].takes(y):
+        return None
     first, *others = activated_together([norm for _, norm in found], y, "relu")
     # Copied here, else a convolution would copy its part forward and once more backward.
     return [first, *(part.contiguous(memory_format=torch.channels_last) for part in others)]

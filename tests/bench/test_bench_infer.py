@@ -14,7 +14,7 @@ from torch import nn
 import reconv
 from reconv.bench.infer import BATCHES, bench_infer
 from reconv.bench.peers import Peer
-from reconv.bench.served import Other, others, serve
+from reconv.bench.served import Other, Serving, others
 from reconv.cli import main
 from reconv.errors import UsageError
 from reconv.models import build_model
@@ -98,12 +98,14 @@ class Repeats:
 def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_follows() -> None:
     model, num_folded = folded(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
     recorder = Repeats()
-    served = serve(model, torch.randn(2, 3, 32, 32), recorder)
-    assert served.num_joined == num_folded == 7
-    assert served.difference < 1e-5
-    with torch.inference_mode():
-        served.launch()
-    assert recorder.num_launched == 2
+    serving = Serving(model, recorder)
+    for rows in (2, 1):
+        served = serving(torch.randn(rows, 3, 32, 32))
+        assert served.num_joined == num_folded == 7
+        assert served.difference < 1e-5
+        with torch.inference_mode():
+            served.launch()
+    assert recorder.num_launched == 4
 
 
 def test_a_recording_that_answers_something_else_is_told() -> None:
@@ -112,7 +114,7 @@ def test_a_recording_that_answers_something_else_is_told() -> None:
             return super().capture(lambda: work() / 2)
 
     model, _ = folded(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
-    assert serve(model, torch.randn(2, 3, 32, 32), Halves()).difference == pytest.approx(0.5)
+    assert Serving(model, Halves())(torch.randn(2, 3, 32, 32)).difference == pytest.approx(0.5)
 
 
 def _small(num_classes: int) -> nn.Module:
