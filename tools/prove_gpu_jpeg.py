@@ -1,6 +1,6 @@
 """Prove on a CUDA GPU that its JPEG engine makes the host's crops, then measure how fast pictures come from files.
 
-    python tools/prove_gpu_jpeg.py PICTURES [--workers N] [--shares auto 0.5] [--steps 100] [--json FILE]
+    python tools/prove_gpu_jpeg.py PICTURES [--workers N] [--shares auto 0.5] [--steps 60] [--json FILE]
 
 PICTURES is a folder of JPEG files; links to them make a tree of 1000 classes in a temporary folder. Equality: the crops
 of every picture by engine and kernel against those of the host (Pillow's decoder, torch's resize). The JPEG standard
@@ -191,8 +191,8 @@ def main() -> int:
     parser.add_argument("pictures", type=Path)
     parser.add_argument("--workers", type=int, default=0, help="0: as many as the plan would take")
     parser.add_argument("--shares", nargs="*", default=["auto", "0.5"])
-    parser.add_argument("--backends", nargs="*", default=["threads", "processes"], help="without the GPU")
-    parser.add_argument("--steps", type=int, default=100, help="in a window; four windows each")
+    parser.add_argument("--backends", nargs="*", default=["processes"], help="without the GPU")
+    parser.add_argument("--steps", type=int, default=60, help="in a window; four windows each")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tree_of(options.pictures) as tree:

@@ -21,6 +21,8 @@ from reconv.kernels.crop import Box, crop
 
 _WHERE, _THEN = "data.backend: gpu", "--set data.backend=processes decodes on the host alone"
 
+_SIDE = 64  # of the picture that is tried
+
 Decode = Callable[[list[Tensor]], list[Tensor]]
 
 
@@ -33,10 +35,12 @@ class JpegEngine:
         self._device = device
         self.decode = _nvjpeg(device)
         self._stream = torch.cuda.Stream(device, priority=-1)  # a crop is short, and the next batch waits for it
+        small = _small_file()
         try:
-            self.crops([_small_file()], [(0, 0, 16, 16)], 16, True)  # the kernel is compiled here, by the main thread
+            self.decode([small])
         except RuntimeError as error:
             raise UsageError("the GPU's JPEG engine does not work", where=_WHERE, why=str(error), then=_THEN) from error
+        self.crops([small], [(0, 0, _SIDE, _SIDE)], _SIDE, True)  # compiles the kernel, here in the main thread
 
     def crops(
         self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, antialias: bool
@@ -91,5 +95,5 @@ def _nvjpeg(device: torch.device) -> Decode:
 
 def _small_file() -> Tensor:
     file = io.BytesIO()
-    Image.new("RGB", (16, 16), (90, 120, 150)).save(file, "JPEG")
+    Image.new("RGB", (_SIDE, _SIDE), (90, 120, 150)).save(file, "JPEG")
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
