@@ -192,8 +192,11 @@ def prove_box_losses() -> bool:
         pairs = zip(sides, per_cell, strict=True)
         maps = [draw(n, layout.channels(b), s, s, dtype=dtype).requires_grad_() for s, b in pairs]
         again = [x.detach().clone().requires_grad_() for x in maps]
-        found = box_losses(maps, layout, truth)
-        expected = image_losses(*BoxMaps(tuple(again), per_cell, num_classes).answers(), *shown, rules)
+        biases = tuple(
+            (torch.randn(num_classes * b, device="cuda"), torch.randn(4 * b, device="cuda")) for b in per_cell
+        )
+        found = box_losses(maps, biases, layout, truth)
+        expected = image_losses(*BoxMaps(tuple(again), biases, per_cell, num_classes).answers(), *shown, rules)
         worst = max(error(a, b) for a, b in zip(found, expected, strict=True))
         torch.stack(found).sum().backward()
         torch.stack(expected).sum().backward()

@@ -1,4 +1,4 @@
-"""The ReLU of a convolution's output plus its bias, for two uses.
+"""The ReLU of a convolution's output plus its bias, for two uses; and the sum of channels, a bias's gradient.
 
 Owns the autograd function. Refuses to know modules. It is a norm whose mean is 0 and whose deviation is 1, so the
 kernels, limits and memory are those of `norm`: forward reads and writes the output once; backward adds the gradients of
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.norm import Operand, gradient_sums, over_groups, uses, write_output
+from reconv.kernels.norm import Norm, Operand, gradient_sums, over_groups, statistics, uses, write_output
 from reconv.kernels.rows import rows_of
 
 
@@ -39,6 +39,14 @@ class _BiasReLU(Function):
         dx, rows = torch.empty_like(x), rows_of(x, (len(x),))
         sums = gradient_sums(gradient, gradient2, _operand(x, bias), None, None, dx, rows, "relu")
         return dx, over_groups(sums[0], bias)
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """The sum of each channel of x [n, channels, height, width], in float32: its mean times its pixels."""
+    _, ones = _neutral(x.shape[1], x.device)
+    found = statistics(x, Norm(ones, ones, ones, eps=1.0), rows_of(x, (len(x),)))
+    sums: Tensor = found[0, 0] * (x.numel() // x.shape[1])
+    return sums
 
 
 def _operand(x: Tensor, bias: Tensor) -> Operand:

@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels import box_losses_triton as device
+from reconv.kernels.bias import channel_sums
 from reconv.kernels.fused import CHANNEL_MULTIPLE, available
 from reconv.kernels.launch import launch
 
+Biases = Sequence[tuple[Tensor, Tensor]]  # of each map: its class head's and its box head's
+
 MOST_ANCHORS = 65536  # whose losses one program sorts
 MOST_CLASSES = 4096
-# Compiled for sm_90 the first needs 72 registers a thread and the second 39: most programs of that one end at once.
+# Compiled for sm_90 the first needs 80 registers a thread and the second 48: most programs of that one end at once.
 _JUDGED_VALUES, _GRADIENT_VALUES = 2048, 1024
 _LANES = 256
 _CLAIMING_PROGRAMS = 16  # of an image; each takes every 16th true box
@@ -65,40 +68,44 @@ def accepts(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> bool:
     )
 
 
-def box_losses(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> tuple[Tensor, Tensor]:
+def box_losses(maps: Sequence[Tensor], biases: Biases, layout: Layout, truth: Truth) -> tuple[Tensor, Tensor]:
     """The class loss and the box loss of each image [n], over its number of positives."""
-    losses: tuple[Tensor, Tensor] = _Losses.apply(layout, truth, *maps)  # type: ignore[no-untyped-call]
+    flat = (bias for pair in biases for bias in pair)
+    losses: tuple[Tensor, Tensor] = _Losses.apply(layout, truth, *maps, *flat)  # type: ignore[no-untyped-call]
     return losses
 
 
 class _Losses(Function):
     @staticmethod
-    def forward(ctx: Any, layout: Layout, truth: Truth, *maps: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, layout: Layout, truth: Truth, *given: Tensor) -> tuple[Tensor, Tensor]:
         n, num_anchors = len(truth.num_boxes), len(truth.anchors_cxcywh)
         shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
         rows = matched(truth)
         by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
-        for x, numbers, grid, known in _calls(maps, layout, truth, _JUDGED_VALUES):
-            launch(device.judge, grid, x, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
+        for read, numbers, grid, known in _calls(given, layout, truth, _JUDGED_VALUES):
+            launch(device.judge, grid, *read, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
         losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
         block = 1 << (num_anchors - 1).bit_length()
         launch(
             device.mine, (n,), by_class, by_box, rows, *losses.unbind(), num_anchors, truth.negatives,
             BLOCK=block, BITS=block.bit_length() - 1, num_warps=max(1, min(32, block // _MINED_PER_WARP)),
         )  # fmt: skip
-        ctx.save_for_backward(rows, *shown, log_sums, losses, *maps)
+        ctx.save_for_backward(rows, *shown, log_sums, losses, *given)
         ctx.layout, ctx.truth = layout, truth
         return losses[0].clone(), losses[1].clone()
 
     @staticmethod
     def backward(ctx: Any, dclasses: Tensor, dboxes: Tensor) -> tuple[Tensor | None, ...]:
-        rows, boxes, labels, anchors, log_sums, losses, *maps = ctx.saved_tensors
-        given = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
-        gradients = [torch.zeros_like(x) for x in maps]
-        calls = _calls(maps, ctx.layout, ctx.truth, _GRADIENT_VALUES)
-        for dx, (x, numbers, grid, known) in zip(gradients, calls, strict=True):
-            launch(device.gradient, grid, x, *given, dx, *numbers, **known)
-        return None, None, *gradients
+        rows, boxes, labels, anchors, log_sums, losses, *given = ctx.saved_tensors
+        known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
+        gradients, of_biases = [], []
+        for read, numbers, grid, constants in _calls(given, ctx.layout, ctx.truth, _GRADIENT_VALUES):
+            dx = torch.zeros_like(read[0])
+            launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
+            gradients.append(dx)
+            sums, widths = channel_sums(dx).to(read[1].dtype), [len(bias) for bias in read[1:]]
+            of_biases += sums[: sum(widths)].split(widths)
+        return None, None, *gradients, *of_biases
 
 
 def matched(truth: Truth) -> Tensor:
@@ -118,15 +125,17 @@ def matched(truth: Truth) -> Tensor:
 
 
 def _calls(
-    maps: Sequence[Tensor], layout: Layout, truth: Truth, tile_values: int
-) -> Iterator[tuple[Tensor, tuple[float, ...], tuple[int, int], dict[str, int]]]:
-    """Of each map: itself, the numbers that kernels are told, their programs and constants."""
+    given: Sequence[Tensor], layout: Layout, truth: Truth, tile_values: int
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], tuple[float, ...], tuple[int, int], dict[str, int]]]:
+    """Of each map: itself and its two biases, the numbers that kernels are told, their programs and constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()
     known = {"ROWS": max(1, tile_values // classes), "CLASSES": classes}
     first = 0
-    for x, boxes in zip(maps, layout.per_cell, strict=True):
+    number = len(layout.per_cell)
+    maps, biases = given[:number], given[number:]
+    for x, class_bias, box_bias, boxes in zip(maps, biases[::2], biases[1::2], layout.per_cell, strict=True):
         n, channels, height, width = x.shape
         cells = height * width
         counts = (truth.labels.shape[1], len(truth.anchors_cxcywh), cells, boxes, layout.num_classes, channels, first)
-        yield x, (*counts, *truth.variances), (-(-cells * boxes // known["ROWS"]), n), known
+        yield (x, class_bias, box_bias), (*counts, *truth.variances), (-(-cells * boxes // known["ROWS"]), n), known
         first += cells * boxes

@@ -1,8 +1,9 @@
 """Matching, losses and mining of a single-shot detector, and the gradient of its maps, in Triton.
 
 Owns the device code. Refuses to know autograd and memory. A map is read as its convolution leaves it: pixel by pixel,
-of each the logits of its boxes, then their codes, then channels that mean nothing. All else of default boxes is in the
-published order: map by map, in each the shape first, then the pixel. Overlaps are rounded as in the plain form.
+of each the logits of its boxes, then their codes, then channels that mean nothing; biases are still to be added. All
+else of default boxes is in the published order: map by map, in each the shape first, then the pixel. Overlaps are
+rounded as in the plain form.
 """
 
 import triton
@@ -95,36 +96,45 @@ def _wanted_codes(boxes, row, anchors_cxcywh, anchor, positive, centre_variance,
 
 
 @triton.jit
-def _smooth(x, at, wanted, positive):
-    """Smooth L1 of a column of codes."""
-    far = tl.abs(tl.load(x + at, mask=positive, other=0.0).to(tl.float32) - wanted)
+def _off(x, at, bias, column, wanted, positive):
+    """How far a column of codes lies off what is wanted."""
+    code = tl.load(x + at + column, mask=positive, other=0.0).to(tl.float32)
+    return code + tl.load(bias + column, mask=positive, other=0.0) - wanted
+
+
+@triton.jit
+def _smooth(off):
+    """Smooth L1."""
+    far = tl.abs(off)
     return tl.where(far < 1.0, 0.5 * far * far, far - 0.5)
 
 
 @triton.jit
 def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexpr):
-    """Of this program's boxes of a map: which exist, their places in the published order, and where their logits and
-    codes begin."""
+    """Of this program's boxes of a map: which exist, their shapes, their places in the published order, and where
+    their logits and codes begin."""
     box = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cell, shape = box // per_cell, box % per_cell
     pixel = (tl.program_id(1) * num_cells + cell) * channels
     logits = pixel + shape * num_classes
     codes = pixel + per_cell * num_classes + shape * 4
-    return cell < num_cells, first + shape * num_cells + cell, logits, codes
+    return cell < num_cells, shape, first + shape * num_cells + cell, logits, codes
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def judge(
-    x, rows, boxes, labels, anchors_cxcywh, by_class, by_box, log_sums, num_rows, num_anchors, num_cells, per_cell,
-    num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr, CLASSES: tl.constexpr,
+    x, class_bias, box_bias, rows, boxes, labels, anchors_cxcywh, by_class, by_box, log_sums, num_rows, num_anchors,
+    num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
+    CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Cross-entropy and, of positives, smooth L1 of each default box of a map."""
-    exists, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
     number = tl.arange(0, CLASSES)[None, :]
     mask = exists[:, None] & (number < num_classes)
     z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
+    z += tl.load(class_bias + (shape * num_classes)[:, None] + number, mask=mask, other=0.0)
     row = tl.load(rows + at, mask=exists, other=UNUSED)  # behind the logits, which need not wait for it
     positive = row >= 0
     row += image * num_rows
@@ -140,8 +150,10 @@ def judge(
     across, down, wider, taller = _wanted_codes(
         boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
     )
-    loss = _smooth(x, codes, across, positive) + _smooth(x, codes + 1, down, positive)
-    loss += _smooth(x, codes + 2, wider, positive) + _smooth(x, codes + 3, taller, positive)
+    own_bias = box_bias + shape * 4
+    loss = _smooth(_off(x, codes, own_bias, 0, across, positive)) + _smooth(_off(x, codes, own_bias, 1, down, positive))
+    loss += _smooth(_off(x, codes, own_bias, 2, wider, positive))
+    loss += _smooth(_off(x, codes, own_bias, 3, taller, positive))
     tl.store(by_box + at, tl.where(positive, loss, 0.0), mask=exists)
 
 
@@ -185,21 +197,20 @@ def mine(
 
 
 @triton.jit
-def _store_slope(dx, x, at, wanted, positive, factor):
+def _store_slope(dx, at, off, positive, factor):
     """The gradient of a column of codes."""
-    off = tl.load(x + at, mask=positive, other=0.0).to(tl.float32) - wanted
     slope = tl.minimum(tl.maximum(off, -1.0), 1.0) * factor
     tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=positive)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
-    x, rows, boxes, labels, anchors_cxcywh, log_sums, shares, dclass_loss, dbox_loss, dx, num_rows, num_anchors,
-    num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
-    CLASSES: tl.constexpr,
+    x, class_bias, box_bias, rows, boxes, labels, anchors_cxcywh, log_sums, shares, dclass_loss, dbox_loss, dx,
+    num_rows, num_anchors, num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance,
+    ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a map, which is zero but for default boxes that count: they alone read it and are written."""
-    exists, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
     row = tl.load(rows + at, mask=exists, other=UNUSED)
@@ -208,6 +219,7 @@ def gradient(
         number = tl.arange(0, CLASSES)[None, :]
         mask = counts[:, None] & (number < num_classes)
         z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
+        z += tl.load(class_bias + (shape * num_classes)[:, None] + number, mask=mask, other=0.0)
         share = tl.load(shares + image)
         row += image * num_rows
         label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
@@ -220,7 +232,8 @@ def gradient(
             boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
         )
         factor = tl.load(dbox_loss + image) * share
-        _store_slope(dx, x, codes, across, positive, factor)
-        _store_slope(dx, x, codes + 1, down, positive, factor)
-        _store_slope(dx, x, codes + 2, wider, positive, factor)
-        _store_slope(dx, x, codes + 3, taller, positive, factor)
+        own_bias = box_bias + shape * 4
+        _store_slope(dx, codes, _off(x, codes, own_bias, 0, across, positive), positive, factor)
+        _store_slope(dx, codes + 1, _off(x, codes, own_bias, 1, down, positive), positive, factor)
+        _store_slope(dx, codes + 2, _off(x, codes, own_bias, 2, wider, positive), positive, factor)
+        _store_slope(dx, codes + 3, _off(x, codes, own_bias, 3, taller, positive), positive, factor)

@@ -57,16 +57,17 @@ class BoxMaps(NamedTuple):
     """The same as its convolutions leave it, for losses that read it so: a detector trained by kernels."""
 
     maps: tuple[Tensor, ...]  # [n, channels, height, width]: logits of all shapes, their codes, and nothing
+    biases: tuple[tuple[Tensor, Tensor], ...]  # of each map's logits and codes, still to be added
     per_cell: tuple[int, ...]  # shapes of each map
     num_classes: int
 
     def answers(self) -> BoxAnswers:
         """In the published order: map by map, in each the shape first, then the row, then the column."""
         codes, logits = [], []
-        for x, shapes in zip(self.maps, self.per_cell, strict=True):
-            begin, end = shapes * self.num_classes, shapes * (self.num_classes + 4)
-            logits.append(by_box(x[:, :begin], self.num_classes))
-            codes.append(by_box(x[:, begin:end], 4))
+        for x, (class_bias, box_bias) in zip(self.maps, self.biases, strict=True):
+            begin, end = len(class_bias), len(class_bias) + len(box_bias)
+            logits.append(by_box(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
+            codes.append(by_box(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
         return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
 
 

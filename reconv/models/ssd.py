@@ -170,8 +170,10 @@ class SSD(Trunk):
     def _answers(self, maps: Maps) -> BoxAnswers | BoxMaps:
         inputs = [fork(x).main for x in maps]
         if self.fused and self.training and all(fused.available(x) for x in inputs):
-            both = map(_both, self.class_heads, self.box_heads, inputs)
-            return BoxMaps(tuple(both), self.boxes_per_cell, self.num_classes)
+            heads = list(zip(self.class_heads, self.box_heads, strict=True))
+            outputs = tuple(_both(*pair, x) for pair, x in zip(heads, inputs, strict=True))
+            biases = tuple((first.get_parameter("bias"), second.get_parameter("bias")) for first, second in heads)
+            return BoxMaps(outputs, biases, self.boxes_per_cell, self.num_classes)
         codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, inputs, strict=True)]
         logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, inputs, strict=True)]
         return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
@@ -186,13 +188,12 @@ def _appending(extra: nn.Module) -> Callable[[Maps], Maps]:
 
 
 def _both(class_head: nn.Module, box_head: nn.Module, x: Tensor) -> Tensor:
-    """Both heads of a map as one convolution, with channels of zeros up to what needs no padded copy."""
-    heads = (class_head, box_head)
-    weights, biases = ([head.get_parameter(name) for head in heads] for name in ("weight", "bias"))
-    num_zeros = -sum(len(bias) for bias in biases) % fused.CHANNEL_MULTIPLE
+    """Both heads of a map as one convolution without biases, with zeros up to channels that need no padded copy."""
+    weights = [head.get_parameter("weight") for head in (class_head, box_head)]
+    num_zeros = -sum(map(len, weights)) % fused.CHANNEL_MULTIPLE
     zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=fused.product_dtype(x))  # never widens what it joins
     zeros = zeros.contiguous(memory_format=torch.channels_last)
-    return F.conv2d(x, torch.cat([*weights, zeros]), torch.cat([*biases, zeros[:, 0, 0, 0]]), padding=1)
+    return F.conv2d(x, torch.cat([*weights, zeros]), padding=1)
 
 
 TABLE: Mapping[str, SSDSpec] = {"ssd_resnet34": SSDSpec(num_classes=81)}

@@ -103,7 +103,7 @@ class Detection:
         shown = (batch["boxes"], batch["labels"], batch["num_boxes"], self.anchors_cxcywh)
         truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
         if accepts(outputs.maps, layout, truth):
-            return Losses(*box_losses(outputs.maps, layout, truth))
+            return Losses(*box_losses(outputs.maps, outputs.biases, layout, truth))
         return self._losses(outputs.answers(), batch)
 
     def _losses(self, answers: BoxAnswers, batch: Batch) -> Losses:

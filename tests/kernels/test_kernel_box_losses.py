@@ -50,8 +50,19 @@ def draw_maps(n: int, seed: int, dtype: torch.dtype, equal: bool = False) -> lis
     return maps
 
 
-def plain(maps: list[Tensor], of: Truth) -> tuple[Tensor, Tensor]:
-    codes, logits = BoxMaps(tuple(maps), PER_CELL, NUM_CLASSES).answers()
+def draw_biases(seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    random = torch.Generator().manual_seed(seed)
+    return tuple(
+        (
+            torch.randn(NUM_CLASSES, generator=random).repeat(b).requires_grad_(),
+            torch.randn(4 * b, generator=random).requires_grad_(),
+        )
+        for b in PER_CELL
+    )
+
+
+def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: Truth) -> tuple[Tensor, Tensor]:
+    codes, logits = BoxMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).answers()
     return image_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
 
 
@@ -61,7 +72,8 @@ def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tol
     of = truth([3, 0, 6, 1], seed=1)
     maps, again = draw_maps(4, 2, dtype, equal), draw_maps(4, 2, dtype, equal)
     weights = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
-    losses, expected = box_losses(maps, LAYOUT, of), plain(again, of)
+    biases, again_biases = draw_biases(7), draw_biases(7)
+    losses, expected = box_losses(maps, biases, LAYOUT, of), plain(again, again_biases, of)
     for found, wanted in zip(losses, expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
         assert found[1] == 0 and (found[[0, 2, 3]] > 0).all()
@@ -73,6 +85,9 @@ def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tol
         torch.testing.assert_close(x.grad, y.grad, rtol=tolerance, atol=tolerance / 10)
         assert torch.equal(x.grad != 0, y.grad != 0), "the same default boxes count"
         assert not x.grad[1].any() and x.grad[2].any()
+    for ours, theirs in zip(biases, again_biases, strict=True):
+        for bias, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(bias.grad, other.grad, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # kernels do not take the second
@@ -81,7 +96,7 @@ def test_the_task_has_the_same_loss_of_maps_and_of_their_answers(dtype: torch.dt
     task = Detection(ANCHORS, RULES, Keep(), ("a",) * (NUM_CLASSES - 1), no_annotation)
     shown = {"images": torch.zeros(3, 3, 8, 8), "boxes": of.boxes_xyxy, "labels": of.labels, "num_boxes": of.num_boxes}
     batch = Batch(shown, torch.arange(3), (3,))
-    maps = BoxMaps(tuple(draw_maps(3, 5, dtype)), PER_CELL, NUM_CLASSES)
+    maps = BoxMaps(tuple(draw_maps(3, 5, dtype)), draw_biases(6), PER_CELL, NUM_CLASSES)
     found, expected = task.loss(maps, batch), task.loss(maps.answers(), batch)
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
     assert found.metrics.keys() == expected.metrics.keys() and found.loss.dtype == dtype
@@ -111,7 +126,8 @@ def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], thresh
 
 def test_maps_as_answers_are_in_the_published_order() -> None:
     maps = draw_maps(2, 1, torch.float32)
-    codes, logits = BoxMaps(tuple(maps), PER_CELL, NUM_CLASSES).answers()
+    zeros = tuple((torch.zeros(NUM_CLASSES * b), torch.zeros(4 * b)) for b in PER_CELL)
+    codes, logits = BoxMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).answers()
     assert codes.shape == (2, len(ANCHORS), 4) and logits.shape == (2, len(ANCHORS), NUM_CLASSES)
     shape, row, column = 3, 1, 0  # of the second map
     place = PER_CELL[0] * SIDES[0] ** 2 + (shape * SIDES[1] + row) * SIDES[1] + column
