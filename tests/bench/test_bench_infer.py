@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import reconv
 from reconv.bench.infer import BATCHES, bench_infer
@@ -108,13 +108,23 @@ def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_fol
     assert recorder.num_launched == 4
 
 
-def test_a_recording_that_answers_something_else_is_told() -> None:
-    class Halves(Repeats):
-        def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-            return super().capture(lambda: work() / 2)
+class Rows(nn.Module):
+    """A network that hides the number of its images in its arithmetic."""
 
-    model, _ = folded(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
-    assert Serving(model, Halves())(torch.randn(2, 3, 32, 32)).difference == pytest.approx(0.5)
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv, self.how = nn.Conv2d(3, 8, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return y / len(x) if self.how == "scaled" else y + torch.ones(len(x), 8, 1, 1)
+
+
+@pytest.mark.parametrize("how", ["scaled", "shaped"])
+def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly(how: str) -> None:
+    model = Rows(how).eval()
+    served = Serving(model, Repeats())(torch.randn(6, 3, 8, 8))
+    assert (served.num_joined, served.difference) == (0, 0.0)
 
 
 def _small(num_classes: int) -> nn.Module:
