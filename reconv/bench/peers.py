@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -27,6 +28,9 @@ from reconv.errors import UsageError
 MOMENTUM, RATE, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # torchvision's reference script; they do not change the speed
 _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100"}
 _WITHOUT_HEADS = ("googlenet", "inception_v3")  # torchvision's script cannot train their auxiliary heads
+
+_DEPTHS = [3, 4, 23, 3]
+_WIDTHS = {"resnext101_32x4d": 4}  # of networks that torchvision's class builds but that have no name there
 
 Half = Literal["fp16", "bf16"]
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -66,23 +70,30 @@ def _find(package: str, model: str) -> tuple[list[Peer], str]:
     except (ImportError, OSError, RuntimeError) as error:  # a build for another torch fails while it loads
         return [], f"{package} cannot be imported: {str(error).splitlines()[0]}"
     name = _TIMM_NAMES.get(model, model) if package == "timm" else model
-    known = module.list_models() if package == "timm" else module.models.list_models()
+    known = module.list_models() if package == "timm" else [*module.models.list_models(), *_WIDTHS]
     if name not in known:
         return [], f"{package} has no {model}"
     if package == "torchvision":
-        options: dict[str, Any] = {"aux_logits": False} if name in _WITHOUT_HEADS else {}
-
-        def reference(num_classes: int) -> nn.Module:
-            built: nn.Module = module.models.get_model(name, weights=None, num_classes=num_classes, **options)
-            return built
-
-        return [Peer("torchvision", reference, "fp16", channels_last=False), *_both("torchvision", reference)], ""
+        build = partial(_torchvision_network, module.models, name)
+        return [Peer("torchvision", build, "fp16", channels_last=False), *_both("torchvision", build)], ""
 
     def theirs(num_classes: int) -> nn.Module:
         built: nn.Module = module.create_model(name, num_classes=num_classes)
         return built
 
     return _both("timm", theirs), ""
+
+
+def _torchvision_network(models: Any, name: str, num_classes: int) -> nn.Module:
+    if name in _WIDTHS:
+        resnet = models.resnet
+        network: nn.Module = resnet.ResNet(
+            resnet.Bottleneck, _DEPTHS, num_classes, groups=32, width_per_group=_WIDTHS[name]
+        )
+        return network
+    options: dict[str, Any] = {"aux_logits": False} if name in _WITHOUT_HEADS else {}
+    network = models.get_model(name, weights=None, num_classes=num_classes, **options)
+    return network
 
 
 def _both(package: str, build: Callable[[int], nn.Module]) -> list[Peer]:
