@@ -35,6 +35,22 @@ class StemConv2d(nn.Conv2d):
         return super().forward(images)
 
 
+class DepthwiseConv2d(nn.Conv2d):
+    """One odd filter for each channel at stride 1, whose input's gradient may be computed as a convolution."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__(channels, channels, kernel, 1, kernel // 2, groups=channels, bias=False)
+        self.fused = False  # whether that is done in training, on images that kernels take
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused and self.training and fused.available(x):
+            from reconv.kernels.depthwise import depthwise
+
+            dtype = fused.product_dtype(x)
+            return depthwise(x.to(dtype), self.weight.to(dtype))
+        return super().forward(x)
+
+
 class MaxPool2d(nn.MaxPool2d):
     """torch's max-pool, which kernels may compute in training."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from torch import nn
 
-from reconv.models.conv import MaxPool2d, SameMaxPool2d, StemConv2d
+from reconv.models.conv import DepthwiseConv2d, MaxPool2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import SqueezeExcitation
 from reconv.models.ssd import SSD, Extra
 
-FUSED = (BatchNorm2d, Extra, MaxPool2d, SameMaxPool2d, SqueezeExcitation, SSD, StemConv2d)
+FUSED = (BatchNorm2d, DepthwiseConv2d, Extra, MaxPool2d, SameMaxPool2d, SqueezeExcitation, SSD, StemConv2d)
 
 
 def use_kernels(model: nn.Module, is_on: bool = True) -> int:

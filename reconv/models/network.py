@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.conv import MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
+from reconv.models.conv import DepthwiseConv2d, MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import MOST_GROUPS, ProxyNorm, fit_groups
 
@@ -137,6 +137,8 @@ class Spec:
             return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
         if (kernel, stride, groups) == (7, 2, 1):
             return StemConv2d(in_channels, out_channels)
+        if stride == 1 < kernel and in_channels == out_channels == groups:
+            return DepthwiseConv2d(in_channels, kernel)
         return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
 
     def make_norm(self, channels: int, activated: bool = True) -> nn.Module:

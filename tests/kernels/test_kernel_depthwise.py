@@ -1,0 +1,33 @@
+"""A depthwise convolution through its own gradient equals torch's, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reconv.kernels.depthwise import depthwise
+
+
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("shape", [(2, 24, 9, 7), (3, 8, 1, 1), (1, 16, 2, 13)], ids=str)
+def test_values_and_gradients_equal_torchs(shape: tuple[int, ...], kernel: int) -> None:
+    draw = torch.Generator().manual_seed(kernel)
+    x = torch.randn(shape, generator=draw, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(shape[1], 1, kernel, kernel, generator=draw, dtype=torch.float64)
+    dy = torch.randn(shape, generator=draw, dtype=torch.float64)
+    results = []
+    for convolve in (depthwise, lambda x, w: F.conv2d(x, w, padding=kernel // 2, groups=shape[1])):
+        leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        y = convolve(*leaves)
+        y.backward(dy)
+        results.append((y, *(leaf.grad for leaf in leaves)))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def test_a_frozen_filter_and_a_first_layer_get_no_gradient() -> None:
+    x, weight = torch.randn(2, 8, 5, 5), torch.randn(8, 1, 3, 3)
+    for wanted in ((True, False), (False, True)):
+        leaves = x.clone().requires_grad_(wanted[0]), weight.clone().requires_grad_(wanted[1])
+        depthwise(*leaves).sum().backward()
+        assert [leaf.grad is not None for leaf in leaves] == list(wanted)
