@@ -19,7 +19,8 @@ from torch import Tensor
 SLABS = 8
 _THREAD_VALUES = 8  # of a slab, 16 bytes of halves
 _WARP_THREADS = 32
-_WIDEST_BLOCK = 64
+_BLOCKS = (64, 32, 16)
+_USED_ENOUGH = 0.9
 _TILES_PER_PROGRAM = 2
 _MOST_SPLITS = 65535  # of a grid's second axis
 _INTERPRETED_SMS = 1
@@ -50,8 +51,14 @@ class Rows:
 
     @property
     def block(self) -> int:
-        """Channels of a tile: a power of two."""
-        return min(_WIDEST_BLOCK, 1 << (self.channels - 1).bit_length())
+        """Channels of a tile, a power of two: the widest that leaves few threads without a channel."""
+        widest = min(_BLOCKS[0], 1 << (self.channels - 1).bit_length())
+        blocks = [block for block in (*_BLOCKS, widest) if block <= widest]
+        return max(blocks, key=lambda block: (min(self._used(block), _USED_ENOUGH), block))
+
+    def _used(self, block: int) -> float:
+        """The share of threads that have a channel."""
+        return self.channels / (-(-self.channels // block) * block)
 
     def lanes(self, form: Form) -> int:
         """Rows of a slab."""
