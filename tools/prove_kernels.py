@@ -163,8 +163,7 @@ def prove_excite() -> bool:
         for channels, side in ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7)):
             x = draw(8, channels, side, side, dtype=dtype).requires_grad_()
             x64 = wide(x)
-            again, means = excite.squeeze(x)
-            y = excite.excite(again, torch.sigmoid(means))
+            y = excite.squeeze_excite(x, torch.sigmoid)
             y64 = x64 * torch.sigmoid(x64.mean((2, 3), keepdim=True))
             dy = torch.randn_like(y)
             y.backward(dy)

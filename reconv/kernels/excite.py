@@ -1,11 +1,13 @@
-"""Squeeze and excitation over channels_last images: their means, and their product with a gate.
+"""Squeeze and excitation over channels_last images: their means, and their product with a gate made from those.
 
 Owns the autograd functions. Refuses to know the small network between the two. Limits: `fused.available` of the
-images. Invariant: each pass reads and writes each image once.
+images. Invariant: the gradient of the images is written once, when both their uses are known.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,55 +21,59 @@ _LANES = 64
 _BLOCKS = (64, 32, 16)
 
 
-def squeeze(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The images for their other use, and their means over pixels [n, channels, 1, 1].
+@dataclass(slots=True)
+class _Gate:
+    """The gate, once it is known."""
 
-    The other use has a gradient of its own, to which the backward pass adds that of the means while it reads it.
-    """
-    output: tuple[Tensor, Tensor] = _Squeeze.apply(x)  # type: ignore[no-untyped-call]
-    return output
+    value: Tensor | None = None
 
 
-def excite(x: Tensor, gate: Tensor) -> Tensor:
-    """The images times a gate [n, channels, 1, 1]."""
-    output: Tensor = _Excite.apply(x, gate)  # type: ignore[no-untyped-call]
+def squeeze_excite(x: Tensor, gate_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """The images times the gate that a network makes of their means, both [n, channels, 1, 1]."""
+    # Between the two functions flows the gradient of the product, not yet multiplied with the gate: nobody else may
+    # use `again`.
+    gate = _Gate()
+    again, means = _Squeeze.apply(x, gate)  # type: ignore[no-untyped-call]
+    output: Tensor = _Excite.apply(again, gate_of(means).to(x.dtype), gate)  # type: ignore[no-untyped-call]
     return output
 
 
 class _Squeeze(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, gate: _Gate) -> tuple[Tensor, Tensor]:
         means = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
         grid, counts, known = _programs(x)
         launch(device.means, grid, x, means, *counts, **known)
+        ctx.gate = gate
         return x.detach(), means
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, dmeans: Tensor) -> Tensor:
+    def backward(ctx: Any, dy: Tensor, dmeans: Tensor) -> tuple[Tensor, None]:
         dy = dy.contiguous(memory_format=torch.channels_last)
         dx = torch.empty_like(dy)
         grid, counts, known = _programs(dy)
-        launch(device.means_gradient, grid, dy, dmeans.contiguous(), dx, *counts, **known)
-        return dx
+        launch(device.images_gradient, grid, dy, ctx.gate.value, dmeans.contiguous(), dx, *counts, **known)
+        return dx, None
 
 
 class _Excite(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
-        y, gate = torch.empty_like(x), gate.contiguous()
+    def forward(ctx: Any, x: Tensor, factor: Tensor, gate: _Gate) -> Tensor:
+        y, factor = torch.empty_like(x), factor.contiguous()
         grid, counts, known = _programs(x)
-        launch(device.scale, grid, x, gate, y, *counts, **known)
-        ctx.save_for_backward(x, gate)
+        launch(device.scale, grid, x, factor, y, *counts, **known)
+        ctx.save_for_backward(x, factor)
+        gate.value = factor.detach()
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
-        x, gate = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, factor = ctx.saved_tensors
         dy = dy.contiguous(memory_format=torch.channels_last)
-        dx, dgate = torch.empty_like(x), torch.empty_like(gate)
+        dfactor = torch.empty_like(factor)
         grid, counts, known = _programs(x)
-        launch(device.scale_gradient, grid, dy, x, gate, dx, dgate, *counts, **known)
-        return dx, dgate
+        launch(device.gate_gradient, grid, dy, x, dfactor, *counts, **known)
+        return dy, dfactor, None
 
 
 def _programs(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:

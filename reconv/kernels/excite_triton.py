@@ -48,12 +48,11 @@ def scale(x, gate, y, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def scale_gradient(dy, x, gate, dx, dgate, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradients of the pixels and of the gate, in one read of both."""
+def gate_gradient(dy, x, dgate, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of the gate [images, channels]."""
     channels = eighths * 8
     channel, exists = _channels(channels, BLOCK)
     image = tl.program_id(1)
-    factor = tl.load(gate + image * channels + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([LANES, BLOCK], tl.float32)
     for first in range(0, pixels, LANES):
         pixel = first + tl.arange(0, LANES)
@@ -61,20 +60,20 @@ def scale_gradient(dy, x, gate, dx, dgate, eighths, pixels, LANES: tl.constexpr,
         at = (image * pixels + pixel)[:, None] * channels + channel[None, :]
         gradient = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
         total += gradient * tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx + at, (gradient * factor).to(dx.dtype.element_ty), mask=mask)
     tl.store(dgate + image * channels + channel, tl.sum(total, 0).to(dgate.dtype.element_ty), mask=exists)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def means_gradient(dy, dmeans, dx, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of the images' other use plus that of their means."""
+def images_gradient(dy, gate, dmeans, dx, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of the images: through their product with the gate, and through their means."""
     channels = eighths * 8
     channel, exists = _channels(channels, BLOCK)
     image = tl.program_id(1)
+    factor = tl.load(gate + image * channels + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
     share = tl.load(dmeans + image * channels + channel, mask=exists, other=0.0).to(tl.float32)[None, :] / pixels
     for first in range(0, pixels, LANES):
         pixel = first + tl.arange(0, LANES)
         mask = (pixel < pixels)[:, None] & exists[None, :]
         at = (image * pixels + pixel)[:, None] * channels + channel[None, :]
-        value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32) + share
+        value = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32) * factor + share
         tl.store(dx + at, value.to(dx.dtype.element_ty), mask=mask)

@@ -178,10 +178,9 @@ class SqueezeExcitation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):
-            from reconv.kernels.excite import excite, squeeze
+            from reconv.kernels.excite import squeeze_excite
 
-            x, means = squeeze(x)
-            return excite(x, self._gate(means).to(x.dtype))
+            return squeeze_excite(x, self._gate)
         return x * self._gate(x.mean((2, 3), keepdim=True))
 
     def _gate(self, means: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import TOLERANCE, assert_near, draw, wide
 
-from reconv.kernels.excite import excite, squeeze
+from reconv.kernels.excite import squeeze_excite
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -14,8 +14,7 @@ from reconv.kernels.excite import excite, squeeze
 def test_gated_images_and_all_gradients_equal_plain_operations(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight = draw(shape, dtype, seed=1), draw((shape[1], shape[1], 1, 1), dtype, seed=2)
     exact_x, exact_weight = wide(x), wide(weight)
-    again, means = squeeze(x)
-    y = excite(again, torch.sigmoid(torch.einsum("oixy,nixy->noxy", weight, means)))
+    y = squeeze_excite(x, lambda means: torch.sigmoid(torch.einsum("oixy,nixy->noxy", weight, means)))
     gate = torch.sigmoid(torch.einsum("oixy,nixy->noxy", exact_weight, exact_x.mean((2, 3), keepdim=True)))
     expected = exact_x * gate
     assert_near(y, expected, TOLERANCE[dtype])
