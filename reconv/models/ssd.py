@@ -21,7 +21,7 @@ from reconv.errors import UsageError
 from reconv.kernels import fused
 from reconv.models.conv import SameConv2d, SameMaxPool2d, without_bias
 from reconv.models.network import BoxAnswers, BoxMaps, ConvInit, Initialisation, Spec, Stage, ZeroGamma, by_box
-from reconv.models.norm import Fork, fork
+from reconv.models.norm import ACTIVATIONS, Fork, fork, normed
 from reconv.models.resnet import TABLE as RESNETS
 from reconv.models.resnet import ResNetSpec, Trunk
 
@@ -41,6 +41,9 @@ class SSDSpec(Spec):
     boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)  # one for each map
     extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)  # channels of the maps after the trunk's
     num_halved: int = 3  # of those: so many have half the side of the one before, the others two pixels less
+    # A norm after each convolution of the extra maps, where the published network has none: there the first values
+    # shrink from map to map, 60-fold over five, and with them what is learned of large objects from scratch.
+    extra_norms: bool = False
     pool: Literal["same", "torch"] = (
         "same"  # same: the published program's, which pads after the end; torch: ResNet's own
     )
@@ -109,20 +112,25 @@ class SSDSpec(Spec):
 
 
 class Extra(nn.Sequential):
-    """One map from the one before: 1x1 to half the channels, then 3x3; both with a bias and a ReLU, without norms."""
+    """One map from the one before: 1x1 to half the channels, then 3x3; both with a bias and a ReLU, and with a norm
+    between those two where the network has such."""
 
-    def __init__(self, in_channels: int, out_channels: int, is_halved: bool) -> None:
+    def __init__(self, spec: SSDSpec, in_channels: int, out_channels: int, is_halved: bool) -> None:
         half = out_channels // 2
         last = SameConv2d(half, out_channels, 3, 2) if is_halved else nn.Conv2d(half, out_channels, 3)
-        super().__init__(nn.Conv2d(in_channels, half, 1), last)
+        norms = [spec.make_norm(half), spec.make_norm(out_channels)] if spec.extra_norms else []
+        super().__init__(nn.Conv2d(in_channels, half, 1), last, *norms)  # convolutions have one name with and without
         self.fused = False  # whether kernels compute bias and ReLU in training, where they take images
 
     def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        inner = self._activated(self[0], fork(x).shortcut)
-        return self._activated(self[1], fork(inner).main)
+        inner = self._activated(0, fork(x).shortcut)
+        return self._activated(1, fork(inner).main)
 
-    def _activated(self, conv: nn.Module, x: Tensor) -> Tensor | Fork:
+    def _activated(self, number: int, x: Tensor) -> Tensor | Fork:
+        conv, norms = self[number], list(self)[2:]
         assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        if norms:
+            return normed(norms[number], conv(x), ACTIVATIONS["relu"])
         if self.fused and self.training and fused.available(x) and conv.out_channels % fused.CHANNEL_MULTIPLE == 0:
             from reconv.kernels.bias import bias_relu
 
@@ -144,7 +152,8 @@ class SSD(Trunk):
         self.fused = False  # whether the two heads of a map are one convolution in training, where kernels take maps
         channels = [self.channels, *spec.extra_widths]
         self.extras = nn.ModuleList(
-            Extra(before, after, is_halved=i < spec.num_halved) for i, (before, after) in enumerate(pairwise(channels))
+            Extra(spec, before, after, is_halved=i < spec.num_halved)
+            for i, (before, after) in enumerate(pairwise(channels))
         )
         pairs = list(zip(channels, spec.boxes_per_cell, strict=True))
         self.class_heads = nn.ModuleList(nn.Conv2d(c, b * spec.num_classes, 3, padding=1) for c, b in pairs)

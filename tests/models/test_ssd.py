@@ -104,6 +104,24 @@ def test_extra_layers_and_heads_start_as_keras_draws_them_and_the_trunk_as_publi
     assert all(bool(model.get_parameter(f"{block}.bn1.weight").all()) for block in blocks)
 
 
+def test_norms_keep_the_first_values_of_the_extra_maps_at_one_scale_and_other_weights_their_names() -> None:
+    images = torch.randn(4, 3, 264, 264, generator=torch.Generator().manual_seed(0))
+    names, last = [], []
+    for is_on in (False, True):
+        network = build_model("ssd_resnet34", num_classes=3, depths=[1, 1, 1], width=8, extra_norms=is_on)
+        initialise(network, 0)
+        values: list[float] = []
+        network.extras[4].register_forward_hook(lambda _module, _given, x, into=values: into.append(float(x.std())))
+        with torch.no_grad():
+            network(images)
+        names.append(set(network.state_dict()))
+        last += values
+    assert last[0] < 0.05 and 0.3 < last[1] < 3
+    added = names[1] - names[0]
+    assert names[0] < names[1] and len(added) == 5 * 2 * 5
+    assert all(name.startswith("extras.") for name in added)
+
+
 @pytest.mark.parametrize("trunk", ["resnet18", "resnet50", "resnext14_32x4d", "resnet8_cifar"])
 def test_weights_of_a_resnet_fill_the_trunk_of_its_detector(trunk: str) -> None:
     classifier = build_model(trunk, num_classes=7)
