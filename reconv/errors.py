@@ -6,8 +6,9 @@ why likely, and what to type next; everything else that escapes is a bug and end
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -47,6 +48,11 @@ class ReconvError(Exception):
         lines += [f"  next:  {self.then}"] if self.then else []
         return "\n".join(lines)
 
+    def record(self) -> dict[str, Any]:
+        """The error as plain data, for other processes."""
+        told = {"what": self.what, "where": self.where, "why": self.why, "then": self.then}
+        return {**told, "code": int(self.code), "is_told": self.is_told}
+
 
 class UsageError(ReconvError):
     code = Exit.USAGE
@@ -84,17 +90,17 @@ class PeerError(ReconvError):
     @classmethod
     def of(cls, error: ReconvError, is_told: bool = False) -> PeerError:
         """The same error, for those it did not happen to."""
-        return _peer_error(error.what, error.where, error.why, error.then, error.code, is_told)
+        return cls.from_record({**error.record(), "is_told": is_told})
+
+    @classmethod
+    def from_record(cls, told: Mapping[str, Any]) -> PeerError:
+        """An error as it was in the process it happened to."""
+        error = cls(told["what"], where=told["where"], why=told["why"], then=told["then"])
+        error.code, error.is_told = Exit(told["code"]), told["is_told"]
+        return error
 
     def __reduce__(self) -> tuple[Callable[..., PeerError], tuple[object, ...]]:
-        return _peer_error, (self.what, self.where, self.why, self.then, self.code, self.is_told)
-
-
-def _peer_error(what: str, where: str, why: str, then: str, code: Exit, is_told: bool) -> PeerError:
-    """An error as it was in the process it happened to."""
-    error = PeerError(what, where=where, why=why, then=then)
-    error.code, error.is_told = code, is_told
-    return error
+        return PeerError.from_record, (self.record(),)
 
 
 class InUseError(ReconvError):
@@ -103,3 +109,9 @@ class InUseError(ReconvError):
 
 class PreemptedError(ReconvError):
     code = Exit.PREEMPTED
+
+
+class InterruptError(ReconvError):
+    """A second Ctrl-C in one process, as the others hear of it."""
+
+    code = Exit.INTERRUPTED

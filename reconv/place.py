@@ -18,6 +18,7 @@ _FIRST_PORT, _NUM_PORTS = 20000, 20000  # of jobs that name none: below what sys
 _LAST_PORT = 65535
 _SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # what an interactive Slurm job is called
 _LOCAL = "127.0.0.1"
+WORDS_VARIABLE = "RECONV_WORDS"  # set for the processes of --devices: the folder their last words go to
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Place:
     port: int = 0
     restart: int = 0  # how often an elastic agent has started the processes anew
     store_is_served: bool = False  # by the agent: rank 0 must not open the port itself
+    words: str = ""  # of --devices: the folder in which a process says why it ends, instead of printing it
 
     @property
     def num_machines(self) -> int:
@@ -52,13 +54,12 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
 
 def must_launch(devices: int | None, place: Place) -> bool:
     """Whether the processes of `--devices` are still to be started; refused where a launcher has started others."""
-    if devices is None or devices == place.size:
-        return False
-    if place.size > 1:
+    if devices is not None and place.size > 1:
         raise UsageError(
-            f"--devices {devices}, but {place.launcher} has started {place.size} processes", then="leave --devices out"
+            f"--devices {devices} starts processes, and {place.launcher} has started {place.size} processes already",
+            then="leave --devices out, or start without a launcher",
         )
-    return True
+    return devices is not None and devices > 1
 
 
 def _refuse_impossible(place: Place) -> None:
@@ -83,11 +84,12 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
         size=number("WORLD_SIZE"),
         local_rank=number("LOCAL_RANK", "RANK"),
         local_size=number("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
-        launcher="torchrun",
+        launcher="--devices" if WORDS_VARIABLE in environment else "torchrun",
         address=environment.get("MASTER_ADDR", _LOCAL),
         port=_port(environment, "torchrun"),
         restart=number("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0,
         store_is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        words=environment.get(WORDS_VARIABLE, ""),
     )
     _refuse_impossible(place)
     return place

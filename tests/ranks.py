@@ -49,6 +49,8 @@ def _enter(told: Connection, variables: dict[str, str], folder: str, work: Calla
     torch.set_num_threads(1)
     try:
         told.send((True, work(*args)))
+    except SystemExit:
+        raise
     except BaseException:
         told.send((False, traceback.format_exc()))
 

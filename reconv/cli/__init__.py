@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,9 +31,6 @@ from reconv.errors import Exit, ReconvError
 
 __all__ = ["main"]
 
-# mpirun and torchrun end everybody as soon as one has ended: whoever tells the error must come first, and rank 0 may
-# wait 4 s for the others before.
-_TELLING_S = 6.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -86,8 +82,6 @@ def _run(words: list[str]) -> int:
             _say(str(error), colour="yellow")  # saved, as it should be: no error
         elif not error.is_told:
             _complain(str(error), debug)
-        else:
-            time.sleep(_TELLING_S)
         return error.code
     except MemoryError:
         _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)

@@ -1,7 +1,7 @@
 """Several processes on this machine, started by torch's own elastic launcher inside this one.
 
 Owns starting them, passing on signals and collecting what came of each. Refuses to know what they do. Invariant: when
-this returns or raises, no process is left.
+this returns or raises, no process is left; what torch's launcher has to say of processes that end is said here.
 """
 
 from __future__ import annotations
@@ -10,18 +10,25 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
+import tempfile
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from reconv.errors import LostPeerError, PeerError, ReconvError
+from reconv.errors import Exit, InterruptError, LostPeerError, PeerError, ReconvError
+from reconv.parallel.words import leave_words, read_words
+from reconv.place import WORDS_VARIABLE, read_place
 
 T = TypeVar("T")
+_TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
@@ -29,7 +36,14 @@ def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
 
     `work` is a function of a module, its arguments and its result can be pickled.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it has to say is said here
+    for name in _TORCH_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="reconv-devices-") as folder:
+        return _launch(num_processes, Path(folder), work, args)
+
+
+def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """The same, with a folder for what processes leave behind."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -40,32 +54,32 @@ def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
         start_method="spawn",
         max_restarts=0,
         monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "torch")),
     )
-    ended: dict[int, T | PeerError] = {}
+    ended: dict[int, T] = {}
     failed: list[BaseException] = []
 
     def start() -> None:
         try:
-            ended.update(elastic_launch(config, _enter)(work, args))
+            ended.update(elastic_launch(config, _enter)(str(folder), work, args))
         except BaseException as error:
             failed.append(error)
 
     _run_beside_signals(start)
     if failed:
-        raise _told(failed[0]) from failed[0]
-    errors = [result for result in ended.values() if isinstance(result, PeerError)]
-    if errors:
-        first = min(errors, key=lambda error: error.is_told)
-        raise PeerError.of(first)
-    return ended[0]  # type: ignore[return-value]
+        raise _told(failed[0], read_words(folder)) from failed[0]
+    return ended[0]
 
 
-def _enter(work: Callable[..., T], args: tuple[Any, ...]) -> T | PeerError:
-    """One process: an error meant for people is a result like another, so that the launcher ends nobody for it."""
+def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """One process; one that returned an error as its result would wait for the results of others, who may be lost."""
+    os.environ[WORDS_VARIABLE] = folder
     try:
         return work(*args)
-    except ReconvError as error:
-        return PeerError.of(error, error.is_told)
+    except (ReconvError, KeyboardInterrupt) as error:
+        said = error if isinstance(error, ReconvError) else InterruptError("interrupted without a save")
+        leave_words(Path(folder), read_place().rank, said)
+        sys.exit(said.code)
 
 
 def _run_beside_signals(start: Callable[[], None]) -> None:
@@ -87,14 +101,18 @@ def _run_beside_signals(start: Callable[[], None]) -> None:
             signal.signal(number, handler)
 
 
-def _told(error: BaseException) -> BaseException:
-    """What a person should read when a process ended without a word."""
+def _told(error: BaseException, words: Sequence[PeerError]) -> BaseException:
+    """What a person should read: the words of a process, or, where one ended without any, what others know of it."""
     if not isinstance(error, ChildFailedError):
         return error
     rank, failure = error.get_first_failure()
-    said: Any = failure.message  # a text, or a record with a text in it
-    why = "" if failure.exitcode < 0 else str(said["message"] if isinstance(said, dict) else said)
-    return LostPeerError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", why=why, then=_NEXT)
+    causes = [said for said in words if said.code != Exit.LOST_PEER]
+    if causes or (words and failure.exitcode >= 0):
+        return PeerError.of([*causes, *words][0])
+    message: Any = failure.message  # a text, or a record with a text in it
+    why = "" if failure.exitcode < 0 else str(message["message"] if isinstance(message, dict) else message)
+    known = next((said.why for said in words if said.what.startswith(f"rank {rank} ")), why)
+    return LostPeerError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", why=known, then=_NEXT)
 
 
 _NEXT = "see logs/ in the run folder; then run the same command with --resume"

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -23,7 +25,8 @@ from reconv.errors import PeerError, ReconvError, UsageError
 from reconv.parallel.gradients import Ordered, Overlapped
 from reconv.parallel.heartbeat import Heartbeat
 from reconv.parallel.shards import Shards, owners
-from reconv.parallel.world import Divided, Shared, Sharing, Summable, World
+from reconv.parallel.words import leave_words
+from reconv.parallel.world import Divided, Ending, Shared, Sharing, Summable, World
 from reconv.place import Place
 
 T = TypeVar("T")
@@ -32,6 +35,9 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hc
 # Losing a peer is noticed by heartbeats within a minute; a collective itself may wait for a peer that compiles.
 _PATIENCE = timedelta(hours=2)
 _MEETING = timedelta(minutes=5)
+# What is left to do in worlds that failed: launchers end everybody with the first that ends, so all go together when
+# this process ends. Not by atexit, which is not run in processes that multiprocessing has forked.
+_at_exit: list[Finalize] = []
 
 
 @dataclass(slots=True)
@@ -43,16 +49,18 @@ class _Vote:
 
 
 @dataclass(slots=True)
-class _Ending:
-    """How this process ends when another is lost while the main thread waits for it, which nothing can interrupt."""
+class _WindingDown:
+    """What is said and done, in a thread, when another process is lost while the main thread waits for it."""
 
+    place: Place
     wind_down: Callable[[ReconvError], None] = lambda error: None
 
     def __call__(self, error: ReconvError) -> None:
-        self.wind_down(error)
-        if not error.is_told:
+        if self.place.words:
+            leave_words(Path(self.place.words), self.place.rank, error)
+        elif not error.is_told:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(error.code)
+        self.wind_down(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Ranks(World):
 
     device: torch.device = field(kw_only=True)
     heartbeat: Heartbeat = field(kw_only=True)
-    ending: _Ending = field(kw_only=True)
+    winding_down: _WindingDown = field(kw_only=True)
     _votes: list[_Vote] = field(default_factory=list)
 
     def sum(self, value: Summable) -> Summable:
@@ -139,24 +147,25 @@ class Ranks(World):
         is_ours = isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "NCCL", "HCCL"))
         return self.heartbeat.judge() if is_ours and isinstance(error, RuntimeError) else None
 
-    def post(self, error: ReconvError) -> None:
-        """Tell the others what ends this process."""
-        self.heartbeat.post(error)
+    def post(self, error: ReconvError) -> bool:
+        """Tell the others what ends this process; whether one of them tells people the same already."""
+        return self.heartbeat.post(error)
 
     def guard(self, lost_after_s: float, end: Callable[[ReconvError], None]) -> None:
         """Call `end` before this process ends because another is lost; that one has been silent for so long."""
         self.heartbeat.lost_after_s = lost_after_s
-        self.ending.wind_down = end
+        self.winding_down.wind_down = end
 
-    def close(self, is_failing: bool = False) -> None:
-        """Leave the others: at once where this process fails, so that they notice, and else when all are done."""
+    def close(self, ending: Ending = "done") -> None:
+        """Leave the others; with an error to tell, they notice at once, and all end together when it was told."""
         self._votes.clear()
-        if not is_failing:
+        if ending == "done":
             self.heartbeat.leave()
+        else:
+            self.heartbeat.rest()
+            _at_exit.append(Finalize(None, self.heartbeat.leave_together, [ending == "failing"], exitpriority=0))
         if dist.is_initialized():
             dist.destroy_process_group()
-        if is_failing:
-            self.heartbeat.leave()
 
 
 def join(place: Place, device: str) -> Ranks:
@@ -164,6 +173,8 @@ def join(place: Place, device: str) -> Ranks:
     if device not in BACKENDS:
         raise UsageError(f"{device} cannot be shared by several processes", then="use cpu or cuda, or one process")
     load_collectives(device)
+    while _at_exit:
+        _at_exit.pop()()  # a world that this process was in before may hold the port
     if place.num_machines == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     serves = place.rank == 0 and not place.store_is_served
@@ -184,5 +195,6 @@ def join(place: Place, device: str) -> Ranks:
             then="see that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{place.local_rank}")
-    ending = _Ending()
-    return Ranks(place, device=torch_device, heartbeat=Heartbeat(place, ending), ending=ending)
+    winding_down = _WindingDown(place)
+    heartbeat = Heartbeat(place, winding_down, served=store)
+    return Ranks(place, device=torch_device, heartbeat=heartbeat, winding_down=winding_down)

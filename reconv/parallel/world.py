@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -22,6 +22,8 @@ Summable = TypeVar("Summable", bound=Tensor | float)
 Statistics = Sequence[tuple[int, Tensor]]  # of each group: samples, and a tensor
 
 ALONE = Place()
+# How a process ends: as it should; as all do at the same step; or by itself, and the others because of it.
+Ending = Literal["done", "agreed", "failing"]
 
 
 class Divided(Protocol):
@@ -126,13 +128,14 @@ class World:
         """What has happened to the others, where that is the cause of an error."""
         return None
 
-    def post(self, error: ReconvError) -> None:
-        """Tell the others what ends this process."""
+    def post(self, error: ReconvError) -> bool:
+        """Tell the others what ends this process; whether one of them tells people the same already."""
+        return False
 
     def guard(self, lost_after_s: float, end: Callable[[ReconvError], None]) -> None:
         """Call `end` before this process ends because another is lost; that one has been silent for so long."""
 
-    def close(self, is_failing: bool = False) -> None:
+    def close(self, ending: Ending = "done") -> None:
         """Leave the others; harmless when alone."""
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from reconv.checkpoint.runfolder import RunFolder
 from reconv.device.cpus import shown_cpus
-from reconv.errors import DataError, Exit, PeerError, ReconvError
-from reconv.parallel.world import World
+from reconv.errors import DataError, Exit, InterruptError, PeerError, ReconvError
+from reconv.parallel.world import Ending, World
 from reconv.place import Place
 from reconv.recipe.load import Override, load
 from reconv.recipe.schema import Recipe
@@ -31,6 +31,8 @@ from reconv.run.start import refuse_absent_weights
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
 FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
+# What all processes find at the same step.
+_AGREED = (Exit.PREEMPTED, Exit.DIVERGED, Exit.INTERRUPTED, Exit.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +94,47 @@ def marking(folder: RunFolder, place: Place) -> Callable[[object, BaseException 
     if place.restart == 0:
         mark.unlink(missing_ok=True)
     elif mark.exists():
-        told = json.loads(mark.read_text())
-        code = Exit(told.pop("code"))
-        error = PeerError(**told)
-        error.code = code
-        raise error
+        raise PeerError.from_record(json.loads(mark.read_text()))
 
     def leave(kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ReconvError) and error.code in FOR_GOOD and "TORCHELASTIC_RUN_ID" in os.environ:
-            told = {"what": error.what, "where": error.where, "why": error.why, "then": error.then}
-            write_whole(mark, json.dumps({**told, "code": int(error.code)}))
+        may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not place.words
+        if isinstance(error, ReconvError) and error.code in FOR_GOOD and may_restart:
+            write_whole(mark, json.dumps(error.record()))
 
     return leave
 
 
 @contextmanager
 def telling_others(world: World) -> Iterator[None]:
-    """Leave the other processes at the end; tell them what ends this one, or learn from them what has."""
-    is_failing = True
+    """Leave the other processes at the end; tell them what ends this one, or learn from them what has.
+
+    What ends several in the same way is told to people by one.
+    """
+    ending: Ending = "failing"
     try:
         yield
-        is_failing = False
+        ending = "done"
     except PeerError:
         raise
     except ReconvError as error:
-        is_failing = error.code not in (Exit.PREEMPTED, Exit.DIVERGED)  # which all processes find at the same step
-        if is_failing:
-            world.post(error)
+        if error.code in _AGREED:
+            ending, error.is_told = "agreed", not world.is_first
+        else:
+            error.is_told = world.post(error)
         raise
     except Exception as error:
         lost = world.explain(error)
         if lost is not None:
             raise lost from error
-        world.post(ReconvError(f"unexpected {type(error).__name__}: {error}"))
+        mine = ReconvError(f"unexpected {type(error).__name__}: {error}")
+        if world.post(mine):
+            raise PeerError.of(mine, is_told=True) from error
+        raise
+    except KeyboardInterrupt:
+        world.post(InterruptError("interrupted without a save"))
         raise
     finally:
-        world.close(is_failing)
+        world.close(ending)
 
 
 def topology(world: World, device: str) -> list[str]:

@@ -87,8 +87,11 @@ def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFi
         assert said in capsys.readouterr().err
 
 
-def test_a_launcher_that_started_other_processes_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", ["2", "4"])
+def test_processes_are_not_started_by_processes_that_a_launcher_started(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UsageError, match="torchrun has started 4 processes"):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(UsageError, match=f"torchrun has started {size} processes"):
         bench_train("quickstart", devices=2)

@@ -8,9 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from ranks import environment, free_port
+import pytest
+from ranks import environment, free_port, in_ranks
 
-from reconv.errors import Exit
+from reconv.errors import DataError, DivergedError, Exit, ReconvError
+from reconv.parallel import open_world
+from reconv.run.begin import telling_others
 
 LIMIT_S = 60
 
@@ -41,3 +44,38 @@ def test_what_rank_0_refuses_is_said_before_any_rank_ends() -> None:
     said, codes = words_and_codes("quickstrt", "--out", "run")
     assert said.count("error:") == 1, said
     assert Exit.USAGE in codes
+
+
+ERRORS = {"data": DataError("no such picture"), "bug": KeyError("picture"), "diverged": DivergedError("not a number")}
+
+
+def fail_in(failing: list[int], kind: str) -> tuple[int, bool]:
+    """One rank: some fail, the others wait for them; the code it ends with, and whether another tells people why."""
+    world = open_world()
+    try:
+        with telling_others(world):
+            if world.rank in failing:
+                raise ERRORS[kind]
+            world.gather(0)
+    except ReconvError as error:
+        return error.code, error.is_told
+    except KeyError:
+        return Exit.UNEXPECTED, False
+    raise AssertionError("nothing has failed")
+
+
+@pytest.mark.parametrize(
+    ("failing", "kind", "code"),
+    [
+        ([1], "data", Exit.DATA),
+        ([0, 1, 2], "data", Exit.DATA),
+        ([2], "bug", Exit.UNEXPECTED),
+        ([0, 1, 2], "bug", Exit.UNEXPECTED),
+        ([0, 1, 2], "diverged", Exit.DIVERGED),
+    ],
+)
+def test_one_of_those_that_fail_tells_it_and_all_end_with_its_code(failing: list[int], kind: str, code: Exit) -> None:
+    ended = in_ranks(3, fail_in, failing, kind)
+    assert [ended_with for ended_with, _ in ended] == [code] * 3
+    tellers = [rank for rank, (_, is_told) in enumerate(ended) if not is_told]
+    assert len(tellers) == 1 and tellers[0] in failing
