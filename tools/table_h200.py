@@ -13,6 +13,7 @@ in each precision, and a copy. A recipe may bring settings of its own: `NAME+bat
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import queue
@@ -100,6 +101,8 @@ def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
 
 def work(task: Task, turn: Any, told: Any) -> None:
     """Import, wait for the device, and tell one figure after the other."""
+    import torch
+
     from reconv.bench.infer import bench_infer  # noqa: F401 (imported before the turn)
     from reconv.bench.train import bench_train  # noqa: F401
 
@@ -112,6 +115,8 @@ def work(task: Task, turn: Any, told: Any) -> None:
                 told.put((task.recipe, "rows", rows))
             except Exception as error:  # one figure's failure must not lose the others
                 told.put((task.recipe, "failed", f"{kind} in {mode}: {repr(error)[:300]}"))
+            gc.collect()  # a step and its recording hold each other
+            torch.cuda.empty_cache()
     told.put((task.recipe, "done", None))
 
 
