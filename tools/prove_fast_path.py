@@ -30,7 +30,7 @@ from reconv.run.assemble import Job, build_learner, build_step
 from reconv.run.folder import RestorePoint
 from reconv.run.sources import Sources
 
-TOLERANCES = {"bf16": 0.02, "fp32": 0.001}  # of a loss after some steps: the two ways round at other places
+TOLERANCES = {"bf16": 0.02, "fp32": 0.01}  # of a loss after ten steps: the two ways round at other places, which grows
 SMALL_RATE = {"schedule.kind": "constant", "schedule.lr": 0.005, "schedule.values": [], "schedule.milestones": []}
 WARM_STEPS = 5
 
