@@ -57,6 +57,15 @@ class Layout:
         return -(-wanted // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
 
 
+def nothing_shown(maps: Sequence[Tensor], layout: Layout) -> Truth:
+    """Images without boxes, for a pass in which nothing but shapes matters."""
+    num_anchors = sum(b * x.shape[2] * x.shape[3] for x, b in zip(maps, layout.per_cell, strict=True))
+    empty, n = maps[0].new_empty, len(maps[0])
+    boxes, anchors = (empty(*shape, 4, dtype=torch.float32) for shape in ((n, 1), (num_anchors,)))
+    labels, num_boxes = empty(n, 1, dtype=torch.int64), empty(n, dtype=torch.int64)
+    return Truth(boxes, labels, num_boxes, anchors, variances=(0.1, 0.2), threshold=0.5, negatives=3.0)
+
+
 def accepts(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> bool:
     """Whether the kernels take these maps [n, channels, height, width] and boxes."""
     tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)

@@ -22,6 +22,7 @@ from reconv.batch import Batch
 from reconv.kernels.fused import product_dtype
 from reconv.kernels.launch import Variant, rehearsed
 from reconv.models.layers import LayerState
+from reconv.models.network import BoxMaps
 from reconv.models.norm import ACTIVATIONS
 
 _NUM_IMAGES = 2  # chooses no variant
@@ -37,7 +38,8 @@ def variants_of(
     images = torch.empty(_NUM_IMAGES, *image, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
     with rehearsed() as noted, _Shapes():
         with autocast:
-            outputs = tuple(y for y in _tensors(twin(images)) if y.requires_grad)
+            ends = _judged(twin(images))
+        outputs = tuple(y for y in _tensors(ends) if y.requires_grad)
         gradients = tuple(torch.empty_like(y) for y in outputs)
         trained = tuple(p for p in twin.parameters() if p.requires_grad)
         # What `torch.autograd.grad` calls after it left the mode of shapes and imported what that is there to avoid.
@@ -45,6 +47,16 @@ def variants_of(
             outputs, gradients, False, False, trained, allow_unreachable=True, accumulate_grad=False
         )
     return list(noted)
+
+
+def _judged(output: Any) -> Any:
+    """A network's output, or the losses of a detector's maps: those are kernels too."""
+    if not isinstance(output, BoxMaps):
+        return output
+    from reconv.kernels.box_losses import Layout, box_losses, nothing_shown
+
+    layout = Layout(output.per_cell, output.num_classes)
+    return box_losses(output.maps, output.biases, layout, nothing_shown(output.maps, layout))
 
 
 def _without_memory(model: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from threading import Thread
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
 from reconv.batch import Batch
+from reconv.kernels.box_losses import Layout, box_losses, nothing_shown
 from reconv.kernels.launch import Variant, expect, launch, variant_of
 from reconv.models import build_model
 from reconv.models.conv import MaxPool2d
@@ -44,7 +46,13 @@ def train_once(model: nn.Module, images: Tensor) -> None:
     layers = LayerState(model)
     layers.enter(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
     outputs = model(images)
-    ends = outputs.maps if isinstance(outputs, BoxMaps) else (fork(outputs).main,)
+    ends: Sequence[Tensor] = (fork(outputs).main,)
+    if isinstance(outputs, BoxMaps):
+        layout = Layout(outputs.per_cell, outputs.num_classes)
+        truth = nothing_shown(outputs.maps, layout)
+        for tensor in (truth.boxes_xyxy, truth.labels, truth.num_boxes, truth.anchors_cxcywh):
+            tensor.zero_()
+        ends = box_losses(outputs.maps, outputs.biases, layout, truth)
     sum(end.float().sum() for end in ends).backward()
     layers.commit(torch.tensor(True))
 
