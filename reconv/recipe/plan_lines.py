@@ -219,17 +219,21 @@ def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:
     if parallel.pipeline == 1:
         return []
     copies = count(plan.world_size, "copy").replace("copys", "copies")
-    return [
+    lines = [
         f"{copies} of the network, each over {parallel.pipeline} devices that begin at the first stage, "
         f"{', '.join(parallel.splits)}; {count(plan.num_micro_batches, 'micro-batch')} a step, {parallel.schedule}"
     ]
+    if plan.num_micro_batches < parallel.pipeline:
+        lines.append("fewer micro-batches than devices of a pipeline: most of them wait; smaller groups would help")
+    return lines
 
 
 def _memory(recipe: Recipe, plan: Plan) -> list[str]:
     lines = []
     if recipe.memory.shard_optimizer:
-        shared = f"each of {plan.world_size} devices keeps its share of the optimizer's state"
-        lines.append(shared if plan.world_size > 1 else "has no effect: memory.shard_optimizer (there is one device)")
+        devices = plan.world_size * recipe.parallel.pipeline
+        shared = f"each of {devices} devices keeps its share of the optimizer's state"
+        lines.append(shared if devices > 1 else "has no effect: memory.shard_optimizer (there is one device)")
     if recipe.memory.offload_optimizer:
         lines.append("the optimizer's state lies in the host's memory and travels for each update")
     return lines

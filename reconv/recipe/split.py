@@ -21,6 +21,8 @@ from reconv.errors import RecipeError
 from reconv.recipe.plan_lines import count
 from reconv.recipe.schema import Recipe
 
+# For each device of a pipeline: with m micro-batches p devices stand still for (p - 1) / (m + p - 1) of the passes.
+PIPELINE_MICRO_BATCHES = 4
 AUTO_MICRO_IMAGES = 256  # the largest automatic micro-batch, unless one group is larger
 
 
@@ -161,10 +163,11 @@ def _fitting_groups(size: int, world: int) -> list[int]:
 
 def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_device: int) -> int:
     """How many groups a device takes at a time."""
-    micro = recipe.batch.micro
+    micro, pipeline = recipe.batch.micro, recipe.parallel.pipeline
     if micro == "auto":
+        fewest = 1 if pipeline == 1 else PIPELINE_MICRO_BATCHES * pipeline
         dividing = [k for k in range(1, len(groups) + 1) if len(groups) % k == 0 and k * group <= AUTO_MICRO_IMAGES]
-        return max(dividing, default=1)
+        return max((k for k in dividing if len(groups) // k >= fewest), default=1)
     if micro >= per_device:
         return len(groups)
     if micro % group:

@@ -392,3 +392,22 @@ def test_what_an_evaluation_leaves_out_is_said() -> None:
     plan = make_plan(Recipe(), Facts(1000, 100, 10, num_val_left_out=260))
     assert (plan.num_val, plan.num_val_left_out) == (100, 260)
     assert any("100 of 360 validation samples: scores are partial" in line for line in plan.lines)
+
+
+@pytest.mark.parametrize(
+    ("group", "world", "num_micro"),
+    [(2, 2, 8), (2, 4, 8), (8, 2, 8), (16, 2, 4), ("all", 2, 1)],  # of 64 samples: groups of 2 come four at a time
+)
+def test_an_automatic_micro_batch_keeps_the_devices_of_a_pipeline_busy(
+    group: int | str, world: int, num_micro: int
+) -> None:
+    parallel = {"pipeline": 2, "splits": ["layer2.0"]}
+    plan = plan_of(batch={"size": 64, "group": group}, parallel=parallel, world=world)
+    assert plan.num_micro_batches == num_micro
+    assert any("most of them wait" in line for line in plan.lines) == (num_micro < 2)
+
+
+def test_the_devices_of_a_pipeline_share_the_optimizers_state() -> None:
+    parallel = {"pipeline": 2, "splits": ["layer2.0"]}
+    plan = plan_of(batch={"size": 64, "group": 8}, parallel=parallel, memory={"shard_optimizer": True}, world=2)
+    assert "each of 2 devices keeps its share of the optimizer's state" in plan.lines
