@@ -19,7 +19,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.cache import triton_key
-from triton.runtime.jit import MockTensor
+from triton.runtime.jit import JITFunction, MockTensor
 
 _PATIENCE_S = 120.0
 _NUMBERS: dict[str, int | float] = {"int": 16, "float": 1.0}  # counts are not specialised
@@ -46,9 +46,23 @@ class NamedGpu:
         return import_module("triton.backends.nvidia.driver").CudaUtils()
 
 
+def settle_key(kernel: Any) -> None:
+    """Give a kernel its key in the cache after those that it calls have theirs.
+
+    Triton 3.6 leaves out of a key the constants of a called function that has none yet, so that a kernel has another
+    key, and is compiled again, when something else was compiled before it.
+    """
+    if not isinstance(kernel, JITFunction):
+        return  # interpreted, or not a kernel
+    for name in kernel.fn.__code__.co_names:
+        settle_key(kernel.__globals__.get(name))
+    kernel.cache_key  # noqa: B018 (a property that is computed once)
+
+
 def compiled(module: str, name: str, types: list[str], constants: dict[str, int]) -> Any:
     """The variant of a kernel, from the cache or left in it."""
     kernel = getattr(import_module(module), name)
+    settle_key(kernel)
     arguments = [_NUMBERS[kind] if kind in _NUMBERS else MockTensor(kind) for kind in types]
     return kernel.warmup(*arguments, grid=(1,), **constants)
 
@@ -79,6 +93,7 @@ def _forked(work: Callable[[], object]) -> int:
 
 def main() -> None:
     """Compile the variants that one line of input lists, and tell the number of each that is done, well or not."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Triton would import it, for seconds in every child
     _forked(_build_driver)
     triton_key()  # a digest of Triton's own 400 MB, which the children would each compute
     if not select.select([sys.stdin], [], [], _PATIENCE_S)[0] or not (line := sys.stdin.readline()):
