@@ -107,6 +107,7 @@ def test_frozen_and_unused_weights_get_no_gradient() -> None:
     model, policy = Some(), policy_of("bf16")
     policy.cast_together(model)
     with policy.autocast():
+        assert not model.frozen(torch.ones(2, 4)).requires_grad  # else a gradient would be computed for nobody
         model(torch.ones(2, 4)).float().sum().backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == {"used.weight", "used.bias"}
 

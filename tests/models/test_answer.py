@@ -67,23 +67,31 @@ def test_a_detector_answers_with_all_of_its_tensors() -> None:
 class Forked(nn.Module):
     """What a convolution gives is read twice, so nothing may be joined to it."""
 
-    def __init__(self, in_place: bool) -> None:
+    def __init__(self, in_place: bool, is_first: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3)
         self.act = nn.ReLU(in_place)
+        self.is_first = is_first  # the activation, before the other use
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
-        total: Tensor = 2 * y + self.act(y)
+        total: Tensor = self.act(y) + 2 * y if self.is_first else 2 * y + self.act(y)
         return total
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_what_is_read_twice_keeps_its_value(in_place: bool) -> None:
-    model = Forked(in_place).eval()
+@pytest.mark.parametrize(
+    ("in_place", "is_first", "kinds"),
+    [
+        (False, False, [(False, "none")]),
+        (False, True, [(False, "none")]),
+        (True, False, []),  # the other use wants what was there before
+        (True, True, [(False, "relu")]),  # both uses want what is there now
+    ],
+)
+def test_what_is_read_twice_keeps_its_value(in_place: bool, is_first: bool, kinds: list[tuple[bool, str]]) -> None:
+    model = Forked(in_place, is_first).eval()
     listed, num_joined = answering(model, images(8))
-    assert num_joined == (0 if in_place else 1)
-    assert not in_place or joint(listed) == []
+    assert joint(listed) == kinds and num_joined == len(kinds)
     with torch.inference_mode():
         assert torch.equal(listed(images(8)), model(images(8)))
 
