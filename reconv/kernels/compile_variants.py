@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from triton.backends.compiler import GPUTarget
@@ -44,6 +45,14 @@ class NamedGpu:
     def utils(self) -> Any:
         """The driver's C module, built by the first who asks."""
         return import_module("triton.backends.nvidia.driver").CudaUtils()
+
+
+class NoTorch(MetaPathFinder):
+    """Finds torch nowhere: Triton 3.6 would import it where it is, to know its tensors, for seconds in every child."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "torch":
+            raise ModuleNotFoundError(fullname)
 
 
 def settle_key(kernel: Any) -> None:
@@ -93,7 +102,7 @@ def _forked(work: Callable[[], object]) -> int:
 
 def main() -> None:
     """Compile the variants that one line of input lists, and tell the number of each that is done, well or not."""
-    sys.modules["torch"] = None  # type: ignore[assignment]  # Triton would import it, for seconds in every child
+    sys.meta_path.insert(0, NoTorch())
     _forked(_build_driver)
     triton_key()  # a digest of Triton's own 400 MB, which the children would each compute
     if not select.select([sys.stdin], [], [], _PATIENCE_S)[0] or not (line := sys.stdin.readline()):
