@@ -109,7 +109,7 @@ class _Losses(Function):
         known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
         gradients, of_biases = [], []
         for read, numbers, grid, constants in _calls(given, ctx.layout, ctx.truth, _GRADIENT_VALUES):
-            dx = torch.zeros_like(read[0])
+            dx = torch.empty_like(read[0]).zero_()
             launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
             gradients.append(dx)
             sums, widths = channel_sums(dx).to(read[1].dtype), [len(bias) for bias in read[1:]]

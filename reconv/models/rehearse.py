@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import reduce
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 class _Shapes(TorchFunctionMode):
-    """Products that answer with an empty tensor of the right shape, type and layout.
+    """Products and joined tensors that answer with an empty tensor of the right shape, type and layout.
 
     torch's own answers for tensors without memory know no autocast, and import its compiler first: 1.5 s.
     """
@@ -99,6 +100,8 @@ class _Shapes(TorchFunctionMode):
             return _Product.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
         if func is F.pad:
             return _Product.apply(args[0], None, _padded(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
+        if func is torch.cat:
+            return _Joined.apply(args[1] if len(args) > 1 else kwargs.get("dim", 0), *args[0])  # type: ignore[no-untyped-call]
         if func is torch.empty_like:
             return _empty_like(*args, **kwargs)
         return func(*args, **kwargs)
@@ -150,3 +153,17 @@ class _Product(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None, None
+
+
+class _Joined(Function):
+    @staticmethod
+    def forward(ctx: Any, dim: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        shape = [*tensors[0].shape]
+        shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+        y = torch.empty(shape, dtype=reduce(torch.promote_types, (tensor.dtype for tensor in tensors)), device="meta")
+        return y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(_empty_like(tensor) for tensor in ctx.saved_tensors)

@@ -161,9 +161,10 @@ from reconv.models import build_model
 from reconv.models.fuse import use_kernels
 from reconv.models.rehearse import variants_of
 
-model = build_model("resnet14", num_classes=4).to(memory_format=torch.channels_last)
-use_kernels(model)
-assert variants_of(model, (3, 64, 64), torch.bfloat16, nullcontext())
+for name, options in (("resnet14", {}), ("ssd_resnet34", {"trunk": "resnet10"})):
+    model = build_model(name, num_classes=4, **options).to(memory_format=torch.channels_last)
+    use_kernels(model)
+    assert variants_of(model, (3, 300, 300), torch.bfloat16, nullcontext())
 print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """
 
