@@ -115,3 +115,10 @@ class InterruptError(ReconvError):
     """A second Ctrl-C in one process, as the others hear of it."""
 
     code = Exit.INTERRUPTED
+
+    def __init__(self, what: str = "interrupted without a save") -> None:
+        super().__init__(what, then="run the same command with --resume")
+
+
+class TerminatedError(ReconvError):
+    code = Exit.TERMINATED

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from reconv.batch import Batch, Copied
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, Recorder
-from reconv.device.hpu import Hpu, has_hpu, load_collectives
+from reconv.device.hpu import Hpu, count_hpus, has_hpu, load_collectives
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
 from reconv.recipe.schema import Engine
@@ -28,6 +28,7 @@ __all__ = [
     "Mps",
     "Recorder",
     "choose_algorithms",
+    "count_devices",
     "device_kind",
     "is_out_of_memory",
     "load_collectives",
@@ -83,6 +84,15 @@ def device_kind(name: str = "auto") -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "hpu" if has_hpu() else "cpu"
+
+
+def count_devices(kind: str) -> int | None:
+    """How many devices of a kind this machine has; None: a process takes what there is."""
+    if kind == "cuda":
+        return torch.cuda.device_count()
+    if kind == "hpu":
+        return count_hpus()
+    return 1 if kind == "mps" else None
 
 
 def open_device(name: str = "auto", threads: int | None = None, place: int = 0) -> Device:

@@ -35,7 +35,7 @@ class Hpu:
     def __init__(self, index: int = 0, threads: int | None = None) -> None:
         self._core = _vendor("core")
         self._hpu = _vendor("hpu")
-        num_devices = self._hpu.device_count() if self._hpu.is_available() else 0
+        num_devices = count_hpus()
         if index >= num_devices:
             raise UsageError(
                 f"there is no hpu:{index}",
@@ -118,9 +118,13 @@ class Hpu:
 
 def has_hpu() -> bool:
     """Whether the vendor's packages are installed and show a device."""
-    if importlib.util.find_spec("habana_frameworks") is None:
-        return False
-    return bool(_vendor("hpu").is_available())
+    return importlib.util.find_spec("habana_frameworks") is not None and count_hpus() > 0
+
+
+def count_hpus() -> int:
+    """How many devices the driver shows."""
+    vendor = _vendor("hpu")
+    return int(vendor.device_count()) if vendor.is_available() else 0
 
 
 def load_collectives(kind: str) -> None:

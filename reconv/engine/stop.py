@@ -16,7 +16,8 @@ class StopRequest:
     """The flag, as a context manager around the run."""
 
     def __init__(self) -> None:
-        self.signal_number: int | None = None
+        self.signal_number: int | None = None  # the first that came
+        self._is_interrupted = False
         self._previous: dict[int, Any] = {}
 
     @property
@@ -39,6 +40,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.signal_number == signal.SIGINT:
+        if number == signal.SIGINT and self._is_interrupted:
             raise KeyboardInterrupt
-        self.signal_number = number
+        # Ctrl-C comes with a SIGTERM from whoever started several processes.
+        self._is_interrupted |= number == signal.SIGINT
+        self.signal_number = self.signal_number or number

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from reconv.errors import Exit, InterruptError, LostPeerError, PeerError, ReconvError
+from reconv.errors import Exit, InterruptError, LostPeerError, PeerError, ReconvError, TerminatedError
 from reconv.parallel.words import leave_words, read_words
 from reconv.place import WORDS_VARIABLE, read_place
 
@@ -65,10 +65,13 @@ def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tupl
         except BaseException as error:
             failed.append(error)
 
-    _run_beside_signals(start)
-    if failed:
-        raise _told(failed[0], read_words(folder)) from failed[0]
-    return ended[0]
+    asked = _run_beside_signals(start)
+    if not failed:
+        return ended[0]
+    words = read_words(folder)
+    if asked and not words:  # before there was anything to save
+        raise KeyboardInterrupt if asked[0] == signal.SIGINT else TerminatedError("stopped before the first step")
+    raise _told(failed[0], words) from failed[0]
 
 
 def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
@@ -77,15 +80,20 @@ def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
     try:
         return work(*args)
     except (ReconvError, KeyboardInterrupt) as error:
-        said = error if isinstance(error, ReconvError) else InterruptError("interrupted without a save")
+        said = error if isinstance(error, ReconvError) else InterruptError()
         leave_words(Path(folder), read_place().rank, said)
         sys.exit(said.code)
 
 
-def _run_beside_signals(start: Callable[[], None]) -> None:
-    """Run the launcher in a thread of its own, where it leaves signals alone: those asked to stop save and end."""
+def _run_beside_signals(start: Callable[[], None]) -> list[int]:
+    """Run the launcher in a thread of its own, where it leaves signals alone: those asked to stop save and end.
+
+    The signals that came are returned.
+    """
+    came: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        came.append(number)
         for child in multiprocessing.active_children():
             if child.pid is not None:
                 os.kill(child.pid, signal.SIGTERM)  # a terminal sends SIGINT to all of them itself
@@ -99,6 +107,7 @@ def _run_beside_signals(start: Callable[[], None]) -> None:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    return came
 
 
 def _told(error: BaseException, words: Sequence[PeerError]) -> BaseException:

@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint.runfolder import RunFolder
+from reconv.device import count_devices, device_kind
 from reconv.device.cpus import shown_cpus
-from reconv.errors import DataError, Exit, InterruptError, PeerError, ReconvError
+from reconv.doctor import Machine, available_memory_bytes
+from reconv.errors import DataError, Exit, InterruptError, PeerError, ReconvError, UsageError
 from reconv.parallel.world import Ending, World
 from reconv.place import Place
 from reconv.recipe.load import Override, load
+from reconv.recipe.plan_lines import count
 from reconv.recipe.schema import Recipe
+from reconv.recipe.split import num_copies, split_batch
 from reconv.report.exporters import require_packages
 from reconv.report.summary import read_summary
 from reconv.report.whole import write_whole
@@ -31,6 +35,7 @@ from reconv.run.start import refuse_absent_weights
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
 FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
+_PROCESS_BYTES = 256 << 20  # of its own: measured for a quickstart process on a CPU, which is the least there is
 # What all processes find at the same step.
 _AGREED = (Exit.PREEMPTED, Exit.DIVERGED, Exit.INTERRUPTED, Exit.TERMINATED)
 
@@ -72,6 +77,23 @@ def resolve(start: Start) -> Recipe:
     if not start.resume:  # a run that goes on no longer needs them
         refuse_absent_weights(recipe)
     return recipe
+
+
+def refuse_devices(devices: int, device: str, recipe: Recipe) -> None:
+    """Refuse more processes than the batch or this machine allow, before any is started."""
+    if ":" in device:
+        raise UsageError(f"--device {device} names one device, and --devices {devices} takes several")
+    split_batch(recipe, num_copies(recipe, devices))
+    kind, room = device_kind(device), available_memory_bytes(Machine())
+    there = count_devices(kind)
+    if there is not None and devices > there:
+        raise UsageError(f"--devices {devices}, and this machine has {count(there, kind + ' device')}")
+    if room is not None and devices * _PROCESS_BYTES > room:
+        raise UsageError(
+            f"--devices {devices}: so many processes do not fit into memory",
+            why=f"each takes {_PROCESS_BYTES >> 20} MB or more, and {room >> 20} MB are free",
+            then=f"at most --devices {room // _PROCESS_BYTES}",
+        )
 
 
 def claim_folder(start: Start, recipe: Recipe, stack: ExitStack, place: Place) -> Claim:
@@ -131,7 +153,7 @@ def telling_others(world: World) -> Iterator[None]:
             raise PeerError.of(mine, is_told=True) from error
         raise
     except KeyboardInterrupt:
-        world.post(InterruptError("interrupted without a save"))
+        world.post(InterruptError())
         raise
     finally:
         world.close(ending)

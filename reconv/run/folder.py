@@ -38,17 +38,21 @@ def known_data_path(folder: RunFolder) -> str | None:
     return load(str(folder.recipe)).recipe.data.path if folder.recipe.is_file() else None
 
 
+def refuse_taken(out: Path | None, resume: bool) -> None:
+    """Refuse a folder that holds a run, unless that run is to go on."""
+    if out is not None and RunFolder(out).is_run() and not resume:
+        raise UsageError(
+            f"{out} already holds a run",
+            where=str(RunFolder(out).recipe),
+            then="add --resume to go on with it, or choose another --out",
+        )
+
+
 def choose_folder(recipe: Recipe, *, out: Path | None, resume: bool, runs: Path) -> Choice:
     """The folder a command means."""
     if out is not None:
-        folder = RunFolder(out)
-        exists = folder.is_run()
-        if exists and not resume:
-            raise UsageError(
-                f"{out} already holds a run",
-                where=str(folder.recipe),
-                then="add --resume to go on with it, or choose another --out",
-            )
+        refuse_taken(out, resume)
+        exists = RunFolder(out).is_run()
         nothing = (f"nothing to resume in {out}: starting afresh",) if resume and not exists else ()
         return Choice(RunFolder.at(out), exists, nothing)
     if resume:

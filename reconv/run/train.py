@@ -43,12 +43,20 @@ from reconv.report.summary import read_summary, write_summary
 from reconv.report.whole import write_whole
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
-from reconv.run.begin import Start, claim_folder, refuse_different_data, resolve, telling_others, topology
+from reconv.run.begin import (
+    Start,
+    claim_folder,
+    refuse_devices,
+    refuse_different_data,
+    resolve,
+    telling_others,
+    topology,
+)
 from reconv.run.detection import check_scores, with_boxes
 from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Waiting, open_feed, share_of_gpu
 from reconv.run.findings import tell_findings
-from reconv.run.folder import Choice, RestorePoint, find_restore_point
+from reconv.run.folder import Choice, RestorePoint, find_restore_point, refuse_taken
 from reconv.run.micro import settle_micro
 from reconv.run.network import check_model
 from reconv.run.pictures import picture_mistakes
@@ -108,7 +116,8 @@ def _launch(
 
     if on_event is not None:
         raise UsageError("events of several processes cannot be observed from here", then="read events.jsonl instead")
-    resolve(start)  # what is wrong with a recipe is said before processes are started
+    refuse_devices(devices, device, resolve(start))
+    refuse_taken(start.out, start.resume)
     return launch(devices, _train_rank, start, device, nic, console, command)
 
 

@@ -1,0 +1,25 @@
+"""Signals that ask a run to stop."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from reconv.engine.stop import StopRequest
+
+
+def test_the_second_ctrl_c_interrupts_also_with_a_sigterm_in_between() -> None:
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal_number == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_ctrl_c_after_a_sigterm_still_waits_for_the_save() -> None:
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert stop.signal_number == signal.SIGTERM
