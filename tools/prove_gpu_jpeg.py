@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from reconv.bench.subject import Subject, open_subject
 from reconv.bench.timing import Marks, Wish, measure
@@ -41,6 +42,7 @@ from reconv.device.jpeg_engine import JpegEngine
 from reconv.engine.loop import Counters
 from reconv.kernels.crop import crop, crop_plainly
 from reconv.parallel.world import World
+from reconv.recipe.images import Augment
 from reconv.run import parts
 from reconv.run.assemble import Job, build_learner, build_step, share
 from reconv.run.feed import open_feed
@@ -64,7 +66,7 @@ def tree_of(pictures: Path) -> Iterator[Path]:
             for split in ("train", "val") if number < NUM_CLASSES else ("train",):
                 folder = Path(root, split, f"c{number % NUM_CLASSES:04}")
                 folder.mkdir(parents=True, exist_ok=True)
-                os.symlink(files[number % len(files)], folder / f"{number:05}.jpg")
+                os.symlink(files[(number + 17 * (number // NUM_CLASSES)) % len(files)], folder / f"{number:05}.jpg")
         yield Path(root)
 
 
@@ -84,41 +86,59 @@ def prove_crops(subject: Subject, num_pictures: int) -> tuple[bool, dict[str, An
     spec = train_preprocess(subject.recipe.data.preprocess, augment, subject.plan.size_at(0))
     engine, indices = JpegEngine(subject.device.torch), np.arange(num_pictures, dtype=np.int64)
 
-    def filled(decoder: str, by_engine: float) -> dict[str, Any]:
-        fetch = HandOver(subject.source, spec, augment.model_copy(update={"decoder": decoder}), by_engine)
+    def filled(by_engine: float, form: Augment | None) -> dict[str, Any]:
+        preprocess = subject.recipe.data.preprocess if form is None else spec
+        fetch = HandOver(subject.source, preprocess, form, by_engine)
         rows = {column.name: column.empty(num_pictures) for column in fetch.columns}
         fetch(indices, fetch.draw(subject.recipe.seed, indices), rows)
         return rows
 
-    handed = filled("plain", 1.0)
-    numbers = np.flatnonzero(handed[HANDED][:, 0])
-    entries = handed[HANDED][numbers].tolist()
-    files = [torch.from_numpy(handed["images"][n].reshape(-1)[: e[0]]) for n, e in zip(numbers, entries, strict=True)]
-    boxes = [tuple(entry[1:]) for entry in entries]
-    crops, taken = engine.crops(files, boxes, spec.size, augment.antialias)
-    result: dict[str, Any] = {"pictures": num_pictures, "handed over": len(files), "taken": len(taken)}
-    ours, rows = crops.cpu().float(), torch.from_numpy(numbers[list(taken)])
-    for decoder in ("plain", "native") if available() else ("plain",):
-        apart = (ours - torch.from_numpy(filled(decoder, 0.0)["images"])[rows].float()).abs()
-        result[f"against {decoder}"] = {
+    def apart_from(form: Augment | None) -> dict[str, float]:
+        apart = (ours - torch.from_numpy(filled(0.0, form)["images"])[rows].float()).abs()
+        return {
             "mean": float(apart.mean()),
             "mean of the worst picture": float(apart.mean((1, 2, 3)).max()),
             "max": int(apart.max()),
             "99.9 % within": float(np.quantile(apart.numpy(), 0.999)),
         }
+
+    result: dict[str, Any] = {"pictures": num_pictures}
+    of = {name: augment.model_copy(update={"decoder": name}) for name in ("plain", *["native"][: int(available())])}
+    files, boxes = handed_files(filled(1.0, None))
+    crops, taken = engine.crops(files, boxes, subject.recipe.data.preprocess.size, is_cut=False)
+    ours, rows = crops.cpu().float(), handed_rows(filled(1.0, None), taken)
+    result["evaluation against plain"] = apart_from(None)
+    files, boxes = handed_files(filled(1.0, of["plain"]))
+    crops, taken = engine.crops(files, boxes, spec.size, antialias=augment.antialias)
+    ours, rows = crops.cpu().float(), handed_rows(filled(1.0, of["plain"]), taken)
+    result |= {"handed over": len(files), "taken": len(taken)}
+    result |= {f"against {name}": apart_from(form) for name, form in of.items()}
     pictures = engine.decode([files[number] for number in taken])
     some = [boxes[number] for number in taken]
     for antialias in (True, False):
-        plain = crop_plainly(pictures, some, spec.size, antialias)
-        apart = crop(pictures, some, spec.size, antialias).int() - plain.int()
+        plain = crop_plainly(pictures, some, spec.size, antialias=antialias)
+        apart = crop(pictures, some, spec.size, antialias=antialias).int() - plain.int()
         result[f"kernel, antialias {antialias}"] = {
             "max": int(apart.abs().max()),
             "other by one": float((apart != 0).float().mean()),
         }
-    is_near = all(result["against plain"][name] <= limit for name, limit in TOLERANCES.items())
+    against = (result["against plain"], result["evaluation against plain"])
+    is_near = all(found[name] <= limit for found in against for name, limit in TOLERANCES.items())
     is_same = all(result[f"kernel, antialias {form}"]["max"] <= 1 for form in (True, False))
     result["rates of the engine"] = engine_rates(engine, files, boxes, spec.size)
     return is_near and is_same and len(taken) == len(files), result
+
+
+def handed_files(rows: Mapping[str, Any]) -> tuple[list[Tensor], list[Any]]:
+    """Files that were handed over, and their boxes."""
+    entries = [(row, *entry) for row, entry in enumerate(rows[HANDED].tolist()) if entry[0]]
+    files = [torch.from_numpy(rows["images"][row].reshape(-1)[: int(size)]) for row, size, *_ in entries]
+    return files, [tuple(entry[2:]) for entry in entries]
+
+
+def handed_rows(rows: Mapping[str, Any], taken: Sequence[int]) -> Tensor:
+    """The rows of those files that the engine took."""
+    return torch.from_numpy(np.flatnonzero(rows[HANDED][:, 0])[list(taken)])
 
 
 def engine_rates(engine: JpegEngine, files: list[Any], boxes: Sequence[Any], size: int) -> dict[str, list[float]]:
@@ -131,7 +151,7 @@ def engine_rates(engine: JpegEngine, files: list[Any], boxes: Sequence[Any], siz
 
     return {
         "decoded": [rate(decode) for _ in range(3)],
-        "with crops": [rate(lambda: engine.crops(some, some_boxes, size, True)) for _ in range(3)],
+        "with crops": [rate(lambda: engine.crops(some, some_boxes, size)) for _ in range(3)],
     }
 
 

@@ -83,19 +83,23 @@ def any_picture(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
 
 def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
     """`host_eval` of a Pillow image."""
-    size = preprocess.size
-    resize = shorter_side(preprocess)
-    if resize is None:
-        return _planes(_resized(image, size, size, preprocess))
-    shorter = min(image.size)
-    width, height = (max(resize, resize * side // shorter) for side in image.size)
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    if (width, height) == image.size:
-        return _planes(image.crop((left, top, left + size, top + size)))
+    size, box = preprocess.size, eval_box(image.width, image.height, preprocess)
+    if box[2] - box[0] == box[3] - box[1] == size:
+        return _planes(image.crop(tuple(round(side) for side in box)))  # type: ignore[arg-type]
     # Only the centre is computed: resizing a 1 x 5000 picture whole would take a gigabyte.
-    across, down = image.width / width, image.height / height
-    box = (left * across, top * down, (left + size) * across, (top + size) * down)
     return _planes(image.resize((size, size), FILTERS[preprocess.interpolation], box=box))
+
+
+def eval_box(width: int, height: int, preprocess: Preprocess) -> tuple[float, float, float, float]:
+    """The part of a picture of these sides (left, top, right, bottom) that evaluation sees as the square."""
+    size, resize = preprocess.size, shorter_side(preprocess)
+    if resize is None:
+        return 0, 0, width, height
+    shorter = min(width, height)
+    new_width, new_height = (max(resize, resize * side // shorter) for side in (width, height))
+    left, top = round((new_width - size) / 2), round((new_height - size) / 2)
+    across, down = width / new_width, height / new_height
+    return left * across, top * down, (left + size) * across, (top + size) * down
 
 
 def shorter_side(preprocess: Preprocess) -> int | None:
@@ -114,12 +118,6 @@ def train_preprocess(preprocess: Preprocess, augment: Augment, size: int) -> Pre
         resize = max(size, round(resize * size / preprocess.size))
     interpolation = augment.interpolation or preprocess.interpolation
     return preprocess.model_copy(update={"size": size, "resize": resize, "interpolation": interpolation})
-
-
-def _resized(image: Image.Image, width: int, height: int, preprocess: Preprocess) -> Image.Image:
-    if image.size == (width, height):
-        return image
-    return image.resize((width, height), FILTERS[preprocess.interpolation])
 
 
 def _convert(image: Image.Image, channels: int) -> Image.Image:

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.data.augment import Box
 from reconv.data.filling import Pending
-from reconv.data.handed import HANDED, keep_here
+from reconv.data.handed import HANDED, Form, keep_here
 from reconv.data.source import I64, LabelError
 from reconv.errors import DataError
+from reconv.kernels.crop import Box
 
 
 class Engine(Protocol):
     """What decodes JPEG files on a device."""
 
     def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, antialias: bool
+        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool, is_cut: bool
     ) -> tuple[Tensor, Sequence[int]]:
         """The boxes of the files' pictures [n, 3, size, size], once they are there, and which files those are."""
         ...
@@ -50,14 +50,13 @@ class DeviceRows:
 class EngineRows:
     """Gives handed rows of batches, one batch after the other, to an engine."""
 
-    def __init__(self, engine: Engine, antialias: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._antialias = antialias
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reconv-engine")
 
-    def start(self, pending: Pending) -> None:
+    def start(self, pending: Pending, form: Form) -> None:
         """Begin to make the rows as soon as the host's part of them is done."""
-        pending.device_rows = self._pool.submit(self._make, pending)
+        pending.device_rows = self._pool.submit(self._make, pending, form)
 
     def settle(self, pending: Pending) -> None:
         """Wait until the engine is done with a batch; what it did not take is the host's from here on."""
@@ -73,17 +72,18 @@ class EngineRows:
         """Put the rows from `first` on into a micro-batch that lies on the device."""
         assert pending.device_rows is not None
         made = pending.device_rows.result()
-        is_wanted = (made.rows >= first) & (made.rows < first + len(images))
-        is_wanted &= pending.rows[HANDED][made.rows, 0] > 0  # else the host has made it since
+        rows = pending.places_of(made.rows)
+        is_wanted = (rows >= first) & (rows < first + len(images))
+        is_wanted[is_wanted] = pending.rows[HANDED][rows[is_wanted], 0] > 0  # else the host has made it since
         if made.crops is not None and is_wanted.any():
             crops = made.crops if is_wanted.all() else made.crops[torch.from_numpy(np.flatnonzero(is_wanted))]
-            self._engine.place(images, torch.from_numpy(made.rows[is_wanted] - first), crops)
+            self._engine.place(images, torch.from_numpy(rows[is_wanted] - first), crops)
 
     def close(self) -> None:
         """Forget what was not begun and wait for the rest."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, pending: Pending) -> DeviceRows:
+    def _make(self, pending: Pending, form: Form) -> DeviceRows:
         is_good = np.ones(len(pending.indices), np.bool_)
         for task, outcome in pending.outcomes():
             if isinstance(outcome, DataError):
@@ -96,9 +96,10 @@ class EngineRows:
             return DeviceRows(rows, None, 0.0)
         images, handed = pending.rows["images"], pending.rows[HANDED][rows].tolist()
         files = [
-            torch.from_numpy(images[row].reshape(-1)[:num_bytes])
+            torch.from_numpy(images[row].reshape(-1)[: int(num_bytes)])
             for row, (num_bytes, *_) in zip(rows.tolist(), handed, strict=True)
         ]
         boxes: list[Box] = [(left, top, right, bottom) for _, left, top, right, bottom in handed]
-        crops, taken = self._engine.crops(files, boxes, images.shape[-1], self._antialias)
+        size = images.shape[-1]
+        crops, taken = self._engine.crops(files, boxes, size, antialias=form.antialias, is_cut=form.is_cut)
         return DeviceRows(rows[list(taken)], crops, time.perf_counter() - began_s)

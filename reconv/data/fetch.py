@@ -138,15 +138,18 @@ class Decode:
 
     def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Decode each row into its place."""
-        channels = self._preprocess.channels
         for row, index in enumerate(indices):
             sample = labelled(self._source, int(index))
-            if self._augment is None or draws is None:
-                image = any_picture(sample.data, channels, sample.name)
-                rows["images"][row] = eval_picture(image, self._preprocess)
-            else:
-                train_row(sample.data, self._preprocess, self._augment, draws[row], rows["images"][row], sample.name)
+            self.fill(sample, None if draws is None else draws[row], rows["images"][row])
             rows["targets"][row] = sample.target
+
+    def fill(self, sample: Sample, draws: Draws | None, out: U8) -> None:
+        """Decode one sample into a row of images."""
+        if self._augment is None or draws is None:
+            image = any_picture(sample.data, self._preprocess.channels, sample.name)
+            out[:] = eval_picture(image, self._preprocess)
+        else:
+            train_row(sample.data, self._preprocess, self._augment, draws, out, sample.name)
 
 
 def labelled(source: Source, index: int) -> Sample:

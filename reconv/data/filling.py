@@ -46,6 +46,7 @@ class Pending:
     tasks: list[tuple[slice, Wait]]  # rows, and what waits until they are filled
     stages: Stages
     device_rows: Future[DeviceRows] | None = None  # what a device makes of rows that are handed over to it
+    kept: I64 | None = None  # the rows that are left, where some were dropped
 
     def wait(self) -> None:
         """Wait for every row; the first error in row order, if there was one."""
@@ -113,6 +114,14 @@ class Pending:
             kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
             self.positions, self.indices = self.positions[kept], self.indices[kept]
             self.rows = {name: array[kept] for name, array in self.rows.items()}
+            self.kept = kept
+
+    def places_of(self, rows: I64) -> I64:
+        """Where rows lie now; -1 for those that were dropped."""
+        if self.kept is None:
+            return rows
+        places: I64 = np.where(np.isin(rows, self.kept), np.searchsorted(self.kept, rows), -1)
+        return places
 
 
 def _outcome(task: tuple[slice, Wait]) -> tuple[slice, Seconds | DataError]:

@@ -7,18 +7,20 @@ a plain JPEG file in colour, or is larger than the row it would lie in, is made 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.augment import Box, resized_box
-from reconv.data.decode import MAX_PIXELS
+from reconv.data.augment import resized_box
+from reconv.data.decode import MAX_PIXELS, eval_box
 from reconv.data.fetch import Column, Decode, Draws, Rows, labelled
 from reconv.data.jpeg import head
-from reconv.data.rows import train_row
 from reconv.data.source import I64, U8, Source
+from reconv.kernels.crop import Box
 from reconv.recipe.images import Augment, Preprocess
 
-HANDED = "handed"  # int32 [n, 5]: bytes of the file that lies in the row (0: its pixels do), and the box to cut out
+HANDED = "handed"  # float64 [n, 5]: bytes of the file that lies in the row (0: its pixels do), and the box to resize
 
 
 def is_of_device(positions: I64, share: float) -> npt.NDArray[np.bool_]:
@@ -28,17 +30,29 @@ def is_of_device(positions: I64, share: float) -> npt.NDArray[np.bool_]:
     return own
 
 
-class HandOver:
-    """Samples decoded and cropped one by one, but for a share of them that is handed over encoded."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How boxes of handed pictures are resized: see `kernels/crop`."""
 
-    def __init__(self, source: Source, preprocess: Preprocess, augment: Augment, share: float) -> None:
+    antialias: bool
+    is_cut: bool  # evaluation looks around its box, as if the whole picture had been resized
+
+
+class HandOver:
+    """Samples decoded and cropped one by one, but for a share of them that is handed over encoded.
+
+    `augment` is None for evaluation.
+    """
+
+    def __init__(self, source: Source, preprocess: Preprocess, augment: Augment | None, share: float) -> None:
         self._source = source
         self._preprocess = preprocess
         self._augment = augment
         self._share = share
         self._decode = Decode(source, preprocess, augment)
+        self.form = Form(True, False) if augment is None else Form(augment.antialias, True)
         self.rows_per_task = self._decode.rows_per_task
-        self.columns = (*self._decode.columns, Column(HANDED, (5,), np.int32))
+        self.columns = (*self._decode.columns, Column(HANDED, (5,), np.float64))
 
     def draw(self, seed: int, positions: I64) -> Draws:
         """Crops, and in the last column whose they are."""
@@ -47,25 +61,27 @@ class HandOver:
 
     def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Decode each row into its place, or lay its file there."""
-        assert draws is not None  # evaluation has no draws, and is made by the host
+        assert draws is not None  # the last column of them says whose a row is
         rows[HANDED][:] = 0
         for row, index in enumerate(indices):
             sample, image, drawn = labelled(self._source, int(index)), rows["images"][row], draws[row, :-1]
             rows["targets"][row] = sample.target
             box = self._box(sample.data, drawn, image.nbytes) if draws[row, -1] else None
             if box is None:
-                train_row(sample.data, self._preprocess, self._augment, drawn, image, sample.name)
+                self._decode.fill(sample, drawn, image)
             else:
                 rows[HANDED][row] = (len(sample.data), *box)
                 image.reshape(-1)[: len(sample.data)] = np.frombuffer(sample.data, np.uint8)
 
     def _box(self, data: bytes | U8, draws: Draws, room_bytes: int) -> Box | None:
-        """What the device would cut out of the file; None: it is not for the device."""
+        """The part of the picture that the row is to show; None: the file is not for the device."""
         if not isinstance(data, bytes) or len(data) > room_bytes:
             return None
         found = head(data)
         if found is None or found.num_components != 3 or found.width * found.height > MAX_PIXELS:
             return None
+        if self._augment is None:
+            return eval_box(found.width, found.height, self._preprocess)
         return resized_box(found.width, found.height, draws, self._augment)
 
 

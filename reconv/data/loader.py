@@ -183,8 +183,8 @@ class TrainLoader:
         draws = fetch.draw(self._recipe.seed, positions)
         indices = self._order.indices_of(positions)
         pending = filler.start(fetch, step, positions, indices, self._plan.batch_per_device, draws)
-        if self._engine is not None:
-            self._engine.start(pending)
+        if self._engine is not None and isinstance(fetch, HandOver):
+            self._engine.start(pending, fetch.form)
         return pending
 
     def _finish(self, filler: Filler, pending: Pending) -> tuple[Batch, ...]:
@@ -281,18 +281,20 @@ class EvalLoader:
         shared: Workers | None = None,
         carrier: Carrier | None = None,
         stages: Stages | None = None,
+        engine: EngineRows | None = None,
     ) -> None:
         self._source = source
         self._workers = shared
         self._carrier = carrier or Moving(move)
         self._stages = stages or Stages()
+        self._engine = engine
         self._faults = faults or Faults()
         self._num_samples = len(source)
         self._batch = batch
         self._num_workers = workers
         num_batches = -(-len(source) // batch)
         self._numbers = range(rank, num_batches, world)
-        self._fetch = make(source, preprocess, None)
+        self._fetch = make(source, preprocess, None) if engine is None else HandOver(source, preprocess, None, 1.0)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -307,9 +309,12 @@ class EvalLoader:
             for pending in filler.stream(self._numbers, lambda number: self._begin(filler, number)):
                 self._wait(pending, steps_done)
                 if len(pending.positions):
-                    positions = torch.from_numpy(pending.positions)
-                    batch, copied = self._carrier.send(Batch(pending.tensors(), positions, (len(positions),)))
+                    positions, tensors = torch.from_numpy(pending.positions), pending.tensors()
+                    tensors.pop(HANDED, None)
+                    batch, copied = self._carrier.send(Batch(tensors, positions, (len(positions),)))
                     filler.ring.sent(pending.rows, copied)
+                    if self._engine is not None:
+                        self._engine.place(pending, batch["images"], 0)
                     yield batch
         if len(self._faults.known("val")) == self._num_samples:
             raise DataError(
@@ -322,10 +327,17 @@ class EvalLoader:
     def _begin(self, filler: Filler, number: int) -> Pending:
         stop = min((number + 1) * self._batch, self._num_samples)
         positions = np.arange(number * self._batch, stop, dtype=np.int64)
-        return filler.start(self._fetch, number, positions, positions, self._batch)
+        if self._engine is None or not isinstance(self._fetch, HandOver):
+            return filler.start(self._fetch, number, positions, positions, self._batch)
+        draws = self._fetch.draw(0, positions)
+        pending = filler.start(self._fetch, number, positions, positions, self._batch, draws)
+        self._engine.start(pending, self._fetch.form)
+        return pending
 
     def _wait(self, pending: Pending, steps_done: int) -> None:
         """Wait for the rows, without those of bad images where they are borne."""
+        if self._engine is not None:
+            self._engine.settle(pending)
         if not self._faults.borne:
             pending.wait()
             return

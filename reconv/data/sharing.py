@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from reconv.data.augment import Box
 from reconv.data.engine import Engine
 from reconv.data.fetch import Rows
 from reconv.data.handed import HANDED, HandOver
 from reconv.data.source import Source
 from reconv.errors import RecipeError
+from reconv.kernels.crop import Box
 from reconv.recipe.images import Augment, Preprocess
 
 _NUM_PICTURES = 64
@@ -49,9 +49,10 @@ def measured_share(
             then="--set data.backend=processes",
         )
     images = rows[1.0]["images"]
-    files = [torch.from_numpy(images[number].reshape(-1)[: handed[number][0]]) for number in is_handed]
+    files = [torch.from_numpy(images[number].reshape(-1)[: int(handed[number][0])]) for number in is_handed]
     boxes: list[Box] = [tuple(handed[number][1:]) for number in is_handed]
-    engine_s = _fastest(lambda: engine.crops(files, boxes, preprocess.size, augment.antialias))
+    size, antialias = preprocess.size, augment.antialias
+    engine_s = _fastest(lambda: engine.crops(files, boxes, size, antialias=antialias, is_cut=True))
     return balanced(host_s / num, handing_s / num, engine_s / num)
 
 

@@ -40,10 +40,10 @@ class JpegEngine:
             self.decode([small])
         except RuntimeError as error:
             raise UsageError("the GPU's JPEG engine does not work", where=_WHERE, why=str(error), then=_THEN) from error
-        self.crops([small], [(0, 0, _SIDE, _SIDE)], _SIDE, True)  # compiles the kernel, here in the main thread
+        self.crops([small], [(0, 0, _SIDE, _SIDE)], _SIDE)  # compiles the kernel, here in the main thread
 
     def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, antialias: bool
+        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
     ) -> tuple[Tensor, list[int]]:
         """The boxes of the files' pictures, resized to [n, 3, size, size], and which files those are."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -51,7 +51,8 @@ class JpegEngine:
             taken = list(decoded)
             if not taken:
                 return torch.empty((0, 3, size, size), dtype=torch.uint8, device=self._device), taken
-            crops = crop(list(decoded.values()), [boxes[number] for number in taken], size, antialias)
+            own = [boxes[number] for number in taken]
+            crops = crop(list(decoded.values()), own, size, antialias=antialias, is_cut=is_cut)
             self._stream.synchronize()
         return crops, taken
 

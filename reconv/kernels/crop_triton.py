@@ -16,15 +16,20 @@ def _weight(at, length, centre, narrowing):
 
 
 @triton.jit(do_not_specialize=["size", "tiles_across"])
-def crop(table, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
-    """A tile of `TALL` x `WIDE` pixels of a row; the table has each picture's address and sides, and the box's."""
+def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
+    """A tile of `TALL` x `WIDE` pixels of a row.
+
+    The table has each picture's address and sides and the part that may be looked at, from whose corner boxes count.
+    """
     row = tl.program_id(1)
     entry = table + row * 7
     picture = tl.load(entry).to(tl.pointer_type(tl.uint8))
     height, width = tl.load(entry + 1).to(tl.int32), tl.load(entry + 2).to(tl.int32)
     left, top = tl.load(entry + 3).to(tl.int32), tl.load(entry + 4).to(tl.int32)
     wide, tall = tl.load(entry + 5).to(tl.int32) - left, tl.load(entry + 6).to(tl.int32) - top
-    across, down = wide.to(tl.float32) / size, tall.to(tl.float32) / size
+    box_left, box_top = tl.load(boxes + row * 4), tl.load(boxes + row * 4 + 1)
+    across = (tl.load(boxes + row * 4 + 2) - box_left) / size
+    down = (tl.load(boxes + row * 4 + 3) - box_top) / size
     stretch_x, stretch_y = across * 0 + 1.0, down * 0 + 1.0
     if ANTIALIAS:
         stretch_x, stretch_y = tl.maximum(across, 1.0), tl.maximum(down, 1.0)
@@ -32,7 +37,7 @@ def crop(table, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.const
     tile = tl.program_id(0)
     pixel = tl.arange(0, TALL * WIDE)
     y, x = tile // tiles_across * TALL + pixel // WIDE, tile % tiles_across * WIDE + pixel % WIDE
-    centre_x, centre_y = (x.to(tl.float32) + 0.5) * across, (y.to(tl.float32) + 0.5) * down
+    centre_x, centre_y = box_left + (x.to(tl.float32) + 0.5) * across, box_top + (y.to(tl.float32) + 0.5) * down
     first_x = tl.floor(centre_x - stretch_x + 0.5).to(tl.int32)
     first_y = tl.floor(centre_y - stretch_y + 0.5).to(tl.int32)
     is_there = (y < size) & (x < size)

@@ -285,7 +285,7 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
     elif plan.backend == "gpu":
         lines.append(
             f"data.backend: gpu; {plan.gpu_share:.0%} of the training pictures by its JPEG engine, as far as their "
-            "files are for it, the others and all of evaluation by processes; a run keeps this share"
+            "files are for it, the others by processes; a run keeps this share"
         )
     elif data.backend == "auto":
         why = {

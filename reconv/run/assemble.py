@@ -191,7 +191,7 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> 
         average=learner.average,
         task=learner.task,
         loader=parts.eval_loader(
-            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world, feed.workers
+            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world, feed
         ),
         prepare=parts.eval_prepare(recipe, learner.network),
         num_samples=plan.num_val,

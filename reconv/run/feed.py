@@ -42,8 +42,7 @@ class Feed:
 @contextmanager
 def open_feed(recipe: Recipe, plan: Plan, device: Device, stages: Stages) -> Iterator[Feed]:
     """The workers and the way to the device of one run."""
-    antialias = recipe.augment.antialias
-    engine = EngineRows(JpegEngine(device.torch), antialias) if plan.gpu_share > 0 else None
+    engine = EngineRows(JpegEngine(device.torch)) if plan.gpu_share > 0 else None
     workers = open_workers(plan.backend, plan.workers)
     try:
         yield Feed(workers, as_type(device, recipe.data.transfer), stages, engine)

@@ -19,7 +19,6 @@ from reconv.data.fetch import MakeFetch, make_fetch
 from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.prepare import EvalPrepare
 from reconv.data.source import Source
-from reconv.data.workers import Workers
 from reconv.device import Device
 from reconv.engine.early import EarlyStop
 from reconv.engine.protocols import Emit
@@ -123,7 +122,7 @@ def eval_loader(
     workers: int = 0,
     faults: Faults | None = None,
     world: World | None = None,
-    shared: Workers | None = None,
+    feed: Feed | None = None,
 ) -> EvalLoader:
     world = world or World.single()
     return EvalLoader(
@@ -136,8 +135,9 @@ def eval_loader(
         world.size,
         faults,
         make=fetching(recipe),
-        shared=shared,
+        shared=None if feed is None else feed.workers,
         carrier=as_type(device, recipe.data.transfer),
+        engine=None if feed is None or recipe.data.preprocess.interpolation != "bilinear" else feed.engine,
     )
 
 

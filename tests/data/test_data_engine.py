@@ -17,17 +17,16 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.augment import Box
 from reconv.data.engine import EngineRows
 from reconv.data.faults import Fault, Faults
 from reconv.data.handed import is_of_device
-from reconv.data.loader import TrainLoader
+from reconv.data.loader import EvalLoader, TrainLoader
 from reconv.data.processes import Processes
 from reconv.data.sharing import balanced, measured_share
 from reconv.data.sources.folder import FolderSource
 from reconv.data.workers import Threads, Workers
 from reconv.errors import DataError, RecipeError
-from reconv.kernels.crop import crop_plainly
+from reconv.kernels.crop import Box, crop_plainly
 from reconv.recipe.images import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
@@ -47,7 +46,7 @@ class PillowEngine:
         self.num_files = 0
 
     def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, antialias: bool
+        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool, is_cut: bool
     ) -> tuple[Tensor, list[int]]:
         data = [bytes(file.numpy()) for file in files]
         taken = [number for number, file in enumerate(data) if file not in self.refused]
@@ -57,7 +56,8 @@ class PillowEngine:
         pictures = [
             torch.from_numpy(np.array(Image.open(io.BytesIO(data[number])))).permute(2, 0, 1) for number in taken
         ]
-        return crop_plainly(pictures, [boxes[number] for number in taken], size, antialias) + BRIGHTER, taken
+        own = [boxes[number] for number in taken]
+        return crop_plainly(pictures, own, size, antialias=antialias, is_cut=is_cut) + BRIGHTER, taken
 
     def place(self, images: Tensor, rows: Tensor, crops: Tensor) -> None:
         images.index_copy_(0, rows, crops)
@@ -86,7 +86,7 @@ def source(tmp_path: Path) -> FolderSource:
 
 @contextmanager
 def opened(engine: PillowEngine | None) -> Iterator[EngineRows | None]:
-    rows = None if engine is None else EngineRows(engine, True)
+    rows = None if engine is None else EngineRows(engine)
     yield rows
     if rows is not None:
         rows.close()
@@ -201,7 +201,7 @@ def test_a_bad_file_is_the_hosts_to_judge_and_its_neighbours_stay_the_engines(so
 
 def test_an_engine_that_fails_ends_the_run(source: FolderSource) -> None:
     class Broken(PillowEngine):
-        def crops(self, *_: object) -> tuple[Tensor, list[int]]:
+        def crops(self, *_: object, **__: object) -> tuple[Tensor, list[int]]:
             raise torch.OutOfMemoryError("no memory")
 
     with pytest.raises(torch.OutOfMemoryError):
@@ -220,3 +220,32 @@ def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothi
     assert share * 16 in range(1, 16)
     with pytest.raises(RecipeError, match="none of the pictures"):
         measured_share(source, Preprocess(size=8, resize=8), augment, PillowEngine(), workers=2, seed=0)
+
+
+def evaluated(source: FolderSource, engine: PillowEngine | None, faults: Faults | None = None) -> list[Batch]:
+    with opened(engine) as rows:
+        loader = EvalLoader(source, SPEC, 4, lambda t: t, 2, faults=faults, engine=rows)
+        return [batch.map(torch.clone) for batch in loader]
+
+
+def test_evaluation_is_the_engines_where_files_are_for_it_and_near_the_hosts(source: FolderSource) -> None:
+    engine = PillowEngine()
+    found, expected = evaluated(source, engine), evaluated(source, None)
+    assert torch.equal(joined(found, "indices"), torch.arange(NUM)) and engine.num_files == NUM - len(ODD)
+    apart = joined(found, "images").int() - joined(expected, "images").int()
+    for index in range(NUM):
+        extra = 0 if index in ODD else BRIGHTER
+        assert (apart[index] - extra).abs().max() <= (0 if index in ODD else 1)
+
+
+def test_evaluation_leaves_bad_files_out_and_keeps_the_others_rows(source: FolderSource) -> None:
+    whole = evaluated(source, PillowEngine())
+    Path(source.path(5)).write_bytes(b"no picture")
+    refused = [source.sample(6).data]
+    found = evaluated(source, PillowEngine(refused), Faults(1))  # type: ignore[arg-type]
+    host = evaluated(source, None, Faults(1))
+    indices = joined(found, "indices")
+    assert indices.tolist() == [index for index in range(NUM) if index != 5]
+    same_rows = indices[indices != 6]
+    assert torch.equal(joined(found, "images")[indices != 6], joined(whole, "images")[same_rows])
+    assert torch.equal(joined(found, "images")[indices == 6], joined(host, "images")[indices == 6])
