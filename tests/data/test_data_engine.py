@@ -180,23 +180,25 @@ def test_what_the_engine_does_not_take_is_made_by_the_host(source: FolderSource)
 
 
 def test_a_bad_file_is_the_hosts_to_judge_and_its_neighbours_stay_the_engines(source: FolderSource) -> None:
-    whole = stream(source, PillowEngine())
+    whole = stream(source, PillowEngine(), 1.0)
     broken = Path(source.path(4))
     broken.write_bytes(b"no picture")
     with pytest.raises(DataError) as caught:
-        stream(source, PillowEngine())
+        stream(source, PillowEngine(), 1.0)
     assert caught.value.where == str(broken)
     runs = []
     for num_workers in (1, 4):
         told: list[Fault] = []
         workers = Threads(num_workers)
-        runs.append(stream(source, PillowEngine(), workers=workers, faults=Faults(3, told.append)))
+        runs.append(stream(source, PillowEngine(), 1.0, workers=workers, faults=Faults(3, told.append)))
         workers.close()
         assert [fault.path for fault in told] == [str(broken)]
     assert same(*runs)
     replaced = joined(whole, "indices") == 4
     assert replaced.any() and not torch.isin(joined(runs[0], "indices"), torch.tensor([4])).any()
     assert torch.equal(joined(runs[0], "images")[~replaced], joined(whole, "images")[~replaced])
+    by_host = stream(source, None, faults=Faults(3))
+    assert torch.equal(joined(runs[0], "images")[replaced], joined(by_host, "images")[replaced])
 
 
 def test_an_engine_that_fails_ends_the_run(source: FolderSource) -> None:
