@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -41,15 +42,18 @@ def initialise(model: nn.Module, seed: int) -> None:
     if redraw(model, seed):
         return
     rule = model.initialisation if isinstance(model, Network) else Initialisation()
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        for own_name, parameter in module.named_parameters(recurse=False):
-            full_name = f"{name}.{own_name}" if name else own_name
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                drawn = _draw(module, name, own_name, parameter, rule, keys.key(seed, "init:" + full_name))
-                with torch.no_grad():
-                    parameter.copy_(drawn)
+    draws: dict[Tensor, Future[Tensor]] = {}
+    # Each draw has a generator of its own, and lets go of Python's lock.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool, torch.no_grad():
+        for name, module in model.named_modules():
+            for own_name, parameter in module.named_parameters(recurse=False):
+                full_name = f"{name}.{own_name}" if name else own_name
+                if parameter not in draws:
+                    key = keys.key(seed, "init:" + full_name)
+                    draws[parameter] = pool.submit(_draw, module, name, own_name, parameter, rule, key)
+        for parameter, drawn in draws.items():
+            parameter.copy_(drawn.result())
+    for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             module.reset_running_stats()
 

@@ -95,3 +95,25 @@ def test_a_compiler_that_is_not_needed_is_let_go(begun: list[Compiler]) -> None:
     compiler.dismiss()
     assert not begun
     first.process.wait(PATIENCE_S)
+
+
+TORCHLESS = """
+from pathlib import Path
+
+class Kernel:
+    def warmup(self, *arguments, grid, **constants):
+        try:
+            import torch
+        except ImportError:
+            Path("torchless").touch()
+
+kernel = Kernel()
+"""
+
+
+def test_what_is_compiled_finds_no_torch_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "asking.py").write_text(TORCHLESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    [answer] = Compiler().ask(TARGET, [("asking", "kernel", [], {})])
+    answer.result(PATIENCE_S)
+    assert (tmp_path / "torchless").exists()
