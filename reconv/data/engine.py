@@ -33,8 +33,8 @@ class Engine(Protocol):
         """The boxes of the files' pictures [n, 3, size, size], once they are there, and which files those are."""
         ...
 
-    def place(self, images: Tensor, rows: Tensor, crops: Tensor) -> None:
-        """Put crops into rows of a batch that lies on the device, in order with what is computed there."""
+    def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
+        """Put crops of these numbers into rows of a batch on the device, in order with what is computed there."""
         ...
 
 
@@ -76,8 +76,8 @@ class EngineRows:
         is_wanted = (rows >= first) & (rows < first + len(images))
         is_wanted[is_wanted] = pending.rows[HANDED][rows[is_wanted], 0] > 0  # else the host has made it since
         if made.crops is not None and is_wanted.any():
-            crops = made.crops if is_wanted.all() else made.crops[torch.from_numpy(np.flatnonzero(is_wanted))]
-            self._engine.place(images, torch.from_numpy(rows[is_wanted] - first), crops)
+            numbers = torch.from_numpy(np.flatnonzero(is_wanted))
+            self._engine.place(images, torch.from_numpy(rows[is_wanted] - first), made.crops, numbers)
 
     def close(self) -> None:
         """Forget what was not begun and wait for the rest."""

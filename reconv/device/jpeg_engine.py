@@ -56,12 +56,12 @@ class JpegEngine:
             self._stream.synchronize()
         return crops, taken
 
-    def place(self, images: Tensor, rows: Tensor, crops: Tensor) -> None:
-        """Put crops into rows of a batch, in order with what this thread computes."""
-        computing = torch.cuda.current_stream(self._device)
-        there = rows.pin_memory().to(self._device, non_blocking=True)
-        images.index_copy_(0, there, crops.to(images.dtype))
-        crops.record_stream(computing)  # else its memory could be given out again before it was read
+    def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
+        """Put some of the crops into rows of a batch, in order with what this thread computes."""
+        chosen, there = torch.stack([numbers, rows]).pin_memory().to(self._device, non_blocking=True)
+        images.index_copy_(0, there, crops.index_select(0, chosen).to(images.dtype))
+        # Else its memory could be given out again before it was read.
+        crops.record_stream(torch.cuda.current_stream(self._device))
 
     def _decoded(self, files: list[Tensor]) -> list[tuple[int, Tensor]]:
         """The pictures [3, height, width] of files that decode, with their numbers."""
