@@ -78,7 +78,7 @@ def on_small(job: Job, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Job,
     return replace(job, device=device), device
 
 
-@pytest.mark.parametrize(("free_bytes", "micro"), [(10**11, 1024), (30_000_000, 256), (1000, 64)])
+@pytest.mark.parametrize(("free_bytes", "micro"), [(10**11, 256), (16_000_000, 128), (1000, 64)])
 def test_a_host_takes_what_its_free_memory_holds(tmp_path: Path, free_bytes: int, micro: int) -> None:
     job = a_job(LARGE)
     assert job.plan.micro_batch == 256
@@ -150,8 +150,8 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
     }
     folder = reconv.train("quickstart", out="found", overrides=given(settings)).folder
     newest = Store(folder / "checkpoints").newest().path
-    assert newest is not None and Store(folder / "checkpoints").load(newest).state["micro_groups"] == 8
-    longer = given({**settings, "length": "3step", "batch.micro": "256"})
+    assert newest is not None and Store(folder / "checkpoints").load(newest).state["micro_groups"] == 2
+    longer = given({**settings, "length": "3step", "batch.micro": "128"})
     reconv.train("quickstart", out="found", overrides=longer, resume=True)
     said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, Noted)]
-    assert "batch.micro: auto -> 256; from here on sums are added in another order" in said
+    assert "batch.micro: auto -> 128; from here on sums are added in another order" in said
