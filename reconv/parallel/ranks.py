@@ -188,11 +188,14 @@ def join(place: Place, device: str) -> Ranks:
             BACKENDS[device], store=named, rank=place.rank, world_size=place.size, timeout=_PATIENCE
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
+        is_taken = "EADDRINUSE" in str(error)
         raise UsageError(
             f"the {place.size} processes did not meet",
             where=f"rank {place.rank} of {place.size}, rank 0 at {place.address}:{place.port}",
-            why=str(error).splitlines()[0],
-            then="see that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
+            why="another program has the port" if is_taken else str(error).splitlines()[0],
+            then="set another MASTER_PORT, the same for all processes"
+            if is_taken
+            else "see that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{place.local_rank}")
     winding_down = _WindingDown(place)

@@ -15,14 +15,14 @@ from .test_law_detection import TINY, assert_same_bits
 NUM_SCORED = 22
 SHORT = {
     **TINY,
-    "batch.size": 14,  # groups of 4, 4, 4, 2, dealt 2 + 2 and 2 + 1 + 1
+    "batch.size": 14,  # groups of 4, 4, 4, 2, dealt 2 + 2, 2 + 1 + 1 and 1 + 1 + 1 + 1
     "batch.micro": 4,
     "log.every": "1step",
     "length": "4step",
     "save.every": "4step",
     "evaluate.every": "4step",
     "data.num_samples": 110,
-    "evaluate.batch": 5,  # of 7, 8, 11 or 22 images of a rank: the last batch is never full
+    "evaluate.batch": 5,  # 5 batches, dealt whole: 3 + 2, 2 + 2 + 1, 2 + 1 + 1 + 1; the last is not full
     "detection.score": 0.01,  # so little that a network that knows nothing finds something
     "ema.decay": 0.9,  # a second evaluation, of the averaged weights
 }
@@ -49,13 +49,13 @@ def evaluations(outcome: Outcome) -> list[Evaluated]:
     return [event for event in read_events(outcome.folder.events) if isinstance(event, Evaluated)]
 
 
-def test_a_detector_learns_and_scores_the_same_on_2_and_3_ranks_as_on_one() -> None:
+def test_a_detector_learns_and_scores_the_same_on_2_3_and_4_ranks_as_on_one() -> None:
     settings = {**SHORT, "parallel.reduce": "ordered"}
     one = trained(1, settings)
     alone = evaluations(one)
     assert len(losses(one)) == 4 and [event.num_samples for event in alone] == [NUM_SCORED] * 2
     assert all(event.metrics["ar100"] > 0 for event in alone)
-    for size in (2, 3):
+    for size in (2, 3, 4):
         several = trained(size, settings)
         assert_same_bits(one, several)
         assert losses(several) == losses(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from ranks import environment, free_port, in_ranks
 
-from reconv.errors import DataError, DivergedError, Exit, ReconvError
+from reconv.errors import DataError, DivergedError, Exit, ReconvError, UsageError
 from reconv.parallel import open_world
 from reconv.run.begin import telling_others
 
@@ -79,3 +80,13 @@ def test_one_of_those_that_fail_tells_it_and_all_end_with_its_code(failing: list
     assert [ended_with for ended_with, _ in ended] == [code] * 3
     tellers = [rank for rank, (_, is_told) in enumerate(ended) if not is_told]
     assert len(tellers) == 1 and tellers[0] in failing
+
+
+def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        for name, value in environment(0, 2, port).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UsageError, match="did not meet") as caught:
+            open_world()
+    assert str(port) in caught.value.where and "set another MASTER_PORT" in caught.value.then
