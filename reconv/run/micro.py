@@ -6,8 +6,8 @@ what it had.
 
 Where an error tells that memory is full, steps of a network that is thrown away afterwards are tried, upwards from
 what the plan would take. A host ends a process that takes too much: there it is counted what an image keeps, and
-nothing above the plan is taken, since larger passes are slower there (measured: ResNet-20 on 512 images of 32 px at
-once takes 1.5 times the processor time of four passes of 128).
+nothing above the plan is taken, since larger passes are slower there (measured: ResNet-20 takes 1.8 times as long for
+512 images of 32 px at once as in four passes).
 """
 
 from __future__ import annotations
