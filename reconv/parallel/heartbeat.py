@@ -133,8 +133,9 @@ class Heartbeat:
         Where nothing has failed another process may still be saving, and is silent for longer.
         """
         self._say(is_done=True, is_over=True)
-        while not self._all(_is_over, _SHORT_S if is_failing else self.lost_after_s):
-            time.sleep(0.02)
+        with suppress(KeyboardInterrupt):  # of a person who does not wait
+            while not self._all(_is_over, _SHORT_S if is_failing else self.lost_after_s):
+                time.sleep(0.02)
         self._has_left.set()
         self._served = None
 
