@@ -24,7 +24,7 @@ from reconv.parallel.nic import choose_nic
 from reconv.parallel.world import World, open_world
 from reconv.place import must_launch, read_place
 from reconv.recipe.load import Override, load
-from reconv.run.begin import telling_others, topology
+from reconv.run.begin import refuse_devices, telling_others, topology
 from reconv.run.micro import settle_micro
 
 Tell = Callable[[str], None]
@@ -71,6 +71,7 @@ def bench_train(
     if devices is not None and must_launch(devices, place):
         from reconv.parallel.launch import launch  # torch's launcher, which one process does not need
 
+        refuse_devices(devices, device, load(ask.recipe, ask.overrides).recipe)
         return launch(devices, _bench, ask)
     return _bench(ask, peers)
 

@@ -32,7 +32,7 @@ from reconv.report import words
 from reconv.report.clock import rates_of
 from reconv.report.events import Ended, Evaluated, Event, EventLog, Noted, Planned, Progress, Saved, Waited
 from reconv.run.assemble import Job
-from reconv.run.begin import refuse_different_data, telling_others, topology
+from reconv.run.begin import refuse_devices, refuse_different_data, telling_others, topology
 from reconv.run.folder import Choice
 from reconv.run.sources import Sources, refuse_unread_path
 from reconv.run.train import open_kept_sources, prepare_job, refuse_unplannable, run_job
@@ -97,7 +97,7 @@ def rehearse(
     if devices is not None and must_launch(devices, read_place()):
         from reconv.parallel.launch import launch  # torch's launcher, which one process does not need
 
-        _resolved(ask)  # what is wrong with a recipe is said before processes are started
+        refuse_devices(devices, device, _resolved(ask))
         return launch(devices, _rehearse, ask)
     return _rehearse(ask)
 

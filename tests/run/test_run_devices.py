@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import reconv
+from reconv.bench.train import bench_train
 from reconv.errors import RecipeError, UsageError
+from reconv.run.rehearse import rehearse
 
 MANY = 1 << 16
 LARGE = [("batch.size", str(2 * MANY), "--set"), ("batch.group", "2", "--set")]
 
 
-def test_more_devices_than_the_batch_has_groups_are_refused() -> None:
+@pytest.mark.parametrize("start", [reconv.train, rehearse, bench_train])
+def test_more_devices_than_the_batch_has_groups_are_refused(start: Callable[..., object]) -> None:
     with pytest.raises(RecipeError, match="cannot be spread over 100 devices"):
-        reconv.train("quickstart", devices=100)
+        start("quickstart", devices=100)
 
 
 @pytest.mark.parametrize(
