@@ -20,6 +20,7 @@ from reconv.doctor import Machine, available_memory_bytes
 from reconv.engine.fitting import largest
 from reconv.engine.loop import Counters
 from reconv.engine.step import unmarked
+from reconv.errors import ResourceError
 from reconv.parallel.world import World
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
@@ -54,6 +55,25 @@ def settle_micro(job: Job, machine: Machine | None = None) -> Job:
         found, why = _counted(job, choices, machine or Machine())
     agreed = min(job.world.gather(found))
     return job if agreed == plan.micro_groups else replace(job, plan=_taken(recipe, plan, agreed, why))
+
+
+def out_of_memory(job: Job) -> ResourceError:
+    """What to say of a step that does not fit, and the size to type next: whole groups, or what saves memory in one."""
+    recipe, plan = job.recipe, job.plan
+    is_halved = recipe.batch.micro == "auto" and job.world.size == 1  # down to one group, before this came
+    if plan.micro_groups > 1 and not is_halved:
+        why = f"micro-batches of {plan.micro_batch} images do not fit"
+        then = f"smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
+    elif recipe.batch.group == "micro":
+        why = f"micro-batches of {plan.micro_batch} images do not fit"
+        then = (
+            f"smaller ones: --set batch.micro={max(1, plan.micro_batch // 2)} (they are groups: it changes batch norm)"
+        )
+    else:
+        why = f"a group of {min(plan.group, plan.micro_batch)} images does not fit, and groups are not cut"
+        saving = "" if recipe.memory.recompute != "off" else "--set memory.recompute=auto, or "
+        then = f"{saving}smaller groups: --set batch.group=N (it changes batch norm)"
+    return ResourceError("out of memory", where=job.device.describe(), why=why, then=then)
 
 
 def is_open(recipe: Recipe, plan: Plan) -> bool:

@@ -28,7 +28,7 @@ from reconv.device.cpus import bound
 from reconv.doctor import Machine, available_memory_bytes, cores_of_one, usable_cores
 from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
-from reconv.errors import Exit, RecipeError, ReconvError, ResourceError, UsageError
+from reconv.errors import Exit, RecipeError, ReconvError, UsageError
 from reconv.parallel.nic import choose_nic
 from reconv.parallel.world import World, open_world
 from reconv.place import Place, must_launch, read_place
@@ -57,7 +57,7 @@ from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Waiting, open_feed, share_of_gpu
 from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point, refuse_taken
-from reconv.run.micro import settle_micro
+from reconv.run.micro import out_of_memory, settle_micro
 from reconv.run.network import check_model
 from reconv.run.pictures import picture_mistakes
 from reconv.run.sources import Sources, cache_size, data_path, open_sources, with_cache
@@ -323,12 +323,7 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
             raise lost from error
         if is_out_of_memory(error):
             code, reason = Exit.RESOURCES, "out of memory"
-            raise ResourceError(
-                "out of memory",
-                where=job.device.describe(),
-                why=f"micro-batches of {job.plan.micro_batch} images do not fit",
-                then=f"halve them: --set batch.micro={max(1, job.plan.micro_batch // 2)}",
-            ) from error
+            raise out_of_memory(job) from error
         raise
     finally:
         trace.close()

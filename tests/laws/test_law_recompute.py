@@ -123,13 +123,15 @@ def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeyp
 def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     hungry = Hungry(15)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
-    with pytest.raises(ResourceError, match="out of memory"):
+    with pytest.raises(ResourceError, match="a group of 16 images does not fit") as caught:
         train("none", {**SHORT, "batch.micro": "auto"})
+    assert caught.value.then.startswith("--set memory.recompute=auto, or smaller groups")
     assert hungry.passes == 3
 
 
 def test_a_size_that_a_person_gave_is_not_changed(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     hungry = Hungry(16)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
-    with pytest.raises(ResourceError, match="out of memory"):
+    with pytest.raises(ResourceError, match="micro-batches of 32 images do not fit") as caught:
         train("given", {**SHORT, "batch.micro": "32"})
+    assert caught.value.then.endswith("--set batch.micro=16")
