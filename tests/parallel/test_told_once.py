@@ -68,6 +68,7 @@ def fail_in(failing: list[int], kind: str) -> tuple[int, bool]:
 @pytest.mark.parametrize(
     ("failing", "kind", "code"),
     [
+        ([0], "data", Exit.DATA),
         ([1], "data", Exit.DATA),
         ([0, 1, 2], "data", Exit.DATA),
         ([2], "bug", Exit.UNEXPECTED),
@@ -80,6 +81,21 @@ def test_one_of_those_that_fail_tells_it_and_all_end_with_its_code(failing: list
     assert [ended_with for ended_with, _ in ended] == [code] * 3
     tellers = [rank for rank, (_, is_told) in enumerate(ended) if not is_told]
     assert len(tellers) == 1 and tellers[0] in failing
+
+
+def fail_one_after_the_other() -> bool:
+    """One rank: rank 1 fails once rank 0 has left; whether another tells people why."""
+    world, has_left = open_world(), Path("rank 0 has left")
+    while world.rank == 1 and not has_left.exists():
+        time.sleep(0.01)
+    is_told = world.post(DataError("no such picture"))
+    world.close("failing")
+    has_left.touch()
+    return is_told
+
+
+def test_rank_0_can_be_heard_until_all_have_said_what_they_had_to_say() -> None:
+    assert in_ranks(2, fail_one_after_the_other) == [False, True]
 
 
 def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
