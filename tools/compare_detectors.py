@@ -156,7 +156,7 @@ class Theirs:
         )
         # Boxes are coded and decoded in the type of the heads, and bf16 knows 256 px to the nearest 2.
         self._model.head.register_forward_hook(_in_float32)
-        self._model.to(self._device.torch, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._model.to(self._device.torch, memory_format=torch.channels_last)
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.SGD(
             self._parameters,
@@ -172,7 +172,7 @@ class Theirs:
         self._loader = parts.train_loader(recipe, subject.plan, subject.source, self._device.move, feed=feed)
         self._val = with_boxes(open_split(recipe, data_path(recipe), "val"))
         self._val_loader = parts.eval_loader(
-            recipe, self._val, self._device, recipe.evaluate.batch, subject.plan.workers, shared=feed.workers
+            recipe, self._val, self._device, recipe.evaluate.batch, subject.plan.workers, feed=feed
         )
 
     def probe(self, steps: int) -> float:

@@ -52,7 +52,8 @@ def work(task: Task, turn: Any, told: Any) -> None:
 
     name, *own = task.recipe.split("+")
     given: list[tuple[str, object, str]] = [("batch.size", task.batch, "tool"), ("batch.group", "all", "tool")]
-    given += [(*pair.split("=", 1), "tool") for pair in (*task.settings, *own)]  # type: ignore[list-item]
+    pairs = [pair.partition("=") for pair in (*task.settings, *own)]
+    given += [(field, value, "tool") for field, _, value in pairs]
     try:
         subject = open_subject(name, input="device", data=None, overrides=given, device=task.device)
         found, missing = find_peers(subject.recipe.model.name, task.peer)

@@ -63,7 +63,9 @@ def make_problem(
     draw = random.Random(seed)
     classes = [3 + class_step * n for n in range(num_classes)]
     used = classes[: num_used or num_classes]
-    images, annotations, found = [], [], []
+    images: list[Any] = []
+    annotations: list[Any] = []
+    found: list[Any] = []
     for number in range(num_images):
         image = {"id": 5 + image_step * number, "width": draw.randint(200, 400), "height": draw.randint(200, 400)}
         images.append(image)

@@ -120,10 +120,10 @@ def values_for(variable: Any, rng: np.random.Generator) -> np.ndarray:
     shape = variable.shape.as_list()
     last = variable.op.name.rsplit("/", 1)[-1]
     if last in ("kernel", "weight"):
-        return rng.normal(0, np.prod(shape[:-1]) ** -0.5 * 1.4, shape)
+        return np.asarray(rng.normal(0, np.prod(shape[:-1]) ** -0.5 * 1.4, shape))
     if last in ("gamma", "moving_variance"):
-        return rng.uniform(0.5, 1.5, shape)
-    return rng.normal(0, 0.3, shape)
+        return np.asarray(rng.uniform(0.5, 1.5, shape))
+    return np.asarray(rng.normal(0, 0.3, shape))
 
 
 def other_types() -> list[Any]:

@@ -67,7 +67,7 @@ def example(number: int, is_full: bool) -> bytes:
         }
         for offset, side in enumerate(("xmin", "xmax", "ymin", "ymax")):
             features[f"image/object/bbox/{side}"] = floats(*[0.125 * (offset + box) for box in range(num_boxes)])
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    return bytes(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
 
 
 def write(folder: Path, split: str, numbers: list[int], num_shards: int, is_full: bool) -> list[dict[str, object]]:

@@ -59,7 +59,8 @@ class Task:
 
     def overrides(self, mode: str) -> list[tuple[str, object, str]]:
         given: list[tuple[str, object, str]] = [("batch.size", self.batch, "tool"), ("batch.group", "all", "tool")]
-        given += [(*pair.split("=", 1), "tool") for pair in (*self.recipe.split("+")[1:], *self.settings)]  # type: ignore[list-item]
+        pairs = [pair.partition("=") for pair in (*self.recipe.split("+")[1:], *self.settings)]
+        given += [(field, value, "tool") for field, _, value in pairs]
         return [*given, ("precision.mode", mode, "tool")]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.boxes.code import encode
 from reconv.boxes.convert import to_xyxy
+from reconv.boxes.detections import Detections
 from reconv.boxes.match import match
 from reconv.boxes.postprocess import Keep, postprocess
 from reconv.data.annotation import Annotation
@@ -57,10 +58,14 @@ def _timed(
     truths: list[Annotation], batches: list[tuple[Batch, BoxAnswers]], anchors: Tensor, keep: Keep, device: Device
 ) -> str:
     """One evaluation, after one batch that is not counted."""
-    postprocess(*batches[0][1], anchors, VARIANCES, keep)
+
+    def detect(answers: BoxAnswers) -> Detections:
+        return postprocess(answers.codes, answers.logits, anchors, VARIANCES, keep)
+
+    detect(batches[0][1])
     device.synchronize()
     evaluator = DetectionEvaluator(
-        lambda answers: postprocess(*answers, anchors, VARIANCES, keep),
+        detect,
         truths.__getitem__,
         [str(number) for number in range(NUM_CLASSES)],
     )
