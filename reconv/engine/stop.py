@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,9 +16,11 @@ from typing import Any
 class StopRequest:
     """The flag, as a context manager around the run."""
 
-    def __init__(self) -> None:
+    def __init__(self, same_press_s: float = 0.5) -> None:
+        """One Ctrl-C may come twice within `same_press_s`: from the terminal, and from torchrun, which passes it on."""
         self.signal_number: int | None = None  # the first that came
-        self._is_interrupted = False
+        self._same_press_s = same_press_s
+        self._interrupted_s: float | None = None
         self._previous: dict[int, Any] = {}
 
     @property
@@ -40,8 +43,9 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._is_interrupted:
-            raise KeyboardInterrupt
-        # Ctrl-C comes with a SIGTERM from whoever started several processes.
-        self._is_interrupted |= number == signal.SIGINT
-        self.signal_number = self.signal_number or number
+        if number == signal.SIGINT:
+            if self._interrupted_s is None:
+                self._interrupted_s = time.monotonic()
+            elif time.monotonic() - self._interrupted_s >= self._same_press_s:
+                raise KeyboardInterrupt
+        self.signal_number = self.signal_number or number  # --devices passes Ctrl-C on as a SIGTERM
