@@ -28,7 +28,7 @@ from reconv.report import words
 from reconv.report.events import Event
 from reconv.run import parts
 from reconv.run.assemble import Job, build_learner, build_step
-from reconv.run.network import build_recorder, is_compiled, kept_bytes
+from reconv.run.network import build_recorder, is_network_compiled, kept_bytes
 
 FULL = 0.9  # of a device's memory: the rest is for fragments, buckets and what evaluations keep
 FULL_IF_RECORDED = 0.45  # a recorded step has memory of its own beside that of the steps before it
@@ -103,7 +103,9 @@ def _counted(job: Job, choices: list[int], machine: Machine) -> tuple[int, str]:
 def _tried(job: Job, choices: list[int]) -> tuple[int, str]:
     """By steps of a network that is thrown away; where there is nothing larger, a process alone can wait and see."""
     start, is_alone = job.plan.micro_groups, job.world.size == 1
-    if is_compiled(job.recipe, job.device) or (is_alone and start == choices[-1]):
+    if is_alone and start == choices[-1]:
+        return start, "as planned"
+    if is_network_compiled(job.recipe, job.plan.num_classes, job.device):  # anew for each size: minutes
         return start, "as planned"
     return largest(choices, start, lambda num_groups: _fits(job, num_groups)), "the most that fitted"
 

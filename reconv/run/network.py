@@ -137,6 +137,14 @@ def wants_kernels(recipe: Recipe, device: Device) -> bool:
     return is_wanted and can and fused.has_triton()
 
 
+def is_network_compiled(recipe: Recipe, num_classes: int, device: Device) -> bool:
+    """Whether the network itself is compiled, which it is not where kernels compute its layers."""
+    if not (is_compiled(recipe, device) and wants_kernels(recipe, device)):
+        return is_compiled(recipe, device)
+    with torch.device("meta"):
+        return use_kernels(build_model(recipe.model.name, **model_options(recipe, num_classes))) == 0
+
+
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     """The recipe's model, initialised from its seed, on the device."""
     model = build_model(recipe.model.name, seed=recipe.seed, **model_options(recipe, num_classes))
