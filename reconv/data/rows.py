@@ -107,6 +107,8 @@ def resize_into(part: U8, interpolation: Interpolation, antialias: bool, out: U8
         image = picture(np.ascontiguousarray(part), part.shape[2])
         out[:] = pixels_of(image.resize((width, height), FILTERS[interpolation])).transpose(2, 0, 1)
     else:
-        stacked = torch.from_numpy(np.array(part, order="C"))[None].permute(0, 3, 1, 2)
+        # Views are taken by numpy: each operation of torch's lets go of the interpreter's lock, and may wait for it. By
+        # reshape: a new axis has no stride, and torch then takes the pixels for planes, which is slower.
+        stacked = torch.from_numpy(np.array(part, order="C").reshape(1, *part.shape).transpose(0, 3, 1, 2))
         resized = F.interpolate(stacked, (height, width), mode=interpolation, antialias=antialias)
-        np.copyto(out, resized[0].numpy())
+        np.copyto(out, resized.numpy()[0])
