@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from multiprocessing import util
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary folders are made."""
     folder = tmp_path / "temporary"
     folder.mkdir()
+    util.get_temp_dir()  # remembered for good: that of a test is gone later, and too long for a socket
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     return folder
 
