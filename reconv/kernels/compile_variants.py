@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.abc import MetaPathFinder
-from typing import Any
+from typing import Any, TextIO
 
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -103,6 +103,8 @@ def _forked(work: Callable[[], object]) -> int:
 def main() -> None:
     """Compile the variants that one line of input lists, and tell the number of each that is done, well or not."""
     sys.meta_path.insert(0, NoTorch())
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Triton prints where its dumps are wanted is no answer
     _forked(_build_driver)
     triton_key()  # a digest of Triton's own 400 MB, which the children would each compute
     if not select.select([sys.stdin], [], [], _PATIENCE_S)[0] or not (line := sys.stdin.readline()):
@@ -111,17 +113,17 @@ def main() -> None:
     running: dict[int, int] = {}
     for number, variant in enumerate(variants):
         if len(running) >= len(os.sched_getaffinity(0)):
-            _tell_one(running)
+            _tell_one(running, answers)
         running[_forked(partial(_compile, target, variant))] = number
     while running:
-        _tell_one(running)
+        _tell_one(running, answers)
 
 
-def _tell_one(running: dict[int, int]) -> None:
+def _tell_one(running: dict[int, int], answers: TextIO) -> None:
     """Wait for a child; what it was to compile is told."""
     pid, _ = os.wait()
     if pid in running:
-        print(running.pop(pid), flush=True)
+        print(running.pop(pid), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -117,3 +117,19 @@ def test_what_is_compiled_finds_no_torch_to_import(tmp_path: Path, monkeypatch: 
     [answer] = Compiler().ask(TARGET, [("asking", "kernel", [], {})])
     answer.result(PATIENCE_S)
     assert (tmp_path / "torchless").exists()
+
+
+TALKATIVE = """
+class Kernel:
+    def warmup(self, *arguments, grid, **constants):
+        print("a dump" * 10_000, flush=True)
+
+kernel = Kernel()
+"""
+
+
+def test_what_is_printed_while_compiling_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "talking.py").write_text(TALKATIVE)
+    monkeypatch.syspath_prepend(tmp_path)
+    answers = Compiler().ask(TARGET, [("talking", "kernel", [], {})] * 3)
+    assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3
