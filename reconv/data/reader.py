@@ -19,6 +19,7 @@ from reconv.errors import DataError
 # A mapped file that is cut or lost on a server kills the process by SIGBUS; a read of it is an error one can name.
 _REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
 _MOUNTS = Path("/proc/self/mountinfo")
+_PIECE_BYTES = 2**20  # of a file that does not tell its size
 
 
 class Ranges(Protocol):
@@ -116,7 +117,10 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
         try:
             if start:
                 os.lseek(descriptor, start, os.SEEK_SET)
-            data = _read_exactly(descriptor, os.fstat(descriptor).st_size - start if length is None else length)
+            if length is None and (size := os.fstat(descriptor).st_size) == 0:  # a pipe has no size
+                data = _read_to_end(descriptor)
+            else:
+                data = _read_exactly(descriptor, size - start if length is None else length)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -211,6 +215,10 @@ def _ends_early(path: str | Path, there: int, length: int, start: int) -> DataEr
         why="the file is half-written or was cut while being copied",
         then="copy or download it again",
     )
+
+
+def _read_to_end(descriptor: int) -> bytes:
+    return b"".join(iter(lambda: os.read(descriptor, _PIECE_BYTES), b""))
 
 
 def _read_exactly(descriptor: int, length: int) -> bytes:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 from pathlib import Path
 
+import pytest
+
 import reconv.data
+from reconv.data.reader import read
+from reconv.errors import DataError
 
 _ROOM = Path(reconv.data.__file__).parent
 _OPENING = {"open", "read_bytes", "read_text", "fromfile", "memmap", "genfromtxt", "loadtxt"}
@@ -49,3 +54,18 @@ def test_no_source_opens_a_file_by_itself() -> None:
     assert astray == []
     assert num_files > 40
     assert all((_ROOM / name).exists() for name in _OWN_FILES)
+
+
+def test_a_pipe_is_read_to_its_end() -> None:
+    readable, writable = os.pipe()
+    with os.fdopen(readable):
+        with os.fdopen(writable, "wb") as pipe:
+            pipe.write(b"picture" * 1000)
+        assert read(f"/dev/fd/{readable}") == b"picture" * 1000
+
+
+def test_an_empty_file_has_no_bytes_and_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert read(tmp_path / "empty") == b""
+    with pytest.raises(DataError, match="cannot read"):
+        read(tmp_path)
