@@ -15,6 +15,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from reconv.place import WORDS_VARIABLE, read_place
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
+_POLL_S = 0.1
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
@@ -60,12 +62,16 @@ def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tupl
     failed: list[BaseException] = []
 
     def start() -> None:
+        # Processes inherit what this thread holds back, so a Ctrl-C does not meet them while they import torch. The
+        # tracker comes first: starting it ends with letting the signal through again.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             ended.update(elastic_launch(config, _enter)(str(folder), work, args))
         except BaseException as error:
             failed.append(error)
 
-    asked = _run_beside_signals(start)
+    asked = run_beside_signals(start)
     if not failed:
         return ended[0]
     words = read_words(folder)
@@ -78,6 +84,7 @@ def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
     """One process; one that returned an error as its result would wait for the results of others, who may be lost."""
     os.environ[WORDS_VARIABLE] = folder
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return work(*args)
     except (ReconvError, KeyboardInterrupt) as error:
         said = error if isinstance(error, ReconvError) else InterruptError()
@@ -85,29 +92,39 @@ def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         sys.exit(said.code)
 
 
-def _run_beside_signals(start: Callable[[], None]) -> list[int]:
+def run_beside_signals(start: Callable[[], None]) -> list[int]:
     """Run the launcher in a thread of its own, where it leaves signals alone: those asked to stop save and end.
 
     The signals that came are returned.
     """
     came: list[int] = []
+    told: set[int] = set()
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        for child in multiprocessing.active_children():
-            if child.pid is not None:
-                os.kill(child.pid, signal.SIGTERM)  # a terminal sends SIGINT to all of them itself
+        told.clear()
 
     launcher = threading.Thread(target=start, name="reconv-launcher")
     is_main = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
+    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
     try:
         launcher.start()
-        launcher.join()
+        while launcher.is_alive():
+            launcher.join(_POLL_S)
+            if came:  # also those that were started since
+                _ask_to_stop(told)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return came
+
+
+def _ask_to_stop(told: set[int]) -> None:
+    """Pass a signal on to the processes that have not been told: a terminal sends SIGINT to all of them itself."""
+    for child in multiprocessing.active_children():
+        if child.pid is not None and child.pid not in told:
+            told.add(child.pid)
+            os.kill(child.pid, signal.SIGTERM)
 
 
 def _told(error: BaseException, words: Sequence[PeerError]) -> BaseException:

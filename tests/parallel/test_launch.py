@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 
 from reconv.errors import DataError, Exit, LostPeerError, PeerError
-from reconv.parallel.launch import launch
+from reconv.parallel.launch import launch, run_beside_signals
 from reconv.place import read_place
 
 
@@ -30,3 +32,17 @@ def test_what_comes_of_processes_is_told_in_the_first() -> None:
     assert (caught.value.code, caught.value.where, caught.value.is_told) == (Exit.DATA, "here", False)
     with pytest.raises(LostPeerError, match="rank 1 was ended by SIGKILL"):
         launch(2, place_or_end, "kill")
+
+
+def test_a_signal_that_comes_before_processes_are_started_ends_them() -> None:
+    codes = []
+
+    def start() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,))
+        child.start()
+        child.join()
+        codes.append(child.exitcode)
+
+    assert run_beside_signals(start) == [signal.SIGTERM]
+    assert codes == [-signal.SIGTERM]
