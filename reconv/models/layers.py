@@ -9,7 +9,7 @@ layer is torch's own; inside, running statistics change only in `LayerState.comm
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,10 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.recorded: tuple[Tensor, ...] = ()
         # Where the batch is a part of a group whose other parts are in other processes: a sum over all of them.
         self.spread: Callable[[Tensor], Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no part in other processes, whose connections cannot be copied either."""
+        return {**self.__dict__, "spread": None}
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fixed:

@@ -58,6 +58,12 @@ def test_two_devices_are_measured_beside_one_and_their_gradients_counted(
         assert words in printed
 
 
+def test_a_batch_of_one_group_is_measured_on_two_devices() -> None:
+    first, _ = in_ranks(2, measured, {})
+    assert (first["devices"], first["batch_per_device"]) == (2, 32) and first["flops_per_image"] > 0
+    assert any("groups are spread over devices" in note for note in first["notes"])
+
+
 def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
     given = [("batch.size", 96, "--set"), ("batch.group", 8, "--set"), ("batch.micro", 16, "--set")]
     place = Place(rank=1, size=3, local_rank=1, local_size=3)
