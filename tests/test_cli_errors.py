@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 
 import reconv.cli as cli
 from reconv.cli.options import Verb, settle_json
@@ -81,6 +82,8 @@ def test_an_unexpected_error_ends_with_1_and_says_how_to_see_more(
     [
         (OSError(errno.ENOSPC, "No space left on device"), Exit.RESOURCES),
         (MemoryError(), Exit.RESOURCES),
+        (torch.OutOfMemoryError("CUDA out of memory"), Exit.RESOURCES),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), Exit.RESOURCES),
         (OSError(errno.EIO, "Input/output error"), Exit.UNEXPECTED),
         (KeyboardInterrupt(), Exit.INTERRUPTED),
     ],

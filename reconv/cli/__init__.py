@@ -83,16 +83,23 @@ def _run(words: list[str]) -> int:
         elif not error.is_told:
             _complain(str(error), debug)
         return error.code
-    except MemoryError:
-        _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
-        return Exit.RESOURCES
-    except OSError as error:
-        if error.errno in _NO_ROOM:
+    except Exception as error:
+        if _is_out_of_memory(error):
+            _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
+            return Exit.RESOURCES
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _complain(f"Cannot write: {error}\n  next:  free some space, or choose another folder with --out", debug)
             return Exit.RESOURCES
         return _unexpected(error, debug)
-    except Exception as error:
-        return _unexpected(error, debug)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether the host or a device had no memory; torch tells in ways of its own."""
+    if "torch" not in sys.modules:
+        return isinstance(error, MemoryError)
+    from reconv.device import is_out_of_memory
+
+    return is_out_of_memory(error)
 
 
 def _interrupted(words: Sequence[str]) -> str:
