@@ -25,7 +25,7 @@ from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import Located, locate
 from reconv.device import Device, Recorder, choose_algorithms, is_out_of_memory, open_device
 from reconv.doctor import Machine, usable_cores
-from reconv.errors import UsageError
+from reconv.errors import ResourceError, UsageError
 from reconv.models.fold import folded
 from reconv.recipe.load import Override, load
 from reconv.recipe.schema import Recipe
@@ -81,12 +81,14 @@ def bench_infer(
     rows, notes = [], []
     found: dict[str, list[dict[str, Any]]] = {other.name: [] for other in peers}
     for batch in batches:
-        generator = torch.Generator().manual_seed(0)
-        images = (
-            torch.randn(batch, *shape, generator=generator).to(opened.torch, dtype).contiguous(memory_format=layout)
-        )
-        launch, served = _ready(model, images, recipe, serving, opened)
-        rows.append(_row(batch, _latencies_s(launch, opened, wish)) | served)
+        try:
+            images = _images((batch, *shape), dtype, opened).contiguous(memory_format=layout)
+            launch, served = _ready(model, images, recipe, serving, opened)
+            rows.append(_row(batch, _latencies_s(launch, opened, wish)) | served)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise _too_large(batch, rows, opened) from error
+            raise
         tell(f"batch {batch}: {rows[-1]['images_per_s']:,.1f} images/s, p50 {rows[-1]['latency_ms']['p50']:.2f} ms")
         for other in peers:
             tell(f"batch {batch}: measuring {other.name}")
@@ -239,6 +241,22 @@ def _measure_other(
         if not (is_out_of_memory(error) or isinstance(error, RuntimeError | ValueError | TypeError)):
             raise
         return None, repr(error).splitlines()[0]
+
+
+def _images(shape: Sequence[int], dtype: torch.dtype, device: Device) -> Tensor:
+    """The same noise at every call."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device.torch, dtype)
+
+
+def _too_large(batch: int, rows: Sequence[dict[str, Any]], device: Device) -> ResourceError:
+    """The error for a batch that does not fit, with the sizes that did."""
+    fitting = ",".join(str(row["batch"]) for row in rows)
+    return ResourceError(
+        "out of memory",
+        where=device.describe(),
+        why=f"a batch of {batch:,} images does not fit",
+        then=f"--batches {fitting}" if fitting else "smaller ones: --batches N,N",
+    )
 
 
 def _row(batch: int, seconds: Sequence[float]) -> dict[str, Any]:

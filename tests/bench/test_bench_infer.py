@@ -64,6 +64,12 @@ def test_sizes_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixtur
     assert "--batches" in capsys.readouterr().err
 
 
+def test_a_batch_that_does_not_fit_is_told_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["bench", "infer", "quickstart", "--batches", f"1,2,{10**12}", "--answers", "1"], code=6)
+    told = capsys.readouterr().err
+    assert "a batch of 1,000,000,000,000 images does not fit" in told and "--batches 1,2\n" in told
+
+
 @pytest.mark.parametrize("mode", ["fp64", "32.32", "bf16", "bf16-all", "16.32"])
 def test_every_precision_answers_in_one_type(mode: str) -> None:
     result = bench_infer("quickstart", batches=(2,), answers=1, overrides=[("precision.mode", mode, "--set")])
