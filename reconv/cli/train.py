@@ -42,7 +42,7 @@ Override = tuple[str, object, str]
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch: all devices, one step.")
 @click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="The same, counted on one device.")
 @click.option("--lr", metavar="X", type=click.FloatRange(min=0, min_open=True), help="schedule.lr of the recipe.")
-@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding threads.")
+@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding workers.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
 @click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one a device.")
 @click.option("--nic", metavar="NAME|CIDR", help="The network between machines, as in eth1 or 10.0.0.0/16.")
