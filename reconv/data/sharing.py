@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from reconv.data.engine import Engine
 from reconv.data.fetch import Rows
 from reconv.data.handed import HANDED, HandOver
 from reconv.data.source import Source
-from reconv.errors import RecipeError
+from reconv.data.workers import cut_rows
+from reconv.errors import DataError, RecipeError
 from reconv.kernels.crop import Box
 from reconv.recipe.images import Augment, Preprocess
 
@@ -36,7 +38,10 @@ def measured_share(
     def fill(share: float) -> None:
         fetch = HandOver(source, preprocess, augment, share)
         rows[share] = {column.name: column.empty(num) for column in fetch.columns}
-        fetch(indices, fetch.draw(seed, np.arange(num)), rows[share])
+        draws = fetch.draw(seed, np.arange(num))
+        for row in (slice(number, number + 1) for number in range(num)):
+            with suppress(DataError):  # a bad file is for the loader to tell, which may bear it
+                fetch(indices[row], draws[row], cut_rows(rows[share], row))
 
     host_s, handing_s = (_fastest(lambda share=share: fill(share)) / workers for share in (0.0, 1.0))  # type: ignore[misc]
     handed = rows[1.0][HANDED].tolist()

@@ -224,6 +224,14 @@ def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothi
         measured_share(source, Preprocess(size=8, resize=8), augment, PillowEngine(), workers=2, seed=0)
 
 
+def test_a_share_is_measured_without_bad_files_which_a_run_may_bear(source: FolderSource) -> None:
+    whole, without = PillowEngine(), PillowEngine()
+    measured_share(source, SPEC, Augment(decoder="plain"), whole, workers=2, seed=0)
+    Path(source.path(4)).write_bytes(b"no picture")
+    measured_share(source, SPEC, Augment(decoder="plain"), without, workers=2, seed=0)
+    assert 0 < without.num_files < whole.num_files
+
+
 def evaluated(source: FolderSource, engine: PillowEngine | None, faults: Faults | None = None) -> list[Batch]:
     with opened(engine) as rows:
         loader = EvalLoader(source, SPEC, 4, lambda t: t, 2, faults=faults, engine=rows)
