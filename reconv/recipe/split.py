@@ -125,8 +125,7 @@ def _dealt(groups: Sequence[int], world: int) -> tuple[tuple[int, ...], ...]:
 
 def _spread(recipe: Recipe, groups: Sequence[int], world: int) -> tuple[tuple[int, ...], ...]:
     """Each device's part of a group, where every group has as many devices."""
-    fitting = _fitting_groups(recipe.batch.size, world)
-    then = f"group sizes that fit: {_listed(fitting)}, as in --set batch.group={fitting[-1]} (it changes batch norm)"
+    then = _what_fits(recipe.batch.size, world)
     if world % len(groups) or min(groups) < world // len(groups):
         raise RecipeError(
             f"{count(len(groups), 'group')} of {max(groups)} samples cannot be spread over {world} devices",
@@ -154,11 +153,14 @@ def _spread(recipe: Recipe, groups: Sequence[int], world: int) -> tuple[tuple[in
     return tuple(parts)
 
 
-def _fitting_groups(size: int, world: int) -> list[int]:
-    """Some sizes of groups of which every device has at least one, largest last."""
+def _what_fits(size: int, world: int) -> str:
+    """Sizes of groups of which every device has at least one, largest last; none for more devices than samples."""
+    if size < world:
+        return f"at most {size} devices, or --batch-size {world} or more"
     fitting = [group for group in range(2, size + 1) if len(cut_groups(size, group)) >= world]
     even = [group for group in fitting if size % (group * world) == 0]
-    return (even or fitting or [1])[-6:]
+    some = (even or fitting or [1])[-6:]
+    return f"group sizes that fit: {_listed(some)}, as in --set batch.group={some[-1]} (it changes batch norm)"
 
 
 def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_device: int) -> int:

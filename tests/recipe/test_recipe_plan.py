@@ -88,7 +88,7 @@ def test_micro_batches_are_whole_numbers_of_groups(batch, world, micro_batch, nu
         ({"size": 256, "group": 32, "micro": 48}, 1, "sizes that fit: 32, 64, 128, 256"),
         ({"size": 96, "group": 32}, 4, "group sizes that fit: 3, 4, 6, 8, 12, 24"),
         ({"size": 96, "group": 32}, 5, "group sizes that fit: 18, 19, 20, 21, 22, 23"),
-        ({"size": 3}, 8, "group sizes that fit: 1"),
+        ({"size": 3}, 8, "at most 3 devices, or --batch-size 8"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits: str) -> None:
