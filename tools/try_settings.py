@@ -112,10 +112,9 @@ def main() -> None:
     began_s, results = time.perf_counter(), list[Result]()
     for name in names:
         longest_s = max((result.wall_s for result in results), default=0.0)
-        if time.perf_counter() - began_s + longest_s > given.limit_s:
-            results.append(Result(name, plan["metric"], note="not begun: no time was left"))
-            continue
-        results.append(_tried(name, plan, given))
+        is_late = time.perf_counter() - began_s + longest_s > given.limit_s
+        late = Result(name, plan["metric"], note="not begun: no time was left")
+        results.append(late if is_late else _tried(name, plan, given))
         write_json(given.json, [asdict(result) for result in results])
     print_table(results)
 
