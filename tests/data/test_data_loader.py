@@ -187,6 +187,19 @@ def test_a_broken_file_surfaces_as_its_data_error_and_leaves_no_thread(tree: Pat
     assert not data_threads()
 
 
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_of_several_bad_rows_the_first_is_told(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "train" / "only"
+    folder.mkdir(parents=True)
+    for number in range(40):  # three tasks
+        is_bad = number in (3, 20, 39)
+        (folder / f"{number:02}.png").write_bytes(b"no picture" if is_bad else encode(noise(9, 9, 3, number)))
+    source = FolderSource(tmp_path, "train")
+    with pytest.raises(DataError) as caught:
+        list(EvalLoader(source, COLOUR, 40, stay, workers))
+    assert str(caught.value.where).endswith("03.png")
+
+
 def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
     read: list[int] = []
 
