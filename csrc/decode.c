@@ -1,4 +1,4 @@
-/* A resized crop of a JPEG file: the two functions that the library offers, and the memory they work in.
+/* A resized crop of a JPEG file: the functions for one file that the library offers, and the memory they work in.
  *
  * Owns the course of one call. Invariant: a call that does not end in JPEG_DONE may have written to `out` but to
  * nothing else; calls from several threads do not meet.
@@ -9,8 +9,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 enum { MAX_OUTPUT = 8192, NUM_LOOKUPS = 8, MAX_PIECES = 64 };
 enum { KEPT_BYTES = 16 << 20 }; /* a thread keeps no more than this between calls */
@@ -281,7 +279,7 @@ EXPORT int reconv_jpeg_size(const uint8_t *data, size_t size, int32_t size_out[2
 }
 
 /* Counts changes of the functions below or of the pixels they make. */
-EXPORT int reconv_jpeg_version(void) { return 1; }
+EXPORT int reconv_jpeg_version(void) { return 2; }
 
 /* Whether vector instructions are used where they are allowed. */
 EXPORT int reconv_jpeg_has_avx2(void) { return is_avx2_here(); }

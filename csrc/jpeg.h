@@ -17,6 +17,7 @@
 #define JPEG_HAS_AVX2 0
 #endif
 
+#define EXPORT __attribute__((visibility("default")))
 #define JPEG_INLINE static inline __attribute__((always_inline))
 #define JPEG_LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define JPEG_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
@@ -167,5 +168,12 @@ void jpeg_resize_column(
 void jpeg_colour(
     const int16_t *y, const int16_t *cb, const int16_t *cr, int width, uint8_t *red, uint8_t *green, uint8_t *blue,
     int use_avx2);
+
+/* decode.c */
+
+int reconv_jpeg_size(const uint8_t *data, size_t size, int32_t size_out[2]);
+int reconv_jpeg_crop(
+    const uint8_t *data, size_t size, double left, double top, double right, double bottom, int is_cut, uint8_t *out,
+    int height, int width, int is_interleaved, int is_antialiased, int filter, int may_use_avx2);
 
 #endif

@@ -7,6 +7,7 @@ target outside the classes is an error.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,9 +18,11 @@ import numpy.typing as npt
 
 from reconv.data.augment import draw_host, is_recolouring, pad_crop
 from reconv.data.decode import any_picture, eval_picture, host_eval, shorter_side
+from reconv.data.native_rows import fill_from_files, is_for_files
 from reconv.data.rows import train_row
 from reconv.data.source import I64, U8, LabelError, Sample, Source
 from reconv.data.sources.arrays import ArraySource
+from reconv.data.sources.folder import FolderSource
 from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Preprocess
 
@@ -130,6 +133,8 @@ class Decode:
         self._source = source
         self._preprocess = preprocess
         self._augment = augment
+        is_by_file = augment is not None and is_for_files(preprocess, augment)
+        self._files = source if is_by_file and isinstance(source, FolderSource) else None
         self.columns = classification_columns(preprocess.channels, preprocess.size)
 
     def draw(self, seed: int, positions: I64) -> Draws:
@@ -138,10 +143,21 @@ class Decode:
 
     def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Decode each row into its place."""
+        is_made = self._fill_from_files(indices, draws, rows)
         for row, index in enumerate(indices):
+            if is_made is not None and is_made[row]:
+                continue
             sample = labelled(self._source, int(index))
             self.fill(sample, None if draws is None else draws[row], rows["images"][row])
             rows["targets"][row] = sample.target
+
+    def _fill_from_files(self, indices: I64, draws: Draws | None, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Fill what the compiled decoder makes of files; which rows those are, or None where it makes none."""
+        if self._files is None or self._augment is None or draws is None:
+            return None
+        paths = [os.fsencode(self._files.path(int(index))) for index in indices]
+        rows["targets"][:] = self._files.targets[indices]
+        return fill_from_files(paths, self._preprocess, self._augment, draws, rows["images"])
 
     def fill(self, sample: Sample, draws: Draws | None, out: U8) -> None:
         """Decode one sample into a row of images."""

@@ -1,6 +1,6 @@
 """The optional compiled JPEG decoder: a resized crop straight from a file's bytes.
 
-Owns the library's loading and its two calls. Refuses to know what becomes of a file it does not take: False or None
+Owns the library's loading and its calls. Refuses to know what becomes of a file it does not take: False or None
 means that the plain way must judge it, never that it is bad. Invariant: the same bytes, box and size give the same
 pixels on every processor and thread; the interpreter's lock is released while it works; nothing outside `out` changes.
 """
@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from reconv.data.source import U8
+from reconv.data.source import I64, U8
 from reconv.errors import RecipeError
 from reconv.recipe.images import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
-VERSION = 1  # of the library's calls and of the pixels it makes
+VERSION = 2  # of the library's calls and of the pixels it makes
 
-_FILTERS = {"bilinear": 0, "bicubic": 1}
+F64 = npt.NDArray[np.float64]
+
+FILTERS = {"bilinear": 0, "bicubic": 1}
 
 
 class Here(NamedTuple):
@@ -87,6 +90,9 @@ def load(path: Path) -> ctypes.CDLL:
         *(number, pointer),
         *(number,) * 6,
     )
+    library.reconv_jpeg_read.argtypes = (pointer, number, pointer, ctypes.c_int64, pointer, pointer)
+    library.reconv_jpeg_crops.argtypes = (*(pointer,) * 2, number, *(pointer,) * 2, *(number,) * 3, pointer)
+    library.reconv_jpeg_crops.restype = None
     return library
 
 
@@ -124,15 +130,48 @@ def crop_resize(
     height, width, channels = out.shape if is_interleaved else (*out.shape[1:], out.shape[0])
     if channels != 3 or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
         raise ValueError(f"three planes of uint8 in one piece, not {out.dtype} {out.shape}")
-    if interpolation not in _FILTERS:
+    if interpolation not in FILTERS:
         return False
     is_other = load(LIBRARY).reconv_jpeg_crop(
         *(_address(data), len(data)),
         *box,
         *(is_cut, out.ctypes.data),
-        *(height, width, is_interleaved, antialias, _FILTERS[interpolation], may_use_vectors),
+        *(height, width, is_interleaved, antialias, FILTERS[interpolation], may_use_vectors),
     )
     return not is_other
+
+
+def read_files(paths: Sequence[bytes], buffer: U8) -> tuple[I64, list[tuple[int, int]]]:
+    """Read as many files as fit into `buffer`: where each ends there, and its width and height.
+
+    Those are 0 for a file that cannot be read or is not of the kind that is decoded here.
+    """
+    names = (ctypes.c_char_p * len(paths))(*paths)
+    ends, sizes = np.empty(len(paths), np.int64), np.empty((len(paths), 2), np.int32)
+    num_read = load(LIBRARY).reconv_jpeg_read(
+        names, len(paths), buffer.ctypes.data, buffer.nbytes, ends.ctypes.data, sizes.ctypes.data
+    )
+    return ends[:num_read], [(width, height) for width, height in sizes[:num_read].tolist()]
+
+
+def crop_files(
+    buffer: U8, ends: I64, boxes: F64, out: U8, *, interpolation: str, antialias: bool
+) -> npt.NDArray[np.bool_]:
+    """`crop_resize` of each file that `read_files` put into `buffer` to rows [n, 3, size, size]; which were made.
+
+    None is made of a box that is empty.
+    """
+    num_files, size = len(ends), out.shape[-1]
+    if out.shape != (num_files, 3, size, size) or boxes.shape != (num_files, 4):
+        raise ValueError(f"a box and square planes for each of {num_files} files, not {boxes.shape} and {out.shape}")
+    if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ValueError(f"planes of uint8 in one piece, not {out.dtype}")
+    is_made = np.zeros(num_files, np.bool_)
+    load(LIBRARY).reconv_jpeg_crops(
+        *(buffer.ctypes.data, ends.ctypes.data, num_files, np.ascontiguousarray(boxes).ctypes.data, out.ctypes.data),
+        *(size, antialias, FILTERS[interpolation], is_made.ctypes.data),
+    )
+    return is_made
 
 
 def _address(data: bytes | memoryview) -> bytes | int:

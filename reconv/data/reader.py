@@ -1,7 +1,8 @@
 """The one place where data files are read: a range of bytes of a file, copied or mapped.
 
 Owns opening, reading, listing, mapping and the error for what cannot be read. Refuses to know formats. Invariant: the
-bytes asked for come back whole, or a `DataError` names the file.
+bytes asked for come back whole, or a `DataError` names the file. The compiled decoder reads image files of a task by
+itself (`native_rows`), and what it cannot read is read here.
 """
 
 from __future__ import annotations

@@ -1,20 +1,55 @@
 /* One execution: a file and, taken from its last bytes, a box and a size; with and without vector instructions.
  *
  * File and picture lie in blocks of their exact sizes, so that the address sanitizer sees every byte beyond them. Both
- * ways must agree on whether the file is taken and, if it is, on every bit.
+ * ways must agree on whether the file is taken and, if it is, on every bit. Then the same as a task of two files.
  */
+#define _GNU_SOURCE
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 int reconv_jpeg_size(const uint8_t *data, size_t size, int32_t size_out[2]);
 int reconv_jpeg_crop(
     const uint8_t *data, size_t size, double left, double top, double right, double bottom, int is_cut, uint8_t *out,
     int height, int width, int is_interleaved, int is_antialiased, int filter, int may_use_avx2);
+int reconv_jpeg_read(
+    const char *const *paths, int num_files, uint8_t *buffer, int64_t capacity, int64_t *ends, int32_t *sizes);
+void reconv_jpeg_crops(
+    const uint8_t *buffer, const int64_t *ends, int num_files, const double *boxes, uint8_t *out, int size,
+    int is_antialiased, int filter, uint8_t *is_done);
 
 enum { NUM_CHOICES = 8, MAX_PIXELS = 1 << 20 };
 
 long fuzz_taken; /* executions that made a picture */
+
+/* The file twice, read and cropped by the two calls for tasks; both rows must be what the file alone gives. */
+static void run_task(const uint8_t *data, size_t size, const double box[4], int side, int flags) {
+    static int file = -1;
+    static char path[64];
+    if (file < 0) file = memfd_create("task", 0), snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    if (ftruncate(file, 0) != 0 || pwrite(file, data, size, 0) != (ssize_t)size) abort();
+    const char *paths[3] = {path, path, path};
+    double boxes[8];
+    memcpy(boxes, box, 4 * sizeof *box), memcpy(boxes + 4, box, 4 * sizeof *box);
+    size_t row_bytes = 3 * (size_t)side * (size_t)side;
+    uint8_t *buffer = malloc(2 * size), *out = malloc(2 * row_bytes), *alone = malloc(row_bytes);
+    int64_t ends[3];
+    int32_t sizes[6];
+    uint8_t is_done[2];
+    if (reconv_jpeg_read(paths, 3, buffer, (int64_t)(2 * size), ends, sizes) != 2) abort(); /* the third has no room */
+    reconv_jpeg_crops(buffer, ends, 2, boxes, out, side, flags & 4, (flags & 8) != 0, is_done);
+    int is_made = reconv_jpeg_crop(
+                      data, size, box[0], box[1], box[2], box[3], 1, alone, side, side, 0, flags & 4, (flags & 8) != 0,
+                      1) == 0;
+    for (int i = 0; i < 2; i++)
+        if (is_done[i] != is_made || (is_made && memcmp(out + i * row_bytes, alone, row_bytes) != 0)) abort();
+    free(buffer);
+    free(out);
+    free(alone);
+}
 
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     int32_t found[2] = {0, 0};
@@ -43,6 +78,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
         data, size, left, top, right, bottom, flags & 1, vectors, height, width, flags & 2, flags & 4, (flags & 8) != 0, 1);
     if (first != second || (first == 0 && memcmp(plain, vectors, num_bytes) != 0)) abort();
     fuzz_taken += first == 0;
+    run_task(data, size, (double[4]){left, top, right, bottom}, height, flags);
     free(plain);
     free(vectors);
     free(data);

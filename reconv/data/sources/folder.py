@@ -60,25 +60,25 @@ class FolderSource:
 
         self._names = PackedNames(files())
         _refuse_astray(self._folder, astray)
-        self._targets = np.frombuffer(targets, np.int32)
+        self.targets = np.frombuffer(targets, np.int32)
 
     def __len__(self) -> int:
-        return len(self._targets)
+        return len(self.targets)
 
     @property
     def index_bytes(self) -> int:
         """Memory held by the index."""
-        return self._names.num_bytes + self._targets.nbytes
+        return self._names.num_bytes + self.targets.nbytes
 
     def path(self, index: int) -> str:
         """The file of a sample."""
         name = self._names[index]
-        return os.path.join(self._folder, self.class_names[self._targets[index]], name)
+        return os.path.join(self._folder, self.class_names[self.targets[index]], name)
 
     def sample(self, index: int) -> Sample:
         """The encoded file and its class."""
         path = self.path(index)
-        return Sample(read(path), int(self._targets[index]), path)
+        return Sample(read(path), int(self.targets[index]), path)
 
     def fingerprint(self) -> str:
         """A digest of all names and targets and of the sizes of up to 4096 files spread over the set."""
@@ -86,7 +86,7 @@ class FolderSource:
 
     @cached_property
     def _digest(self) -> str:
-        return digest_files(self.class_names, self._names, self._targets, self.path)
+        return digest_files(self.class_names, self._names, self.targets, self.path)
 
 
 def _existing_split(root: Path, split: Split) -> Path:

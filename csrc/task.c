@@ -1,0 +1,58 @@
+/* The files of a task in two calls: read them all, then make a crop of each.
+ *
+ * Owns reading whole files into a caller's buffer. A caller that holds a lock lets go of it for the call, and between
+ * two pictures nobody has to wait for it. Invariant: nothing outside the given arrays is written; a file that cannot be
+ * read whole counts as empty, and another reader must say why.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include "jpeg.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Bytes of a regular file read into `buffer`: 0 where it cannot be read whole, -1 where it does not fit. */
+static int64_t read_file(const char *path, uint8_t *buffer, int64_t room) {
+    struct stat status;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is not waited for, and then not read */
+    if (file < 0) return 0;
+    int64_t size = fstat(file, &status) == 0 && S_ISREG(status.st_mode) ? (int64_t)status.st_size : 0;
+    int64_t done = size > room ? -1 : 0;
+    while (done >= 0 && done < size) {
+        ssize_t count = read(file, buffer + done, (size_t)(size - done));
+        if (count <= 0) break;
+        done += count;
+    }
+    close(file);
+    return done < 0 || done == size ? done : 0;
+}
+
+/* Reads files one after the other into `buffer` until one does not fit, and returns how many did. File i ends at
+ * `ends[i]`; `sizes` gets its width and height, 0 where it is not of the kind that is decoded here. */
+EXPORT int reconv_jpeg_read(
+    const char *const *paths, int num_files, uint8_t *buffer, int64_t capacity, int64_t *ends, int32_t *sizes) {
+    int64_t at = 0;
+    for (int i = 0; i < num_files; i++) {
+        int64_t count = read_file(paths[i], buffer + at, capacity - at);
+        if (count < 0) return i;
+        sizes[2 * i] = sizes[2 * i + 1] = 0;
+        if (count > 0) reconv_jpeg_size(buffer + at, (size_t)count, sizes + 2 * i);
+        ends[i] = at += count;
+    }
+    return num_files;
+}
+
+/* A crop of each of those files, into planes of `size` x `size` that follow each other in `out`; `boxes` holds left,
+ * top, right and bottom of each, `is_done` says which were made. An empty box is made of nothing. */
+EXPORT void reconv_jpeg_crops(
+    const uint8_t *buffer, const int64_t *ends, int num_files, const double *boxes, uint8_t *out, int size,
+    int is_antialiased, int filter, uint8_t *is_done) {
+    int64_t start = 0;
+    for (int i = 0; i < num_files; start = ends[i++]) {
+        const double *box = boxes + 4 * i;
+        uint8_t *row = out + 3 * (size_t)size * (size_t)size * (size_t)i;
+        is_done[i] = reconv_jpeg_crop(
+                         buffer + start, (size_t)(ends[i] - start), box[0], box[1], box[2], box[3], 1, row, size, size,
+                         0, is_antialiased, filter, 1) == JPEG_DONE;
+    }
+}

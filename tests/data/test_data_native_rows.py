@@ -1,0 +1,123 @@
+"""Rows of a task made from files in two calls: the bytes of rows made one by one, and faults told in row order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from data_examples import encode
+from jpeg_examples import encoded, photograph
+
+from reconv.data import native
+from reconv.data.augment import draw_host
+from reconv.data.fetch import Decode
+from reconv.data.native_rows import fill_from_files, is_for_files
+from reconv.data.source import Subset
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import DataError
+from reconv.recipe.images import Augment, Jitter, Preprocess
+
+pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
+
+SPEC, NATIVE = Preprocess(size=32), Augment(decoder="native")
+MADE = {"b.jpg": True, "c.jpg": False, "d.png": False, "e.jpg": True, "f.jpg": True}  # c is progressive
+LARGE_BYTES = 5 * 2**20
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> FolderSource:
+    """A class of files that the compiled decoder takes and does not take; the first is larger than its buffer."""
+    large = encoded(photograph(70, 60))
+    files = {
+        "a.jpg": large + bytes(LARGE_BYTES - len(large)),  # decoders stop at the end marker
+        "b.jpg": encoded(photograph(120, 90)),
+        "c.jpg": encoded(photograph(120, 90), progressive=True),
+        "d.png": encode(photograph(60, 50)),
+        "e.jpg": encoded(photograph(90, 120), mode="L"),
+        "f.jpg": encoded(photograph(300, 200, 7), subsampling="4:2:0"),
+    }
+    for class_name in ("cat", "dog"):
+        (tmp_path / "train" / class_name).mkdir(parents=True)
+        for name, data in files.items():
+            (tmp_path / "train" / class_name / name).write_bytes(data)
+    return FolderSource(tmp_path, "train")
+
+
+def rows_of(fetch: Decode, indices: list[int], first: int = 0) -> dict[str, npt.NDArray[np.generic]]:
+    rows = {column.name: column.empty(len(indices)) for column in fetch.columns}
+    fetch(np.array(indices), fetch.draw(3, np.arange(first, first + len(indices))), rows)
+    return rows
+
+
+def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderSource) -> None:
+    together, alone = Decode(mixed, SPEC, NATIVE), Decode(Subset(mixed, np.arange(len(mixed))), SPEC, NATIVE)
+    indices = [*range(len(mixed)), 1, 5, 1]
+    ours, expected = rows_of(together, indices), rows_of(alone, indices)
+    assert np.array_equal(ours["images"], expected["images"])
+    assert ours["targets"].tolist() == expected["targets"].tolist() == [0] * 6 + [1] * 6 + [0] * 3
+    for row, index in enumerate(indices):
+        assert np.array_equal(rows_of(together, [index], row)["images"][0], ours["images"][row])
+
+
+def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderSource) -> None:
+    paths = [os.fsencode(mixed.path(index)) for index in range(6)]
+    images = np.zeros((6, 3, 32, 32), np.uint8)
+    is_made = fill_from_files(paths, SPEC, NATIVE, draw_host(NATIVE, 3, np.arange(6)), images)
+    assert is_made.tolist() == [False, *MADE.values()]
+
+
+@pytest.mark.parametrize("damage", ["vanished", "cut", "empty", "device", "folder"])
+def test_of_two_bad_files_of_a_task_the_first_is_told(mixed: FolderSource, damage: str) -> None:
+    for index in (2, 4):
+        path = Path(mixed.path(index))
+        data = path.read_bytes()
+        path.unlink()
+        match damage:
+            case "cut":
+                path.write_bytes(data[: len(data) // 2])
+            case "empty":
+                path.touch()
+            case "folder":
+                path.mkdir()
+            case "device":
+                path.symlink_to("/dev/null")
+    with pytest.raises(DataError) as caught:
+        rows_of(Decode(mixed, SPEC, NATIVE), [0, 1, 2, 3, 4, 5])
+    assert "c.jpg" in str(caught.value.where)
+
+
+def test_files_are_read_until_one_does_not_fit(mixed: FolderSource, tmp_path: Path) -> None:
+    paths = [os.fsencode(mixed.path(index)) for index in (1, 3, 5)]
+    sizes = [os.path.getsize(path) for path in paths]
+    for num_fitting in range(4):
+        room = sum(sizes[:num_fitting]) + (sizes[num_fitting] - 1 if num_fitting < 3 else 0)
+        buffer = np.full(room + 8, 7, np.uint8)
+        ends, found = native.read_files(paths, buffer[:room])
+        assert ends.tolist() == np.cumsum(sizes[:num_fitting]).tolist()
+        assert found == [(120, 90), (0, 0), (300, 200)][:num_fitting]
+        assert (buffer[sum(sizes[:num_fitting]) :] == 7).all()
+
+
+def test_an_unreadable_file_takes_no_room(mixed: FolderSource, tmp_path: Path) -> None:
+    paths = [os.fsencode(mixed.path(1)), os.fsencode(tmp_path / "none"), os.fsencode(tmp_path)]
+    ends, sizes = native.read_files(paths, np.empty(2**20, np.uint8))
+    assert sizes == [(120, 90), (0, 0), (0, 0)]
+    assert len(set(ends.tolist())) == 1
+
+
+def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:
+    assert is_for_files(SPEC, NATIVE)
+    assert not is_for_files(Preprocess(size=32, channels=1), NATIVE)
+    assert not is_for_files(Preprocess(size=32, interpolation="nearest"), NATIVE)
+    for change in ({"decoder": "plain"}, {"crop": "none"}, {"jitter": Jitter(brightness=0.4)}):
+        assert not is_for_files(SPEC, NATIVE.model_copy(update=change))
+
+
+def test_planes_that_do_not_lie_in_one_piece_are_refused() -> None:
+    ends, boxes = np.zeros(2, np.int64), np.zeros((2, 4))
+    for out in (np.zeros((2, 3, 8, 16), np.uint8)[..., ::2], np.zeros((1, 3, 8, 8), np.uint8), np.zeros((2, 3, 8, 8))):
+        with pytest.raises(ValueError, match=r"planes of uint8|for each of 2 files"):
+            native.crop_files(np.zeros(8, np.uint8), ends, boxes, out, interpolation="bilinear", antialias=True)
