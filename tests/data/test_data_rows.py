@@ -159,6 +159,16 @@ def test_no_beginning_of_a_file_breaks_the_reading_of_its_markers() -> None:
             head(data[:at] + bytes([value]) + data[at + 1 :])
 
 
+@pytest.mark.parametrize("kind", ["4:2:0", "restarts"])
+def test_a_scan_holds_no_markers_but_restarts_down_to_its_end(kind: str) -> None:
+    data = PLAIN[kind]
+    scan, end = data.index(b"\xff\xda"), data.index(b"\xff\xd9")
+    at = next(at for at in range((scan + end) // 2, end) if 0xFF not in data[at - 1 : at + 1])
+    borne = [value for value in range(256) if head(data[:at] + bytes([0xFF, value]) + data[at:]) is not None]
+    assert borne == [0, *range(0xD0, 0xD8), 0xD9]
+    assert all(head(data[:length]) is None for length in range(scan + 4, end + 2))
+
+
 def made(data: bytes | np.ndarray, draws: np.ndarray) -> bytes | str:
     """The row, or what is wrong with the file."""
     try:
