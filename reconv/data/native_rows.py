@@ -4,8 +4,8 @@ Owns the buffer that files are read into. Refuses to judge files: a row that is 
 makes rows one by one, which reads the file again and says what is wrong with it. Invariant: a row made here has the
 bytes that it would have by itself; how many rows a task has is not seen in them.
 
-Row by row a worker gives the interpreter's lock up five times a picture, and sleeps when another has it; that idled a
-tenth of two processors (docs/benchmarks/data.md).
+Row by row a worker gives the interpreter's lock up five times a picture, and sleeps when another has it; of two
+processors that left a tenth of one idle (docs/benchmarks/data.md).
 """
 
 from __future__ import annotations
