@@ -24,6 +24,7 @@ from reconv.data.loader import TrainLoader
 from reconv.data.prepare import TrainPrepare
 from reconv.device import is_out_of_memory
 from reconv.errors import UsageError
+from reconv.run.network import wants_kernels
 
 MOMENTUM, RATE, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # torchvision's reference script; they do not change the speed
 _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100"}
@@ -148,7 +149,12 @@ def open_peer(subject: Subject, peer: Peer) -> PeerStep:
         optimizer=torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
         loss=nn.CrossEntropyLoss(label_smoothing=recipe.loss.label_smoothing),
         prepare=TrainPrepare(
-            recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32, peer.channels_last
+            recipe.data.preprocess,
+            recipe.augment,
+            plan.num_classes,
+            torch.float32,
+            peer.channels_last,
+            wants_kernels(recipe, device),
         ),
         device_kind=device.kind,
         half=None if device.kind == "cpu" else _DTYPES[peer.half],

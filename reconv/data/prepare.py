@@ -7,6 +7,8 @@ alone, bit for bit, whatever else is in the micro-batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from reconv.batch import Batch
 from reconv.data.augment import ERASED, JITTERED, effective
 from reconv.data.colour import jittered
 from reconv.data.mix import DRAWN, apply_mix, inside
+from reconv.kernels.prepare import accepts, prepare_images
 from reconv.recipe.images import Augment, Preprocess
 
 
@@ -44,15 +47,20 @@ class TrainPrepare:
         num_classes: int,
         dtype: torch.dtype,
         channels_last: bool = False,
+        kernels: bool = False,  # whether one may do all of it in a pass, where it can
     ) -> None:
         self._normalise = Normalise(preprocess, dtype)
         self._augment = effective(augment)
         self._num_classes = num_classes
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        is_more = self._augment.erase.probability > 0 or self._augment.mixes or preprocess.standardise
+        self._one_pass = kernels and channels_last and not is_more
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         """The batch as the network sees it; what is random was drawn by the loader."""
+        if self._one_pass and JITTERED not in batch.tensors and accepts(batch["images"], self._dtype):
+            return self._prepared_at_once(batch)
         batch = mirrored(batch) if self._augment.flip > 0 else batch
         images = batch["images"]
         if JITTERED in batch.tensors:
@@ -66,18 +74,33 @@ class TrainPrepare:
             batch = batch.replace(soft_targets=soft)
         return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
 
+    def rehearse(self, image: Sequence[int], dtype: torch.dtype) -> None:
+        """Launch what a step on images [channels, height, width] would, without numbers, for those who note it."""
+        if self._one_pass:
+            images = torch.empty(1, *image, dtype=dtype, device="meta")
+            flips = torch.empty(1, dtype=torch.bool, device="meta")
+            self._prepared_at_once(Batch({"images": images, "flips": flips}, flips, (1,)))
+
+    def _prepared_at_once(self, batch: Batch) -> Batch:
+        images, flips = batch["images"], batch["flips"] if self._augment.flip > 0 else None
+        images = prepare_images(images, flips, *self._normalise.line(images.device), self._dtype)
+        return (batch if flips is None else _boxes_mirrored(batch)).replace(images=images)
+
 
 def mirrored(batch: Batch) -> Batch:
     """The batch with the images mirrored that `flips` names and, where there are some, their boxes."""
-    flips = batch["flips"]
-    images = torch.where(flips.view(-1, 1, 1, 1), batch["images"].flip(-1), batch["images"])
+    images, flips = batch["images"], batch["flips"]
+    return _boxes_mirrored(batch).replace(images=torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images))
+
+
+def _boxes_mirrored(batch: Batch) -> Batch:
     if "boxes" not in batch.tensors:
-        return batch.replace(images=images)
-    boxes = batch["boxes"]
+        return batch
+    boxes, flips = batch["boxes"], batch["flips"]
     left, top, right, bottom = boxes.unbind(-1)
     turned = torch.stack([1 - right, top, 1 - left, bottom], dim=-1)
     is_turned = flips.view(-1, 1) & (batch["labels"] > 0)  # padding stays zero
-    return batch.replace(images=images, boxes=torch.where(is_turned[..., None], turned, boxes))
+    return batch.replace(boxes=torch.where(is_turned[..., None], turned, boxes))
 
 
 class Normalise:
@@ -88,17 +111,23 @@ class Normalise:
         self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         std = torch.tensor(preprocess.std, dtype=torch.float64)
         mean = torch.tensor(preprocess.mean, dtype=torch.float64)
-        self._factor = (1 / (preprocess.scale * std)).to(self.dtype).view(1, -1, 1, 1)
-        self._shift = (-mean / std).to(self.dtype).view(1, -1, 1, 1)
+        factor, shift = 1 / (preprocess.scale * std), -mean / std
+        self._line = factor.to(self.dtype).view(1, -1, 1, 1), shift.to(self.dtype).view(1, -1, 1, 1)
+        self._moved = self._line
 
     def __call__(self, images: Tensor) -> Tensor:
         """Floats (fp32, or fp64 when the network computes in fp64), not yet cast."""
         if self._preprocess.standardise:
             return _standardised(images, self.dtype)
-        if self._factor.device != images.device:
-            self._factor = self._factor.to(images.device)
-            self._shift = self._shift.to(images.device)
-        return images.to(self.dtype) * self._factor + self._shift
+        factor, shift = self.line(images.device)
+        return images.to(self.dtype) * factor + shift
+
+    def line(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What each channel is multiplied by, and what is added then."""
+        if self._moved[0].device != device:
+            factor, shift = self._line
+            self._moved = factor.to(device), shift.to(device)
+        return self._moved
 
 
 def _standardised(images: Tensor, dtype: torch.dtype) -> Tensor:

@@ -41,3 +41,8 @@ class Window:
 
 STEM_WINDOW = Window(3, 2, 1)
 STEM_WINDOWS = (STEM_WINDOW, Window(3, 2, "same"))  # of a stem's pool, which kernels fuse with its norm
+STEM_KERNELS = (
+    3,
+    7,
+)  # of a stem's convolution: with a tap more in front, its windows begin where blocks of 2x2 pixels do
+MOST_STEM_CHANNELS = 4

@@ -20,10 +20,10 @@ def _pad(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
 
 
 class StemConv2d(nn.Conv2d):
-    """A 7x7 convolution of stride 2, which kernels may compute in training as a 4x4 one over blocks of 2x2 pixels."""
+    """A convolution of stride 2 over few channels, which kernels may compute in training over blocks of 2x2 pixels."""
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, out_channels, 7, 2, 3, bias=False)
+    def __init__(self, in_channels: int, out_channels: int, kernel: int) -> None:
+        super().__init__(in_channels, out_channels, kernel, 2, kernel // 2, bias=False)
         self.fused = False  # whether kernels compute it in training, where they take its images
 
     def forward(self, images: Tensor) -> Tensor:
@@ -31,23 +31,24 @@ class StemConv2d(nn.Conv2d):
             from reconv.kernels.stem import accepts, stem_images, stem_weight
 
             if accepts(images, self.weight):
-                return F.conv2d(stem_images(images, fused.product_dtype(images)), stem_weight(self.weight))
+                blocks = stem_images(images, self.kernel_size[0], fused.product_dtype(images))
+                return F.conv2d(blocks, stem_weight(self.weight))
         return super().forward(images)
 
 
 class DepthwiseConv2d(nn.Conv2d):
-    """One odd filter for each channel at stride 1, whose input's gradient may be computed as a convolution."""
+    """One odd filter for each channel, whose input's gradient need not be cuDNN's."""
 
-    def __init__(self, channels: int, kernel: int) -> None:
-        super().__init__(channels, channels, kernel, 1, kernel // 2, groups=channels, bias=False)
-        self.fused = False  # whether that is done in training, on images that kernels take
+    def __init__(self, channels: int, kernel: int, stride: int) -> None:
+        super().__init__(channels, channels, kernel, stride, kernel // 2, groups=channels, bias=False)
+        self.fused = False  # whether it is ours in training, on images that kernels take
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):
             from reconv.kernels.depthwise import depthwise
 
             dtype = fused.product_dtype(x)
-            return depthwise(x.to(dtype), self.weight.to(dtype))
+            return depthwise(x.to(dtype), self.weight.to(dtype), self.stride[0])
         return super().forward(x)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
+from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
 from reconv.models.conv import DepthwiseConv2d, MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers import BatchNorm2d
 from reconv.models.norm import MOST_GROUPS, ProxyNorm, fit_groups
@@ -135,10 +136,10 @@ class Spec:
         """A convolution without bias, of an odd kernel, that keeps the side at stride 1."""
         if self.padding == "same" and stride > 1 and kernel > 1:
             return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
-        if (kernel, stride, groups) == (7, 2, 1):
-            return StemConv2d(in_channels, out_channels)
-        if stride == 1 < kernel and in_channels == out_channels == groups:
-            return DepthwiseConv2d(in_channels, kernel)
+        if kernel in STEM_KERNELS and (stride, groups) == (2, 1) and in_channels <= MOST_STEM_CHANNELS:
+            return StemConv2d(in_channels, out_channels, kernel)
+        if stride <= 2 and kernel > 1 and in_channels == out_channels == groups:
+            return DepthwiseConv2d(in_channels, kernel, stride)
         return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
 
     def make_norm(self, channels: int, activated: bool = True) -> nn.Module:

@@ -16,7 +16,6 @@ from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.checkpoint.writer import Writer
 from reconv.data.faults import Faults
-from reconv.data.prepare import TrainPrepare
 from reconv.device import Device, is_out_of_memory
 from reconv.engine.fitting import Fitting, FittingStep
 from reconv.engine.graph import GraphedStep
@@ -39,7 +38,7 @@ from reconv.run.detection import boxes_left_out
 from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Feed
 from reconv.run.folder import RestorePoint
-from reconv.run.network import Network, build_network, build_recorder, compile_ahead, whiten
+from reconv.run.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
 from reconv.run.pictures import PicturedFirstBatch
 from reconv.run.saving import Saver, about_checkpoint
 from reconv.run.sources import Sources
@@ -162,7 +161,8 @@ def build_learner(job: Job, emit: Emit) -> Learner:
     if job.device.kind == "cuda" and job.world.size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
         network.precision.cast_together(network.model)
-    compile_ahead(network, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
+    prepare = train_prepare(network, recipe, plan.num_classes, job.device)
+    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.world)
     average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
@@ -239,13 +239,7 @@ def build_step(
 ) -> AnyStep:
     """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
-    prepare = TrainPrepare(
-        recipe.data.preprocess,
-        recipe.augment,
-        plan.num_classes,
-        network.precision.input_dtype,
-        network.channels_last,
-    )
+    prepare = train_prepare(network, recipe, plan.num_classes, job.device)
     shared = shared or share(job, network)
     plain = PlainStep(
         model=shared.wrap(network.forward),

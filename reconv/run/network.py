@@ -16,11 +16,12 @@ from torch import nn
 from reconv.data.faults import Faults
 from reconv.data.loader import EvalLoader
 from reconv.data.open import thinned
-from reconv.data.prepare import EvalPrepare
+from reconv.data.prepare import EvalPrepare, TrainPrepare
 from reconv.data.source import Source
 from reconv.device import Device, Recorder
 from reconv.errors import RecipeError, UsageError
 from reconv.kernels import compiler, fused
+from reconv.kernels.launch import rehearsed
 from reconv.models import build_model
 from reconv.models.balance import check_splits
 from reconv.models.fastnet import FastNet
@@ -169,7 +170,21 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)
 
 
-def compile_ahead(network: Network, recipe: Recipe, device: Device, side: int, tell: Callable[[str], None]) -> None:
+def train_prepare(network: Network, recipe: Recipe, num_classes: int, device: Device) -> TrainPrepare:
+    """What makes a batch into what the network takes in training."""
+    return TrainPrepare(
+        recipe.data.preprocess,
+        recipe.augment,
+        num_classes,
+        network.precision.input_dtype,
+        network.channels_last,
+        wants_kernels(recipe, device),
+    )
+
+
+def compile_ahead(
+    network: Network, prepare: TrainPrepare, recipe: Recipe, device: Device, side: int, tell: Callable[[str], None]
+) -> None:
     """Begin to compile the kernels of a training step on images of this side, beside the rest of the start."""
     if not (wants_kernels(recipe, device) and network.channels_last):
         compiler.dismiss()
@@ -179,8 +194,10 @@ def compile_ahead(network: Network, recipe: Recipe, device: Device, side: int, t
     image = (recipe.data.preprocess.channels, side, side)
     policy = network.precision
     try:
+        with rehearsed() as noted:
+            prepare.rehearse(image, getattr(torch, recipe.data.transfer))
         variants = variants_of(network.model, image, policy.input_dtype, policy.autocast())
-        warm.compile_ahead(variants, device.torch, tell)
+        warm.compile_ahead([*noted, *variants], device.torch, tell)
     except Exception as failure:  # any: this is a matter of speed alone
         tell(f"kernels are compiled one after another, as the first step needs them: {failure!r}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_cases import TOLERANCE, assert_near, draw, wide
 
 from reconv.kernels.depthwise import depthwise
 
@@ -23,6 +24,22 @@ def test_values_and_gradients_equal_torchs(shape: tuple[int, ...], kernel: int) 
         y.backward(dy)
         results.append((y, *(leaf.grad for leaf in leaves)))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+@pytest.mark.parametrize("shape", [(2, 24, 9, 7), (3, 8, 1, 1), (1, 72, 4, 6), (2, 16, 2, 13)], ids=str)
+def test_values_and_gradients_at_stride_2_equal_torchs(shape: tuple[int, ...], kernel: int, dtype: torch.dtype) -> None:
+    x, weight = draw(shape, dtype, 0), draw((shape[1], 1, kernel, kernel), dtype, 1)
+    y = depthwise(x, weight, 2)
+    exact = wide(x), wide(weight)
+    expected = F.conv2d(*exact, stride=2, padding=kernel // 2, groups=shape[1])
+    assert_near(y, expected, TOLERANCE[dtype])
+    dy = draw(y.shape, dtype, 2)
+    y.backward(dy)
+    expected.backward(dy.double())
+    for leaf, exactly in zip((x, weight), exact, strict=True):
+        assert_near(leaf.grad, exactly.grad, TOLERANCE[dtype])
 
 
 def test_a_frozen_filter_and_a_first_layer_get_no_gradient() -> None:

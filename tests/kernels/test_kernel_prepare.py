@@ -1,0 +1,80 @@
+"""Images prepared in one pass equal those of tensor operations, and are where nothing else is asked of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from reconv.batch import Batch
+from reconv.data.augment import ERASED
+from reconv.data.prepare import TrainPrepare
+from reconv.kernels.launch import rehearsed
+from reconv.kernels.prepare import prepare_images
+from reconv.recipe.images import Augment, Preprocess
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("has_flips", [False, True])
+def test_images_prepared_in_one_pass_equal_those_of_tensor_operations(has_flips, layout) -> None:
+    images = torch.randint(0, 256, (3, 3, 9, 7), dtype=torch.uint8).contiguous(memory_format=layout)
+    flips = torch.tensor([True, False, True])
+    factor, shift = torch.rand(1, 3, 1, 1) / 50, torch.randn(1, 3, 1, 1)
+    out = prepare_images(images, flips if has_flips else None, factor, shift, torch.float32)
+    expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images) if has_flips else images
+    assert out.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(out, expected.float() * factor + shift, rtol=1e-6, atol=1e-6)
+
+
+class Mirrors(TorchFunctionMode):
+    """Counts the mirrored copies that tensor operations make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.number += func is torch.Tensor.flip
+        return func(*args, **(kwargs or {}))
+
+
+def batch(**more: torch.Tensor) -> Batch:
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    flips = torch.tensor([True, False, True, False])
+    return Batch({"images": images, "flips": flips, "targets": torch.arange(4), **more}, torch.arange(4), (4,))
+
+
+def both(augment: dict[str, object], given: Batch) -> tuple[Batch, Batch, int]:
+    """The batch prepared by tensor operations and with kernels, and the mirrored copies made with them."""
+    made = []
+    for kernels in (False, True):
+        prepare = TrainPrepare(Preprocess(), Augment.model_validate(augment), 4, torch.float32, True, kernels)
+        with Mirrors() as mirrors:
+            made.append(prepare(given, 0))
+    return made[0], made[1], mirrors.number
+
+
+def test_a_batch_is_prepared_in_one_pass_and_boxes_follow() -> None:
+    boxes = torch.tensor([[[0.1, 0.2, 0.4, 0.5]]]).expand(4, 1, 4)
+    given = batch(boxes=boxes, labels=torch.ones(4, 1, dtype=torch.int64))
+    plain, quick, copies = both({"flip": 0.5}, given)
+    assert copies == 0
+    assert quick["images"].is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(quick["images"], plain["images"], rtol=1e-6, atol=1e-6)
+    assert torch.equal(quick["boxes"], plain["boxes"])
+
+
+def test_images_that_are_erased_too_are_prepared_by_tensor_operations() -> None:
+    given = batch(**{ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)})
+    plain, quick, copies = both({"flip": 0.5, "erase": {"probability": 1.0}}, given)
+    assert copies == 1
+    assert torch.equal(quick["images"], plain["images"])
+
+
+def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:
+    prepare = TrainPrepare(Preprocess(), Augment(flip=0.5), 4, torch.float32, True, kernels=True)
+    before = prepare(batch(), 0)["images"]
+    with rehearsed() as noted:
+        prepare.rehearse((3, 8, 6), torch.uint8)
+    assert [variant.kernel.__name__ for variant in noted] == ["prepare"]
+    assert torch.equal(prepare(batch(), 0)["images"], before)
