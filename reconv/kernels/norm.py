@@ -221,7 +221,7 @@ def statistics(x: Tensor, norm: Norm, rows: Rows) -> Tensor:
     partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
     launch(
         device.statistics, rows.grid(form),
-        x, norm.running_var, stats, partials, counters(rows, x.device), *counts(rows), norm.eps,
+        x, norm.running_var, stats, partials, counters(rows.num_counts, x.device), *counts(rows), norm.eps,
         STAGES=rows.stages(form, x), **shape(rows, form),
     )  # fmt: skip
     return stats
@@ -268,8 +268,9 @@ def gradient_sums(
         device.gradient_sums, rows.grid(form),
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
-        counters(rows, gradient.device), *counts(rows), rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=join,
-        TWO=gradient2 is not None, KEEP=dz is not None, STAGES=rows.stages(form, *read), **shape(rows, form),
+        counters(rows.num_counts, gradient.device), *counts(rows), rows.num_tiles(form),
+        ACT=ACTIVATIONS[act], JOIN=join, TWO=gradient2 is not None, KEEP=dz is not None,
+        STAGES=rows.stages(form, *read), **shape(rows, form),
     )  # fmt: skip
     return sums
 

@@ -32,7 +32,7 @@ def _fold(values, LANES: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _bounds(num_rows, group_rows):
+def bounds(num_rows, group_rows):
     """First row and end of this program's group: the last group has the rest."""
     group = tl.program_id(2)
     start = group * group_rows
@@ -41,14 +41,14 @@ def _bounds(num_rows, group_rows):
 
 
 @triton.jit
-def _channels(channels, BLOCK: tl.constexpr):
+def channels_of(channels, BLOCK: tl.constexpr):
     """This program's channels, and which of them exist."""
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     return channel, channel < channels
 
 
 @triton.jit
-def _row(pointer, channel, exists):
+def row_of(pointer, channel, exists):
     """One number per channel, as [1, channels] in float32."""
     return tl.load(pointer + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
 
@@ -61,19 +61,19 @@ def _sigmoid(z):
 
 
 @triton.jit
-def _activate(z, ACT: tl.constexpr):
-    """Not by maximum and minimum, which would hide a NaN."""
+def activated(z, ACT: tl.constexpr):
+    """A maximum or minimum that is told nothing may hide a NaN."""
     if ACT == RELU:
-        z = tl.where(z < 0.0, 0.0, z)
+        z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACT == RELU6:
-        z = tl.where(z < 0.0, 0.0, tl.where(z > 6.0, 6.0, z))
+        z = tl.clamp(z, 0.0, 6.0, propagate_nan=tl.PropagateNan.ALL)
     if ACT == SILU:
         z = z * _sigmoid(z)
     return z
 
 
 @triton.jit
-def _deactivate(gradient, z, ACT: tl.constexpr):
+def deactivated(gradient, z, ACT: tl.constexpr):
     """The gradient at the input of an activation."""
     if ACT == RELU:
         gradient = tl.where(z <= 0.0, 0.0, gradient)
@@ -86,20 +86,20 @@ def _deactivate(gradient, z, ACT: tl.constexpr):
 
 
 @triton.jit
-def _is_last(counters):
+def is_last(counters):
     """Whether all other programs of this block and group have stored their partial sums."""
     counter = counters + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     tl.debug_barrier()  # every thread's stores come before the one thread's count
     arrived = tl.atomic_add(counter, 1, sem="acq_rel")
-    is_last = arrived == tl.num_programs(1) - 1
-    if is_last:
+    is_it = arrived == tl.num_programs(1) - 1
+    if is_it:
         tl.atomic_xchg(counter, 0, sem="relaxed")
         tl.debug_barrier()
-    return is_last
+    return is_it
 
 
 @triton.jit
-def _merge(partials, place, num_sums, channels, channel, exists, BLOCK: tl.constexpr):
+def merged_sum(partials, place, num_sums, channels, channel, exists, BLOCK: tl.constexpr):
     """The sum of the partial sums of this block and group, past L1, which may be stale."""
     splits = tl.num_programs(1)
     total = tl.zeros([_MERGED, BLOCK], tl.float32)
@@ -114,7 +114,7 @@ def _merge(partials, place, num_sums, channels, channel, exists, BLOCK: tl.const
 
 
 @triton.jit
-def _leave(partials, place, num_sums, channels, channel, exists, value):
+def leave(partials, place, num_sums, channels, channel, exists, value):
     """Store this program's partial sum."""
     mine = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     tl.store(partials + (mine * num_sums + place) * channels + channel, value, mask=exists)
@@ -130,8 +130,8 @@ def statistics(
     Sums are of x minus the mean of the group's first rows: near enough to the mean that squares do not cancel.
     """
     channels = eighths * 8
-    start, end = _bounds(num_rows, group_rows)
-    channel, exists = _channels(channels, BLOCK)
+    start, end = bounds(num_rows, group_rows)
+    channel, exists = channels_of(channels, BLOCK)
     head = start + tl.arange(0, LANES)
     some = tl.load(
         x + head[:, None] * channels + channel[None, :], mask=(head < end)[:, None] & exists[None, :], other=0.0
@@ -146,12 +146,12 @@ def statistics(
         value = tl.where(mask, value - shift[None, :], 0.0)
         total += _fold(value, LANES, BLOCK)
         squares += _fold(value * value, LANES, BLOCK)
-    _leave(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
-    _leave(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
-    if _is_last(counters):
+    leave(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
+    leave(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
+    if is_last(counters):
         count = (end - start).to(tl.float32)
-        mean = _merge(partials, 0, 2, channels, channel, exists, BLOCK) / count
-        variance = _merge(partials, 1, 2, channels, channel, exists, BLOCK) / count - mean * mean
+        mean = merged_sum(partials, 0, 2, channels, channel, exists, BLOCK) / count
+        variance = merged_sum(partials, 1, 2, channels, channel, exists, BLOCK) / count - mean * mean
         variance = tl.where(variance < 0.0, 0.0, variance)  # not maximum: that would hide a NaN
         unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
         if end - start == 1:  # no variance: the running one stays where it is
@@ -170,18 +170,18 @@ def normalise(
 ):  # fmt: skip
     """The activation of norm(x), of norm(x) + other, or of norm(x) + norm(other); a sum's ReLU also leaves its mask."""
     channels = eighths * 8
-    start, end = _bounds(num_rows, group_rows)
-    channel, exists = _channels(channels, BLOCK)
+    start, end = bounds(num_rows, group_rows)
+    channel, exists = channels_of(channels, BLOCK)
     group = tl.program_id(2)
     stats += group * STATISTICS * channels
-    mean = _row(stats + MEAN * channels, channel, exists)
-    scale = _row(weight, channel, exists) * _row(stats + RSTD * channels, channel, exists)
-    shift = _row(bias, channel, exists)
+    mean = row_of(stats + MEAN * channels, channel, exists)
+    scale = row_of(weight, channel, exists) * row_of(stats + RSTD * channels, channel, exists)
+    shift = row_of(bias, channel, exists)
     if JOIN == SUM_OF_NORMS:
         other_stats += group * STATISTICS * channels
-        other_mean = _row(other_stats + MEAN * channels, channel, exists)
-        other_scale = _row(other_weight, channel, exists) * _row(other_stats + RSTD * channels, channel, exists)
-        shift += _row(other_bias, channel, exists)
+        other_mean = row_of(other_stats + MEAN * channels, channel, exists)
+        other_scale = row_of(other_weight, channel, exists) * row_of(other_stats + RSTD * channels, channel, exists)
+        shift += row_of(other_bias, channel, exists)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
         row = _tile(start, tile, LANES)
         mask = (row < end) & exists[None, :]
@@ -199,7 +199,7 @@ def normalise(
                 passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, SLABS * LANES) // LANES)[:, None]
                 slot = _bits_at(tile, tiles, channels, channel, LANES)
                 tl.store(bits + slot, _fold(passed, LANES, BLOCK).to(tl.uint8), mask=_bits_exist(exists, LANES))
-        tl.store(y + at, _activate(z, ACT).to(y.dtype.element_ty), mask=mask)
+        tl.store(y + at, activated(z, ACT).to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -226,18 +226,18 @@ def gradient_sums(
     dz is the gradient behind the activation; where the output has two uses, of the sum of their gradients.
     """
     channels = eighths * 8
-    start, end = _bounds(num_rows, group_rows)
-    channel, exists = _channels(channels, BLOCK)
+    start, end = bounds(num_rows, group_rows)
+    channel, exists = channels_of(channels, BLOCK)
     stats += tl.program_id(2) * STATISTICS * channels
-    mean = _row(stats + MEAN * channels, channel, exists)
-    rstd = _row(stats + RSTD * channels, channel, exists)
+    mean = row_of(stats + MEAN * channels, channel, exists)
+    rstd = row_of(stats + RSTD * channels, channel, exists)
     if JOIN == PLAIN:
-        scale = _row(weight, channel, exists) * rstd
-        shift = _row(bias, channel, exists)
+        scale = row_of(weight, channel, exists) * rstd
+        shift = row_of(bias, channel, exists)
     if JOIN == SUM_OF_NORMS:
         other_stats += tl.program_id(2) * STATISTICS * channels
-        other_mean = _row(other_stats + MEAN * channels, channel, exists)
-        other_rstd = _row(other_stats + RSTD * channels, channel, exists)
+        other_mean = row_of(other_stats + MEAN * channels, channel, exists)
+        other_rstd = row_of(other_stats + RSTD * channels, channel, exists)
     plain_sum = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
     with_other = tl.zeros([LANES, BLOCK], tl.float32)
@@ -251,7 +251,7 @@ def gradient_sums(
         # What is masked has a gradient of 0 and so adds nothing, whatever x - mean is there.
         centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if JOIN == PLAIN:
-            value = _deactivate(value, centred * scale + shift, ACT)
+            value = deactivated(value, centred * scale + shift, ACT)
         elif ACT == RELU:
             slot = _bits_at(tile, tiles, channels, channel, LANES)
             passed = tl.load(bits + slot, mask=_bits_exist(exists, LANES), other=0).to(tl.int32)
@@ -267,18 +267,18 @@ def gradient_sums(
         if JOIN == SUM_OF_NORMS:
             other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
             with_other += _fold(value * other_centred, LANES, BLOCK)
-    _leave(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
-    _leave(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
+    leave(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
+    leave(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
     if JOIN == SUM_OF_NORMS:
-        _leave(partials, 2, 3, channels, channel, exists, tl.sum(with_other, 0))
-    if _is_last(counters):
+        leave(partials, 2, 3, channels, channel, exists, tl.sum(with_other, 0))
+    if is_last(counters):
         groups = tl.num_programs(2)
         out = sums + tl.program_id(2) * channels + channel
-        tl.store(out, _merge(partials, 0, 3, channels, channel, exists, BLOCK), mask=exists)
-        merged = _merge(partials, 1, 3, channels, channel, exists, BLOCK)
+        tl.store(out, merged_sum(partials, 0, 3, channels, channel, exists, BLOCK), mask=exists)
+        merged = merged_sum(partials, 1, 3, channels, channel, exists, BLOCK)
         tl.store(out + groups * channels, merged * tl.reshape(rstd, [BLOCK]), mask=exists)
         if JOIN == SUM_OF_NORMS:
-            merged = _merge(partials, 2, 3, channels, channel, exists, BLOCK)
+            merged = merged_sum(partials, 2, 3, channels, channel, exists, BLOCK)
             tl.store(out + 2 * groups * channels, merged * tl.reshape(other_rstd, [BLOCK]), mask=exists)
 
 
@@ -290,31 +290,31 @@ def gradient(
 ):  # fmt: skip
     """dx from the gradient of the activation (or, without one, from dz), and of a sum of norms also the other's."""
     channels = eighths * 8
-    start, end = _bounds(num_rows, group_rows)
-    channel, exists = _channels(channels, BLOCK)
+    start, end = bounds(num_rows, group_rows)
+    channel, exists = channels_of(channels, BLOCK)
     group, groups = tl.program_id(2), tl.num_programs(2)
     stats += group * STATISTICS * channels
     sums += group * channels
     count = (end - start).to(tl.float32)
-    mean = _row(stats + MEAN * channels, channel, exists)
-    rstd = _row(stats + RSTD * channels, channel, exists)
-    scale = _row(weight, channel, exists) * rstd
-    shift = _row(bias, channel, exists)
-    offset = _row(sums, channel, exists) / count
-    slope = _row(sums + groups * channels, channel, exists) / count * rstd
+    mean = row_of(stats + MEAN * channels, channel, exists)
+    rstd = row_of(stats + RSTD * channels, channel, exists)
+    scale = row_of(weight, channel, exists) * rstd
+    shift = row_of(bias, channel, exists)
+    offset = row_of(sums, channel, exists) / count
+    slope = row_of(sums + groups * channels, channel, exists) / count * rstd
     if JOIN == SUM_OF_NORMS:
         other_stats += group * STATISTICS * channels
-        other_mean = _row(other_stats + MEAN * channels, channel, exists)
-        other_rstd = _row(other_stats + RSTD * channels, channel, exists)
-        other_scale = _row(other_weight, channel, exists) * other_rstd
-        other_slope = _row(sums + 2 * groups * channels, channel, exists) / count * other_rstd
+        other_mean = row_of(other_stats + MEAN * channels, channel, exists)
+        other_rstd = row_of(other_stats + RSTD * channels, channel, exists)
+        other_scale = row_of(other_weight, channel, exists) * other_rstd
+        other_slope = row_of(sums + 2 * groups * channels, channel, exists) / count * other_rstd
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
         row = _tile(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         value = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
-        value = _deactivate(value, centred * scale + shift, ACT) - offset
+        value = deactivated(value, centred * scale + shift, ACT) - offset
         tl.store(dx + at, (scale * (value - centred * slope)).to(dx.dtype.element_ty), mask=mask)
         if JOIN == SUM_OF_NORMS:
             other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean

@@ -8,7 +8,7 @@ begins `above` and `left` pixels outside, 0 or 1.
 import triton
 import triton.language as tl
 
-from reconv.kernels.norm_triton import MEAN, RSTD, STATISTICS
+from reconv.kernels.norm_triton import MEAN, RSTD, STATISTICS, bounds
 
 NOWHERE: tl.constexpr = tl.constexpr(15)  # the place of a window whose ReLU passes nothing
 
@@ -26,13 +26,6 @@ def _parameters(stats, weight, bias, channels, channel, exists):
     return mean[None, :], rstd[None, :], scale[None, :], shift[None, :]
 
 
-@triton.jit
-def _span(num_rows, group_rows):
-    group = tl.program_id(2)
-    start = group * group_rows
-    return start, tl.where(group == tl.num_programs(2) - 1, num_rows, start + group_rows)
-
-
 @triton.jit(do_not_specialize=_COUNTS)
 def pool(
     x, stats, weight, bias, y, peak, place, eighths, num_rows, group_rows, height, width, out_height, out_width,
@@ -40,7 +33,7 @@ def pool(
 ):  # fmt: skip
     """Rows are the pixels of the output."""
     channels = eighths * 8
-    start, end = _span(num_rows, group_rows)
+    start, end = bounds(num_rows, group_rows)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
     mean, _, scale, shift = _parameters(stats, weight, bias, channels, channel, exists)
@@ -79,7 +72,7 @@ def pool_gradient(
 ):  # fmt: skip
     """Rows are the pixels of the input: each gathers from the windows it won, four at most."""
     channels = eighths * 8
-    start, end = _span(num_rows, group_rows)
+    start, end = bounds(num_rows, group_rows)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
     mean, rstd, scale, _ = _parameters(stats, weight, bias, channels, channel, exists)

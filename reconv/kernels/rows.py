@@ -69,6 +69,11 @@ class Rows:
         """Tiles beside each other."""
         return -(-self.channels // self.block)
 
+    @property
+    def num_counts(self) -> int:
+        """Counts that programs keep who add up to one sum: blocks of channels of a group."""
+        return self.num_blocks * self.num_groups
+
     def num_tiles(self, form: Form) -> int:
         """Tiles below each other, in the largest group."""
         last = self.num_rows - (self.num_groups - 1) * self.group_rows
@@ -116,13 +121,13 @@ def _room(device: torch.device) -> tuple[int, int]:
 _counters: dict[torch.device, Tensor] = {}
 
 
-def counters(rows: Rows, device: torch.device) -> Tensor:
-    """Zeros for programs to count themselves with; the last one of a count leaves a zero again.
+def counters(number: int, device: torch.device) -> Tensor:
+    """So many zeros (or more) for programs to count themselves with; the last one of a count leaves a zero again.
 
     One set per device: the kernels that count run one after another, on one stream.
     """
-    if rows.num_blocks * rows.num_groups > _MOST_COUNTERS:
-        return torch.zeros(rows.num_blocks * rows.num_groups, dtype=torch.int32, device=device)
+    if number > _MOST_COUNTERS:
+        return torch.zeros(number, dtype=torch.int32, device=device)
     if device not in _counters:
         _counters[device] = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
     return _counters[device]

@@ -99,6 +99,21 @@ class BatchNorm2d(nn.BatchNorm2d):
         self._record(statistics)
         return first, second
 
+    def projects(self, x: Tensor, conv: nn.Conv2d) -> bool:
+        """Whether kernels, which take this norm of x, also take a convolution of its activation in."""
+        from reconv.kernels.projection import accepts
+
+        return conv.stride == (1, 1) and conv.bias is None and accepts(x, conv.weight)
+
+    def projected(self, x: Tensor, conv: nn.Conv2d, act: Activation) -> Tensor:
+        """The convolution of the activation of the norm of x, by kernels."""
+        from reconv.kernels.projection import project
+
+        filters = conv.weight.to(x.dtype)
+        y, statistics = project(x, self._parameters_of_kernels(), filters, self._groups(), act)
+        self._record(statistics)
+        return y
+
     def pooled(self, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         """The 3x3 max-pool of stride 2 of the ReLU of the norm of x, for two uses, by kernels."""
         from reconv.kernels.pool import normalise_pool

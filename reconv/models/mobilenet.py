@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
 from reconv.models.noise import Dropout
-from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined
+from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined, projected
 
 # Table 2 of the paper: expansion, channels, repeats, first stride.
 _ROWS = (
@@ -74,9 +74,10 @@ class InvertedResidual(nn.Module):
 
     def forward(self, x: Tensor | Fork) -> Tensor | Fork:
         y, shortcut = fork(x)
-        *layers, norm = self.conv
+        *layers, filtering, conv, norm = self.conv
         for layer in layers:
             y = layer(y)
+        y = projected(filtering, y, conv)
         return joined(norm, y, shortcut, None, None) if self.has_shortcut else norm(y)
 
 

@@ -94,6 +94,20 @@ def normed(norm: nn.Module, x: Tensor, function: Function) -> Tensor:
     return norm.renormalise(activations, function) if isinstance(norm, ProxyNorm) else activations
 
 
+def projected(layer: nn.Module, x: Tensor, conv: nn.Module) -> Tensor:
+    """A 1x1 convolution of the output of a convolution, norm and activation."""
+    if isinstance(layer, ConvNormAct) and isinstance(conv, nn.Conv2d):
+        norm, function = layer[1], layer.function
+        if isinstance(norm, BatchNorm2d) and norm.fused and norm.training and function in _NAMES:
+            x = layer[0](x)
+            if norm.takes(x) and norm.projects(x, conv):
+                return norm.projected(x, conv, _NAMES[function])
+            out: Tensor = conv(normed(norm, x, function))
+            return out
+    out = conv(layer(x))
+    return out
+
+
 class Fork(NamedTuple):
     """One value for two uses, each with a gradient of its own: the kernel that made it adds them as it reads them."""
 

@@ -80,6 +80,21 @@ def test_an_inverted_residual_trains_through_kernels_as_without(activation) -> N
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
+def test_an_inverted_residual_writes_no_activation_before_its_last_convolution() -> None:
+    spec = MobileNetV2Spec()
+    block = InvertedResidual(spec, 16, 16, 2, 1).half().to(memory_format=torch.channels_last).train()
+    images = torch.randn(5, 16, 6, 6).half().contiguous(memory_format=torch.channels_last)
+    seen = []
+    block.conv[2].register_forward_hook(lambda *_: seen.append("a convolution of its own"))
+    expected = trained(copy.deepcopy(block).float(), images.float())[0]
+    assert seen == ["a convolution of its own"]
+    use_kernels(block)
+    found, changed = trained(block, images)
+    assert len(seen) == 1
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+    assert changed["gradient of conv.2.weight"].abs().sum() > 0
+
+
 def test_an_inception_block_trains_through_the_kernels() -> None:
     torch.manual_seed(0)
     spec = GoogLeNetSpec()

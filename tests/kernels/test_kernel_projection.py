@@ -1,0 +1,47 @@
+"""A 1x1 convolution of a norm's activation that is never written equals the plain one, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+
+from reconv.kernels import reference
+from reconv.kernels.projection import accepts, project
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("act", ["none", "relu", "relu6", "silu"])
+@pytest.mark.parametrize(
+    "shape, outputs, groups",
+    [((3, 24, 5, 7), 16, (3,)), ((5, 72, 6, 6), 24, (2, 3)), ((2, 136, 9, 8), 72, (2,)), ((2, 8, 3, 3), 8, (1, 1))],
+    ids=str,
+)
+def test_values_and_gradients_equal_the_plain_ones(shape, outputs, groups, act, dtype) -> None:
+    x, filters = draw(shape, dtype, 0), draw((outputs, shape[1], 1, 1), dtype, 1)
+    norm = parameters(shape[1], 2)
+    y, statistics = project(x, norm, filters, groups, act)
+    exact, exact_norm, exact_filters = wide(x), wide_norm(norm), wide(filters)
+    z, records = plain(exact, exact_norm, groups)
+    expected = F.conv2d(reference.FUNCTIONS[act](z), exact_filters)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    tolerance = TOLERANCE[dtype]
+    assert_near(y, expected, tolerance)
+    assert_near(statistics[:, :2], records, tolerance)
+    dy = draw(y.shape, dtype, 3)
+    y.backward(dy)
+    expected.backward(dy.double())
+    assert_near(x.grad, exact.grad, tolerance)
+    assert_near(filters.grad, exact_filters.grad, tolerance)
+    assert_near(norm.weight.grad, exact_norm.weight.grad, tolerance)
+    assert_near(norm.bias.grad, exact_norm.bias.grad, tolerance)
+
+
+def test_other_convolutions_are_not_taken() -> None:
+    x = draw((2, 64, 4, 4), torch.float16, 0)
+    assert accepts(x, torch.empty(32, 64, 1, 1))
+    assert not accepts(x.float(), torch.empty(32, 64, 1, 1))  # products of float32 are not for tensor cores
+    for shape in ((96, 64, 1, 1), (32, 64, 3, 3), (32, 32, 1, 1)):
+        assert not accepts(x, torch.empty(shape))
+    assert not accepts(draw((2, 512, 4, 4), torch.float16, 0), torch.empty(160, 512, 1, 1))
