@@ -1,24 +1,18 @@
-"""Prove on a CUDA GPU that the fused kernels equal their plain references, then measure their bandwidth.
+"""Prove on a CUDA GPU that the fused kernels equal their plain references.
 
-    python tools/prove_kernels.py [--batch 256] [--peak 4.3] [--stock] [--json FILE]
+    python tools/prove_kernels.py [NAME ...]
 
-Equality: forward and backward against float64 over ResNet-50's shapes, in bfloat16, float16 and float32. Bandwidth:
-bytes that must move over the time of a kernel, as a share of what a copy reaches (TB/s, read and write counted), for
-every kernel and shape of a ResNet-50 step, with the sum over the step. Inputs rotate, so that none stays in the L2
-cache. `--stock` adds torch.compile of the same batch norm, ReLU and sum. The exit code says whether all are equal.
+Forward and backward against float64 over shapes of ResNet-50, MobileNetV2, EfficientNet-B0 and SSD, in bfloat16,
+float16 and float32; a name is one of the first column. The exit code says whether all are equal.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from statistics import median
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,22 +21,21 @@ from torch import Tensor
 from reconv.boxes.anchors import default_boxes
 from reconv.kernels import excite, max_pool, norm, pool, reference, stem
 from reconv.kernels.box_losses import Layout, Truth, box_losses
-from reconv.kernels.norm import Norm, Operand
-from reconv.kernels.rows import rows_of
-from reconv.kernels.window import Window
+from reconv.kernels.depthwise import depthwise
+from reconv.kernels.norm import Norm
+from reconv.kernels.prepare import prepare_images
+from reconv.kernels.projection import project
+from reconv.kernels.window import STEM_KERNELS, Window
 from reconv.models.conv import SameMaxPool2d
 from reconv.models.network import BoxMaps
 from reconv.tasks.detection import Rules, image_losses
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+GRID = 16
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))  # planes, side, blocks of ResNet-50
-ROTATED_BYTES = 400e6
-REPEATS = 3
-
-
-def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, ...]:
-    """A pass forward and backward."""
-    return torch.autograd.grad(function(*inputs), inputs, dy)
+FORMS = ("none", "relu", "relu6", "silu", "join", "join_norms", "pool", "pool_same")
+DEPTHWISE = ((96, 112, 3), (144, 56, 3), (576, 14, 3), (144, 56, 5), (240, 28, 5), (72, 13, 3))
+PROJECTIONS = ((32, 16, 112), (96, 24, 56), (144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (72, 40, 13))
 
 
 def draw(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -53,6 +46,11 @@ def draw(*shape: int, dtype: torch.dtype) -> Tensor:
 def draw_norm(channels: int) -> Norm:
     weight, bias = torch.randn(2, channels, device="cuda").unbind()
     return Norm(weight.requires_grad_(), bias.requires_grad_(), torch.ones(channels, device="cuda"), 1e-5)
+
+
+def on_grid(tensor: Tensor) -> Tensor:
+    """The same to a sixteenth."""
+    return (tensor.float() * GRID).round().div(GRID).to(tensor.dtype)
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -85,6 +83,8 @@ def errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: 
         draw(*shape, dtype=dtype),
         draw_norm(channels),
     )
+    if form.startswith("pool"):  # of values that are equal or far apart: a last bit would decide who wins a window
+        x = on_grid(x)
     x64, other64 = wide(x), wide(other)
     leaves, leaves64 = [x.requires_grad_(), of.weight, of.bias], [x64]
     z, parameters = plain(x64, of, groups)
@@ -116,31 +116,112 @@ def errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: 
     return {"y": error(outputs[0], y64), **found}
 
 
-def prove() -> bool:
-    """Print the worst errors of every form and type; whether all are within the tolerance."""
+def prove_form(form: str) -> bool:
+    """Print the worst errors of a form of the norm, of each type; whether all are within the tolerance."""
     shapes = [(64, 112), *((p * k, side) for p, side, _ in STAGES for k in (1, 4))]
     is_right = True
-    print(f"{'form':10} {'type':9} shapes  worst relative error (tolerance)")
-    for form in ("none", "relu", "relu6", "silu", "join", "join_norms", "pool", "pool_same"):
-        for dtype, tolerance in TOLERANCES.items():
-            worst: dict[str, float] = {}
-            for channels, side in [*shapes, (72, 13)]:  # the last fills no block of channels and no tile of rows
-                for groups in ((8,), (3, 3, 2)):
-                    for name, value in errors(form, channels, side, groups, dtype).items():
-                        worst[name] = max(worst.get(name, 0.0), value if value == value else float("inf"))
-            is_right &= max(worst.values()) <= tolerance
-            words = " ".join(f"{name} {value:.1e}" for name, value in worst.items())
-            print(f"{form:10} {str(dtype)[6:]:9} {len(shapes) * 2 + 2:6}  {words} ({tolerance:.0e})", flush=True)
-    return is_right & prove_stem() & prove_max_pool() & prove_excite() & prove_box_losses()
+    for dtype, tolerance in TOLERANCES.items():
+        worst: dict[str, float] = {}
+        for channels, side in [*shapes, (72, 13)]:  # the last fills no block of channels and no tile of rows
+            for groups in ((8,), (3, 3, 2)):
+                for name, value in errors(form, channels, side, groups, dtype).items():
+                    worst[name] = max(worst.get(name, 0.0), value if value == value else float("inf"))
+        is_right &= max(worst.values()) <= tolerance
+        words = " ".join(f"{name} {value:.1e}" for name, value in worst.items())
+        print(f"{form:10} {str(dtype)[6:]:9} {len(shapes) * 2 + 2:6}  {words} ({tolerance:.0e})", flush=True)
+    return is_right
 
 
 def prove_stem() -> bool:
-    """Print the error of the stem's other form against the plain convolution, both in float64."""
-    images, weight = draw(4, 3, 224, 224, dtype=torch.bfloat16), torch.randn(64, 3, 7, 7, device="cuda").double()
-    blocks = F.conv2d(stem.stem_images(images, images.dtype).double(), stem.stem_weight(weight))
-    worst = error(blocks, F.conv2d(images.double(), weight, stride=2, padding=3))
-    print(f"{'stem':10} {'float64':9} {1:6}  y {worst:.1e} (1e-12)")
+    """Print the errors of the stem's other form against the plain convolution, both in float64."""
+    images, worst = draw(4, 3, 224, 224, dtype=torch.bfloat16), 0.0
+    for kernel in STEM_KERNELS:
+        weight = torch.randn(64, 3, kernel, kernel, device="cuda").double()
+        blocks = F.conv2d(stem.stem_images(images, kernel, images.dtype).double(), stem.stem_weight(weight))
+        worst = max(worst, error(blocks, F.conv2d(images.double(), weight, stride=2, padding=kernel // 2)))
+    print(f"{'stem':10} {'float64':9} {len(STEM_KERNELS):6}  y {worst:.1e} (1e-12)")
     return worst < 1e-12
+
+
+def prove_prepare() -> bool:
+    """Print the error of images prepared in one pass."""
+    images = torch.randint(0, 256, (64, 3, 224, 224), dtype=torch.uint8, device="cuda")
+    flips = torch.rand(64, device="cuda") < 0.5
+    factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
+    expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        worst = error(prepare_images(images, flips, factor, shift, dtype), expected)
+        is_right &= worst <= tolerance
+        print(f"{'prepare':10} {str(dtype)[6:]:9} {1:6}  y {worst:.1e} ({tolerance:.0e})")
+    return is_right
+
+
+def prove_depthwise() -> bool:
+    """Print the worst errors of depthwise convolutions of stride 2 over MobileNetV2's and EfficientNet-B0's shapes."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        worst = 0.0
+        for channels, side, kernel in DEPTHWISE:
+            leaves = [draw(8, channels, side, side, dtype=dtype), draw(channels, 1, kernel, kernel, dtype=dtype)]
+            worst = max(worst, apart(leaves, partial(depthwise, stride=2), partial(_strided, kernel=kernel)))
+        is_right &= worst <= tolerance
+        print(
+            f"{'depthwise':10} {str(dtype)[6:]:9} {len(DEPTHWISE):6}  y, dx, dw {worst:.1e} ({tolerance:.0e})",
+            flush=True,
+        )
+    return is_right
+
+
+def _strided(x: Tensor, weight: Tensor, kernel: int) -> Tensor:
+    return F.conv2d(x, weight, stride=2, padding=kernel // 2, groups=len(weight))
+
+
+def prove_projection() -> bool:
+    """Print the worst errors of norm, activation and 1x1 convolution over MobileNetV2's shapes, of the half types."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        if dtype == torch.float32:
+            continue
+        worst = 0.0
+        for channels, outputs, side in PROJECTIONS:
+            for groups, act in (((8,), "relu6"), ((3, 3, 2), "silu")):
+                worst = max(worst, _projection_error(channels, outputs, side, groups, act, dtype))  # type: ignore[arg-type]
+        is_right &= worst <= tolerance
+        shapes = 2 * len(PROJECTIONS)
+        print(
+            f"{'projection':10} {str(dtype)[6:]:9} {shapes:6}  y, all gradients {worst:.1e} ({tolerance:.0e})",
+            flush=True,
+        )
+    return is_right
+
+
+def _projection_error(
+    channels: int, outputs: int, side: int, groups: tuple[int, ...], act: reference.Activation, dtype: torch.dtype
+) -> float:
+    of = draw_norm(channels)
+    x = on_grid(draw(sum(groups), channels, side, side, dtype=dtype))
+    filters = draw(outputs, channels, 1, 1, dtype=dtype)
+
+    def ours(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return project(x, Norm(weight, bias, of.running_var, of.eps), filters, groups, act)[0]
+
+    def plainly(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        z = reference.batch_norm(x, weight, bias, of.running_var.double(), of.eps, groups)[0]
+        return F.conv2d(reference.FUNCTIONS[act](z), filters)
+
+    return apart([x, filters, of.weight.detach(), of.bias.detach()], ours, plainly)
+
+
+def apart(tensors: list[Tensor], ours: Callable[..., Tensor], plainly: Callable[..., Tensor]) -> float:
+    """The worst relative error of a function's output and gradients, against another's in float64."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    leaves64 = [wide(tensor) for tensor in tensors]
+    y, y64 = ours(*leaves), plainly(*leaves64)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    y64.backward(dy.double())
+    return max(error(y, y64), *(error(a.grad, b.grad) for a, b in zip(leaves, leaves64, strict=True)))
 
 
 def prove_max_pool() -> bool:
@@ -212,167 +293,29 @@ def prove_box_losses() -> bool:
     return is_right
 
 
-def time_ms(calls: list[Callable[[], Any]]) -> float:
-    """Milliseconds of one call, in a graph that goes round all of them."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    rounds = max(1, 8 // len(calls))
-    with torch.cuda.graph(graph):
-        for _ in range(rounds):
-            for call in calls:
-                call()
-    graph.replay()
-    times = []
-    for _ in range(REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / (rounds * len(calls)))
-    return float(median(times))
-
-
-Calls = dict[str, tuple[float, Callable[[], Any]]]  # bytes that must move, in tensors of the layer's size, and a call
-
-
-def pool_calls(a: Operand, groups: tuple[int, ...]) -> Calls:
-    """The kernels between a stem's statistics and the gradient of its convolution."""
-    _, peak, place = pool.write_pooled(a, groups)
-    peaks, pooled = Operand(peak, a.stats, a.weight, a.bias), rows_of(peak, groups)
-    first, second, dz = torch.randn_like(peak), torch.randn_like(peak), torch.empty_like(peak)
-    sums = norm.gradient_sums(first, second, peaks, None, None, dz, pooled, "relu")
-    return {
-        "pool": (1 + 0.25 * 2.5, lambda: pool.write_pooled(a, groups)),
-        "sums": (1, lambda: norm.gradient_sums(first, second, peaks, None, None, dz, pooled, "relu")),
-        "gradient": (2 + 0.25 * 1.5, lambda: pool.input_gradient(dz, place, a, sums, groups)),
-    }
-
-
-def plain_calls(a: Operand, groups: tuple[int, ...]) -> Calls:
-    """The kernels of a norm and its ReLU."""
-    rows, dy = rows_of(a.x, groups), torch.randn_like(a.x)
-    sums = norm.gradient_sums(dy, None, a, None, None, None, rows, "relu")
-    return {
-        "normalise": (2, lambda: norm.write_output(a, None, None, rows, "relu")),
-        "sums": (2, lambda: norm.gradient_sums(dy, None, a, None, None, None, rows, "relu")),
-        "gradient": (3, lambda: norm.input_gradients(dy, a, None, sums, rows, "relu")),
-    }
-
-
-def join_calls(a: Operand, groups: tuple[int, ...], has_norm: bool) -> Calls:
-    """The kernels of a residual join, whose shortcut may have a norm of its own."""
-    rows, first, second = rows_of(a.x, groups), torch.randn_like(a.x), torch.randn_like(a.x)
-    other = Operand(torch.randn_like(a.x), a.stats, a.weight, a.bias)
-    added, normed = (other, other) if has_norm else (other.x, None)
-    bits, dz = norm.empty_bits(rows, a.x.device, "relu"), torch.empty_like(a.x)
-    norm.write_output(a, added, bits, rows, "relu")
-    sums = norm.gradient_sums(first, second, a, normed, bits, dz, rows, "relu")
-    return {
-        "normalise": (3 + 1 / 16, lambda: norm.write_output(a, added, bits, rows, "relu")),
-        "sums": (4 + has_norm + 1 / 16, lambda: norm.gradient_sums(first, second, a, normed, bits, dz, rows, "relu")),
-        "gradient": (3 + 2 * has_norm, lambda: norm.input_gradients(dz, a, normed, sums, rows, "none")),
-    }
-
-
-def layer_calls(kind: str, channels: int, side: int, batch: int) -> Calls:
-    """All kernels of one layer, on tensors of their own."""
-    x, of, groups = draw(batch, channels, side, side, dtype=torch.bfloat16), draw_norm(channels), (batch,)
-    rows = rows_of(x, groups)
-    a = Operand(x, norm.statistics(x, of, rows), of.weight.detach(), of.bias.detach())
-    calls: Calls = {"statistics": (1, lambda: norm.statistics(x, of, rows))}
-    if kind == "pool":
-        return calls | pool_calls(a, groups)
-    return calls | (plain_calls(a, groups) if kind == "plain" else join_calls(a, groups, kind == "join_norms"))
-
-
-def layers() -> list[tuple[str, int, int, int]]:
-    """Kind, channels, side and number of the batch norms of ResNet-50 v1.5; a join of norms holds two."""
-    found = [("pool", 64, 112, 1)]
-    for planes, side, blocks in STAGES:
-        wider = 0 if side == 56 else 1
-        if wider:
-            found.append(("plain", planes, side * 2, 1))
-        found.append(("plain", planes, side, 2 * blocks - wider))
-        found += [("join_norms", planes * 4, side, 1), ("join", planes * 4, side, blocks - 1)]
-    return found
-
-
-def measure(batch: int, peak: float, select: Callable[[str, int, int], bool] = lambda *_: True) -> dict[str, Any]:
-    """Print time and bandwidth of every kernel of a step, and their sum."""
-    rows, total_ms, least_ms = [], 0.0, 0.0
-    print(f"{'kind':10} {'channels':>8} {'side':>4} {'x':>2}  kernel      ms      TB/s  share of {peak} TB/s")
-    for kind, channels, side, times in layers():
-        if not select(kind, channels, side):
-            continue
-        layer_bytes = batch * channels * side * side * 2
-        sets = max(2, min(8, round(ROTATED_BYTES / layer_bytes)))
-        rotated = [layer_calls(kind, channels, side, batch) for _ in range(sets)]
-        for name, (tensors, _) in rotated[0].items():
-            count = times * (2 if kind == "join_norms" and name == "statistics" else 1)
-            num_bytes = tensors * layer_bytes
-            ms = time_ms([calls[name][1] for calls in rotated])
-            rate = num_bytes / ms / 1e9
-            total_ms, least_ms = total_ms + count * ms, least_ms + count * num_bytes / peak / 1e9
-            rows.append({"kind": kind, "channels": channels, "side": side, "count": count, "kernel": name, "ms": ms,
-                         "tb_per_s": rate})  # fmt: skip
-            print(
-                f"{kind:10} {channels:8} {side:4} {count:2}  {name:10} {ms:.4f}  {rate:5.2f}  {rate / peak:.0%}",
-                flush=True,
-            )
-        torch.cuda.empty_cache()
-    print(f"all norms of a step: {total_ms:.2f} ms; at {peak} TB/s {least_ms:.2f} ms ({least_ms / total_ms:.0%})")
-    return {"kernels": rows, "total_ms": total_ms, "least_ms": least_ms}
-
-
-def stock(batch: int) -> list[dict[str, Any]]:
-    """Print the forward and backward time of the same layers as torch.compile makes them, beside the fused ones."""
-    found = []
-    for kind, channels, side in (("plain", 64, 56), ("join", 256, 56), ("join", 512, 28)):
-        x, identity, dy = (draw(batch, channels, side, side, dtype=torch.bfloat16) for _ in range(3))
-        of = draw_norm(channels)
-        mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
-        inputs = [x.requires_grad_(), of.weight, of.bias] + ([identity.requires_grad_()] if kind == "join" else [])
-
-        @torch.compile(dynamic=False)
-        def layer(*given: Tensor) -> Tensor:
-            y = F.batch_norm(given[0], mean, var, given[1], given[2], True, 0.1, 1e-5)  # noqa: B023
-            return F.relu(y + given[3] if len(given) == 4 else y)
-
-        def fused(*given: Tensor) -> Tensor:
-            if len(given) == 4:
-                return norm.join(given[0], of, given[3], (batch,), "relu")[0]  # noqa: B023
-            return norm.normalise(given[0], of, (batch,), "relu")[0]  # noqa: B023
-
-        ms = {}
-        for name, function in (("compiled", layer), ("fused", fused)):
-            ms[name] = time_ms([partial(gradients, function, inputs, dy)])
-        print(f"{kind:10} {channels:8} {side:4}  forward and backward: torch.compile {ms['compiled']:.3f} ms, "
-              f"fused {ms['fused']:.3f} ms, {ms['compiled'] / ms['fused']:.2f} x", flush=True)  # fmt: skip
-        found.append({"kind": kind, "channels": channels, "side": side, **ms})
-    return found
+PROOFS: dict[str, Callable[[], bool]] = {
+    **{form: partial(prove_form, form) for form in FORMS},
+    "stem": prove_stem,
+    "prepare": prove_prepare,
+    "max_pool": prove_max_pool,
+    "depthwise": prove_depthwise,
+    "projection": prove_projection,
+    "excite": prove_excite,
+    "box_losses": prove_box_losses,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--peak", type=float, default=4.3, help="TB/s of a copy")
-    parser.add_argument("--stock", action="store_true", help="measure torch.compile too")
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    started = time.perf_counter()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, batch {arguments.batch}, bfloat16")
-    is_right = prove()
-    print(
-        f"proven in {time.perf_counter() - started:.0f} s, compilation included: {'equal' if is_right else 'NOT EQUAL'}"
-    )
-    result = measure(arguments.batch, arguments.peak)
-    if arguments.stock:
-        result["stock"] = stock(arguments.batch)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1))
+    parser.add_argument("names", nargs="*", choices=[*PROOFS, []], help="of what is proven; else all")
+    names = parser.parse_args().names or list(PROOFS)
+    began_s = time.perf_counter()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'form':10} {'type':9} shapes  worst relative error (tolerance)")
+    results = [PROOFS[name]() for name in names]
+    is_right = all(results)
+    spent_s = time.perf_counter() - began_s
+    print(f"proven in {spent_s:.0f} s, compilation included: {'equal' if is_right else 'NOT EQUAL'}")
     return 0 if is_right else 1
 
 
