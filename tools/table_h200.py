@@ -1,8 +1,8 @@
 """Measure every family of networks on one GPU, training and answering, and write the table as JSON and Markdown.
 
     python tools/table_h200.py [RECIPE ...] [--batch 256] [--modes bf16,tf32,fp32] [--answer-modes bf16,tf32]
-                               [--batches 1,8,32,64,128,256] [--limit 22] [--device cuda] [--set A.B=V ...]
-                               [--json FILE] [--markdown FILE]
+                               [--batches 1,8,32,64,128,256] [--limit 22] [--within SECONDS] [--device cuda]
+                               [--set A.B=V ...] [--json FILE] [--markdown FILE]
 
 One process for each network, one after the other on the device; the next one is started early and imports meanwhile. A
 process tells each figure as soon as it has it, so a network that runs into its limit (seconds) loses only the rest,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import multiprocessing
 import queue
 import time
@@ -178,7 +179,7 @@ def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool)
     }
 
 
-def measure(tasks: Sequence[Task], limit_s: float) -> dict[str, dict[str, Any]]:
+def measure(tasks: Sequence[Task], limit_s: float, until_s: float) -> dict[str, dict[str, Any]]:
     """Rows and failures by recipe, each process in its turn and the next one importing meanwhile."""
     context = multiprocessing.get_context("spawn")
     found: dict[str, dict[str, Any]] = {task.recipe: {"rows": [], "failed": []} for task in tasks}
@@ -193,8 +194,11 @@ def measure(tasks: Sequence[Task], limit_s: float) -> dict[str, dict[str, Any]]:
 
     start(0)
     for number, task in enumerate(tasks):
-        process, turn, told = started[number]
         began_s, last = time.monotonic(), found[task.recipe]
+        if began_s > until_s:
+            last |= {"failed": ["no time was left"], "wall_s": 0.0}
+            continue
+        process, turn, told = started[number]
         is_ready = _heard(told, last, "ready", began_s + START_S)
         turn.set()
         start(number + 1)
@@ -205,6 +209,8 @@ def measure(tasks: Sequence[Task], limit_s: float) -> dict[str, dict[str, Any]]:
         process.kill()
         process.join()
         print("\n".join(lines(task.recipe, last)), flush=True)
+    for process, *_ in started:
+        process.kill()
     return found
 
 
@@ -296,6 +302,7 @@ def main() -> None:
     parser.add_argument("--answer-modes", default="bf16,tf32")
     parser.add_argument("--batches", default="1,8,32,64,128,256")
     parser.add_argument("--limit", type=float, default=22, help="seconds of one network")
+    parser.add_argument("--within", type=float, default=math.inf, help="seconds in which networks may begin")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--json", type=Path)
@@ -311,7 +318,7 @@ def main() -> None:
         Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, peaks)
         for recipe in given.recipes
     ]
-    found = measure(tasks, given.limit)
+    found = measure(tasks, given.limit, began_s + given.within)
     text = markdown(found, peaks)
     print(f"{time.monotonic() - began_s:.0f} s in all\n\n{text}")
     if given.json:
