@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from reconv.data import native
 from reconv.data.augment import F64, Box, crop_draws, is_recolouring, pad_crop, recolour, resized_box
 from reconv.data.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture, eval_picture, picture, pixels_of
-from reconv.data.jpeg import Head, down_to, head
+from reconv.data.jpeg import Head, head, part_of
 from reconv.data.jpeg_decoder import jpeg_decoder
 from reconv.data.source import U8
 from reconv.data.stages import spent
@@ -84,11 +84,11 @@ def _fill_natively(data: bytes, preprocess: Preprocess, augment: Augment, draws:
 
 
 def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:
-    """The pixels in a box of a plain JPEG file; rows below it are not decoded."""
+    """The pixels in a box of a plain JPEG file; rows below it, and above it where that can be, are not decoded."""
     _, decode = jpeg_decoder()
     began_s = time.perf_counter()
     try:
-        part = decode(down_to(data, found, box[3]), box)
+        part = decode(*part_of(data, found, box))
         spent("decode", began_s)
         return part
     except (ValueError, OSError):  # what is wrong is for the careful decoder to say, of the file as it is

@@ -14,7 +14,7 @@ from PIL import Image
 
 from reconv.data.augment import Box, draw_crops, resized_box
 from reconv.data.decode import decode
-from reconv.data.jpeg import down_to, head
+from reconv.data.jpeg import head, part_of
 from reconv.data.jpeg_decoder import agrees, decode_with_pillow, jpeg_decoder
 from reconv.data.rows import host_train
 from reconv.errors import DataError
@@ -48,6 +48,8 @@ PLAIN = {
     "4:2:0": jpeg(blurred(91, 130, 3), subsampling="4:2:0", quality=60),
     "grey": jpeg(blurred(90, 131, 4, 1)),
     "restarts": jpeg(blurred(90, 131, 5), restart_marker_rows=1),
+    "restarts in 4:4:4": jpeg(blurred(91, 130, 13), restart_marker_rows=1, subsampling="4:4:4"),
+    "restarts in grey": jpeg(blurred(90, 131, 14, 1), restart_marker_rows=1),
     "upright by its Exif": turned(blurred(90, 131, 6), 1),
     "after its end": jpeg(blurred(90, 131, 7)) + b"trailing bytes",
 }
@@ -60,15 +62,37 @@ OTHERS = {
 }
 
 
+SEGMENTED = {"restarts", "restarts in 4:4:4", "restarts in grey"}
+
+
 @pytest.mark.parametrize("kind", PLAIN)
-def test_rows_above_a_lowered_height_are_those_of_the_whole_picture(kind: str) -> None:
+def test_the_file_of_a_box_has_the_pixels_of_the_whole_picture(kind: str) -> None:
     data = PLAIN[kind]
     found = head(data)
     assert found is not None
     whole = decode(data, 3)
     assert whole.shape == (found.height, found.width, 3)
+    rows = []
     for bottom in range(1, found.height + 1):
-        assert np.array_equal(decode(down_to(data, found, bottom), 3)[:bottom], whole[:bottom])
+        for top in {0, bottom // 2, bottom - 1}:
+            part, (left, above, right, below) = part_of(data, found, (3, top, found.width - 2, bottom))
+            pixels = decode(bytes(part), 3)
+            assert np.array_equal(pixels[above:below, left:right], whole[top:bottom, 3:-2])
+            rows.append(len(pixels) - (below - above))
+    most = {"restarts": 16, "restarts in 4:4:4": 8, "restarts in grey": 8}.get(kind, found.height) + 4
+    assert max(rows) <= most
+    assert (found.segments is not None) == (kind in SEGMENTED)
+
+
+def test_restarts_that_are_not_at_the_ends_of_rows_or_out_of_order_are_no_segments() -> None:
+    image = blurred(90, 131, 5)
+    for options in ({"restart_marker_blocks": 3}, {"restart_marker_rows": 2}):
+        found = head(jpeg(image, **options))
+        assert found is not None and found.segments is None
+    data = PLAIN["restarts"]
+    second = data.index(b"\xff\xd1")
+    found = head(data[:second] + b"\xff\xd2" + data[second + 2 :])
+    assert found is not None and found.segments is None
 
 
 @pytest.fixture
