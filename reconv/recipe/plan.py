@@ -23,6 +23,7 @@ from reconv.recipe.units import Duration
 EVAL_AHEAD = 2  # batches of an evaluation made ahead
 AUTO_THREADS = 8  # more of them wait for the interpreter's lock, which each holds for a tenth of a picture's time
 AUTO_PROCESSES = 32  # each takes about 0.2 GB
+MANY_PICTURES = 10_000  # of an epoch: with fewer, starting processes costs more than they save
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
 
@@ -422,12 +423,18 @@ def _workers(recipe: Recipe, facts: Facts) -> int:
 
 
 def _in_processes(recipe: Recipe, facts: Facts) -> bool:
-    """Whether workers are processes: as asked, else where there are more than threads can use."""
+    """Whether workers are processes: as asked, else where threads would wait for the interpreter's lock.
+
+    Many threads do; and without the compiled decoder two of them already.
+    """
     data = recipe.data
     if data.backend != "auto":
         return data.backend != "threads"
+    if data.cache != "off" or not sys.platform.startswith("linux"):
+        return False
     wanted = facts.cores if data.workers == "auto" else data.workers
-    return wanted > AUTO_THREADS and data.cache == "off" and sys.platform.startswith("linux")
+    is_decoded = (facts.source or data.source) not in IN_MEMORY and facts.num_train >= MANY_PICTURES
+    return wanted > AUTO_THREADS or (wanted > 1 and is_decoded and _decoder(recipe, facts) == "plain")
 
 
 def _backend(recipe: Recipe, facts: Facts) -> str:

@@ -18,7 +18,7 @@ from reconv.data.stages import Stages, spent, timed
 from reconv.device import open_device
 from reconv.device.cpus import bound, listed_cpus, near_cpus
 from reconv.errors import RecipeError, UsageError
-from reconv.recipe.images import Data
+from reconv.recipe.images import Data, Decoder
 from reconv.recipe.load import load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
@@ -69,6 +69,19 @@ def test_processes_and_every_type_on_the_bus_give_the_bits_of_threads_and_uint8(
         assert trained(pictures, tmp_path / name, data__transfer=name)[1] == expected
 
 
+def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -> None:
+    chosen = {
+        "many pictures": plan_of(decoder="plain"),
+        "few pictures": plan_of(decoder="plain", num_train=9_999),
+        "one worker": plan_of(decoder="plain", workers=1),
+        "a cache of one process": plan_of(decoder="plain", cache="ram"),
+        "nothing to decode": plan_of("cifar10", decoder="plain", workers=2),
+        "a resize that the decoder has not": plan_of(preprocess={"interpolation": "nearest"}),
+    }
+    taken = {name for name, (_, plan) in chosen.items() if plan.backend == "processes"}
+    assert taken == {"many pictures", "a resize that the decoder has not"}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -87,9 +100,11 @@ def test_what_is_not_built_or_has_no_meaning_is_refused(given: dict[str, object]
         Recipe(data=Data.model_validate(given))
 
 
-def plan_of(source: str = "folder", cores: int = 4, **data: object) -> tuple[Recipe, Plan]:
+def plan_of(
+    source: str = "folder", cores: int = 4, decoder: Decoder = "native", num_train: int = 10_000, **data: object
+) -> tuple[Recipe, Plan]:
     recipe = Recipe(data=Data.model_validate(data))
-    return recipe, make_plan(recipe, Facts(10_000, 100, 10, source=source, cores=cores))
+    return recipe, make_plan(recipe, Facts(num_train, 100, 10, source=source, cores=cores, decoder=decoder))
 
 
 def test_auto_says_what_it_chose_and_why_not_another() -> None:
