@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -25,11 +24,21 @@ from reconv.models.layers import BatchNorm2d
 Activation = Literal["relu", "relu6", "silu"]
 Function = Callable[[Tensor], Tensor]
 
-ACTIVATIONS: dict[str, Function] = {
-    "relu": partial(F.relu, inplace=True),
-    "relu6": partial(F.relu6, inplace=True),
-    "silu": partial(F.silu, inplace=True),
-}
+
+# Functions, not partials: a copy of a network has the same ones, by which they are known.
+def _relu(x: Tensor) -> Tensor:
+    return F.relu(x, inplace=True)
+
+
+def _relu6(x: Tensor) -> Tensor:
+    return F.relu6(x, inplace=True)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return F.silu(x, inplace=True)
+
+
+ACTIVATIONS: dict[str, Function] = {"relu": _relu, "relu6": _relu6, "silu": _silu}
 
 _NAMES: dict[Function, Activation] = {ACTIVATIONS[name]: name for name in get_args(Activation)}
 

@@ -17,7 +17,7 @@ from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 from reconv.models.network import BoxAnswers, BoxMaps
-from reconv.models.norm import Fork, fork
+from reconv.models.norm import ConvNormAct, Fork, fork
 
 GROUPS = (2, 3)
 
@@ -78,6 +78,13 @@ def test_an_inverted_residual_trains_through_kernels_as_without(activation) -> N
     spec = MobileNetV2Spec(activation=activation)
     block = nn.Sequential(InvertedResidual(spec, 8, 8, 2, 1), InvertedResidual(spec, 8, 16, 2, 2))
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
+
+
+def test_a_copy_of_a_network_knows_its_activations_as_the_original_does() -> None:
+    block = InvertedResidual(MobileNetV2Spec(), 8, 8, 2, 1)
+    functions = [module.function for module in block.modules() if isinstance(module, ConvNormAct)]
+    copied = [module.function for module in copy.deepcopy(block).modules() if isinstance(module, ConvNormAct)]
+    assert copied == functions and len(functions) == 2
 
 
 def test_an_inverted_residual_writes_no_activation_before_its_last_convolution() -> None:
