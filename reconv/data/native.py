@@ -72,10 +72,9 @@ def available() -> bool:
 def trouble() -> str:
     """Why there is no decoder, or nothing."""
     try:
-        library = load(LIBRARY)
+        version: int = ctypes.CDLL(str(LIBRARY)).reconv_jpeg_version()  # not by `load`: another has other calls
     except OSError as error:
         return "it was not compiled" if not LIBRARY.exists() else f"it does not load: {error}"
-    version: int = library.reconv_jpeg_version()
     return "" if version == VERSION else f"it is version {version} and not {VERSION}: compile it again"
 
 
