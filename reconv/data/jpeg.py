@@ -2,7 +2,8 @@
 
 Owns what is read from markers without decoding. Refuses to know colours, crops and files that are not plain: for those
 there is Pillow. Invariant: `head` describes a file only if Pillow would decode it to the same pixels in the same place:
-baseline, one scan without strange markers down to its end, grey or YCbCr, lying upright.
+baseline, one scan without strange markers down to its end, grey or YCbCr, lying upright. Nothing that libjpeg warns of
+precedes its scan: after a warning simplejpeg takes an error for one too, and returns memory that nobody has written.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from reconv.data.augment import Box
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]", re.DOTALL)  # in a scan: neither the byte 255 nor a restart
-_BASELINE, _SCAN, _INTERVAL, _APP1, _APP14 = 0xC0, 0xDA, 0xDD, 0xE1, 0xEE
+_BASELINE, _SCAN, _INTERVAL, _APP0, _APP1, _APP14 = 0xC0, 0xDA, 0xDD, 0xE0, 0xE1, 0xEE
+_ALL = b"\x00\x3f\x00"  # a scan has all coefficients, in one go
 _RESTART, _RESTARTS = 0xD0, 8  # the first of them, and how many there are
 _TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # what a plain file has before its scan, and comments
-_TELLING = frozenset({_APP1, _APP14})  # of those: what may say that the pixels are to be taken otherwise
+_TELLING = frozenset({_APP0, _APP1, _APP14})  # of those: what may say that the pixels are to be taken otherwise
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _YCBCR = 1  # Adobe's number of it
 _ROWS_BESIDE = 2  # what smoothing of halved colours looks at above and under a row
@@ -67,7 +69,7 @@ def head(data: bytes) -> Head | None:
     while at + 4 < len(data) and data[at] == 0xFF:
         marker, end = data[at + 1], at + 2 + (data[at + 2] << 8 | data[at + 3])
         if marker == _SCAN:
-            if found is None or data[at + 4] != found.num_components:
+            if found is None or data[at + 4] != found.num_components or data[end - len(_ALL) : end] != _ALL:
                 return None
             if interval:
                 return _with_segments(data, found, end, interval)
@@ -154,7 +156,10 @@ def _frame(segment: bytes, at: int) -> Head | None:
 
 
 def _is_odd(marker: int, segment: bytes) -> bool:
-    """Whether a segment says, or may say, that colours are no YCbCr or that the picture does not lie upright."""
+    """Whether a segment says, or may say, that colours are no YCbCr, that the picture does not lie upright, or that its
+    form is not the known one."""
+    if marker == _APP0:
+        return segment.startswith(b"JFIF\0") and segment[5:6] != b"\x01"
     if marker == _APP14 and segment.startswith(b"Adobe"):
         return segment[11:12] != bytes([_YCBCR])
     if marker != _APP1:

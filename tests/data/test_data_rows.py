@@ -221,3 +221,17 @@ def test_damage_inside_the_scan_gives_what_pillow_gives() -> None:
                 outcomes.append(pixels is None)
     assert len(outcomes) == len(PLAIN) * 36
     assert 0 < sum(outcomes) < len(outcomes) // 2
+
+
+@pytest.mark.parametrize("kind", ["4:2:0", "restarts"])
+def test_an_error_after_a_warning_is_an_error_whoever_decodes(kind: str) -> None:
+    """Tables that are not there, named by a scan or form that libjpeg warns of: once there were pixels of nothing."""
+    data = PLAIN[kind]
+    scan, form = data.index(b"\xff\xda"), data.index(b"JFIF")
+    [draws] = draw_crops(Augment(), 0, np.arange(1, dtype=np.int64))
+    for warned_of in (form + 5, scan + 11, scan + 12, scan + 13):
+        damaged = bytearray(data)
+        damaged[warned_of] ^= 2
+        assert made(bytes(damaged), draws) == made(decode(bytes(damaged), 3), draws)
+        damaged[scan + 10] = 0x33
+        assert made(bytes(damaged), draws) == "image does not decode"
