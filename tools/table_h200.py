@@ -1,8 +1,8 @@
 """Measure every family of networks on one GPU, training and answering, and write the table as JSON and Markdown.
 
     python tools/table_h200.py [RECIPE ...] [--batch 256] [--modes bf16,tf32,fp32] [--answer-modes bf16,tf32]
-                               [--batches 1,8,32,64,128,256] [--limit 22] [--within SECONDS] [--device cuda]
-                               [--set A.B=V ...] [--json FILE] [--markdown FILE]
+                               [--batches 1,8,32,64,128,256] [--peer NAME] [--limit 22] [--within SECONDS]
+                               [--device cuda] [--set A.B=V ...] [--json FILE] [--markdown FILE]
 
 One process for each network, one after the other on the device; the next one is started early and imports meanwhile. A
 process tells each figure as soon as it has it, so a network that runs into its limit (seconds) loses only the rest,
@@ -56,6 +56,7 @@ class Task:
     batches: tuple[int, ...]
     settings: tuple[str, ...]
     device: str
+    peer: str  # its name; empty: none
     peaks: dict[str, tuple[float, float]]
 
     def overrides(self, mode: str) -> list[tuple[str, object, str]]:
@@ -128,26 +129,48 @@ def trained(task: Task, mode: str) -> list[dict[str, Any]]:
     from reconv.bench.train import bench_train
 
     name = task.recipe.split("+")[0]
-    result = bench_train(name, overrides=task.overrides(mode), device=task.device, wish=Wish(3, 3, 4))
+    peers = _peers(task, mode) if mode == task.modes[0] else None
+    result = bench_train(name, overrides=task.overrides(mode), device=task.device, wish=Wish(3, 3, 4), peers=peers)
     rates = result["window_images_per_s"]
     row = {"kind": "train", "mode": mode, "batch": result["batch"], "images_per_s": result["images_per_s"]}
     row |= {"lowest": min(rates), "highest": max(rates), "n": len(rates), "step_ms": result["step_ms"]["median"]}
     row |= {"device": result["device"], "model": result["recipe"]["model"]["name"], "image_size": result["image_size"]}
+    for peer in result["peers"].values():
+        row["peer"] = peer["images_per_s"]
     return [row | limits(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)]
+
+
+def _peers(task: Task, mode: str) -> list[Any] | None:
+    """The peer of this network that the table is to have, if there is one."""
+    from reconv.bench.peers import find_peers
+    from reconv.recipe.load import load
+
+    recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
+    found = find_peers(recipe.model.name)[0] if task.peer and recipe.task != "detection" else []
+    return [peer for peer in found if peer.name == task.peer] or None
 
 
 def answered(task: Task, mode: str) -> list[dict[str, Any]]:
     """The rate and the latency of answers at each batch size; algorithms by cuDNN's rule, not by trial."""
     from reconv.bench.infer import bench_infer
+    from reconv.bench.served import others
 
     overrides = [*task.overrides(mode), ("engine.autotune", "off", "tool")]
+    peers = _peers(task, mode) if mode == task.answer_modes[0] else None
     result = bench_infer(
-        task.recipe.split("+")[0], batches=task.batches, overrides=overrides, device=task.device, seconds=0.15
+        task.recipe.split("+")[0],
+        batches=task.batches,
+        overrides=overrides,
+        device=task.device,
+        seconds=0.15,
+        peers=others(peers, task.peer) if peers else (),
     )
+    theirs = {peer["batch"]: peer["images_per_s"] for found in result["peers"].values() for peer in found}
     rows = []
     for own in result["batches"]:
         row = {"kind": "infer", "mode": mode, "batch": own["batch"], "images_per_s": own["images_per_s"]}
         row |= {"latency_ms": own["latency_ms"], "n": own["answers"], "difference": own.get("difference")}
+        row |= {"peer": theirs[own["batch"]]} if own["batch"] in theirs else {}
         taken_s = own["batch"] / own["images_per_s"]
         rows.append(row | limits(task, mode, own["batch"], taken_s, training=False))
     return rows
@@ -234,7 +257,8 @@ def lines(recipe: str, found: dict[str, Any]) -> list[str]:
     said = [f"{recipe} ({found['wall_s']:.0f} s)"]
     for row in found["rows"]:
         share = f", {100 * row['roofline_fraction']:.0f} % of the roofline" if "roofline_fraction" in row else ""
-        said.append(f"  {row['kind']} {row['mode']} batch {row['batch']}: {row['images_per_s']:,.0f} images/s{share}")
+        rate = f"{row['images_per_s']:,.0f} images/s{_beside(row)}"
+        said.append(f"  {row['kind']} {row['mode']} batch {row['batch']}: {rate}{share}")
     return [*said, *(f"  {text}" for text in found["failed"])]
 
 
@@ -271,7 +295,9 @@ def _training_cells(name: str, found: dict[str, Any], modes: Sequence[str]) -> l
     for mode in modes:
         row = rows.get(mode)
         cells.append(
-            "-" if row is None else f"{row['images_per_s']:,.0f} ({row['images_per_s'] / first:.2f} x{_share(row)})"
+            "-"
+            if row is None
+            else f"{row['images_per_s']:,.0f} ({row['images_per_s'] / first:.2f} x{_share(row)}{_beside(row)})"
         )
     return [name, batch, *cells]
 
@@ -285,9 +311,13 @@ def _answer_cells(name: str, found: dict[str, Any], mode: str, batches: Sequence
         cells.append(
             "-"
             if row is None
-            else f"{row['images_per_s']:,.0f} ({latency['p50']:.2f} / {latency['p95']:.2f}{_share(row)})"
+            else f"{row['images_per_s']:,.0f} ({latency['p50']:.2f} / {latency['p95']:.2f}{_share(row)}{_beside(row)})"
         )
     return [name, *cells]
+
+
+def _beside(row: dict[str, Any]) -> str:
+    return f"; peer {row['peer']:,.0f}, {row['images_per_s'] / row['peer']:.2f} x" if "peer" in row else ""
 
 
 def _share(row: dict[str, Any]) -> str:
@@ -301,6 +331,7 @@ def main() -> None:
     parser.add_argument("--modes", default="bf16,tf32,fp32", help="of training, the first before the answers")
     parser.add_argument("--answer-modes", default="bf16,tf32")
     parser.add_argument("--batches", default="1,8,32,64,128,256")
+    parser.add_argument("--peer", default="torchvision channels_last", help="of the first precision; empty: none")
     parser.add_argument("--limit", type=float, default=22, help="seconds of one network")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds in which networks may begin")
     parser.add_argument("--device", default="auto")
@@ -315,7 +346,7 @@ def main() -> None:
     modes, answer_modes = tuple(given.modes.split(",")), tuple(given.answer_modes.split(","))
     batches = tuple(int(batch) for batch in given.batches.split(","))
     tasks = [
-        Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, peaks)
+        Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, given.peer, peaks)
         for recipe in given.recipes
     ]
     found = measure(tasks, given.limit, began_s + given.within)

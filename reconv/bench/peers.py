@@ -49,14 +49,14 @@ class Peer:
 
 
 def find_peers(model: str, named: str = "") -> tuple[list[Peer], list[str]]:
-    """The peers installed here that have this network and whose name holds `named`, and why others are missing."""
+    """The installed peers with this network, of those whose name is, or else holds, `named`; why others are missing."""
     peers: list[Peer] = []
     missing: list[str] = []
     for package in ("torchvision", "timm"):
         found, why = _find(package, model)
         peers += found
         missing += [why] if why else []
-    chosen = [peer for peer in peers if named in peer.name]
+    chosen = [peer for peer in peers if peer.name == named] or [peer for peer in peers if named in peer.name]
     if peers and not chosen:
         names = ", ".join(peer.name for peer in peers)
         raise UsageError(f"no peer's name holds {named!r}", then=f"a part of one of these: {names}")
@@ -100,8 +100,10 @@ def _torchvision_network(models: Any, name: str, num_classes: int) -> nn.Module:
 def _both(package: str, build: Callable[[int], nn.Module]) -> list[Peer]:
     """The network in channels_last and bf16, eager and compiled."""
     name = f"{package} channels_last"
-    plain = [] if package == "torchvision" else [Peer(name, build, "bf16", channels_last=True)]
-    return [*plain, Peer(f"{name} compiled", build, "bf16", channels_last=True, compiled=True)]
+    return [
+        Peer(name, build, "bf16", channels_last=True),
+        Peer(f"{name} compiled", build, "bf16", channels_last=True, compiled=True),
+    ]
 
 
 def compare(

@@ -52,7 +52,7 @@ def bench() -> None:
 )
 @click.option("--data", metavar="DIR", type=click.Path(), help="Real data; means --input real.")
 @click.option("--compare", is_flag=True, help="Also the peers that are installed, on the same data.")
-@click.option("--peers", metavar="TEXT", help="Only peers whose name holds this, as in compiled; means --compare.")
+@click.option("--peers", metavar="TEXT", help="Only the peer of this name, or those that hold it; means --compare.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch.")
 @click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="The same, counted on one device.")
 @click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding workers.")

@@ -158,6 +158,8 @@ def test_an_installed_package_is_a_peer_for_the_networks_it_has(
     assert isinstance(built, nn.Linear) and built.out_features == 5
     assert missing == ["torchvision is not installed"]
     assert [peer.name for peer in find_peers("mobilenet_v2", "compiled")[0]] == ["timm channels_last compiled"]
+    assert [peer.name for peer in find_peers("mobilenet_v2", "timm channels_last")[0]] == ["timm channels_last"]
+    assert len(find_peers("mobilenet_v2", "timm channels")[0]) == 2
     with pytest.raises(UsageError, match="timm channels_last compiled"):
         find_peers("mobilenet_v2", "torchvision")
     assert find_peers("resnet8_cifar")[1][1] == "timm has no resnet8_cifar"
