@@ -22,6 +22,7 @@ from reconv.data.convert.form import Form
 from reconv.data.convert.run import Converted, convert, make_target
 from reconv.data.convert.sources import open_splits
 from reconv.data.decode import decode
+from reconv.data.jpeg import head
 from reconv.data.open import open_source
 from reconv.data.source import Sample, Source, Split
 from reconv.data.sources.packed import PackedSource
@@ -246,6 +247,8 @@ def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: Form
             opened = Image.open(io.BytesIO(after.data))
             assert opened.format == "JPEG"
             assert [component[1] * component[2] for component in opened.layer] == [4, 1, 1]  # 4:2:0
+            found = head(after.data)
+            assert found is not None and found.segments is not None  # so that crops need not decode what is above
     assert limited > 0 or not (form.longest or form.shortest)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from data_examples import encode
 from jpeg_examples import encoded, photograph
+from PIL import Image
 
 from reconv.data import native
 from reconv.data.augment import draw_host
@@ -106,6 +107,25 @@ def test_an_unreadable_file_takes_no_room(mixed: FolderSource, tmp_path: Path) -
     ends, sizes = native.read_files(paths, np.empty(2**20, np.uint8))
     assert sizes == [(120, 90), (0, 0), (0, 0)]
     assert len(set(ends.tolist())) == 1
+
+
+def test_files_are_closed_whatever_became_of_them(mixed: FolderSource, tmp_path: Path) -> None:
+    paths = [os.fsencode(mixed.path(index)) for index in range(6)] + [os.fsencode(tmp_path)]
+    free = os.dup(0)  # the lowest number that nobody has
+    os.close(free)
+    for first in range(len(paths)):
+        native.read_files(paths[first:], np.empty(2**20, np.uint8))
+    again = os.dup(0)
+    os.close(again)
+    assert again == free
+
+
+def test_a_picture_too_large_for_the_other_way_is_not_made_here_either(tmp_path: Path) -> None:
+    folder = tmp_path / "train" / "cat"
+    folder.mkdir(parents=True)
+    Image.new("L", (10_000, 9_000)).save(folder / "large.jpg")
+    with pytest.raises(DataError, match="too large"):
+        rows_of(Decode(FolderSource(tmp_path, "train"), SPEC, NATIVE), [0])
 
 
 def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:

@@ -42,6 +42,12 @@ def turned(image: Image.Image, orientation: int) -> bytes:
     return jpeg(image, exif=exif.tobytes())
 
 
+def with_factors(data: bytes, factors: int) -> bytes:
+    """A grey file that says so many samples of what is coded together, of which it has one all the same."""
+    at = data.index(b"\xff\xc0") + 11
+    return data[:at] + bytes([factors]) + data[at + 1 :]
+
+
 PLAIN = {
     "4:4:4": jpeg(blurred(90, 131, 1), subsampling="4:4:4"),
     "4:2:2": jpeg(blurred(90, 131, 2), subsampling="4:2:2"),
@@ -50,6 +56,8 @@ PLAIN = {
     "restarts": jpeg(blurred(90, 131, 5), restart_marker_rows=1),
     "restarts in 4:4:4": jpeg(blurred(91, 130, 13), restart_marker_rows=1, subsampling="4:4:4"),
     "restarts in grey": jpeg(blurred(90, 131, 14, 1), restart_marker_rows=1),
+    "restarts in odd grey": with_factors(jpeg(blurred(90, 131, 15, 1), restart_marker_rows=1), 0x22),
+    "restarts in whole blocks": jpeg(blurred(96, 128, 16), restart_marker_rows=1),
     "upright by its Exif": turned(blurred(90, 131, 6), 1),
     "after its end": jpeg(blurred(90, 131, 7)) + b"trailing bytes",
 }
@@ -62,7 +70,7 @@ OTHERS = {
 }
 
 
-SEGMENTED = {"restarts", "restarts in 4:4:4", "restarts in grey"}
+SEGMENTED = {kind: 8 if "4:4:4" in kind or "grey" in kind else 16 for kind in PLAIN if kind.startswith("restarts")}
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -79,20 +87,20 @@ def test_the_file_of_a_box_has_the_pixels_of_the_whole_picture(kind: str) -> Non
             pixels = decode(bytes(part), 3)
             assert np.array_equal(pixels[above:below, left:right], whole[top:bottom, 3:-2])
             rows.append(len(pixels) - (below - above))
-    most = {"restarts": 16, "restarts in 4:4:4": 8, "restarts in grey": 8}.get(kind, found.height) + 4
-    assert max(rows) <= most
+    assert max(rows) <= SEGMENTED.get(kind, found.height) + 4
     assert (found.segments is not None) == (kind in SEGMENTED)
 
 
 def test_restarts_that_are_not_at_the_ends_of_rows_or_out_of_order_are_no_segments() -> None:
-    image = blurred(90, 131, 5)
-    for options in ({"restart_marker_blocks": 3}, {"restart_marker_rows": 2}):
-        found = head(jpeg(image, **options))
-        assert found is not None and found.segments is None
+    image = blurred(90, 131, 5)  # 6 rows of 9 blocks: after every 10 there are as many restarts as after every row
+    files = [jpeg(image, **options) for options in ({"restart_marker_blocks": 10}, {"restart_marker_rows": 2})]
     data = PLAIN["restarts"]
-    second = data.index(b"\xff\xd1")
-    found = head(data[:second] + b"\xff\xd2" + data[second + 2 :])
-    assert found is not None and found.segments is None
+    second, last = data.index(b"\xff\xd1"), data.rindex(b"\xff\xd4")
+    files.append(data[:second] + b"\xff\xd2" + data[second + 2 :])
+    files.append(data[:last] + b"\xff\xd9")  # a row too few
+    for file in files:
+        found = head(file)
+        assert found is not None and found.segments is None
 
 
 @pytest.fixture

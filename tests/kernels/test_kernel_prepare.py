@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
-from reconv.data.augment import ERASED
+from reconv.data.augment import ERASED, JITTERED
+from reconv.data.mix import draw_mix
 from reconv.data.prepare import TrainPrepare
 from reconv.kernels.launch import rehearsed
 from reconv.kernels.prepare import prepare_images
@@ -44,11 +46,14 @@ def batch(**more: torch.Tensor) -> Batch:
     return Batch({"images": images, "flips": flips, "targets": torch.arange(4), **more}, torch.arange(4), (4,))
 
 
-def both(augment: dict[str, object], given: Batch) -> tuple[Batch, Batch, int]:
+def both(
+    augment: dict[str, object], given: Batch, spec: Preprocess | None = None, channels_last: bool = True
+) -> tuple[Batch, Batch, int]:
     """The batch prepared by tensor operations and with kernels, and the mirrored copies made with them."""
     made = []
     for kernels in (False, True):
-        prepare = TrainPrepare(Preprocess(), Augment.model_validate(augment), 4, torch.float32, True, kernels)
+        augmented = Augment.model_validate(augment)
+        prepare = TrainPrepare(spec or Preprocess(), augmented, 4, torch.float32, channels_last, kernels)
         with Mirrors() as mirrors:
             made.append(prepare(given, 0))
     return made[0], made[1], mirrors.number
@@ -64,11 +69,26 @@ def test_a_batch_is_prepared_in_one_pass_and_boxes_follow() -> None:
     assert torch.equal(quick["boxes"], plain["boxes"])
 
 
-def test_images_that_are_erased_too_are_prepared_by_tensor_operations() -> None:
-    given = batch(**{ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)})
-    plain, quick, copies = both({"flip": 0.5, "erase": {"probability": 1.0}}, given)
+MIXUP = {"mixup": {"alpha": 0.2}}
+MIXED = draw_mix(Augment.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
+
+
+@pytest.mark.parametrize(
+    "more, augment, given",
+    [
+        ({}, {"erase": {"probability": 1.0}}, {ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
+        ({}, {}, {JITTERED: torch.tensor([[0.1, 1.2, 0.8, 0.1]]).expand(4, 4)}),
+        ({}, MIXUP, {name: torch.from_numpy(drawn) for name, drawn in MIXED.items()}),
+        ({"spec": Preprocess(standardise=True)}, {}, {}),
+        ({"channels_last": False}, {}, {}),
+    ],
+    ids=["erased", "jittered", "mixed", "standardised", "in planes"],
+)
+def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, augment, given) -> None:
+    plain, quick, copies = both({"flip": 0.5, **augment}, batch(**given), **more)
     assert copies == 1
     assert torch.equal(quick["images"], plain["images"])
+    assert quick["images"].stride() == plain["images"].stride()
 
 
 def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:

@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+from torch import nn
 
 from reconv.kernels import reference
 from reconv.kernels.projection import accepts, project
+from reconv.models.layers import BatchNorm2d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -42,6 +44,13 @@ def test_other_convolutions_are_not_taken() -> None:
     x = draw((2, 64, 4, 4), torch.float16, 0)
     assert accepts(x, torch.empty(32, 64, 1, 1))
     assert not accepts(x.float(), torch.empty(32, 64, 1, 1))  # products of float32 are not for tensor cores
-    for shape in ((96, 64, 1, 1), (32, 64, 3, 3), (32, 32, 1, 1)):
+    for shape in ((96, 64, 1, 1), (32, 64, 3, 3), (32, 32, 1, 1), (20, 64, 1, 1)):
         assert not accepts(x, torch.empty(shape))
     assert not accepts(draw((2, 512, 4, 4), torch.float16, 0), torch.empty(160, 512, 1, 1))
+
+
+def test_a_norm_takes_in_no_convolution_of_a_stride_or_with_biases() -> None:
+    x, norm = draw((2, 64, 4, 4), torch.float16, 0), BatchNorm2d(64)
+    assert norm.projects(x, nn.Conv2d(64, 32, 1, bias=False))
+    assert not norm.projects(x, nn.Conv2d(64, 32, 1))
+    assert not norm.projects(x, nn.Conv2d(64, 32, 1, stride=2, bias=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,6 +106,13 @@ def plan_of(
 ) -> tuple[Recipe, Plan]:
     recipe = Recipe(data=Data.model_validate(data))
     return recipe, make_plan(recipe, Facts(num_train, 100, 10, source=source, cores=cores, decoder=decoder))
+
+
+def test_where_processes_cannot_be_forked_auto_takes_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for cores in (4, 16):
+        _, plan = plan_of(cores=cores, decoder="plain")
+        assert plan.backend == "threads" and plan.workers == min(cores, 8)
 
 
 def test_auto_says_what_it_chose_and_why_not_another() -> None:
