@@ -189,6 +189,20 @@ def test_going_on_with_other_options_or_other_data_is_refused(
     assert not destination.exists()
 
 
+@pytest.mark.parametrize("fact", ["encoder", "layout"])
+def test_going_on_where_pictures_were_encoded_otherwise_is_refused(tree: Path, tmp_path: Path, fact: str) -> None:
+    """As after a change of version: half of the shards would be of one, half of the other."""
+    (tree / "val" / "cat" / "015.png").write_bytes(b"torn")
+    with pytest.raises(DataError, match="not a picture"):
+        run(tree, tmp_path / "new", "packed", Form(quality=80))
+    [begun] = (tmp_path / ".new.converting").rglob("plan.json")
+    plan = json.loads(begun.read_text())
+    plan["form"].pop(fact)
+    begun.write_text(json.dumps(plan))
+    with pytest.raises(UsageError, match=r"(?s)was begun.*form"):
+        run(tree, tmp_path / "new", "packed", Form(quality=80))
+
+
 def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None:
     destination = tmp_path / "new"
     destination.mkdir()

@@ -20,6 +20,8 @@ from reconv.errors import DataError, UsageError
 
 DEFAULT_QUALITY = 90
 _REPAIR_QUALITY = 100  # of the few pictures that are encoded anew only because they are no RGB JPEG
+# A restart after every row of blocks: two bytes and some bits, for which a crop decodes no row above it.
+_LAYOUT = {"restart_marker_rows": 1}
 _GREY_MODES = ("1", "L", "LA", "F")
 # Formats that every reader of folders and tars takes; others become PNG there.
 _ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tif"}
@@ -56,6 +58,7 @@ class Form:
         facts: dict[str, object] = dict(asdict(self))
         if self != Form() or wanted == "jpeg":
             facts["encoder"] = f"Pillow {pillow_version}, libjpeg-turbo {features.version('libjpeg_turbo')}"
+            facts["layout"] = _LAYOUT
         return facts
 
 
@@ -116,10 +119,9 @@ def _kept(sample: Sample, image: Image.Image, form: Form, wanted: Wanted, is_los
 
 
 def _jpeg(image: Image.Image, quality: int) -> bytes:
-    """With a restart after every row of blocks: two bytes and some bits, for which a crop decodes no row above it."""
     file = io.BytesIO()
     sampling = "4:4:4" if quality == _REPAIR_QUALITY else "4:2:0"
-    image.save(file, "JPEG", quality=quality, subsampling=sampling, restart_marker_rows=1)
+    image.save(file, "JPEG", quality=quality, subsampling=sampling, **_LAYOUT)
     return file.getvalue()
 
 
