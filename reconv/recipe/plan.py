@@ -433,8 +433,9 @@ def _in_processes(recipe: Recipe, facts: Facts) -> bool:
     if data.cache != "off" or not sys.platform.startswith("linux"):
         return False
     wanted = facts.cores if data.workers == "auto" else data.workers
-    is_decoded = (facts.source or data.source) not in IN_MEMORY and facts.num_train >= MANY_PICTURES
-    return wanted > AUTO_THREADS or (wanted > 1 and is_decoded and _decoder(recipe, facts) == "plain")
+    is_decoded = (facts.source or data.source) not in IN_MEMORY
+    is_long = (data.epoch_samples or facts.num_train) >= MANY_PICTURES
+    return wanted > AUTO_THREADS or (wanted > 1 and is_decoded and is_long and _decoder(recipe, facts) == "plain")
 
 
 def _backend(recipe: Recipe, facts: Facts) -> str:

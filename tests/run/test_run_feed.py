@@ -74,6 +74,7 @@ def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -
     chosen = {
         "many pictures": plan_of(decoder="plain"),
         "few pictures": plan_of(decoder="plain", num_train=9_999),
+        "a short epoch of many": plan_of(decoder="plain", epoch_samples=9_999),
         "one worker": plan_of(decoder="plain", workers=1),
         "a cache of one process": plan_of(decoder="plain", cache="ram"),
         "nothing to decode": plan_of("cifar10", decoder="plain", workers=2),
@@ -108,7 +109,7 @@ def plan_of(
     return recipe, make_plan(recipe, Facts(num_train, 100, 10, source=source, cores=cores, decoder=decoder))
 
 
-def test_where_processes_cannot_be_forked_auto_takes_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_worker_processes_cannot_be_auto_takes_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     for cores in (4, 16):
         _, plan = plan_of(cores=cores, decoder="plain")
