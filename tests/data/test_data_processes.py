@@ -14,11 +14,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 from torch import Tensor
 
+from reconv.data.convert.form import Form
+from reconv.data.convert.run import convert, make_target
+from reconv.data.convert.sources import open_splits
 from reconv.data.faults import Fault, Faults
 from reconv.data.loader import EvalLoader, TrainLoader
+from reconv.data.open import open_source
 from reconv.data.packed import Description, write_shard
 from reconv.data.parcel import pack, unpack
 from reconv.data.processes import Processes
@@ -201,6 +206,48 @@ def test_the_index_is_sent_once_and_lies_in_memory_that_all_map(tmp_path: Path) 
     list(loader(source, workers, GREY).steps(0, 2))
     assert workers.shared_bytes == held  # the fetch refers to the source that is there already
     workers.close()
+
+
+def written(tree: Path, out: Path, kind: str) -> Path:
+    """Data of a kind."""
+    box = {"bbox": [2, 3, 10, 12], "category_id": 7, "area": 120}
+    match kind:
+        case "tfrecord" | "tar" | "packed":
+            splits, root = open_splits(str(tree), "auto", None, None)
+            of_shards = (None, {"train": 3, "val": 2}) if kind == "tfrecord" else (4, None)
+            convert(splits, root, out, make_target(kind, Form(), *of_shards), 1, lambda done, total: None)
+            return out
+        case "csv":
+            files = sorted(str(path.relative_to(tree)) for path in (tree / "train").rglob("*.*"))
+            (tree / "labels.csv").write_text("\n".join(["file,label", *(f"{file},cat" for file in files)]) + "\n")
+            return tree
+        case "coco":
+            pictures = [("a.jpg", 20, 30, [box]), ("b.jpg", 20, 30, [box])]
+            return write_coco(out, {"train": pictures, "val": pictures}, {7: "cat"})
+        case "voc":
+            objects = [("cat", (1.0, 2.0, 9.0, 12.0), 0)]
+            return write_voc(out, {"train": ["a"], "val": ["b"]}, {"a": (20, 30, objects), "b": (20, 30, objects)})
+        case "yolo":
+            return write_yolo(out, "images/train", {"a": ["0 0.5 0.5 0.2 0.4"]}, ["cat"])
+    return tree
+
+
+BOXED = ("coco", "voc", "yolo")
+
+
+@pytest.mark.parametrize("percent", [100, 60])
+@pytest.mark.parametrize("kind", ["folder", "tfrecord", "tar", "packed", "csv", *BOXED])
+def test_every_kind_of_data_travels(tree: Path, tmp_path: Path, kind: str, percent: float) -> None:
+    """`auto` takes processes for all of them."""
+    data = Data(percent=percent, background=percent < 100 and kind not in BOXED)
+    source = open_source(kind, written(tree, tmp_path / "new", kind), "train", data, boxes=kind in BOXED)
+    parcel = pack(source, {})
+    there = unpack(parcel.content, parcel.extents, parcel.file, {})
+    parcel.close()
+    assert len(there) == len(source) > 0
+    for index in range(len(source)):
+        ours, theirs = source.sample(index), there.sample(index)
+        assert (ours.data, ours.target, ours.name) == (theirs.data, theirs.target, theirs.name)
 
 
 def test_what_cannot_travel_is_refused_with_a_way_out(tree: Path, processes: Processes) -> None:
