@@ -93,6 +93,23 @@ def test_weights_that_are_joined_first_are_cast_before_that() -> None:
     assert len(got) == 3 and all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
+def test_weights_that_are_cast_for_kernels_are_cast_with_the_others() -> None:
+    layer, images = nn.Conv2d(8, 8, 3, groups=8, bias=False), torch.randn(2, 8, 5, 5, dtype=torch.bfloat16)
+    policy, found = policy_of("bf16"), []
+    for is_together in (False, True):
+        if is_together:
+            policy.cast_together(layer)
+        with Calls() as calls, policy.autocast():
+            weight = layer.weight.to(torch.bfloat16)
+            gradient = torch.autograd.grad((weight * images[:, :, :3, :1].sum(0)[:, None]).sum(), layer.parameters())
+            wide = layer.weight.to(torch.float64)
+        assert torch.equal(wide.float(), layer.weight)  # what is wanted in another type is not rounded on the way
+        found.append((weight, *gradient))
+        assert calls.names.count("aten._foreach_copy_.default") == 2 * is_together
+        assert calls.names.count("aten._to_copy.default") == (1 if is_together else 3)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_frozen_and_unused_weights_get_no_gradient() -> None:
     class Some(nn.Module):
         def __init__(self) -> None:

@@ -42,7 +42,8 @@ class CastTogether(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _TAKERS:
+        # Kernels of ours are not known to autocast, and their callers cast the weights.
+        if func in _TAKERS or (func is Tensor.to and len(args) == 2 and args[1] is self._dtype):
             args = tuple(self._found(value) for value in args)
         return func(*args, **(kwargs or {}))
 
