@@ -69,7 +69,7 @@ def _spread(dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     dx = torch.empty_like(x)
     block = rows_of(dy, (len(dy),)).block
     squares, num_squares = _VALUES[weight.shape[-1] <= _SMALL] // block, dy.numel() // dy.shape[1]
-    grid = (-(-dy.shape[1] // block), -(-num_squares // squares))
+    grid = (-(-dy.shape[1] // block) * -(-num_squares // squares),)  # one axis: there may be more than a second has
     sides = (*x.shape[2:], *dy.shape[2:])
     constants = {"K": weight.shape[-1], "SQUARES": squares, "BLOCK": block}
     launch(input_gradient, grid, dy, weight.contiguous(), dx, num_squares, dy.shape[1] // 8, *sides, **constants)

@@ -26,9 +26,10 @@ def input_gradient(
 ):  # fmt: skip
     """dx[n, i, j] = the sum of dy[n, u, v] * weight[i + K // 2 - 2 u, j + K // 2 - 2 v], of each channel."""
     channels = eighths * 8
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    num_blocks = tl.cdiv(channels, BLOCK)
+    channel = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
-    square = tl.program_id(1) * SQUARES + tl.arange(0, SQUARES)
+    square = tl.program_id(0) // num_blocks * SQUARES + tl.arange(0, SQUARES)
     line = square // out_width
     u, v, first = line % out_height, square % out_width, line // out_height * out_height
     HALF: tl.constexpr = K // 2

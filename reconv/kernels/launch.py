@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST_ACROSS = 65535  # programs of a grid's second and third axis, on CUDA
 _SAMPLES: dict[type, int | float] = {
     int: 16,
     float: 1.0,
@@ -95,6 +96,8 @@ def expect(under_way: dict[Any, list[Future[None]]], tell: Callable[[str], None]
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Tensor | float, **constants: int) -> None:
     """Run a kernel's programs: tensors and numbers are given in order, constants by name."""
+    if max(grid[1:], default=0) > MOST_ACROSS:
+        raise ValueError(f"a grid of {grid} programs: only the first axis may have more than {MOST_ACROSS:,}")
     if isinstance(args[0], Tensor) and is_rehearsed(args[0]):
         from reconv.kernels.compile_variants import settle_key
 

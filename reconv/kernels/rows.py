@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reconv.kernels.launch import MOST_ACROSS
+
 SLABS = 8
 _THREAD_VALUES = 8  # of a slab, 16 bytes of halves
 _WARP_THREADS = 32
 _BLOCKS = (64, 32, 16)
 _USED_ENOUGH = 0.9
 _TILES_PER_PROGRAM = 2
-_MOST_SPLITS = 65535  # of a grid's second axis
 _INTERPRETED_SMS = 1
 _INTERPRETED_SHARED_BYTES = 224 * 1024
 _SUMS_BYTES = 8 * 1024  # of shared memory, for the columns' sums of a program
@@ -86,7 +87,7 @@ class Rows:
         if form.programs_per_sm is not None:
             wanted = max(1, form.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
         tiles_each = -(-tiles // min(wanted, tiles))
-        return min(-(-tiles // tiles_each), _MOST_SPLITS)
+        return min(-(-tiles // tiles_each), MOST_ACROSS)
 
     def grid(self, form: Form) -> tuple[int, int, int]:
         """Programs: blocks of channels, splits of the rows, groups."""
@@ -99,7 +100,7 @@ class Rows:
 
     def slab_grid(self, form: Form) -> tuple[int, int, int]:
         """The same, of programs that take a slab at a time."""
-        return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, _MOST_SPLITS), self.num_groups
+        return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, MOST_ACROSS), self.num_groups
 
 
 def rows_of(x: Tensor, groups: Sequence[int]) -> Rows:

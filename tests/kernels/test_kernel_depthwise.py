@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, wide
 
 from reconv.kernels.depthwise import depthwise
+from reconv.kernels.launch import rehearsed
 
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])
@@ -48,3 +49,12 @@ def test_a_frozen_filter_and_a_first_layer_get_no_gradient() -> None:
         leaves = x.clone().requires_grad_(wanted[0]), weight.clone().requires_grad_(wanted[1])
         depthwise(*leaves).sum().backward()
         assert [leaf.grad is not None for leaf in leaves] == list(wanted)
+
+
+def test_the_largest_batches_have_a_grid_too() -> None:
+    """MobileNetV2's first layer of stride 2, of as many images as kernels count."""
+    x = torch.empty(1783, 96, 112, 112, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    weight = torch.empty(96, 1, 3, 3, dtype=torch.bfloat16, device="meta")
+    with rehearsed() as noted:
+        depthwise(x.contiguous(memory_format=torch.channels_last), weight, 2).sum().backward()
+    assert [variant.kernel.__name__ for variant in noted] == ["input_gradient"]
