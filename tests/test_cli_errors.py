@@ -155,15 +155,17 @@ def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        child = subprocess.Popen(
-            [sys.executable, "-m", "reconv", "data", "get", "cifar10", "--base-url", url],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        connection, _ = server.accept()  # now the verb surely waits for an answer that never comes
-        with connection:
-            child.send_signal(signal.SIGINT)
-            _, err = child.communicate(timeout=60)
+        words = [sys.executable, "-m", "reconv", "data", "get", "cifar10", "--base-url", url]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    connection.settimeout(60)
+                    assert connection.recv(3) == b"GET"  # now the verb surely waits for an answer that never comes
+                    child.send_signal(signal.SIGINT)
+                    _, err = child.communicate(timeout=60)
+            finally:
+                child.kill()  # or it would be found in another test
     assert child.returncode == Exit.INTERRUPTED
     assert "Traceback" not in err
 
