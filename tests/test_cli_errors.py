@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -156,7 +157,8 @@ def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
         server.settimeout(60)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
         words = [sys.executable, "-m", "reconv", "data", "get", "cifar10", "--base-url", url]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run in the background
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as child:
             try:
                 connection, _ = server.accept()
                 with connection:
