@@ -7,24 +7,20 @@ nobody else multiplies a batch size, converts a duration or scales a learning ra
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 
 from reconv.errors import RecipeError
-from reconv.recipe.images import Decoder, why_plain
+from reconv.recipe import decoding
+from reconv.recipe.images import Decoder
 from reconv.recipe.plan_lines import count, plan_lines
 from reconv.recipe.schema import Recipe, Schedule
 from reconv.recipe.split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.units import Duration
 
 EVAL_AHEAD = 2  # batches of an evaluation made ahead
-AUTO_THREADS = 8  # more of them wait for the interpreter's lock, which each holds for a tenth of a picture's time
-AUTO_PROCESSES = 32  # each takes about 0.2 GB
-MANY_PICTURES = 10_000  # of an epoch: with fewer, starting processes costs more than they save
-IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +195,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     steps_per_epoch = _steps_per_epoch(recipe, facts)
     total = _length_steps(recipe.length, steps_per_epoch)
     pins = (_steps(pin, steps_per_epoch, total) for pin in recipe.save.pin)
+    workers = decoding.workers(recipe, facts)
     plan = Plan(
         num_train=facts.num_train,
         num_val=facts.num_val,
@@ -223,14 +220,14 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         pinned_steps=tuple(sorted({pin for pin in pins if 0 < pin <= total})),
         eval_batch=recipe.evaluate.batch,
         threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
-        workers=_workers(recipe, facts),
-        backend=_backend(recipe, facts),
-        eval_batches_held=(EVAL_AHEAD if _workers(recipe, facts) else 0) + 2,
-        steps_held=(recipe.data.prefetch if _workers(recipe, facts) else 0) + 2,
+        workers=workers,
+        backend=decoding.backend(recipe, facts),
+        eval_batches_held=(EVAL_AHEAD if workers else 0) + 2,
+        steps_held=(recipe.data.prefetch if workers else 0) + 2,
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,
-        decoder=_decoder(recipe, facts),
-        gpu_share=_gpu_share(recipe, facts),
+        decoder=decoding.decoder(recipe, facts),
+        gpu_share=decoding.gpu_share(recipe, facts),
     )
     refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))
@@ -403,52 +400,3 @@ def _alpha(recipe: Recipe) -> float | None:
             then=f"an exponent of {highest} or less at this batch",
         )
     return alpha
-
-
-def _decoder(recipe: Recipe, facts: Facts) -> Decoder:
-    """Who makes resized crops of JPEG files: the plain way where there are none, or where the compiled one has none."""
-    is_jpeg = (facts.source or recipe.data.source) not in IN_MEMORY
-    if not is_jpeg or why_plain(recipe.augment, recipe.data.preprocess) is not None:
-        return "plain"
-    return facts.decoder if recipe.augment.decoder == "auto" else recipe.augment.decoder
-
-
-def _workers(recipe: Recipe, facts: Facts) -> int:
-    """Decoding threads: none where the data is already in memory."""
-    if recipe.data.workers != "auto":
-        return recipe.data.workers
-    if (facts.source or recipe.data.source) in IN_MEMORY:
-        return 0
-    return min(facts.cores, AUTO_PROCESSES if _in_processes(recipe, facts) else AUTO_THREADS)
-
-
-def _in_processes(recipe: Recipe, facts: Facts) -> bool:
-    """Whether workers are processes: as asked, else where threads would wait for the interpreter's lock.
-
-    Many threads do; and without the compiled decoder two of them already.
-    """
-    data = recipe.data
-    if data.backend != "auto":
-        return data.backend != "threads"
-    if data.cache != "off" or not sys.platform.startswith("linux"):
-        return False
-    wanted = facts.cores if data.workers == "auto" else data.workers
-    is_decoded = (facts.source or data.source) not in IN_MEMORY
-    is_long = (data.epoch_samples or facts.num_train) >= MANY_PICTURES
-    return wanted > AUTO_THREADS or (wanted > 1 and is_decoded and is_long and _decoder(recipe, facts) == "plain")
-
-
-def _backend(recipe: Recipe, facts: Facts) -> str:
-    """Who decodes: nobody but the caller where there are no workers."""
-    if _workers(recipe, facts) == 0:
-        return "caller"
-    if recipe.data.backend != "auto":
-        return recipe.data.backend
-    return "processes" if _in_processes(recipe, facts) else "threads"
-
-
-def _gpu_share(recipe: Recipe, facts: Facts) -> float:
-    """Of the training images, what the GPU makes: nothing but with that back-end."""
-    if _backend(recipe, facts) != "gpu":
-        return 0.0
-    return facts.gpu_share if recipe.data.gpu_share == "auto" else recipe.data.gpu_share

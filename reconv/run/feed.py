@@ -21,7 +21,8 @@ from reconv.data.workers import Workers, open_workers
 from reconv.device import Device
 from reconv.device.jpeg_engine import JpegEngine
 from reconv.errors import RecipeError
-from reconv.recipe.plan import IN_MEMORY, Plan
+from reconv.recipe.decoding import IN_MEMORY
+from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
 from reconv.report.events import Evaluated, Event, Waited

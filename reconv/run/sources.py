@@ -14,7 +14,8 @@ from reconv.data.cached import Cached, Room, cached
 from reconv.data.open import NEED_NO_PATH, open_source, thinned
 from reconv.data.source import Source, Split
 from reconv.errors import DataError, ResourceError, UsageError
-from reconv.recipe.plan import IN_MEMORY, CacheSize
+from reconv.recipe.decoding import IN_MEMORY
+from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe
 from reconv.run.detection import (
     refuse_nothing_to_find,
