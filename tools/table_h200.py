@@ -1,13 +1,17 @@
 """Measure every family of networks on one GPU, training and answering, and write the table as JSON and Markdown.
 
     python tools/table_h200.py [RECIPE ...] [--batch 256] [--modes bf16,tf32,fp32] [--answer-modes bf16,tf32]
-                               [--batches 1,8,32,64,128,256] [--peer NAME] [--limit 22] [--within SECONDS]
-                               [--device cuda] [--set A.B=V ...] [--json FILE] [--markdown FILE]
+                               [--batches 1,8,32,64,128,256] [--peer NAME] [--limit 90] [--within SECONDS]
+                               [--compile-s 0] [--device cuda] [--set A.B=V ...] [--json FILE] [--markdown FILE]
 
 One process for each network, one after the other on the device; the next one is started early and imports meanwhile. A
 process tells each figure as soon as it has it, so a network that runs into its limit (seconds) loses only the rest,
 which the table calls not measured. The peaks of the roofline are measured first, on the same device: matrix products
 in each precision, and a copy. A recipe may bring settings of its own: `NAME+batch.size=64+precision.mode=bf16`.
+
+With `--compile-s` the same measurements are first made side by side, for at most so long, and thrown away: they fill
+the caches of the compilers, which takes most of the time. What torch chose by trial meanwhile, beside other processes,
+is deleted, so that a peer chooses again when it has the device to itself.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import gc
 import json
 import math
 import multiprocessing
+import os
 import queue
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,8 +47,13 @@ RECIPES = (
 )
 MODES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}  # bytes of a value
 START_S = 120  # what imports and the first CUDA call of a process may take
+TRAINING_BESIDE, ANSWERING_BESIDE = 4, 5  # side by side, the first by the device's memory
 PEAK_SIDE, PEAK_BYTES = 8192, 2**30
 ROUNDS = 5
+WINDOWS = 5  # of half a second: in shorter ones a peer that its host holds back looks slower than it is
+ANSWERS_S = 0.3
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # of torch's compiler
+CHOICES = "*.best_config"  # where it keeps what it chose by trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,7 @@ class Task:
     batches: tuple[int, ...]
     settings: tuple[str, ...]
     device: str
-    peer: str  # its name; empty: none
+    peer: str  # a part of its name; empty: none
     peaks: dict[str, tuple[float, float]]
 
     def overrides(self, mode: str) -> list[tuple[str, object, str]]:
@@ -114,8 +125,10 @@ def work(task: Task, turn: Any, told: Any) -> None:
     for kind, modes in (("train", task.modes[:1]), ("infer", task.answer_modes), ("train", task.modes[1:])):
         for mode in modes:
             try:
-                rows = trained(task, mode) if kind == "train" else answered(task, mode)
+                rows, notes = trained(task, mode) if kind == "train" else answered(task, mode)
                 told.put((task.recipe, "rows", rows))
+                for note in notes:
+                    told.put((task.recipe, "failed", note))
             except Exception as error:  # one figure's failure must not lose the others
                 told.put((task.recipe, "failed", f"{kind} in {mode}: {repr(error)[:300]}"))
             gc.collect()  # a step and its recording hold each other
@@ -123,47 +136,40 @@ def work(task: Task, turn: Any, told: Any) -> None:
     told.put((task.recipe, "done", None))
 
 
-def trained(task: Task, mode: str) -> list[dict[str, Any]]:
-    """The rate of a training step in short windows."""
+def trained(task: Task, mode: str, is_measured: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rate of a training step in short windows, and what could not be measured."""
     from reconv.bench.timing import Wish
     from reconv.bench.train import bench_train
 
     name = task.recipe.split("+")[0]
-    peers = _peers(task, mode) if mode == task.modes[0] else None
-    result = bench_train(name, overrides=task.overrides(mode), device=task.device, wish=Wish(3, 3, 4), peers=peers)
+    wish = Wish(WINDOWS) if is_measured else Wish(1, 1, 0)
+    result = bench_train(
+        name, overrides=task.overrides(mode), device=task.device, wish=wish, peers=_peers(task, mode, task.modes)
+    )
     rates = result["window_images_per_s"]
     row = {"kind": "train", "mode": mode, "batch": result["batch"], "images_per_s": result["images_per_s"]}
     row |= {"lowest": min(rates), "highest": max(rates), "n": len(rates), "step_ms": result["step_ms"]["median"]}
     row |= {"device": result["device"], "model": result["recipe"]["model"]["name"], "image_size": result["image_size"]}
-    for peer in result["peers"].values():
-        row["peer"] = peer["images_per_s"]
-    return [row | limits(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)]
+    for peer_name, peer in result["peers"].items():
+        row |= {"peer": peer["images_per_s"], "peer_name": peer_name}
+    taken_s = result["step_ms"]["median"] / 1000
+    return [row | limits(task, mode, result["batch"], taken_s, training=True)], _missing(result)
 
 
-def _peers(task: Task, mode: str) -> list[Any] | None:
-    """The peer of this network that the table is to have, if there is one."""
-    from reconv.bench.peers import find_peers
-    from reconv.recipe.load import load
-
-    recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
-    found = find_peers(recipe.model.name)[0] if task.peer and recipe.task != "detection" else []
-    return [peer for peer in found if peer.name == task.peer] or None
-
-
-def answered(task: Task, mode: str) -> list[dict[str, Any]]:
+def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> tuple[list[dict[str, Any]], list[str]]:
     """The rate and the latency of answers at each batch size; algorithms by cuDNN's rule, not by trial."""
     from reconv.bench.infer import bench_infer
     from reconv.bench.served import others
 
     overrides = [*task.overrides(mode), ("engine.autotune", "off", "tool")]
-    peers = _peers(task, mode) if mode == task.answer_modes[0] else None
+    peers = _peers(task, mode, task.answer_modes)
     result = bench_infer(
         task.recipe.split("+")[0],
         batches=task.batches,
         overrides=overrides,
         device=task.device,
-        seconds=0.15,
-        peers=others(peers, task.peer) if peers else (),
+        seconds=seconds,
+        peers=others(peers, peers[0].name) if peers else (),
     )
     theirs = {peer["batch"]: peer["images_per_s"] for found in result["peers"].values() for peer in found}
     rows = []
@@ -173,7 +179,57 @@ def answered(task: Task, mode: str) -> list[dict[str, Any]]:
         row |= {"peer": theirs[own["batch"]]} if own["batch"] in theirs else {}
         taken_s = own["batch"] / own["images_per_s"]
         rows.append(row | limits(task, mode, own["batch"], taken_s, training=False))
-    return rows
+    return rows, _missing(result)
+
+
+def _missing(result: dict[str, Any]) -> list[str]:
+    return [note for note in result["notes"] if "could not be measured" in note]
+
+
+def _peers(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | None:
+    """The peer of this network that the table is to have, if there is one; of the first precision alone."""
+    from reconv.bench.peers import find_peers
+    from reconv.recipe.load import load
+
+    recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
+    if not task.peer or recipe.task == "detection" or mode != modes[0]:
+        return None
+    return find_peers(recipe.model.name, task.peer)[0][:1] or None
+
+
+def fill_caches(tasks: Sequence[Task], until_s: float) -> None:
+    """Make every measurement of the first precisions once, side by side; forget the figures and torch's choices."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        context.Pool(TRAINING_BESIDE, maxtasksperchild=1) as training,
+        context.Pool(ANSWERING_BESIDE, maxtasksperchild=1) as answering,
+    ):
+        asked = [(task, training.apply_async(_try_training, (task,))) for task in tasks]
+        asked += [(task, answering.apply_async(_try_answering, (task,))) for task in tasks]
+        for task, result in asked:
+            try:
+                print(f"{task.recipe}: {result.get(max(0.1, until_s - time.monotonic()))}", flush=True)
+            except multiprocessing.TimeoutError:
+                print(f"{task.recipe}: not compiled in time", flush=True)
+    for file in Path(os.environ[CACHE]).rglob(CHOICES):
+        file.unlink()
+
+
+def _try_training(task: Task) -> str:
+    return _tried("trained", lambda: trained(task, task.modes[0], is_measured=False))
+
+
+def _try_answering(task: Task) -> str:
+    return _tried("answered", lambda: answered(task, task.answer_modes[0], seconds=0))
+
+
+def _tried(what: str, work: Callable[[], tuple[object, list[str]]]) -> str:
+    began_s = time.monotonic()
+    try:
+        said = "; ".join(work()[1])
+    except Exception as error:  # it will be said again when it is measured
+        said = repr(error)[:300]
+    return f"{what} once after {time.monotonic() - began_s:.0f} s {said}"
 
 
 def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool) -> dict[str, Any]:
@@ -331,8 +387,9 @@ def main() -> None:
     parser.add_argument("--modes", default="bf16,tf32,fp32", help="of training, the first before the answers")
     parser.add_argument("--answer-modes", default="bf16,tf32")
     parser.add_argument("--batches", default="1,8,32,64,128,256")
-    parser.add_argument("--peer", default="torchvision channels_last", help="of the first precision; empty: none")
-    parser.add_argument("--limit", type=float, default=22, help="seconds of one network")
+    parser.add_argument("--peer", default="channels_last compiled", help="of the first precision; empty: none")
+    parser.add_argument("--limit", type=float, default=90, help="seconds of one network")
+    parser.add_argument("--compile-s", type=float, default=0, help="seconds for compiling side by side; 0: not done")
     parser.add_argument("--within", type=float, default=math.inf, help="seconds in which networks may begin")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", action="append", default=[])
@@ -349,6 +406,10 @@ def main() -> None:
         Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, given.peer, peaks)
         for recipe in given.recipes
     ]
+    if given.compile_s:
+        os.environ.setdefault(CACHE, tempfile.mkdtemp())
+        fill_caches(tasks, began_s + given.compile_s)
+        print(f"caches filled after {time.monotonic() - began_s:.0f} s", flush=True)
     found = measure(tasks, given.limit, began_s + given.within)
     text = markdown(found, peaks)
     print(f"{time.monotonic() - began_s:.0f} s in all\n\n{text}")

@@ -27,7 +27,7 @@ from reconv.errors import UsageError
 from reconv.run.network import wants_kernels
 
 MOMENTUM, RATE, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # torchvision's reference script; they do not change the speed
-_TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100"}
+_TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100", "se_resnext101_32x4d": "seresnext101_32x4d"}
 _WITHOUT_HEADS = ("googlenet", "inception_v3")  # torchvision's script cannot train their auxiliary heads
 
 _DEPTHS = [3, 4, 23, 3]
