@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 # Kernels run in Triton's interpreter, which must be chosen before anything imports Triton: torch's compiler does.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -30,3 +34,24 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("DATA_DIR", raising=False)
+
+
+@pytest.fixture
+def nobody_waits(tmp_path: Path) -> Iterator[None]:
+    """Fail where somebody waits for a named pipe, and let go of threads that do: they would keep the tests from ending.
+
+    What is tested takes seconds at most; such a wait would be for ever.
+    """
+    most_s = 30
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        for pipe in filter(Path.is_fifo, tmp_path.rglob("*")):
+            with suppress(OSError):  # nobody waits for this one
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        pytest.fail(f"somebody waited for {most_s} s")  # no OSError, which would be told as a bad file
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, most_s, 1)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)

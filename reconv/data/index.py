@@ -131,6 +131,8 @@ def _keep(place: Path, header: Mapping[str, Any], rows: Rows) -> bool:
 
 def _load(place: Path, key: str) -> Index | None:
     """The index at this place if it is whole and of these shards."""
+    if not place.is_file():  # a named pipe would be waited for
+        return None
     try:
         with open(place, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

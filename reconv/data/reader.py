@@ -1,8 +1,9 @@
 """The one place where data files are read: a range of bytes of a file, copied or mapped.
 
 Owns opening, reading, listing, mapping and the error for what cannot be read. Refuses to know formats. Invariant: the
-bytes asked for come back whole, or a `DataError` names the file. The compiled decoder reads image files of a task by
-itself (`native_rows`), and what it cannot read is read here.
+bytes asked for come back whole, or a `DataError` names the file; what is no plain file is never waited for, unless a
+person named it. The compiled decoder reads image files of a task by itself (`native_rows`), and what it cannot read is
+read here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import io
 import mmap
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +23,13 @@ from reconv.errors import DataError
 _REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
 _MOUNTS = Path("/proc/self/mountinfo")
 _PIECE_BYTES = 2**20  # of a file that does not tell its size
+_NO_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 
 
 class Ranges(Protocol):
@@ -46,8 +55,11 @@ class Mapped:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            with open(path, "rb") as file:
-                self._map: mmap.mmap | None = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            descriptor, _ = _open_file(path)
+            try:
+                self._map: mmap.mmap | None = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
             self._view = memoryview(self._map)
         except OSError as error:
             raise unreadable(path, error) from error
@@ -114,11 +126,11 @@ def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     """The file's bytes from `start`, `length` of them or all to the end."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)  # a file object would let go of the interpreter's lock twice as often
+        descriptor, size = _open_file(path)
         try:
             if start:
                 os.lseek(descriptor, start, os.SEEK_SET)
-            if length is None and (size := os.fstat(descriptor).st_size) == 0:  # a pipe has no size
+            if length is None and size == 0:  # some systems do not tell it before they are asked for the bytes
                 data = _read_to_end(descriptor)
             else:
                 data = _read_exactly(descriptor, size - start if length is None else length)
@@ -131,12 +143,26 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
     return data
 
 
+def read_named(path: str | Path) -> bytes:
+    """All bytes of a file or a pipe that a person has named: whoever writes into the pipe is waited for."""
+    try:
+        if not stat.S_ISFIFO(os.stat(path).st_mode):
+            return read(path)
+        with open(path, "rb", buffering=0) as pipe:
+            return _read_to_end(pipe.fileno())
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
 def size_bytes(path: str | Path) -> int:
     """The file's size."""
     try:
-        return os.stat(path).st_size
+        status = os.stat(path)
     except OSError as error:
         raise unreadable(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise _no_file(path, status.st_mode)
+    return status.st_size
 
 
 class Window:
@@ -207,6 +233,31 @@ def unreadable(path: str | Path, error: OSError) -> DataError:
     if error.errno == errno.EMFILE:
         then = "allow more open files: ulimit -n 8192"
     return DataError(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
+
+
+def _open_file(path: str | Path) -> tuple[int, int]:
+    """A descriptor of a plain file and its size; opening a named pipe the usual way would wait for its writer."""
+    # A file object would let go of the interpreter's lock twice as often.
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # sockets cannot be opened
+            raise _no_file(path, os.stat(path).st_mode) from error
+        raise
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise _no_file(path, status.st_mode)
+    return descriptor, status.st_size
+
+
+def _no_file(path: str | Path, mode: int) -> DataError:
+    return DataError(
+        f"cannot read {path}",
+        where=str(path),
+        why=f"it is {_NO_FILES.get(stat.S_IFMT(mode), 'something else')}, not a file",
+        then="put the file there that it stands for, or remove it",
+    )
 
 
 def _ends_early(path: str | Path, there: int, length: int, start: int) -> DataError:

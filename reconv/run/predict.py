@@ -6,7 +6,7 @@ Invariant: the preprocessing is the one saved with the model; boxes are in pixel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from reconv.boxes.detections import Detections
 from reconv.checkpoint.files import Files, writing
 from reconv.data.decode import decode, host_eval, picture
 from reconv.data.drawing import DrawnBox, class_colour, draw_boxes
-from reconv.data.reader import read
+from reconv.data.reader import read, read_named
 from reconv.data.sources.folder import is_image_name
 from reconv.errors import DataError, UsageError
 from reconv.run import parts
@@ -95,7 +95,8 @@ def predict(
     A classifier gives the `top` names (5). A detector gives boxes with a score of at least `min_score` (0.3), at most
     `top` of them, and draws them into the folder `pictures`.
     """
-    files = list(dict.fromkeys(file for path in paths for file in _pictures(Path(path))))
+    named = dict.fromkeys(Path(path) for path in paths)
+    files = list(dict.fromkeys(file for path in named for file in _pictures(path)))
     model = open_model(find_model(run, best, tell), device=device, weights=weights, recipe=recipe)
     wishes = Wishes(top, min_score, None if pictures is None else Path(pictures))
     answer = _boxes(model, wishes, files) if model.recipe.task == "detection" else _names(model, wishes)
@@ -103,7 +104,7 @@ def predict(
     model.network.model.eval()
     results: list[Prediction] = []
     for start in range(0, len(files), PREDICT_BATCH):
-        opened, bad = _open(files[start : start + PREDICT_BATCH], model, skip_bad)
+        opened, bad = _open(files[start : start + PREDICT_BATCH], named, model, skip_bad)
         results += bad
         if opened:
             batch = _batch_of([one.seen for one in opened.values()], model)
@@ -190,7 +191,8 @@ def _draw(file: Path, boxes: Sequence[FoundBox], target: Path) -> None:
 
 def _pictures(path: Path) -> list[Path]:
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and is_image_name(file.name))
+        # What is called a picture and cannot be read as one is told when it is opened, not left out here.
+        files = sorted(file for file in path.rglob("*") if is_image_name(file.name) and not file.is_dir())
         if not files:
             raise DataError("no picture in this folder", where=str(path))
         return files
@@ -199,14 +201,17 @@ def _pictures(path: Path) -> list[Path]:
     return [path]
 
 
-def _open(files: Sequence[Path], model: Model, skip_bad: bool) -> tuple[dict[Path, Opened], list[Prediction]]:
+def _open(
+    files: Sequence[Path], named: Container[Path], model: Model, skip_bad: bool
+) -> tuple[dict[Path, Opened], list[Prediction]]:
     """The pictures that decode, upright and preprocessed, and an answer without labels for those that do not."""
     preprocess = model.recipe.data.preprocess
     opened: dict[Path, Opened] = {}
     bad: list[Prediction] = []
     for file in files:
         try:
-            image = decode(read(file), preprocess.channels, str(file))
+            data = read_named(file) if file in named else read(file)
+            image = decode(data, preprocess.channels, str(file))
         except DataError as error:
             if not skip_bad:
                 raise

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reconv.data
-from reconv.data.reader import read
+from reconv.data.reader import read, read_named
 from reconv.errors import DataError
 
 _ROOM = Path(reconv.data.__file__).parent
@@ -56,12 +56,19 @@ def test_no_source_opens_a_file_by_itself() -> None:
     assert all((_ROOM / name).exists() for name in _OWN_FILES)
 
 
-def test_a_pipe_is_read_to_its_end() -> None:
+def test_a_pipe_that_a_person_names_is_read_to_its_end() -> None:
     readable, writable = os.pipe()
     with os.fdopen(readable):
         with os.fdopen(writable, "wb") as pipe:
             pipe.write(b"picture" * 1000)
-        assert read(f"/dev/fd/{readable}") == b"picture" * 1000
+        assert read_named(f"/dev/fd/{readable}") == b"picture" * 1000
+
+
+def test_what_a_person_names_may_be_a_file_and_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"picture")
+    assert read_named(tmp_path / "file") == b"picture"
+    with pytest.raises(DataError, match="cannot read"):
+        read_named(tmp_path / "none")
 
 
 def test_an_empty_file_has_no_bytes_and_a_folder_is_refused(tmp_path: Path) -> None:

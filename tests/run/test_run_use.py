@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +89,24 @@ def test_a_bad_picture_does_not_silence_the_good_ones(run: Path, tmp_path: Path)
     assert answers[1].error
     with pytest.raises(DataError):
         reconv.predict(run, [tmp_path])
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_a_pipe_in_a_folder_of_pictures_is_a_bad_picture_and_one_that_is_named_is_read(
+    run: Path, tmp_path: Path
+) -> None:
+    Image.new("L", (8, 8), 90).save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    (tmp_path / "c.png").symlink_to(tmp_path / "not-mounted.png")
+    good, *bad = reconv.predict(run, [tmp_path], skip_bad=True)
+    assert good.labels and [(answer.path.name, bool(answer.error)) for answer in bad] == [("b.png", 1), ("c.png", 1)]
+    with pytest.raises(DataError, match=r"b\.png"):
+        reconv.predict(run, [tmp_path])
+    writer = threading.Thread(target=(tmp_path / "b.png").write_bytes, args=[(tmp_path / "a.png").read_bytes()])
+    writer.start()
+    [named] = reconv.predict(run, [tmp_path / "b.png"])
+    writer.join()
+    assert named.labels == good.labels
 
 
 def test_a_checkpoint_folder_and_its_weights_are_runs_too(run: Path) -> None:

@@ -56,7 +56,7 @@ def read_yolo(root: Path, split: Split) -> BoxTable:
     for path in pictures:
         text_file = label_file(path)
         builder.picture(path, text_file, os.path.relpath(path, root))
-        if os.path.isfile(text_file):
+        if os.path.lexists(text_file):  # a link that leads nowhere is no picture without boxes
             _add(builder, text_file, len(names))
     return builder.table()
 

@@ -1,0 +1,165 @@
+"""Named pipes, sockets and devices where files should be: nobody waits for them, and they are named."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from box_examples import write_coco, write_voc, write_yolo
+from data_examples import encode, noise
+
+from reconv.data.check import check
+from reconv.data.convert.form import Form
+from reconv.data.convert.run import convert, make_target
+from reconv.data.convert.sources import open_splits
+from reconv.data.open import open_source
+from reconv.data.reader import Mapped, Stream, Unmapped, read
+from reconv.data.sources.folder import FolderSource
+from reconv.errors import DataError
+from reconv.recipe.images import Data
+
+pytestmark = pytest.mark.usefixtures("nobody_waits")
+
+
+def coco(root: Path) -> Path:
+    boxes = [{"category_id": 1, "bbox": [1, 1, 5, 5]}]
+    pictures = [("a.jpg", 20, 20, boxes), ("b.jpg", 20, 20, boxes)]
+    return write_coco(root, {"train": pictures, "val": pictures}, {1: "cat"})
+
+
+def voc(root: Path) -> Path:
+    stems = ("a", "b")
+    pictures = {stem: (20, 20, [("cat", (1.0, 1.0, 5.0, 5.0), 0)]) for stem in stems}
+    return write_voc(root, {"train": stems, "val": stems}, pictures)
+
+
+def yolo(root: Path) -> Path:
+    lines = ["0 0.5 0.5 0.4 0.4"]
+    return write_yolo(root, "images/train", {"a": lines, "b": lines}, ("cat",))
+
+
+def table(root: Path) -> Path:
+    root.mkdir()
+    rows = [f"{number}.png,{'ab'[number % 2]},{split}" for number, split in enumerate(["train"] * 4 + ["val"] * 2)]
+    for number in range(6):
+        (root / f"{number}.png").write_bytes(encode(noise(9, 9, 3, number)))
+    (root / "labels.csv").write_text("\n".join(["file,label,split", *rows]))
+    return root
+
+
+def converted(kind: str) -> Callable[[Path], Path]:
+    def write(root: Path) -> Path:
+        splits, origin = open_splits("digits", "auto", None, None)
+        convert(splits, origin, root, make_target(kind, Form(), 400, None), 1, lambda done, total: None)
+        return root
+
+    return write
+
+
+def taken(path: Path) -> object:
+    return Unmapped(path).take(0, 1)
+
+
+def streamed(path: Path) -> object:
+    return Stream(path).read()
+
+
+# A layout, whether it has boxes, and one of its files.
+PLACES: dict[str, tuple[Callable[[Path], Path], bool, str]] = {
+    "a picture of COCO": (coco, True, "train2017/b.jpg"),
+    "the annotations of COCO": (coco, True, "annotations/instances_train2017.json"),
+    "a picture of VOC": (voc, True, "JPEGImages/b.jpg"),
+    "an annotation of VOC": (voc, True, "Annotations/b.xml"),
+    "a list of VOC": (voc, True, "ImageSets/Main/train.txt"),
+    "a picture of YOLO": (yolo, True, "images/train/b.jpg"),
+    "the boxes of YOLO": (yolo, True, "labels/train/b.txt"),
+    "a picture of a table": (table, False, "2.png"),
+    "the table": (table, False, "labels.csv"),
+    "a tar": (converted("tar"), False, "train-*1.tar"),
+    "a packed shard": (converted("packed"), False, "train-*0001*.packed"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pipe_among_the_files_of_a_data_set_is_refused_by_name(place: str, tmp_path: Path) -> None:
+    write, has_boxes, pattern = PLACES[place]
+    root = write(tmp_path / "data")
+    [path] = root.glob(pattern)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError) as caught:
+        source = open_source("auto", root, "train", Data(), boxes=has_boxes)
+        for index in range(len(source)):
+            source.sample(index)
+    told = f"{caught.value.where} {caught.value.what} {caught.value.why}"
+    assert path.name in told and "a named pipe" in told
+    try:
+        assert not check(str(root), Data(), 2).as_json()["ok"]
+    except DataError as error:
+        assert path.name in f"{error.where} {error.what}"
+
+
+def test_a_pipe_where_the_index_of_shards_should_lie_is_not_waited_for(tmp_path: Path) -> None:
+    root = converted("tar")(tmp_path / "data")
+    num_samples = len(open_source("auto", root, "train", Data()))
+    [index] = [path for path in root.rglob(".*") if path.is_file() and "train" in path.name]
+    index.unlink()
+    os.mkfifo(index)
+    assert len(open_source("auto", root, "train", Data())) == num_samples
+
+
+@pytest.mark.parametrize("way", [read, Mapped, taken, streamed])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
+def test_what_is_no_file_is_refused_however_it_is_read(
+    kind: str, way: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, word = tmp_path / "a.jpg", "named pipe"
+    if kind == "socket":
+        monkeypatch.chdir(tmp_path)  # a socket's name is short
+        word = "socket"
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+        word = "device"
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(DataError, match="cannot read") as caught:
+        way(path)
+    assert word in caught.value.why
+    del caught
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_picture_that_became_a_pipe_after_it_was_listed_is_refused(tree: Path) -> None:
+    source = FolderSource(tree, "train")
+    path = Path(source.path(3))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(DataError, match="cannot read") as caught:
+        source.sample(3)
+    assert caught.value.where == str(path)
+
+
+def test_check_tells_the_pipes_and_sockets_of_a_tree(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tree / "train" / "ant" / "pipe.jpg")
+    monkeypatch.chdir(tree / "train" / "bee")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind("socket.jpg")
+    [finding] = check(str(tree), Data(), 2).findings
+    assert finding.kind == "astray"
+    assert [Path(path).name for path in finding.paths] == ["pipe.jpg", "socket.jpg"]
+
+
+def test_boxes_that_are_not_mounted_are_not_taken_for_none(tmp_path: Path) -> None:
+    root = yolo(tmp_path / "data")
+    file = root / "labels" / "train" / "b.txt"
+    file.unlink()
+    file.symlink_to(tmp_path / "not-mounted" / "b.txt")
+    with pytest.raises(DataError, match=r"cannot read .*b\.txt"):
+        open_source("auto", root, "train", Data(), boxes=True)
