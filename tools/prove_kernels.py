@@ -239,6 +239,7 @@ def prove_max_pool() -> bool:
             y.backward(dy)
             expected.backward(dy)
             is_right &= torch.equal(y, expected) and torch.equal(x.grad, again.grad)  # type: ignore[arg-type]
+            is_right &= torch.equal(max_pool.max_pool_values(x.detach(), window), expected)
     print(f"{'max_pool':10} {'all':9} {4:6}  {'equal bits' if is_right else 'NOT EQUAL'}")
     return is_right
 

@@ -1,4 +1,4 @@
-"""Max-pool of channels_last images.
+"""Max-pool of channels_last images, in training and at evaluation.
 
 Owns the autograd function and the shapes of tiles. Refuses to know modules. Limits: `fused.available` of the images, a
 square window of at most 15 places a side, padded by at most half of it or as SAME, no dilation. Invariant: the value,
@@ -26,6 +26,17 @@ def max_pool(x: Tensor, window: Window) -> Tensor:
     """The largest value of each window."""
     output: Tensor = _MaxPool.apply(x, window)  # type: ignore[no-untyped-call]
     return output
+
+
+def max_pool_values(x: Tensor, window: Window) -> Tensor:
+    """The same where no gradient is asked for: no places are written."""
+    images, channels, height, width = x.shape
+    sides = (window.out_side(height), window.out_side(width))
+    y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    grid, across, known = _tiles(images, channels, *sides, window)
+    before = {"ABOVE": window.before(height), "LEFT": window.before(width)}
+    launch(device.values, grid, x, y, channels // 8, height, width, *sides, across, **known, **before)
+    return y
 
 
 class _MaxPool(Function):

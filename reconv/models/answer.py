@@ -6,12 +6,14 @@ the list gives the answers of the network it was made of, for any number of imag
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from reconv.kernels.passes import largest
 from reconv.kernels.product import Shape, product
 from reconv.kernels.reference import Activation
 
@@ -25,6 +27,7 @@ _FUNCTIONS: dict[object, Activation] = {
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 _ROWS = 3  # images that the list is made with
 _CLAMPS = (aten.hardtanh.default, aten.hardtanh_.default)  # with 0 and 6, ReLU6
+_LARGEST_WINDOW = 15
 
 
 def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any], int]:
@@ -40,9 +43,14 @@ def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any]
     _free_rows(graph)
     if any(_mutates(node) and len(_source(node).users) > 1 for node in graph.nodes):
         return _ready(listed), 0  # what others read changes in its place: nothing may be moved
-    convolutions = [node for node in graph.nodes if node.target is aten.convolution.default]
-    num_joined = sum(_join(graph, node) for node in convolutions)
+    for node in _calls(graph, aten.max_pool2d_with_indices.default):
+        _take_values(graph, node)
+    num_joined = sum(_join(graph, node) for node in _calls(graph, aten.convolution.default))
     return _ready(listed), num_joined
+
+
+def _calls(graph: fx.Graph, target: object) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.target is target]
 
 
 def _ready(listed: fx.GraphModule) -> fx.GraphModule:
@@ -59,6 +67,29 @@ def _free_rows(graph: fx.Graph) -> None:
         elif node.target is aten.as_strided_.default and tuple(node.args[1]) == tuple(_values(node.args[0]).shape):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _take_values(graph: fx.Graph, pool: fx.Node) -> None:
+    """Put a pool that gives values alone in the place of one whose places nobody reads."""
+    defaults: tuple[Any, ...] = (None, None, [], [0], [1], False)
+    x, kernel, stride, padding, dilation, ceil = pool.args + defaults[len(pool.args) :]
+    stride = stride or kernel
+    reads = {read.args[1]: read for read in pool.users}
+    is_known = all(read.target is operator.getitem for read in pool.users) and not (1 in reads and reads[1].users)
+    is_square = all(len(set(sides)) == 1 for sides in (kernel, stride, padding)) and set(dilation) == {1}
+    if not is_known or 0 not in reads or not is_square or kernel[0] > _LARGEST_WINDOW or len(_values(x).shape) != 4:
+        return
+    with graph.inserting_after(pool):
+        values = graph.call_function(largest, (x, kernel[0], stride[0], padding[0], ceil))
+    _replace(graph, [pool, *reads.values()], values, reads[0])
+
+
+def _replace(graph: fx.Graph, old: list[fx.Node], new: fx.Node, last: fx.Node) -> None:
+    """Let those who read the last of the old nodes read the new one; nobody else reads the old."""
+    new.meta = dict(last.meta)
+    last.replace_all_uses_with(new)
+    for node in reversed(old):
+        graph.erase_node(node)
 
 
 def _join(graph: fx.Graph, conv: fx.Node) -> bool:
@@ -81,10 +112,7 @@ def _join(graph: fx.Graph, conv: fx.Node) -> bool:
     shape = Shape(tuple(stride), tuple(padding), tuple(dilation), groups, act)
     with graph.inserting_after(chain[-1]):
         joint = graph.call_function(product, (x, weight, bias, other, shape))
-    joint.meta = dict(chain[-1].meta)
-    chain[-1].replace_all_uses_with(joint)
-    for node in reversed(chain):
-        graph.erase_node(node)
+    _replace(graph, chain, joint, chain[-1])
     return True
 
 

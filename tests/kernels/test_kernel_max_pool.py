@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import draw
 
-from reconv.kernels.max_pool import max_pool
+from reconv.kernels.max_pool import max_pool, max_pool_values
+from reconv.kernels.passes import largest
 from reconv.kernels.window import Window
 from reconv.models.conv import SameMaxPool2d
 
@@ -37,6 +38,8 @@ def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: Window,
     y = max_pool(x, window)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(y, expected)
+    values = max_pool_values(x.detach(), window)
+    assert torch.equal(values, expected) and values.stride() == y.stride()
     dy = draw(tuple(y.shape), torch.float32, seed=2).detach().round().to(dtype)  # whole numbers add up exactly
     y.backward(dy)
     expected.backward(dy)
@@ -48,7 +51,15 @@ def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
     x[0, 0, 1, 1] = torch.nan
     x[0, 1] = -torch.inf
     window = Window(3, 1, 1, False)
-    assert torch.equal(max_pool(x, window).isnan(), F.max_pool2d(x, 3, 1, 1).isnan())
+    expected = F.max_pool2d(x, 3, 1, 1)
+    assert torch.equal(max_pool(x, window).isnan(), expected.isnan())
+    torch.testing.assert_close(max_pool_values(x, window), expected, rtol=0, atol=0, equal_nan=True)
     x.requires_grad_()
     max_pool(x, window).nan_to_num(0, 0, 0)[0, 1].sum().backward()
     assert x.grad is not None and torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("channels", [8, 5])  # the second are not for kernels
+def test_at_evaluation_a_pool_gives_torchs_values(channels: int) -> None:
+    x = draw((2, channels, 9, 6), torch.float32, seed=1).detach()
+    assert torch.equal(largest(x, 3, 2, 1, True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
