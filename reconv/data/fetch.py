@@ -7,7 +7,6 @@ target outside the classes is an error.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +19,8 @@ from reconv.data.augment import draw_host, is_recolouring, pad_crop
 from reconv.data.decode import any_picture, eval_picture, host_eval, shorter_side
 from reconv.data.native_rows import fill_from_files, is_for_files
 from reconv.data.rows import train_row
-from reconv.data.source import I64, U8, LabelError, Sample, Source
+from reconv.data.source import I64, U8, LabelError, Sample, Source, files_of
 from reconv.data.sources.arrays import ArraySource
-from reconv.data.sources.folder import FolderSource
 from reconv.data.stages import spent
 from reconv.recipe.images import Augment, Preprocess
 
@@ -133,8 +131,7 @@ class Decode:
         self._source = source
         self._preprocess = preprocess
         self._augment = augment
-        is_by_file = augment is not None and is_for_files(preprocess, augment)
-        self._files = source if is_by_file and isinstance(source, FolderSource) else None
+        self._is_by_file = augment is not None and is_for_files(preprocess, augment)
         self.columns = classification_columns(preprocess.channels, preprocess.size)
 
     def draw(self, seed: int, positions: I64) -> Draws:
@@ -153,10 +150,13 @@ class Decode:
 
     def _fill_from_files(self, indices: I64, draws: Draws | None, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Fill what the compiled decoder makes of files; which rows those are, or None where it makes none."""
-        if self._files is None or self._augment is None or draws is None:
+        if not self._is_by_file or self._augment is None or draws is None:
             return None
-        paths = [os.fsencode(self._files.path(int(index))) for index in indices]
-        rows["targets"][:] = self._files.targets[indices]
+        files = files_of(self._source, indices)
+        if files is None:
+            return None
+        paths, targets = files
+        rows["targets"][:] = targets
         return fill_from_files(paths, self._preprocess, self._augment, draws, rows["images"])
 
     def fill(self, sample: Sample, draws: Draws | None, out: U8) -> None:

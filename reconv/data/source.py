@@ -1,11 +1,13 @@
 """What a source of samples is: a length, random access, class names and a fingerprint.
 
-Owns the protocol and the thinned view of a source. Refuses to know files, decoding and order. Invariant: `sample(i)`
-depends on i alone and may be called from many threads at once.
+Owns the protocol, the promise of sources that lie in files, and the views of a source. Refuses to know decoding and
+order. Invariant: `sample(i)` depends on i alone and may be called from many threads at once.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -61,7 +63,23 @@ class Source(Protocol):
         ...
 
 
-class Subset:
+Files = tuple[Sequence[bytes], npt.NDArray[np.integer]]  # a path and a class for each sample
+
+
+class InFiles(ABC):
+    """A source whose samples may be files of their own, so that whoever knows paths can read many at once."""
+
+    @abstractmethod
+    def files(self, indices: I64) -> Files | None:
+        """Files whose bytes are the data of these samples, and their classes; None where there are no such files."""
+
+
+def files_of(source: Source, indices: I64) -> Files | None:
+    """The files of samples, if their source has some."""
+    return source.files(indices) if isinstance(source, InFiles) else None
+
+
+class Subset(InFiles):
     """Some samples of a source, in the given order."""
 
     def __init__(self, source: Source, indices: I64) -> None:
@@ -78,12 +96,16 @@ class Subset:
         """The source's sample behind the index."""
         return self._source.sample(int(self._indices[index]))
 
+    def files(self, indices: I64) -> Files | None:
+        """The source's files behind the indices."""
+        return files_of(self._source, self._indices[indices])
+
     def fingerprint(self) -> str:
         """The source's digest with the share taken."""
         return f"{self._source.fingerprint()}/{len(self._indices)}"
 
 
-class WithBackground:
+class WithBackground(InFiles):
     """A source whose classes are counted from 1: class 0 is a background that no sample has."""
 
     def __init__(self, source: Source) -> None:
@@ -99,6 +121,11 @@ class WithBackground:
         """The source's sample, its class one higher."""
         sample = self._source.sample(index)
         return Sample(sample.data, sample.target + 1, sample.name)
+
+    def files(self, indices: I64) -> Files | None:
+        """The source's files, their classes one higher."""
+        found = files_of(self._source, indices)
+        return None if found is None else (found[0], found[1] + 1)
 
     def fingerprint(self) -> str:
         """The source's digest with the shift."""

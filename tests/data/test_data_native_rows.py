@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,13 @@ from PIL import Image
 
 from reconv.data import native
 from reconv.data.augment import draw_host
+from reconv.data.cached import Cached, Room
 from reconv.data.fetch import Decode
 from reconv.data.native_rows import fill_from_files, is_for_files
-from reconv.data.source import Subset
+from reconv.data.source import Source, Subset, WithBackground, files_of
+from reconv.data.sources.digits import open_digits
 from reconv.data.sources.folder import FolderSource
+from reconv.data.sources.table import TableSource
 from reconv.errors import DataError
 from reconv.recipe.images import Augment, Jitter, Preprocess
 
@@ -54,13 +58,71 @@ def rows_of(fetch: Decode, indices: list[int], first: int = 0) -> dict[str, npt.
 
 
 def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderSource) -> None:
-    together, alone = Decode(mixed, SPEC, NATIVE), Decode(Subset(mixed, np.arange(len(mixed))), SPEC, NATIVE)
+    together, alone = Decode(mixed, SPEC, NATIVE), Decode(Cached(mixed, Room(0)), SPEC, NATIVE)
     indices = [*range(len(mixed)), 1, 5, 1]
     ours, expected = rows_of(together, indices), rows_of(alone, indices)
     assert np.array_equal(ours["images"], expected["images"])
     assert ours["targets"].tolist() == expected["targets"].tolist() == [0] * 6 + [1] * 6 + [0] * 3
     for row, index in enumerate(indices):
         assert np.array_equal(rows_of(together, [index], row)["images"][0], ours["images"][row])
+
+
+def table_of(mixed: FolderSource) -> Source:
+    """The same files in a CSV's order: dogs first, every second picture left out."""
+    root = Path(mixed.path(0)).parents[2]
+    names = [os.path.relpath(mixed.path(index), root) for index in range(0, len(mixed), 2)][::-1]
+    lines = ["file,label,split", *(f"{name},{Path(name).parent.name},train" for name in names)]
+    (root / "labels.csv").write_text("\n".join(lines))
+    return TableSource(root, "train")
+
+
+SOURCES: dict[str, Callable[[FolderSource], Source]] = {
+    "a folder": lambda mixed: mixed,
+    "a table": table_of,
+    "a share": lambda mixed: Subset(mixed, np.array([7, 2, 1, 11])),
+    "a share of a share": lambda mixed: Subset(Subset(mixed, np.array([7, 2, 1, 11])), np.array([3, 0, 1])),
+    "a background": WithBackground,
+    "a share with a background": lambda mixed: Subset(WithBackground(mixed), np.array([5, 6])),
+    "a table with a background": lambda mixed: WithBackground(table_of(mixed)),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderSource, name: str) -> None:
+    source = SOURCES[name](mixed)
+    indices = [*range(len(source)), 0]
+    found = files_of(source, np.array(indices))
+    assert found is not None
+    for path, target, index in zip(*found, indices, strict=True):
+        sample = source.sample(index)
+        assert (os.fsdecode(path), int(target), Path(os.fsdecode(path)).read_bytes()) == (
+            sample.name,
+            sample.target,
+            sample.data,
+        )
+    ours = rows_of(Decode(source, SPEC, NATIVE), indices)
+    expected = rows_of(Decode(Cached(source, Room(0)), SPEC, NATIVE), indices)
+    assert np.array_equal(ours["images"], expected["images"])
+    assert ours["targets"].tolist() == expected["targets"].tolist() == [source.sample(i).target for i in indices]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
+    mixed: FolderSource, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOURCES[name](mixed)
+    good = [i for i in range(len(source)) if MADE.get(Path(source.sample(i).name).name)]
+    assert good
+    fetch = Decode(source, SPEC, NATIVE)
+    monkeypatch.setattr(source, "sample", None)  # whoever reads row by row fails
+    assert rows_of(fetch, good)["images"].any()
+
+
+def test_what_is_not_in_files_or_lies_in_memory_has_none(mixed: FolderSource) -> None:
+    one = np.array([0])
+    pixels = open_digits("train")
+    assert files_of(mixed, one) is not None
+    assert [files_of(source, one) for source in (pixels, Subset(pixels, one), Cached(mixed, Room(0)))] == [None] * 3
 
 
 def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderSource) -> None:

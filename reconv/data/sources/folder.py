@@ -17,7 +17,7 @@ import numpy as np
 
 from reconv.data.names import PackedNames
 from reconv.data.reader import read, unreadable
-from reconv.data.source import Sample, Split
+from reconv.data.source import I64, Files, InFiles, Sample, Split
 from reconv.data.sources.files import digest_files
 from reconv.errors import DataError
 
@@ -37,7 +37,7 @@ def split_folder(root: Path, split: Split) -> Path | None:
     return next((root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir()), None)
 
 
-class FolderSource:
+class FolderSource(InFiles):
     """One split of a tree of image files, indexed in 12 bytes a sample plus its file name."""
 
     kind = "folder"
@@ -79,6 +79,10 @@ class FolderSource:
         """The encoded file and its class."""
         path = self.path(index)
         return Sample(read(path), int(self.targets[index]), path)
+
+    def files(self, indices: I64) -> Files:
+        """The paths, as the disk spells them, and the classes."""
+        return [os.fsencode(self.path(int(index))) for index in indices], self.targets[indices]
 
     def fingerprint(self) -> str:
         """A digest of all names and targets and of the sizes of up to 4096 files spread over the set."""

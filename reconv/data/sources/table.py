@@ -21,7 +21,7 @@ import numpy.typing as npt
 from reconv.data.each import RefusedError
 from reconv.data.names import PackedNames
 from reconv.data.reader import listing, read, size_bytes, unreadable
-from reconv.data.source import Sample, Split
+from reconv.data.source import I64, Files, InFiles, Sample, Split
 from reconv.data.sources.files import digest_files
 from reconv.data.sources.folder import SPLIT_FOLDERS
 from reconv.errors import DataError
@@ -40,7 +40,7 @@ def find_tables(folder: Path) -> list[str]:
     return [name for name in names if {"file", "label"} <= set(_head(folder / name))]
 
 
-class TableSource:
+class TableSource(InFiles):
     """One split of a table: 12 bytes a sample plus its file name."""
 
     kind = "csv"
@@ -72,6 +72,10 @@ class TableSource:
         """The encoded file and its class."""
         path = self.path(index)
         return Sample(read(path), int(self._targets[index]), path)
+
+    def files(self, indices: I64) -> Files:
+        """The paths, as the disk spells them, and the classes."""
+        return [os.fsencode(self.path(int(index))) for index in indices], self._targets[indices]
 
     def fingerprint(self) -> str:
         """A digest of all names and targets and of the sizes of up to 4096 files spread over the set."""
