@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.boxes.anchors import default_boxes
-from reconv.kernels import excite, max_pool, norm, pool, reference, stem
+from reconv.kernels import excite, gated, max_pool, norm, pool, reference, stem
 from reconv.kernels.box_losses import Layout, Truth, box_losses
 from reconv.kernels.depthwise import depthwise
 from reconv.kernels.norm import Norm
@@ -263,6 +263,39 @@ def prove_excite() -> bool:
     return is_right
 
 
+def prove_gated() -> bool:
+    """Print the worst errors of squeeze and excitation with its norm over shapes of EfficientNet-B0 and SE-ResNeXt."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        worst = 0.0
+        for channels, side in ((32, 112), (96, 56), (240, 28), (256, 56), (672, 14), (1152, 7), (2048, 7)):
+            for act in ("silu", "join"):
+                worst = max(worst, *_gated_errors(act, (5, 3), channels, side, dtype))
+        is_right &= worst <= 2 * tolerance
+        print(f"{'gated':10} {str(dtype)[6:]:9} {14:6}  y, dx, dweight, dbias {worst:.1e} ({2 * tolerance:.0e})")
+    return is_right
+
+
+def _gated_errors(act: str, groups: tuple[int, ...], channels: int, side: int, dtype: torch.dtype) -> list[float]:
+    x, other = (draw(sum(groups), channels, side, side, dtype=dtype).requires_grad_() for _ in range(2))
+    of, x64, other64 = draw_norm(channels), wide(x), wide(other)
+    z, (weight, bias) = plain(x64, of, groups)
+    activation = F.silu(z) if act == "silu" else z
+    y64 = activation * torch.sigmoid(activation.mean((2, 3), keepdim=True))
+    keep: Tensor | int = 1
+    if act == "silu":
+        y, _stats = gated.excite(x, of, groups, "silu", torch.sigmoid)
+    else:
+        keep = far_from_kinks(y64 + other64)
+        y64 = F.relu(y64 + other64)
+        y, _again, _stats = gated.excite_join(x, of, other, groups, torch.sigmoid)
+    dy = torch.randn_like(y) * keep
+    y.backward(dy)
+    y64.backward(dy.double())
+    pairs = [(y, y64), (x.grad, x64.grad), (of.weight.grad, weight.grad), (of.bias.grad, bias.grad)]
+    return [error(a, b) for a, b in pairs]
+
+
 def prove_box_losses() -> bool:
     """Print the worst errors of SSD's losses and of the gradients of its maps, against the plain losses."""
     sides, per_cell, num_classes, n = (38, 19, 10, 5, 3, 1), (4, 6, 6, 6, 4, 4), 81, 8
@@ -302,6 +335,7 @@ PROOFS: dict[str, Callable[[], bool]] = {
     "depthwise": prove_depthwise,
     "projection": prove_projection,
     "excite": prove_excite,
+    "gated": prove_gated,
     "box_losses": prove_box_losses,
 }
 

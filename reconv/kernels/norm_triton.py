@@ -20,13 +20,13 @@ _COUNTS = ["eighths", "num_rows", "group_rows", "tiles"]
 
 
 @triton.jit
-def _tile(start, tile, LANES: tl.constexpr):
+def tile_of(start, tile, LANES: tl.constexpr):
     """Rows of a tile [slabs * lanes, 1]: lanes are dealt to threads, so a thread has the same lane of every slab."""
     return start + tile * (SLABS * LANES) + tl.arange(0, SLABS * LANES)[:, None]
 
 
 @triton.jit
-def _fold(values, LANES: tl.constexpr, BLOCK: tl.constexpr):
+def fold(values, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """The sum over slabs [lanes, channels]: each thread's own, without a word to the others."""
     return tl.sum(tl.reshape(values, [SLABS, LANES, BLOCK]), 0)
 
@@ -120,6 +120,36 @@ def leave(partials, place, num_sums, channels, channel, exists, value):
     tl.store(partials + (mine * num_sums + place) * channels + channel, value, mask=exists)
 
 
+@triton.jit
+def _bits_at(tile, tiles, channels, channel, LANES: tl.constexpr):
+    """Where the mask bytes of a tile are: [program's third number, tile, lane, channel], a bit per slab."""
+    lane = (tl.program_id(2) * tiles + tile) * LANES + tl.arange(0, LANES)
+    return lane[:, None] * channels + channel[None, :]
+
+
+@triton.jit
+def _bits_exist(exists, LANES: tl.constexpr):
+    return (tl.arange(0, LANES) >= 0)[:, None] & exists[None, :]
+
+
+@triton.jit
+def leave_bits(bits, z, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """Store the mask of the ReLU of a tile: where it passes, and where there is a NaN."""
+    passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, SLABS * LANES) // LANES)[:, None]
+    slot = _bits_at(tile, tiles, channels, channel, LANES)
+    tl.store(bits + slot, fold(passed, LANES, BLOCK).to(tl.uint8), mask=_bits_exist(exists, LANES))
+
+
+@triton.jit
+def passed_by_bits(bits, gradient, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
+    """The gradient of a tile where its ReLU has passed."""
+    slot = _bits_at(tile, tiles, channels, channel, LANES)
+    passed = tl.load(bits + slot, mask=_bits_exist(exists, LANES), other=0).to(tl.int32)
+    passed = tl.reshape(tl.broadcast_to(passed[None, :, :], [SLABS, LANES, BLOCK]), [SLABS * LANES, BLOCK])
+    passed = (passed >> (tl.arange(0, SLABS * LANES) // LANES)[:, None]) & 1
+    return tl.where(passed != 0, gradient, 0.0)
+
+
 @triton.jit(do_not_specialize=_COUNTS)
 def statistics(
     x, running_var, result, partials, counters, eighths, num_rows, group_rows, eps, LANES: tl.constexpr,
@@ -140,12 +170,12 @@ def statistics(
     total = tl.zeros([LANES, BLOCK], tl.float32)
     squares = tl.zeros([LANES, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
-        row = _tile(start, tile, LANES)
+        row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         value = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
         value = tl.where(mask, value - shift[None, :], 0.0)
-        total += _fold(value, LANES, BLOCK)
-        squares += _fold(value * value, LANES, BLOCK)
+        total += fold(value, LANES, BLOCK)
+        squares += fold(value * value, LANES, BLOCK)
     leave(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
     leave(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
     if is_last(counters):
@@ -183,7 +213,7 @@ def normalise(
         other_scale = row_of(other_weight, channel, exists) * row_of(other_stats + RSTD * channels, channel, exists)
         shift += row_of(other_bias, channel, exists)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
-        row = _tile(start, tile, LANES)
+        row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(x + at, mask=mask, other=0.0)
@@ -196,22 +226,8 @@ def normalise(
                 added = (added - other_mean) * other_scale
             z += added
             if ACT == RELU:
-                passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, SLABS * LANES) // LANES)[:, None]
-                slot = _bits_at(tile, tiles, channels, channel, LANES)
-                tl.store(bits + slot, _fold(passed, LANES, BLOCK).to(tl.uint8), mask=_bits_exist(exists, LANES))
+                leave_bits(bits, z, tile, tiles, channels, channel, exists, LANES, BLOCK)
         tl.store(y + at, activated(z, ACT).to(y.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _bits_at(tile, tiles, channels, channel, LANES: tl.constexpr):
-    """Where the mask bytes of a tile are: [group, tile, lane, channel], a bit per slab."""
-    lane = (tl.program_id(2) * tiles + tile) * LANES + tl.arange(0, LANES)
-    return lane[:, None] * channels + channel[None, :]
-
-
-@triton.jit
-def _bits_exist(exists, LANES: tl.constexpr):
-    return (tl.arange(0, LANES) >= 0)[:, None] & exists[None, :]
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -242,7 +258,7 @@ def gradient_sums(
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
     with_other = tl.zeros([LANES, BLOCK], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
-        row = _tile(start, tile, LANES)
+        row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
@@ -253,20 +269,16 @@ def gradient_sums(
         if JOIN == PLAIN:
             value = deactivated(value, centred * scale + shift, ACT)
         elif ACT == RELU:
-            slot = _bits_at(tile, tiles, channels, channel, LANES)
-            passed = tl.load(bits + slot, mask=_bits_exist(exists, LANES), other=0).to(tl.int32)
-            passed = tl.reshape(tl.broadcast_to(passed[None, :, :], [SLABS, LANES, BLOCK]), [SLABS * LANES, BLOCK])
-            passed = (passed >> (tl.arange(0, SLABS * LANES) // LANES)[:, None]) & 1
-            value = tl.where(passed != 0, value, 0.0)
+            value = passed_by_bits(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
         if KEEP:
             kept = value.to(dz.dtype.element_ty)
             tl.store(dz + at, kept, mask=mask)
             value = kept.to(tl.float32)  # the sums are of what the second pass will read
-        plain_sum += _fold(value, LANES, BLOCK)
-        with_x += _fold(value * centred, LANES, BLOCK)
+        plain_sum += fold(value, LANES, BLOCK)
+        with_x += fold(value * centred, LANES, BLOCK)
         if JOIN == SUM_OF_NORMS:
             other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            with_other += _fold(value * other_centred, LANES, BLOCK)
+            with_other += fold(value * other_centred, LANES, BLOCK)
     leave(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
     leave(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
     if JOIN == SUM_OF_NORMS:
@@ -309,7 +321,7 @@ def gradient(
         other_scale = row_of(other_weight, channel, exists) * other_rstd
         other_slope = row_of(sums + 2 * groups * channels, channel, exists) / count * other_rstd
     for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
-        row = _tile(start, tile, LANES)
+        row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean

@@ -65,6 +65,10 @@ class Rows:
         """Rows of a slab."""
         return form.warps * _WARP_THREADS * _THREAD_VALUES // self.block
 
+    def tile_rows(self, form: Form) -> int:
+        """Rows of a tile."""
+        return SLABS * self.lanes(form)
+
     @property
     def num_blocks(self) -> int:
         """Tiles beside each other."""
@@ -78,7 +82,7 @@ class Rows:
     def num_tiles(self, form: Form) -> int:
         """Tiles below each other, in the largest group."""
         last = self.num_rows - (self.num_groups - 1) * self.group_rows
-        return -(-max(self.group_rows, last) // (SLABS * self.lanes(form)))
+        return -(-max(self.group_rows, last) // self.tile_rows(form))
 
     def splits(self, form: Form) -> int:
         """Programs that share a block of channels of a group, all with nearly the same number of tiles."""
@@ -95,7 +99,7 @@ class Rows:
 
     def stages(self, form: Form, *tiles: Tensor) -> int:
         """Tiles of these tensors that are copied ahead: as many as wished, if the processor has room for them."""
-        ahead_bytes = SLABS * self.lanes(form) * self.block * sum(tensor.element_size() for tensor in tiles)
+        ahead_bytes = self.tile_rows(form) * self.block * sum(tensor.element_size() for tensor in tiles)
         return min(form.stages, 1 + self.shared_bytes // ahead_bytes)
 
     def slab_grid(self, form: Form) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ torchvision's, and so is the epsilon of each size (B0 to B4 1e-5, B5 to B7 1e-3;
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,7 +20,7 @@ from reconv.errors import UsageError
 from reconv.models.mobilenet import round_channels
 from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
 from reconv.models.noise import DropConnect, Dropout
-from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, SqueezeExcitation, fork, joined
+from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, SqueezeExcitation, excited, fork, joined
 
 # Table 1 of the paper: whether the block expands, kernel, first stride, channels, repeats.
 _ROWS = (
@@ -104,17 +104,28 @@ class MBConv(nn.Module):
 
     def forward(self, x: Tensor | Fork) -> Tensor | Fork:
         y, shortcut = fork(x)
-        if not self.has_shortcut:
-            out: Tensor = self.block(y)
-            return out
-        if self.drop_connect.rate > 0:
-            dropped: Tensor = self.drop_connect(self.block(y))
-            return shortcut + dropped
         *layers, last = self.block
         assert isinstance(last, ConvNormAct)
-        for layer in layers:
-            y = layer(y)
+        y = _run(layers, y)
+        if not self.has_shortcut:
+            out: Tensor = last(y)
+            return out
+        if self.drop_connect.rate > 0:
+            dropped: Tensor = self.drop_connect(last(y))
+            return shortcut + dropped
         return joined(last[1], last[0](y), shortcut, None, None)
+
+
+def _run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """What layers make of x; squeeze and excitation is computed with the norm and activation before it."""
+    *before, last = layers
+    if isinstance(last, SqueezeExcitation):
+        *before, middle = before
+        assert isinstance(middle, ConvNormAct) and middle.function is not None
+        return excited(middle[1], middle[0](_run(before, x) if before else x), middle.function, last)
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 class EfficientNet(Network):

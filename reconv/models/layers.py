@@ -114,6 +114,28 @@ class BatchNorm2d(nn.BatchNorm2d):
         self._record(statistics)
         return y
 
+    def excites(self, *tensors: Tensor) -> bool:
+        """Whether kernels compute this norm of tensors together with the squeeze and excitation behind it."""
+        from reconv.kernels.gated import accepts
+
+        return self.takes(*tensors) and accepts(tensors[0])
+
+    def excited(self, x: Tensor, act: Activation, gate_of: Callable[[Tensor], Tensor]) -> Tensor:
+        """The activation of the norm of x times the gate that is made of its means, by kernels."""
+        from reconv.kernels.gated import excite
+
+        y, statistics = excite(x, self._parameters_of_kernels(), self._groups(), act, gate_of)
+        self._record(statistics)
+        return y
+
+    def excited_join(self, x: Tensor, other: Tensor, gate_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The ReLU of the other plus the norm of x times the gate made of its means, for two uses, by kernels."""
+        from reconv.kernels.gated import excite_join
+
+        first, second, statistics = excite_join(x, self._parameters_of_kernels(), other, self._groups(), gate_of)
+        self._record(statistics)
+        return first, second
+
     def pooled(self, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         """The 3x3 max-pool of stride 2 of the ReLU of the norm of x, for two uses, by kernels."""
         from reconv.kernels.pool import normalise_pool

@@ -200,11 +200,36 @@ class SqueezeExcitation(nn.Module):
         self.fused = False  # whether kernels compute its passes over images in training, where they take them
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fused and self.training and fused.available(x):
+        if self.takes(x):
             from reconv.kernels.excite import squeeze_excite
 
-            return squeeze_excite(x, self._gate)
-        return x * self._gate(x.mean((2, 3), keepdim=True))
+            return squeeze_excite(x, self.gate)
+        return x * self.gate(x.mean((2, 3), keepdim=True))
 
-    def _gate(self, means: Tensor) -> Tensor:
+    def takes(self, x: Tensor) -> bool:
+        """Whether kernels compute the passes over these images."""
+        return self.fused and self.training and fused.available(x)
+
+    def gate(self, means: Tensor) -> Tensor:
+        """What images of such means [n, channels, 1, 1] are multiplied with."""
         return torch.sigmoid(self.fc2(self.function(self.fc1(means))))
+
+
+def excited(norm: nn.Module, x: Tensor, function: Function, se: SqueezeExcitation) -> Tensor:
+    """Squeeze and excitation of the activation of the norm of x."""
+    if isinstance(norm, BatchNorm2d) and function in _NAMES and se.takes(x) and norm.excites(x):
+        return norm.excited(x, _NAMES[function], se.gate)
+    out: Tensor = se(normed(norm, x, function))
+    return out
+
+
+def excited_join(norm: nn.Module, x: Tensor, se: SqueezeExcitation, shortcut: Tensor) -> Tensor | Fork:
+    """The ReLU of the shortcut plus squeeze and excitation of the norm of x."""
+    if (
+        isinstance(norm, BatchNorm2d)
+        and se.takes(x)
+        and norm.excites(x, shortcut)
+        and (shortcut.shape, shortcut.dtype) == (x.shape, x.dtype)
+    ):
+        return Fork(*norm.excited_join(x, shortcut, se.gate))
+    return _relu(se(norm(x)) + shortcut)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.network import Initialisation, Network, Spec, Stage, ZeroGamma
-from reconv.models.norm import ACTIVATIONS, Fork, SqueezeExcitation, fork, joined, normed, pooled
+from reconv.models.norm import ACTIVATIONS, Fork, SqueezeExcitation, excited_join, fork, joined, normed, pooled
 
 _relu = ACTIVATIONS["relu"]
 
@@ -146,7 +146,7 @@ def _ended(
     """A block's output: its last norm, what weighs the channels, and the shortcut."""
     if se is None:
         return joined(norm, y, shortcut, projection, _relu)
-    return _relu(se(norm(y)) + (shortcut if projection is None else projection(shortcut)))
+    return excited_join(norm, y, se, shortcut if projection is None else projection(shortcut))
 
 
 class PreBasicBlock(nn.Module):

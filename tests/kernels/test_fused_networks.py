@@ -136,6 +136,19 @@ def test_an_inverted_residual_with_excitation_trains_through_the_kernels(rate: f
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
+def test_kernels_compute_squeeze_and_excitation_with_the_norm_before_it() -> None:
+    block = MBConv(EfficientNetSpec(), 8, 8, expansion=2, kernel=3, stride=1).to(memory_format=torch.channels_last)
+    images = torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    seen = []
+    block.block[2].register_forward_hook(lambda *_: seen.append("squeeze and excitation of its own"))
+    trained(block.train(), images)
+    assert len(seen) == 1
+    use_kernels(block)
+    trained(block, images)
+    assert len(seen) == 1
+    assert block.block[1][1].running_mean.abs().sum() > 0
+
+
 def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> None:
     torch.manual_seed(0)
     block = build_model("resnet10", width=8, depths=[1]).get_submodule("layer1.0")
