@@ -21,6 +21,8 @@ from reconv.errors import ResourceError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+Override = tuple[str, object, str]  # a recipe field, its value and the option that says so
+
 STDOUT = "-"
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps or hpu."
 _MIN_LAST_COLUMN = 24
@@ -90,9 +92,9 @@ def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str
     return names or [CompletionItem(incomplete, type="file")]
 
 
-def parse_settings(settings: Sequence[str]) -> list[tuple[str, object, str]]:
+def parse_settings(settings: Sequence[str]) -> list[Override]:
     """Each `a.b=v` as an override of a recipe field."""
-    overrides: list[tuple[str, object, str]] = []
+    overrides: list[Override] = []
     for setting in settings:
         field, equals, value = setting.partition("=")
         if not equals or not field.strip():
@@ -104,7 +106,7 @@ def parse_settings(settings: Sequence[str]) -> list[tuple[str, object, str]]:
     return overrides
 
 
-def batch_override(size: int | None, per_device: int | None, devices: int) -> tuple[str, object, str]:
+def batch_override(size: int | None, per_device: int | None, devices: int) -> Override:
     """The global batch, however it was given; without a value where it was not."""
     if size is not None and per_device is not None:
         raise UsageError(

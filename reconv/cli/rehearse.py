@@ -7,12 +7,12 @@ printed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import emit_json
+from reconv.cli.options import Override, emit_json
 from reconv.place import read_place
 
 if TYPE_CHECKING:
@@ -20,29 +20,38 @@ if TYPE_CHECKING:
     from reconv.run.rehearse import Rehearsal
 
 
-def rehearse(
-    recipe: str,
-    *,
-    steps: int | None,
-    data: str | None,
-    overrides: Sequence[tuple[str, object, str]],
-    device: str,
-    devices: int | None,
-    nic: str | None,
-    quiet: bool,
-    json_file: str | None,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run and its rehearsal are asked alike."""
+
+    recipe: str
+    data: str | None
+    overrides: Sequence[Override]
+    device: str
+    devices: int | None
+    nic: str | None
+    quiet: bool
+    json_file: str | None
+
+
+def rehearse(asked: Asked, steps: int | None) -> int:
     """Rehearse a run (without `steps`: only what compiles) and say what it showed."""
     from reconv.run.rehearse import rehearse as run_rehearsal
 
-    says = None if quiet or json_file is not None else _say
     result = run_rehearsal(
-        recipe, steps=steps, data=data, overrides=overrides, device=device, devices=devices, nic=nic, on_event=says
+        asked.recipe,
+        steps=steps,
+        data=asked.data,
+        overrides=asked.overrides,
+        device=asked.device,
+        devices=asked.devices,
+        nic=asked.nic,
+        on_event=None if asked.quiet or asked.json_file is not None else _say,
     )
     if read_place().rank > 0:
         return 0
-    if json_file is not None:
-        emit_json(asdict(result), json_file)
+    if asked.json_file is not None:
+        emit_json(asdict(result), asked.json_file)
     else:
         click.echo("\n".join(lines(result, is_compiling_only=steps is None)))
     return 0

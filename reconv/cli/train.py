@@ -18,6 +18,7 @@ import click
 from reconv.cli.options import (
     DEVICE_HELP,
     STDOUT,
+    Override,
     Verb,
     batch_override,
     begin_compiler,
@@ -26,11 +27,9 @@ from reconv.cli.options import (
     json_option,
     parse_settings,
 )
-from reconv.cli.rehearse import rehearse
+from reconv.cli.rehearse import Asked, rehearse
 from reconv.errors import UsageError
 from reconv.place import read_place
-
-Override = tuple[str, object, str]
 
 
 @click.command(cls=Verb)
@@ -108,43 +107,43 @@ def train(
         ("profile", None if profile is None else _step_range(profile), "--profile"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read when torch is imported; else its profiler writes to stderr
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # likewise: a lost peer is told once, in our words
+    _hush_torch()
     begin_compiler(device, devices)
+    asked = Asked(recipe, data, overrides, device, devices, nic, quiet, json_file)
     if dry_run is not None or compile_only:
         _refuse_with_rehearsal(dry_run, compile_only, resume, profile)
-        return rehearse(
-            recipe,
-            steps=dry_run,
-            data=data,
-            overrides=overrides,
-            device=device,
-            devices=devices,
-            nic=nic,
-            quiet=quiet,
-            json_file=json_file,
-        )
+        return rehearse(asked, dry_run)
+    return _run(asked, out, resume)
 
-    console = "json" if json_file == STDOUT else "quiet" if quiet else "auto"
+
+def _hush_torch() -> None:
+    """Keep torch from writing to stderr; it reads these when it is imported."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # its profiler
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost peer is told once, in our words
+
+
+def _run(asked: Asked, out: str | None, resume: bool) -> int:
+    """Train, and say what nobody has said before: what was finished already, and the summary in a file."""
     from reconv.run import train as run_train
 
+    console = "json" if asked.json_file == STDOUT else "quiet" if asked.quiet else "auto"
     result = run_train(
-        recipe,
-        data=data,
+        asked.recipe,
+        data=asked.data,
         out=out,
         resume=resume,
-        overrides=overrides,
-        device=device,
-        devices=devices,
-        nic=nic,
+        overrides=asked.overrides,
+        device=asked.device,
+        devices=asked.devices,
+        nic=asked.nic,
         console=console,
         command=["reconv", *sys.argv[1:]],
     )
     if read_place().rank == 0:
         if result.was_finished:
             _say_finished(result.summary, result.folder, console)
-        if json_file not in (None, STDOUT):
-            emit_json(result.summary, json_file)
+        if asked.json_file is not None and asked.json_file != STDOUT:
+            emit_json(result.summary, asked.json_file)
     return int(result.exit_code)
 
 

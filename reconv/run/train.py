@@ -7,8 +7,6 @@ happens after the run folder is claimed ends with an `end` event, a summary and 
 from __future__ import annotations
 
 import platform
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,15 +16,13 @@ from typing import Any
 import torch
 
 from reconv import __version__
-from reconv.checkpoint.runfolder import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.checkpoint.writer import Writer
 from reconv.data.native import choose_decoder, in_this_process
 from reconv.data.stages import Stages
-from reconv.device import choose_algorithms, device_kind, is_out_of_memory, open_device
+from reconv.device import choose_algorithms, device_kind, open_device
 from reconv.device.cpus import bound
 from reconv.doctor import Machine, available_memory_bytes, cores_of_one, usable_cores
-from reconv.engine.loop import Counters
 from reconv.engine.stop import StopRequest
 from reconv.errors import Exit, RecipeError, ReconvError, UsageError
 from reconv.parallel.nic import choose_nic
@@ -37,9 +33,8 @@ from reconv.recipe.load import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.report.clock import Clock
-from reconv.report.events import Attempt, Ended, Event, Noted, read_events
-from reconv.report.html import write_report
-from reconv.report.summary import read_summary, write_summary
+from reconv.report.events import Attempt, Event, Noted, read_events
+from reconv.report.summary import read_summary
 from reconv.report.whole import write_whole
 from reconv.run.assemble import Job, assemble
 from reconv.run.average import average_at_end
@@ -53,11 +48,12 @@ from reconv.run.begin import (
     topology,
 )
 from reconv.run.detection import check_scores, with_boxes
+from reconv.run.ending import Ending
 from reconv.run.evaluation import Evaluation
 from reconv.run.feed import Waiting, open_feed, share_of_gpu
 from reconv.run.findings import tell_findings
 from reconv.run.folder import Choice, RestorePoint, find_restore_point, refuse_taken
-from reconv.run.micro import out_of_memory, settle_micro
+from reconv.run.micro import settle_micro
 from reconv.run.network import check_model
 from reconv.run.pictures import picture_mistakes
 from reconv.run.sources import Sources, cache_size, data_path, open_sources, with_cache
@@ -257,79 +253,40 @@ def _environment(job: Job) -> dict[str, Any]:
 
 def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResult:
     """Build the parts, run the loop, and wind down whatever happens."""
-    first_step = int(job.point.state.get("step", 0))
-    start_s, clock, counters = time.perf_counter(), Clock(), Counters(first_step)
-    code: int = Exit.UNEXPECTED
-    reason = "unexpected error"
-    told: dict[str, Any] = {}
-    trace = build_trace(job.recipe, job.folder, job.device, first_step, emit, clock)
+    clock, writer = Clock(), Writer()
+    ending = Ending(job, clock, emit)
+    trace = build_trace(job.recipe, job.folder, job.device, ending.first_step, emit, clock)
     waiting = _waiting(job, clock, emit)
-
-    has_ended = False
-
-    def end(code: int, reason: str) -> None:
-        nonlocal has_ended
-        if has_ended:  # another thread was faster: it has noticed that a process is lost
-            return
-        has_ended = True
-        emit(
-            Ended(
-                step=counters.step,
-                exit_code=code,
-                reason=reason,
-                wall_s=time.perf_counter() - start_s,
-                images=max(0, counters.step - first_step) * job.plan.global_batch,
-                peak_memory_bytes=job.device.peak_memory_bytes(),
-                train_s=clock.train_s,
-                wait_s=clock.wait_s,
-                timed_images=clock.timed_images,
-                fields=told,
-            )
-        )
-        if job.world.is_first:
-            _write_results(job.folder)
-
-    writer = Writer()
 
     def end_without_peer(error: ReconvError) -> None:
         writer.linger(_SAVE_LINGERS_S)
-        end(error.code, error.what)
+        ending.tell_error(error)
 
     job.world.guard(job.recipe.parallel.lost_after_s, end_without_peer)
-    try:
-        with open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
+    with ExitStack() as winding_down:  # what comes last is done first
+        winding_down.callback(ending.tell)
+        winding_down.callback(lambda: waiting.tell(ending.counters.step))
+        winding_down.callback(trace.close)
+        with ending.named(), open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
             fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed, writer)
-            counters = fit.counters
+            ending.counters = fit.counters
             fit.run()
-            if fit.ended_early:
-                emit(Noted("info", f"ended early: {fit.ended_early}", counters.step))
-            told = {
-                "stopped_early": fit.ended_early or None,
-                **average_at_end(job.recipe, job.plan, job.folder, job.world, counters.step, evaluation, emit),
-            }
-            if job.plan.evaluate is not None and job.world.is_first:
-                _show_mistakes(job, evaluation, counters.step, emit)
-        code, reason = Exit.DONE, f"finished early: {fit.ended_early}" if fit.ended_early else "finished"
-    except ReconvError as error:
-        code, reason = error.code, error.what
-        raise
-    except KeyboardInterrupt:
-        code, reason = Exit.INTERRUPTED, "interrupted without a save"
-        raise
-    except Exception as error:
-        lost = job.world.explain(error)
-        if lost is not None:
-            code, reason = lost.code, lost.what
-            raise lost from error
-        if is_out_of_memory(error):
-            code, reason = Exit.RESOURCES, "out of memory"
-            raise out_of_memory(job) from error
-        raise
-    finally:
-        trace.close()
-        waiting.tell(counters.step)
-        end(int(code), reason)
-    return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(code))
+            ending.ended_early = fit.ended_early
+            _finish(job, evaluation, ending, emit)
+    return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(ending.code))
+
+
+def _finish(job: Job, evaluation: Evaluation, ending: Ending, emit: Callable[[Event], None]) -> None:
+    """What is done once after the last step."""
+    step = ending.counters.step
+    if ending.ended_early:
+        emit(Noted("info", f"ended early: {ending.ended_early}", step))
+    ending.fields = {
+        "stopped_early": ending.ended_early or None,
+        **average_at_end(job.recipe, job.plan, job.folder, job.world, step, evaluation, emit),
+    }
+    if job.plan.evaluate is not None and job.world.is_first:
+        _show_mistakes(job, evaluation, step, emit)
 
 
 def _show_mistakes(job: Job, evaluation: Evaluation, step: int, emit: Callable[[Event], None]) -> None:
@@ -344,15 +301,3 @@ def _show_mistakes(job: Job, evaluation: Evaluation, step: int, emit: Callable[[
 def _waiting(job: Job, clock: Clock, emit: Callable[[Event], None]) -> Waiting:
     source, cores = job.sources.train.kind, usable_cores(Machine())
     return Waiting(job.recipe, job.plan, source, cores, clock, Stages(), emit)
-
-
-def _write_results(folder: RunFolder) -> None:
-    """The summary and the report; a disk that has no room for them must not hide why the run ended."""
-    ending = sys.exc_info()[1]
-    try:
-        write_summary(folder.path)
-        write_report(folder.path)
-    except OSError as error:
-        if ending is None:
-            raise
-        ending.add_note(f"the summary and report could not be written: {error}")
