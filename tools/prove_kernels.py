@@ -3,7 +3,8 @@
     python tools/prove_kernels.py [NAME ...]
 
 Forward and backward against float64 over shapes of ResNet-50, MobileNetV2, EfficientNet-B0 and SSD, in bfloat16,
-float16 and float32; a name is one of the first column. The exit code says whether all are equal.
+float16 and float32, and what answers are made of; a name is one of the first column. The exit code says whether all are
+equal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from proof_values import TOLERANCES, draw, error, wide
+from prove_answers import ANSWER_PROOFS
 from torch import Tensor
 
 from reconv.boxes.anchors import default_boxes
@@ -30,17 +33,11 @@ from reconv.models.conv import SameMaxPool2d
 from reconv.models.network import BoxMaps
 from reconv.tasks.detection import Rules, image_losses
 
-TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 GRID = 16
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))  # planes, side, blocks of ResNet-50
 FORMS = ("none", "relu", "relu6", "silu", "join", "join_norms", "pool", "pool_same")
 DEPTHWISE = ((96, 112, 3), (144, 56, 3), (576, 14, 3), (144, 56, 5), (240, 28, 5), (72, 13, 3))
 PROJECTIONS = ((32, 16, 112), (96, 24, 56), (144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (72, 40, 13))
-
-
-def draw(*shape: int, dtype: torch.dtype) -> Tensor:
-    values = torch.randn(*shape, device="cuda", dtype=torch.float32)
-    return values.to(dtype).contiguous(memory_format=torch.channels_last)
 
 
 def draw_norm(channels: int) -> Norm:
@@ -53,20 +50,10 @@ def on_grid(tensor: Tensor) -> Tensor:
     return (tensor.float() * GRID).round().div(GRID).to(tensor.dtype)
 
 
-def wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().double().requires_grad_()
-
-
 def plain(x: Tensor, of: Norm, groups: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
     """The norm of x in float64, and its parameters there."""
     weight, bias = wide(of.weight), wide(of.bias)
     return reference.batch_norm(x, weight, bias, of.running_var.double(), of.eps, groups)[0], [weight, bias]
-
-
-def error(actual: Tensor | None, expected: Tensor | None) -> float:
-    assert actual is not None and expected is not None
-    actual, expected = actual.detach().double(), expected.detach().double()
-    return float((actual - expected).norm() / expected.norm().clamp(min=1e-30))
 
 
 def far_from_kinks(z: Tensor) -> Tensor:
@@ -337,6 +324,7 @@ PROOFS: dict[str, Callable[[], bool]] = {
     "excite": prove_excite,
     "gated": prove_gated,
     "box_losses": prove_box_losses,
+    **ANSWER_PROOFS,
 }
 
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from prove_kernels import STAGES, draw, draw_norm
+from proof_values import draw
+from prove_kernels import STAGES, draw_norm
 from torch import Tensor
 
 from reconv.kernels import norm, pool, projection

@@ -1,16 +1,29 @@
 """What a network at evaluation does to images beside convolving them, in one pass each.
 
-Owns which tensors kernels take for it; others are computed plainly. Refuses to know networks and gradients: nothing
-here is differentiated. Invariant: the values of the plain operations, a NaN too.
+Owns which tensors kernels take for it (`fused.available`); others are computed plainly. Refuses to know networks and
+gradients: nothing here is differentiated. Invariant: the values of the plain operations, a NaN too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.kernels import fused
+from reconv.kernels import fused, reference
+from reconv.kernels.launch import MOST_ACROSS, launch
 from reconv.kernels.window import Window
+
+Ending = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # of an operation: an activation, or a gate's
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {**reference.FUNCTIONS, "sigmoid": torch.sigmoid}
+ENDINGS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "sigmoid": 4}  # as device code counts them
+_ROWS = 32  # of a tile
+_BLOCKS = (64, 32, 16, 8)  # channels of a tile
+_SUMMED = 8192  # values of a tile whose rows are added up: so many bytes of few programs are on their way
+_SUM_WARPS = 8
 
 
 def largest(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
@@ -20,3 +33,52 @@ def largest(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
 
         return max_pool_values(x, Window(side, stride, pad, ceil))
     return F.max_pool2d(x, side, stride, pad, ceil_mode=ceil)
+
+
+def means(x: Tensor) -> Tensor:
+    """The means [n, channels, 1, 1] over the pixels of images."""
+    if not fused.available(x) or len(x) > MOST_ACROSS:
+        return x.mean((2, 3), keepdim=True)
+    from reconv.kernels import excite_triton as device
+
+    images, channels, height, width = x.shape
+    block, pixels = _block(channels), height * width
+    y = torch.empty(images, channels, 1, 1, dtype=x.dtype, device=x.device)
+    known = {"LANES": min(_SUMMED // block, 1 << (pixels - 1).bit_length()), "BLOCK": block, "num_warps": _SUM_WARPS}
+    launch(device.means, (-(-channels // block), images), x, y, channels // 8, pixels, **known)
+    return y
+
+
+def excited(x: Tensor, gate: Tensor, other: Tensor | None, act: Ending) -> Tensor:
+    """The activation of images times their gate [n, channels, 1, 1] (plus the other)."""
+    added = x if other is None else other
+    if not (fused.available(x) and fused.available(added)) or len(x) > MOST_ACROSS:
+        return FUNCTIONS[act](x * gate if other is None else x * gate + other)
+    from reconv.kernels.passes_triton import excite
+
+    images, channels, height, width = x.shape
+    block, pixels = _block(channels), height * width
+    y = torch.empty_like(x)
+    grid = (-(-channels // block) * -(-pixels // _ROWS), images)
+    known = {"ADDS": int(other is not None), "ACT": ENDINGS[act], "ROWS": _ROWS, "BLOCK": block}
+    launch(excite, grid, x, gate.reshape(images, channels).contiguous(), added, y, pixels, channels // 8, **known)
+    return y
+
+
+def finished(y: Tensor, bias: Tensor, other: Tensor | None, act: Ending) -> Tensor:
+    """The activation of images plus a bias (plus the other), in their place where kernels take them."""
+    added = y if other is None else other
+    if not (fused.available(y) and fused.available(added)):
+        y = y + bias.view(1, -1, 1, 1)
+        return FUNCTIONS[act](y if other is None else y + other)
+    from reconv.kernels.passes_triton import finish
+
+    channels, num_rows = y.shape[1], y.numel() // y.shape[1]
+    block = _block(channels)
+    known = {"ADDS": int(other is not None), "ACT": ENDINGS[act], "ROWS": _ROWS, "BLOCK": block}
+    launch(finish, (-(-num_rows // _ROWS), -(-channels // block)), y, bias, added, num_rows, channels // 8, **known)
+    return y
+
+
+def _block(channels: int) -> int:
+    return min(_BLOCKS, key=lambda block: (-channels % block, -block))

@@ -1,7 +1,9 @@
-"""A network as it answers fastest: one flat list of operations, a convolution and what follows it being one of them.
+"""A network as it answers fastest: one flat list of operations, of which a joint one stands for several of torch's.
 
-Owns the list and what may be joined in it. Refuses to know devices and how a joint operation is computed. Invariant:
-the list gives the answers of the network it was made of, for any number of images of one shape, type and layout.
+Owns the list and what may be joined in it: a convolution and what follows it, a gate and what follows it or the 1x1
+convolution that alone reads it, a pool whose places nobody reads. Refuses to know devices and how a joint operation is
+computed. Invariant: the list gives the answers of the network it was made of, for any number of images of one shape,
+type and layout.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from reconv.kernels.passes import largest
-from reconv.kernels.product import Shape, product
-from reconv.kernels.reference import Activation
+from reconv.kernels.passes import Ending, excited, largest, means
+from reconv.kernels.product import product
+from reconv.kernels.product_forms import Shape
 
 aten = torch.ops.aten
-_FUNCTIONS: dict[object, Activation] = {
+_FUNCTIONS: dict[object, Ending] = {
     aten.relu.default: "relu",
     aten.relu_.default: "relu",
     aten.silu.default: "silu",
     aten.silu_.default: "silu",
+    aten.sigmoid.default: "sigmoid",
 }
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 _ROWS = 3  # images that the list is made with
@@ -45,6 +48,10 @@ def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any]
         return _ready(listed), 0  # what others read changes in its place: nothing may be moved
     for node in _calls(graph, aten.max_pool2d_with_indices.default):
         _take_values(graph, node)
+    for node in _calls(graph, aten.mean.dim):
+        _take_means(graph, node)
+    for node in _calls(graph, aten.mul.Tensor):
+        _join_gate(graph, node)
     num_joined = sum(_join(graph, node) for node in _calls(graph, aten.convolution.default))
     return _ready(listed), num_joined
 
@@ -92,28 +99,85 @@ def _replace(graph: fx.Graph, old: list[fx.Node], new: fx.Node, last: fx.Node) -
         graph.erase_node(node)
 
 
+def _take_means(graph: fx.Graph, mean: fx.Node) -> None:
+    """Put our means in the place of torch's, where they are over the pixels of images."""
+    given: tuple[Any, ...] = mean.args
+    x, sides, *keeps = given
+    if (
+        len(_values(x).shape) == 4
+        and sorted(side % 4 for side in sides) == [2, 3]
+        and keeps == [True]
+        and not mean.kwargs
+    ):
+        with graph.inserting_after(mean):
+            _replace(graph, [mean], graph.call_function(means, (x,)), mean)
+
+
+def _join_gate(graph: fx.Graph, gated: fx.Node) -> None:
+    """Put a joint operation in the place of images times their gate and of the sum and activation that alone read it,
+    but where a 1x1 convolution alone reads it, which will take the gate in."""
+    found = _gate(gated)
+    after = _only_user(gated)
+    if found is None or (after is not None and _is_pointwise(after)):
+        return
+    chain, other, act = _chain(gated)
+    with graph.inserting_after(chain[-1]):
+        _replace(graph, chain, graph.call_function(excited, (*found, other, act)), chain[-1])
+
+
 def _join(graph: fx.Graph, conv: fx.Node) -> bool:
-    """Put a joint operation in the place of a convolution with a bias and of the sum and activation that alone read
-    it; whether that could be done."""
+    """Put a joint operation in the place of a convolution with a bias, of the sum and activation that alone read it,
+    and of a gate before a 1x1; whether that could be done."""
     given: tuple[Any, ...] = conv.args
     x, weight, bias, stride, padding, dilation, is_transposed, _, groups = given
     if bias is None or is_transposed or len(_values(conv).shape) != 4:
         return False
-    chain, other = [conv], None
-    act: Activation = "none"
-    after = _only_user(conv)
+    chain, other, act = _chain(conv)
+    gate = None
+    if _is_pointwise(conv) and (found := _gate(x)) is not None:  # which others do not read: `_join_gate`
+        chain.insert(0, x)
+        x, gate = found
+    shape = Shape(tuple(stride), tuple(padding), tuple(dilation), groups, act)
+    with graph.inserting_after(chain[-1]):
+        _replace(graph, chain, graph.call_function(product, (x, weight, bias, other, gate, shape)), chain[-1])
+    return True
+
+
+def _chain(first: fx.Node) -> tuple[list[fx.Node], fx.Node | None, Ending]:
+    """An operation with the sum and activation that alone read what comes before; what is added; which activation."""
+    chain: list[fx.Node] = [first]
+    other: fx.Node | None = None
+    act: Ending = "none"
+    after = _only_user(first)
     if after is not None and _is_sum(after):
         chain.append(after)
-        other = next(term for term in after.args if term is not conv)
+        other = next(term for term in after.args if isinstance(term, fx.Node) and term is not first)
         after = _only_user(after)
     if after is not None and (found := _activation(after)) is not None:
         chain.append(after)
         act = found
-    shape = Shape(tuple(stride), tuple(padding), tuple(dilation), groups, act)
-    with graph.inserting_after(chain[-1]):
-        joint = graph.call_function(product, (x, weight, bias, other, shape))
-    _replace(graph, chain, joint, chain[-1])
-    return True
+    return chain, other, act
+
+
+def _gate(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Images and their gate, where a node multiplies such."""
+    if node.target is not aten.mul.Tensor or not all(isinstance(factor, fx.Node) for factor in node.args):
+        return None
+    factors: tuple[Any, ...] = node.args
+    x, gate = sorted(factors, key=lambda factor: -_values(factor).shape.numel())
+    shape = tuple(_values(x).shape)
+    is_gate = len(shape) == 4 and tuple(_values(gate).shape) == (*shape[:2], 1, 1)
+    return (x, gate) if is_gate and _values(x).dtype == _values(gate).dtype else None
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """Whether a node is a 1x1 convolution of stride 1 with a bias."""
+    if node.target is not aten.convolution.default:
+        return False
+    given: tuple[Any, ...] = node.args
+    _, weight, bias, stride, padding, _, is_transposed, _, groups = given
+    is_small = {*_values(weight).shape[2:], *stride} == {1} and not any(padding)
+    return is_small and len(stride) == 2 and groups == 1 and bias is not None and not is_transposed
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -121,7 +185,10 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _values(node: fx.Node) -> Any:
-    """Shape and type of what a node gives."""
+    """What has the shape and type of what a node gives: a record of them, or a tensor of the network itself."""
+    if node.op == "get_attr":
+        assert node.graph.owning_module is not None and isinstance(node.target, str)
+        return getattr(node.graph.owning_module, node.target)
     return node.meta["tensor_meta"]
 
 
@@ -135,7 +202,7 @@ def _is_sum(node: fx.Node) -> bool:
     return bool((_values(a).shape, _values(a).dtype) == (_values(b).shape, _values(b).dtype))
 
 
-def _activation(node: fx.Node) -> Activation | None:
+def _activation(node: fx.Node) -> Ending | None:
     if node.target in _CLAMPS:
         return "relu6" if tuple(node.args[1:]) == (0.0, 6.0) else None
     return _FUNCTIONS.get(node.target)

@@ -1,37 +1,125 @@
-"""A convolution whose bias, sum and activation are one pass over its output equals plain operations."""
+"""A convolution with its bias, sum and activation, perhaps behind a gate, equals plain operations in every form."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from kernel_cases import TOLERANCE, assert_near, draw
+from torch import Tensor
 
-from reconv.kernels.product import Shape, finished, plain, product
+from reconv.kernels import product_forms
+from reconv.kernels.passes import Ending
+from reconv.kernels.product import product
+from reconv.kernels.product_forms import Given, Shape, Tile, by_blas, by_tiles, forms_for, in_two_passes, plain, tiles
+
+ACTS = ("none", "relu", "relu6", "silu", "sigmoid")
+
+
+def pointwise(act: Ending = "relu") -> Shape:
+    return Shape((1, 1), (0, 0), (1, 1), 1, act)
+
+
+def drawn(x: tuple[int, ...], outputs: int, dtype: torch.dtype, *, adds: bool = False, gates: bool = False) -> Given:
+    """The tensors of a 1x1 convolution."""
+    images, weight = draw(x, dtype, 1).detach(), draw((outputs, x[1], 1, 1), dtype, 2).detach()
+    bias = draw((1, outputs, 1, 1), dtype, 3).detach().flatten()
+    other = draw((x[0], outputs, *x[2:]), dtype, 4).detach() if adds else None
+    return Given(images, weight, bias, other, draw((*x[:2], 1, 1), dtype, 5).detach() if gates else None)
+
+
+def exact(given: Given, shape: Shape) -> Tensor:
+    return plain(Given(*(None if t is None else t.double() for t in given)), shape)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("act", ["none", "relu", "relu6", "silu"])
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("adds", [False, True])
-def test_one_pass_over_the_output_equals_plain_operations(adds: bool, act, dtype: torch.dtype) -> None:
+def test_one_pass_over_the_output_equals_plain_operations(adds: bool, act: Ending, dtype: torch.dtype) -> None:
     shape = Shape((2, 2), (1, 1), (1, 1), 2, act)
     x, weight = draw((2, 8, 9, 9), dtype, 1).detach(), draw((24, 4, 3, 3), dtype, 2).detach()
     bias = draw((1, 24, 1, 1), dtype, 3).detach().flatten()
-    other = draw((2, 24, 5, 5), dtype, 4).detach() if adds else None
-    y = finished(x, weight, bias, other, shape)
-    wide = None if other is None else other.double()
-    expected = plain(x.double(), weight.double(), bias.double(), wide, shape)
-    assert_near(y, expected, TOLERANCE[dtype])
+    given = Given(x, weight, bias, draw((2, 24, 5, 5), dtype, 4).detach() if adds else None)
+    y = in_two_passes(given, shape)
+    assert_near(y, exact(given, shape), TOLERANCE[dtype])
     assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
 
 
+# Rows that fill no tile, channels in one step and in several, or no multiple of eight, outputs in blocks.
+CASES = [
+    ((2, 24, 5, 7), 16, Tile(16, 32, 16, 4)),
+    ((3, 72, 4, 4), 40, Tile(32, 32, 32, 4)),
+    ((5, 10, 1, 1), 24, Tile(16, 16, 32, 4)),
+    ((2, 16, 3, 3), 6, Tile(16, 16, 16, 4)),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("adds", "gates"), [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(("x", "outputs", "tile"), CASES, ids=str)
+def test_our_product_equals_plain_operations(
+    x: tuple[int, ...], outputs: int, tile: Tile, adds: bool, gates: bool, dtype: torch.dtype
+) -> None:
+    given = drawn(x, outputs, dtype, adds=adds, gates=gates)
+    y = by_tiles(given, pointwise("silu"), tile)
+    assert_near(y, exact(given, pointwise("silu")), TOLERANCE[dtype])
+    assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_our_product_ends_in_every_activation(act: Ending) -> None:
+    given = drawn((1, 8, 4, 4), 8, torch.float32)
+    assert_near(by_tiles(given, pointwise(act), Tile(16, 16, 16, 4)), exact(given, pointwise(act)), 2e-5)
+
+
+@pytest.mark.parametrize("act", ["none", "relu"])
+def test_a_product_of_rows_equals_plain_operations(act: Ending) -> None:
+    given = drawn((3, 24, 5, 4), 10, torch.float32)
+    y = by_blas(given, pointwise(act))
+    assert_near(y, exact(given, pointwise(act)), 2e-5)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("gates", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("act", ["none", "relu", "silu"])
+def test_every_form_that_is_tried_equals_plain_operations(act: Ending, adds: bool, gates: bool) -> None:
+    given, shape = drawn((2, 16, 6, 6), 24, torch.float16, adds=adds, gates=gates), pointwise(act)
+    forms = [form for form in forms_for(given, shape) if "by_cudnn" not in repr(form)]  # which no CPU has
+    blas = not adds and act != "silu"
+    assert len(forms) == (3 if gates else 2) + blas
+    for form in forms:
+        assert_near(form(given, shape), exact(given, shape), TOLERANCE[torch.float16])
+
+
+def test_convolutions_are_given_to_the_forms_that_take_them() -> None:
+    def names(given: Given, shape: Shape) -> str:
+        return " ".join(repr(form) for form in forms_for(given, shape))
+
+    given = drawn((2, 16, 64, 64), 24, torch.float16)
+    assert "by_tiles" in names(given, pointwise()) and "by_blas" in names(given, pointwise())
+    assert "by_tiles" not in names(drawn((2, 16, 64, 64), 24, torch.float32), pointwise())
+    for shape in (Shape((2, 2), (0, 0), (1, 1), 1, "relu"), Shape((1, 1), (1, 1), (1, 1), 1, "relu")):
+        assert "by_tiles" not in names(given, shape) and "by_blas" not in names(given, shape)
+    apart = given._replace(x=given.x.contiguous())
+    assert "by_tiles" not in names(apart, pointwise()) and "by_blas" not in names(apart, pointwise())
+
+
+def test_tiles_cover_all_outputs_and_are_few() -> None:
+    for images, pixels in ((1, 256), (1, 50_000), (256, 49), (256, 196), (256, 12544)):
+        for channels, outputs in ((16, 96), (96, 24), (240, 40), (672, 192), (320, 1280), (10, 240), (2048, 16)):
+            found = tiles(images, pixels, channels, outputs)
+            assert 1 <= len(found) == len(set(found)) <= 2
+            for tile in found:
+                values = tile.channels * (tile.rows + tile.outputs) * product_forms._STAGES
+                assert values * 2 <= 160 * 1024  # bytes of shared memory, of 227 KiB that a Hopper has
+                assert all(side & (side - 1) == 0 and side >= 16 for side in tile[:3])
+
+
 def test_channels_that_kernels_do_not_take_are_computed_plainly() -> None:
-    shape = Shape((1, 1), (0, 0), (1, 1), 1, "relu")
-    x, weight, bias = torch.randn(2, 8, 4, 4), torch.randn(5, 8, 1, 1), torch.randn(5)
-    other = torch.randn(2, 5, 4, 4)
-    torch.testing.assert_close(finished(x, weight, bias, other, shape), plain(x, weight, bias, other, shape))
+    given = Given(torch.randn(2, 8, 4, 4), torch.randn(5, 8, 1, 1), torch.randn(5), torch.randn(2, 5, 4, 4))
+    torch.testing.assert_close(in_two_passes(given, pointwise()), plain(given, pointwise()))
 
 
 def test_on_the_cpu_the_plain_form_is_the_one() -> None:
-    shape = Shape((1, 1), (0, 0), (1, 1), 1, "relu")
-    x, weight, bias = torch.randn(2, 8, 4, 4), torch.randn(8, 8, 1, 1), torch.randn(8)
-    assert torch.equal(product(x, weight, bias, None, shape), plain(x, weight, bias, None, shape))
+    given = drawn((2, 8, 4, 4), 8, torch.float32, gates=True)
+    assert torch.equal(product(*given, pointwise()), plain(given, pointwise()))

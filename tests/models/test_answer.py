@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from reconv.kernels.passes import largest
+from reconv.kernels.passes import excited, largest, means
 from reconv.kernels.product import product
 from reconv.models import build_model, initialise
 from reconv.models.answer import answering
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.fold import folded
 from reconv.models.googlenet import GoogLeNetSpec, Inception
+from reconv.models.norm import SqueezeExcitation
+
+aten = torch.ops.aten
 
 
 def images(size: int, rows: int = 2, channels: int = 3) -> Tensor:
@@ -26,7 +30,7 @@ def joint(listed: Any) -> list[tuple[bool, str]]:
     """Of each joint operation, whether something is added and the activation."""
     assert isinstance(listed, fx.GraphModule)
     nodes = [node for node in listed.graph.nodes if node.target is product]
-    return [(node.args[3] is not None, node.args[4].act) for node in nodes]
+    return [(node.args[3] is not None, node.args[5].act) for node in nodes]
 
 
 def calls(listed: Any, target: object) -> int:
@@ -41,7 +45,13 @@ def calls(listed: Any, target: object) -> int:
         ("resnet10", {"width": 8}, 32, {(True, "relu"): 4, (False, "relu"): 5, (False, "none"): 3}),
         ("resnet10", {"width": 8, "version": "v2"}, 32, {(False, "relu"): 4}),
         ("mobilenet_v2", {}, 32, {(False, "relu6"): 35, (True, "none"): 10, (False, "none"): 7}),
-        ("efficientnet_cifar", {}, 32, None),
+        ("resnet10", {"width": 8, "se_units": 4}, 32, {(False, "relu"): 9, (False, "none"): 7, (False, "sigmoid"): 4}),
+        (
+            "efficientnet_cifar",
+            {},
+            32,
+            {(False, "silu"): 49, (True, "none"): 9, (False, "none"): 7, (False, "sigmoid"): 16},
+        ),
         ("googlenet", {}, 32, {(False, "relu"): 57}),
     ],
 )
@@ -53,8 +63,7 @@ def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], si
     listed, num_joined = answering(model, images(size).double())
     found = joint(listed)
     assert num_joined == len(found) > 0
-    if counts is not None:
-        assert {kind: found.count(kind) for kind in set(found)} == counts
+    assert {kind: found.count(kind) for kind in set(found)} == counts
     with torch.inference_mode():
         for rows in (1, 2, 5):
             given = images(size, rows).double()
@@ -80,6 +89,79 @@ def test_an_inception_block_answers_through_kernels() -> None:
     assert (num_joined, calls(listed, largest)) == (6, 1)
     with torch.inference_mode():
         given = images(7, rows=5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+def gated_products(listed: Any) -> int:
+    """Joint convolutions that took in a gate."""
+    assert isinstance(listed, fx.GraphModule)
+    return sum(node.target is product and node.args[4] is not None for node in listed.graph.nodes)
+
+
+def test_images_times_their_gate_take_in_the_sum_and_activation_that_follow() -> None:
+    model = build_model("resnet10", num_classes=4, width=8, se_units=4)
+    initialise(model, 0)
+    model, _ = folded(model.to(memory_format=torch.channels_last), (3, 16, 16))
+    listed, _ = answering(model, images(16))
+    assert (calls(listed, excited), calls(listed, means), gated_products(listed)) == (4, 5, 0)
+    assert calls(listed, aten.mul.Tensor) == calls(listed, aten.add.Tensor) == calls(listed, aten.mean.dim) == 0
+    with torch.inference_mode():
+        given = images(16, rows=3)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_channels", [8, 16])  # the second has a shortcut
+def test_a_gate_that_a_1x1_convolution_alone_reads_is_taken_in_by_it(in_channels: int) -> None:
+    model: nn.Module = MBConv(EfficientNetSpec(), in_channels, 16, expansion=2, kernel=3, stride=1).eval()
+    model, _ = folded(model.to(memory_format=torch.channels_last), (in_channels, 6, 6))
+    listed, num_joined = answering(model, images(6, channels=in_channels))
+    assert (num_joined, gated_products(listed), calls(listed, means), calls(listed, excited)) == (5, 1, 1, 0)
+    with torch.inference_mode():
+        given = images(6, rows=3, channels=in_channels)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Shared(nn.Module):
+    """Images times their gate are read by two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.se = SqueezeExcitation(8, 4, nn.functional.relu)
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.se(x)
+        total: Tensor = self.a(y) + self.b(y)
+        return total
+
+
+def test_a_gate_that_two_convolutions_read_is_multiplied_once() -> None:
+    model = Shared().eval()
+    listed, num_joined = answering(model, images(5, channels=8))
+    assert (num_joined, gated_products(listed), calls(listed, excited)) == (4, 0, 1)
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Gated(nn.Module):
+    """Images times something of another shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x * self.gate) + 2 * x.mean((2, 3), keepdim=True) + x.mean((1, 2), keepdim=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1, 1), (8, 1, 1), (), (8, 5, 5)], ids=str)
+def test_a_product_with_no_gate_of_each_image_is_left_to_torch(shape: tuple[int, ...]) -> None:
+    model = Gated(shape).eval()
+    listed, _ = answering(model, images(5, channels=8))
+    assert (calls(listed, excited), calls(listed, means)) == (0, 1)
+    with torch.inference_mode():
+        given = images(5, channels=8)
         torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
 
 

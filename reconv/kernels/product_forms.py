@@ -1,0 +1,183 @@
+"""The forms of a convolution with all that follows it at evaluation.
+
+Owns them, what each takes, and the tiles of our own. Refuses to know which is fast. Invariant: every form gives the
+plain one's values, up to the order of additions and the rounding between operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reconv.kernels import fused
+from reconv.kernels.fused import CHANNEL_MULTIPLE
+from reconv.kernels.launch import launch
+from reconv.kernels.passes import ENDINGS, FUNCTIONS, Ending, excited, finished
+
+_HALVES = (torch.bfloat16, torch.float16)  # what tensor cores multiply
+_LEAST = 16  # rows, channels and outputs of a product on tensor cores
+_STAGES = 3  # steps of a product whose tiles are copied ahead
+_FEW_ROWS = 1024  # of which tiles of the least height make enough programs
+_STEP = 64  # channels
+_HEIGHTS = (128, 64)  # rows of a tile
+_NARROW, _WIDE, _WIDTHS = 64, 128, (256, 128, 64)  # outputs of a tile
+_MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
+
+
+class Shape(NamedTuple):
+    """What a convolution does beside its tensors; a tuple, so that a list of operations can hold it."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    act: Ending
+
+    def is_pointwise(self, weight: Tensor) -> bool:
+        """Whether every pixel is a row of a product."""
+        sides = (*weight.shape[2:], *self.stride)
+        return set(sides) == {1} and not any(self.padding) and self.groups == 1
+
+
+class Given(NamedTuple):
+    """The tensors of a convolution: images, weights [out, channels, k, k], what is added and what is multiplied."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    other: Tensor | None = None
+    gate: Tensor | None = None  # of the images [n, channels, 1, 1]
+
+
+class Tile(NamedTuple):
+    """A program's share of a product."""
+
+    rows: int
+    channels: int  # of a step
+    outputs: int
+    warps: int
+
+
+Form = Callable[[Given, Shape], Tensor]
+
+
+def forms_for(given: Given, shape: Shape) -> list[Form]:
+    """All forms but the plain one that may take these tensors."""
+    if given.gate is None:
+        return list(_ungated(given, shape))
+    gated: list[Form] = [partial(gated_first, form=form) for form in _ungated(given._replace(gate=None), shape)]
+    return gated + _by_tiles(given, shape)
+
+
+def _ungated(given: Given, shape: Shape) -> Iterator[Form]:
+    yield in_two_passes
+    if shape.act == "relu":
+        yield by_cudnn
+    if shape.is_pointwise(given.weight) and _are_rows(given.x):
+        if given.other is None and shape.act in ("none", "relu"):
+            yield by_blas
+        yield from _by_tiles(given, shape)
+
+
+def plain(given: Given, shape: Shape) -> Tensor:
+    """By torch's own operations."""
+    x, weight, bias, other, gate = given
+    y = F.conv2d(x if gate is None else x * gate, weight, bias, *_where(shape))
+    return FUNCTIONS[shape.act](y if other is None else y + other)
+
+
+def in_two_passes(given: Given, shape: Shape) -> Tensor:
+    """By a convolution and one pass over its output."""
+    y = F.conv2d(given.x, given.weight, None, *_where(shape))
+    return finished(y, given.bias, given.other, shape.act)
+
+
+def by_cudnn(given: Given, shape: Shape) -> Tensor:
+    """By cuDNN alone, which knows one activation, ReLU."""
+    x, weight, bias, other, _ = given
+    if other is None:
+        return torch.cudnn_convolution_relu(x, weight, bias, *_where(shape))
+    return torch.cudnn_convolution_add_relu(x, weight, other, 1.0, bias, *_where(shape))
+
+
+def by_blas(given: Given, shape: Shape) -> Tensor:
+    """A 1x1 as a product of rows by cuBLAS, which knows biases and ReLU."""
+    x, weight, bias, _, _ = given
+    rows = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    multiplied = torch._addmm_activation if shape.act == "relu" else torch.addmm
+    y = multiplied(bias, rows, weight.flatten(1).t())
+    return y.view(x.shape[0], *x.shape[2:], len(weight)).permute(0, 3, 1, 2)
+
+
+def gated_first(given: Given, shape: Shape, form: Form) -> Tensor:
+    """By a pass that multiplies images and gate, and a form without one."""
+    assert given.gate is not None
+    return form(given._replace(x=excited(given.x, given.gate, None, "none"), gate=None), shape)
+
+
+def by_tiles(given: Given, shape: Shape, tile: Tile) -> Tensor:
+    """A 1x1 by our own product, with everything in it."""
+    from reconv.kernels.product_triton import multiply
+
+    x, weight, bias, other, gate = given
+    samples, channels, height, width = x.shape
+    y = torch.empty(samples, height, width, len(weight), dtype=x.dtype, device=x.device)
+    images = 1 if gate is None else samples
+    pixels = samples * height * width // images
+    in_part, out_part = _part(channels), _part(len(weight))
+    launch(
+        multiply, (images * -(-pixels // tile.rows) * -(-len(weight) // tile.outputs),),
+        x, weight.flatten(1).contiguous(), bias, x if gate is None else gate.flatten(1).contiguous(),
+        y if other is None else other, y, pixels, channels // in_part, len(weight) // out_part,
+        IN_PART=in_part, OUT_PART=out_part, GATES=int(gate is not None), ADDS=int(other is not None),
+        ACT=ENDINGS[shape.act], ROWS=tile.rows, BLOCK=tile.channels, OUT=tile.outputs,
+        STAGES=min(_STAGES, -(-channels // tile.channels)), num_warps=tile.warps,
+    )  # fmt: skip
+    return y.permute(0, 3, 1, 2)
+
+
+def _by_tiles(given: Given, shape: Shape) -> list[Form]:
+    """Our product in each way it is worth trying."""
+    x, other = given.x, given.other
+    num_outputs = len(given.weight) * (x.numel() // x.shape[1])
+    are_taken = x.dtype in _HALVES and _are_rows(x) and (other is None or _are_rows(other))
+    if not are_taken or not fused.reachable(x) or max(x.numel(), num_outputs) > _MOST_VALUES:
+        return []
+    images = 1 if given.gate is None else len(x)
+    pixels = x.numel() // (x.shape[1] * images)
+    return [partial(by_tiles, tile=tile) for tile in tiles(images, pixels, x.shape[1], len(given.weight))]
+
+
+def tiles(images: int, pixels: int, channels: int, outputs: int) -> list[Tile]:
+    """Tiles for a product of so many rows in each of so many images: two heights, or two widths that fill theirs."""
+    step, whole = _power(channels), _power(outputs)
+    if images * pixels <= _FEW_ROWS:
+        return [Tile(_LEAST, min(step, 4 * _STEP), min(whole, _NARROW), 4)]
+    widths = [whole] if whole <= _WIDE else [_WIDE, min(_WIDTHS, key=lambda width: (-outputs % width, -width))]
+    fits = min(_HEIGHTS, key=lambda height: (-pixels % height if images > 1 else 0, -height))
+    heights = _HEIGHTS if len(set(widths)) == 1 else (fits,)
+    found = {(height, width) for height in heights for width in widths}
+    return [Tile(h, min(step, _STEP), w, 8 if h * w >= _WIDE * _WIDE else 4) for h, w in sorted(found)]
+
+
+def _power(number: int) -> int:
+    """The least power of two that holds so many, of those that tensor cores multiply."""
+    return max(_LEAST, 1 << (number - 1).bit_length())
+
+
+def _are_rows(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _part(channels: int) -> int:
+    """What device code knows of a number of channels: loads of eight at once, or of one."""
+    return CHANNEL_MULTIPLE if channels % CHANNEL_MULTIPLE == 0 else 1
+
+
+def _where(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    return shape.stride, shape.padding, shape.dilation, shape.groups

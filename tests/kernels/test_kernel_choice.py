@@ -1,0 +1,36 @@
+"""Of several forms the fastest is chosen, of those that give the plain values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reconv.kernels.choice import Call, fastest
+
+PLAIN = torch.tensor([1.0, -2.0, 4.0])
+
+
+def refuses() -> Tensor:
+    raise RuntimeError("no plan for this shape")
+
+
+def form(value: Tensor) -> Call:
+    return lambda: value
+
+
+def test_the_fastest_form_of_the_plain_values_is_chosen() -> None:
+    plain, slow, quick = form(PLAIN), form(PLAIN), form(PLAIN + 1e-5)
+    times_ms = {plain: 2.0, slow: 3.0, quick: 1.0}
+    assert fastest(plain, [slow, quick], times_ms.__getitem__) == 1
+    assert fastest(plain, [slow], times_ms.__getitem__) == -1
+
+
+def test_forms_that_differ_or_do_not_run_are_never_chosen() -> None:
+    plain, other, nan = form(PLAIN), form(PLAIN * 1.1), form(PLAIN * torch.nan)
+    times_ms = {plain: 2.0}  # nothing else is timed
+    assert fastest(plain, [other, refuses, nan], times_ms.__getitem__) == -1
+
+
+def test_what_is_not_a_number_in_itself_is_left_to_the_plain_form() -> None:
+    times_ms: dict[Call, float] = {}
+    assert fastest(form(PLAIN * torch.nan), [form(PLAIN * torch.nan)], times_ms.__getitem__) == -1

@@ -1,0 +1,40 @@
+"""What an answer does to images beside convolving them equals plain operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_cases import TOLERANCE, assert_near, draw
+
+from reconv.kernels.passes import FUNCTIONS, Ending, excited, means
+
+SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not for kernels
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_means_are_over_the_pixels_of_each_image(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = draw(shape, dtype, 1, offset=1.0).detach()
+    y = means(x)
+    assert y.dtype == dtype
+    assert_near(y, x.double().mean((2, 3), keepdim=True), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("act", ["none", "relu", "silu"])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_image_has_a_gate_of_its_own(shape: tuple[int, ...], adds: bool, act: Ending, dtype: torch.dtype) -> None:
+    x, gate = draw(shape, dtype, 1).detach(), draw((*shape[:2], 1, 1), dtype, 2).detach()
+    other = draw(shape, dtype, 3).detach() if adds else None
+    y = excited(x, gate, other, act)
+    total = x.double() * gate.double() + (0 if other is None else other.double())
+    assert_near(y, FUNCTIONS[act](total), TOLERANCE[dtype])
+    assert y.dtype == dtype and y.stride() == x.stride()
+
+
+def test_a_nan_goes_through() -> None:
+    x, gate = draw((2, 8, 3, 3), torch.float32, 1).detach(), torch.ones(2, 8, 1, 1)
+    x[1, 2, 0, 0] = torch.nan
+    assert torch.equal(excited(x, gate, x, "relu").isnan(), x.isnan())
+    assert int(means(x).isnan().sum()) == 1

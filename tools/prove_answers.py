@@ -1,0 +1,70 @@
+"""The proofs of what answers are made of, for `prove_kernels.py`: passes over images, and the forms of convolutions.
+
+Nothing here has a gradient. Values are compared with those of plain operations in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from proof_values import TOLERANCES, draw, error
+
+from reconv.kernels import passes
+from reconv.kernels.product_forms import Given, Shape, forms_for, plain
+
+GATED = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7), (2048, 7), (72, 13))  # channels, side
+PRODUCTS: tuple[tuple[int, int, int, passes.Ending], ...] = (  # channels, outputs, side, end
+    (16, 96, 112, "silu"), (96, 24, 56, "none"), (144, 40, 28, "none"), (40, 240, 28, "silu"), (672, 192, 7, "none"),
+    (320, 1280, 7, "silu"), (64, 256, 56, "relu"), (1024, 2048, 7, "relu"), (32, 192, 28, "relu6"),
+    (72, 104, 13, "relu"), (2048, 16, 1, "relu"), (10, 240, 1, "sigmoid"), (240, 10, 1, "silu"),
+)  # fmt: skip
+
+
+def prove_passes() -> bool:
+    """Print the worst errors of an answer's means and gated images over shapes of EfficientNet-B0 and SE-ResNeXt."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        worst = 0.0
+        for channels, side in GATED:
+            x, other = (draw(8, channels, side, side, dtype=dtype) for _ in range(2))
+            gate = draw(8, channels, 1, 1, dtype=dtype)
+            worst = max(worst, error(passes.means(x), x.double().mean((2, 3), keepdim=True)))
+            worst = max(worst, error(passes.excited(x, gate, None, "none"), x.double() * gate.double()))
+            gated = F.relu(x.double() * gate.double() + other.double())
+            worst = max(worst, error(passes.excited(x, gate, other, "relu"), gated))
+        is_right &= worst <= tolerance
+        print(f"{'passes':10} {str(dtype)[6:]:9} {len(GATED):6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
+    return is_right
+
+
+def prove_product() -> bool:
+    """Print the worst errors of every form of an answer's 1x1 convolutions but cuDNN's own, of the half types."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        if dtype == torch.float32:
+            continue
+        worst, number = 0.0, 0
+        for channels, outputs, side, act in PRODUCTS:
+            for adds, gates in ((False, False), (True, False), (True, True)):
+                given = _convolution(channels, outputs, side, adds, gates, dtype)
+                shape = Shape((1, 1), (0, 0), (1, 1), 1, act)
+                wide_given = Given(*(None if t is None else t.double() for t in given))  # type: ignore[arg-type]
+                expected = plain(wide_given, shape)
+                forms = [form for form in forms_for(given, shape) if "by_cudnn" not in repr(form)]
+                found = [error(form(given, shape), expected) for form in forms]
+                worst, number = max(worst, *found), number + len(found)
+        is_right &= worst <= tolerance
+        print(f"{'product':10} {str(dtype)[6:]:9} {number:6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
+    return is_right
+
+
+def _convolution(channels: int, outputs: int, side: int, adds: bool, gates: bool, dtype: torch.dtype) -> Given:
+    x, weight = draw(8, channels, side, side, dtype=dtype), draw(outputs, channels, 1, 1, dtype=dtype)
+    other = draw(8, outputs, side, side, dtype=dtype) if adds else None
+    gate = draw(8, channels, 1, 1, dtype=dtype) if gates else None
+    return Given(x, weight, draw(1, outputs, 1, 1, dtype=dtype).flatten(), other, gate)
+
+
+ANSWER_PROOFS: dict[str, Callable[[], bool]] = {"passes": prove_passes, "product": prove_product}
