@@ -60,6 +60,26 @@ def prove_product() -> bool:
     return is_right
 
 
+def prove_answer_stem() -> bool:
+    """Print the worst errors of an answer's stem, plainly and over blocks of pixels, of the half types."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        if dtype == torch.float32:  # cuDNN may multiply it in TF32
+            continue
+        worst = 0.0
+        for kernel, outputs in ((3, 32), (3, 48), (7, 64)):
+            x, weight = draw(8, 3, 224, 224, dtype=dtype), draw(outputs, 3, kernel, kernel, dtype=dtype)
+            given = Given(x, weight, draw(1, outputs, 1, 1, dtype=dtype).flatten())
+            shape = Shape((2, 2), (kernel // 2, kernel // 2), (1, 1), 1, "silu")
+            expected = plain(Given(*(t.double() for t in given[:3])), shape)
+            forms = forms_for(given, shape)
+            assert len(forms) == 2
+            worst = max(worst, *(error(form(given, shape), expected) for form in forms))
+        is_right &= worst <= tolerance
+        print(f"{'stem_end':10} {str(dtype)[6:]:9} {3:6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
+    return is_right
+
+
 def _convolution(channels: int, outputs: int, side: int, adds: bool, gates: bool, dtype: torch.dtype) -> Given:
     x, weight = draw(8, channels, side, side, dtype=dtype), draw(outputs, channels, 1, 1, dtype=dtype)
     other = draw(8, outputs, side, side, dtype=dtype) if adds else None
@@ -67,4 +87,8 @@ def _convolution(channels: int, outputs: int, side: int, adds: bool, gates: bool
     return Given(x, weight, draw(1, outputs, 1, 1, dtype=dtype).flatten(), other, gate)
 
 
-ANSWER_PROOFS: dict[str, Callable[[], bool]] = {"passes": prove_passes, "product": prove_product}
+ANSWER_PROOFS: dict[str, Callable[[], bool]] = {
+    "passes": prove_passes,
+    "product": prove_product,
+    "stem_end": prove_answer_stem,
+}

@@ -75,9 +75,10 @@ def forms_for(given: Given, shape: Shape) -> list[Form]:
 
 
 def _ungated(given: Given, shape: Shape) -> Iterator[Form]:
-    yield in_two_passes
-    if shape.act == "relu":
-        yield by_cudnn
+    whole: tuple[Form, ...] = (in_two_passes, by_cudnn) if shape.act == "relu" else (in_two_passes,)
+    yield from whole
+    if _is_stem(given, shape):
+        yield from (partial(over_blocks, form=form) for form in whole)
     if shape.is_pointwise(given.weight) and _are_rows(given.x):
         if given.other is None and shape.act in ("none", "relu"):
             yield by_blas
@@ -103,6 +104,14 @@ def by_cudnn(given: Given, shape: Shape) -> Tensor:
     if other is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *_where(shape))
     return torch.cudnn_convolution_add_relu(x, weight, other, 1.0, bias, *_where(shape))
+
+
+def over_blocks(given: Given, shape: Shape, form: Form) -> Tensor:
+    """A stem's convolution by a form of it over blocks of 2x2 pixels; its weights are few and rearranged every time."""
+    from reconv.kernels.stem import stem_images, stem_weight
+
+    blocks = stem_images(given.x, given.weight.shape[-1], given.x.dtype)
+    return form(given._replace(x=blocks, weight=stem_weight(given.weight)), Shape((1, 1), (0, 0), (1, 1), 1, shape.act))
 
 
 def by_blas(given: Given, shape: Shape) -> Tensor:
@@ -168,6 +177,16 @@ def tiles(images: int, pixels: int, channels: int, outputs: int) -> list[Tile]:
 def _power(number: int) -> int:
     """The least power of two that holds so many, of those that tensor cores multiply."""
     return max(_LEAST, 1 << (number - 1).bit_length())
+
+
+def _is_stem(given: Given, shape: Shape) -> bool:
+    """Whether a convolution can be one over blocks of pixels."""
+    half = given.weight.shape[-1] // 2
+    if shape[:4] != ((2, 2), (half, half), (1, 1), 1) or not fused.reachable(given.x):
+        return False
+    from reconv.kernels.stem import accepts
+
+    return accepts(given.x, given.weight)
 
 
 def _are_rows(x: Tensor) -> bool:

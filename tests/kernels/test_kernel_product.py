@@ -91,6 +91,31 @@ def test_every_form_that_is_tried_equals_plain_operations(act: Ending, adds: boo
         assert_near(form(given, shape), exact(given, shape), TOLERANCE[torch.float16])
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_a_stem_over_blocks_of_pixels_equals_plain_operations(
+    kernel: int, adds: bool, layout: torch.memory_format
+) -> None:
+    shape = Shape((2, 2), (kernel // 2, kernel // 2), (1, 1), 1, "silu")
+    x = draw((2, 3, 12, 10), torch.float32, 1).detach().contiguous(memory_format=layout)
+    weight, bias = draw((16, 3, kernel, kernel), torch.float32, 2).detach(), draw((1, 16, 1, 1), torch.float32, 3)
+    other = draw((2, 16, 6, 5), torch.float32, 4).detach() if adds else None
+    given = Given(x, weight, bias.detach().flatten(), other)
+    _, blocks = forms_for(given, shape)
+    assert "over_blocks" in repr(blocks)
+    assert_near(blocks(given, shape), exact(given, shape), 2e-5)
+
+
+def test_other_convolutions_are_not_made_over_blocks() -> None:
+    x, weight, bias = torch.randn(2, 3, 12, 10), torch.randn(8, 3, 7, 7), torch.randn(8)
+    stem = Shape((2, 2), (3, 3), (1, 1), 1, "silu")
+    assert len(forms_for(Given(x, weight, bias), stem)) == 2
+    others = [(x[..., :9], stem), (x, stem._replace(stride=(1, 1))), (x, stem._replace(padding=(2, 2)))]
+    for images, shape in [*others, (x, stem._replace(dilation=(2, 2)))]:
+        assert len(forms_for(Given(images, weight, bias), shape)) == 1
+
+
 def test_convolutions_are_given_to_the_forms_that_take_them() -> None:
     def names(given: Given, shape: Shape) -> str:
         return " ".join(repr(form) for form in forms_for(given, shape))
