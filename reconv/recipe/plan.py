@@ -113,7 +113,7 @@ class Facts:
     num_classes: int
     world_size: int = 1
     cores: int = 1  # this process may use
-    device: str = "cpu"
+    device: str = ""  # its kind; empty: not known
     source: str = ""  # the kind of data found; empty: as the recipe says
     cache: CacheSize | None = None  # None: samples are not kept
     num_val_left_out: int = 0  # by evaluate.samples
@@ -156,6 +156,7 @@ class Plan:
     cache: CacheSize | None = None  # None: samples are not kept
     decoder: Decoder = "plain"  # of resized crops of JPEG files
     gpu_share: float = 0.0  # of the training images, what the GPU's JPEG engine makes
+    device: str = ""  # its kind; empty: not known
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
 
     def size_at(self, step: int) -> int:
@@ -228,6 +229,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         cache=facts.cache,
         decoder=decoding.decoder(recipe, facts),
         gpu_share=decoding.gpu_share(recipe, facts),
+        device=facts.device,
     )
     refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
     plan = replace(plan, alpha=_alpha(recipe), average=averaging_window(recipe, steps_per_epoch, total))

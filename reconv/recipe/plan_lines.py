@@ -43,7 +43,7 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
         lines.append(
             "precision.rounding: nearest drops updates below half a step of a 16-bit weight: training may stall"
         )
-    lines += [f"has no effect: {field} ({why})" for field, why in unused_options(recipe)]
+    lines += [f"has no effect: {field} ({why})" for field, why in unused_options(recipe, plan.device)]
     return tuple(lines)
 
 

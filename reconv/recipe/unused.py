@@ -1,4 +1,5 @@
-"""Options whose parent is off: said in the plan, since they look as if they did something.
+"""Options whose parent is off, or that this device does not read: said in the plan, since they look as if they did
+something.
 
 Owns which option needs which other. Refuses to know what is wrong (rules): a recipe with such options is valid, and is
 often a child of one that uses them. Invariant: only values other than the defaults are named.
@@ -12,14 +13,14 @@ from typing import Any
 
 from reconv.recipe.fields import flatten
 from reconv.recipe.images import why_plain
-from reconv.recipe.schema import Recipe
+from reconv.recipe.schema import Engine, Recipe
 
 
-def unused_options(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Each option that has no effect, and why."""
+def unused_options(recipe: Recipe, device: str = "") -> Iterator[tuple[str, str]]:
+    """Each option that has no effect, and why; where the kind of device is not known, none is unused because of it."""
     values, defaults = flatten(recipe), _defaults()
     seen: set[str] = set()
-    for is_on, why, fields in _needs(recipe):
+    for is_on, why, fields in (*_needs(recipe), *_needs_of_device(recipe.engine, device)):
         for field in () if is_on else fields:
             if field not in seen and values[field] != defaults[field]:
                 seen.add(field)
@@ -57,6 +58,15 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")
     yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best", "save.background")
+
+
+def _needs_of_device(engine: Engine, device: str) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+    """A wish to do without is fulfilled on a device that does without; what cannot be compiled is refused elsewhere."""
+    is_known_to_lack = device not in ("", "cuda")
+    none = f"no algorithms are tried on {device}"
+    yield not (is_known_to_lack and engine.autotune == "on"), none, ("engine.autotune",)
+    yield not is_known_to_lack, none, ("engine.autotune_limit",)
+    yield not (is_known_to_lack and engine.graph == "on"), f"steps are not recorded on {device}", ("engine.graph",)
 
 
 def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:

@@ -176,7 +176,7 @@ def open_kept_sources(recipe: Recipe, world: World) -> Sources:
     return with_cache(recipe, open_sources(recipe), available_memory_bytes(Machine()), world.size)
 
 
-def _facts(sources: Sources, world: World, state: Mapping[str, Any], decoder: Decoder) -> Facts:
+def _facts(sources: Sources, world: World, state: Mapping[str, Any], decoder: Decoder, device: str = "") -> Facts:
     return Facts(
         num_train=len(sources.train),
         num_val=len(sources.val),
@@ -187,6 +187,7 @@ def _facts(sources: Sources, world: World, state: Mapping[str, Any], decoder: De
         cores=state.get("threads") or cores_of_one(Machine(), world.place.local_size),
         cache=cache_size(sources),
         decoder=decoder,
+        device=device,
     )
 
 
@@ -206,7 +207,7 @@ def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: s
     # Checkpoints that do not tell their decoder are older than the compiled one.
     kept = state.get("decoder", "plain") if state else None
     decoder = choose_decoder(recipe.augment.decoder, kept, world.gather(in_this_process()))
-    facts = _facts(sources, world, state, decoder)
+    facts = _facts(sources, world, state, decoder, device_kind(device_name))
     plan = make_plan(recipe, facts)
     device = open_device(device_name, plan.threads, world.place.local_rank)
     kept_share = state.get("gpu_share", 0.0) if state else None

@@ -63,6 +63,31 @@ def test_options_in_use_and_defaults_are_not_mentioned() -> None:
     assert notices(data={"preprocess": grey}) == []
 
 
+@pytest.mark.parametrize("device", ["cpu", "mps", "hpu"])
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"autotune_limit": 8}, {"engine.autotune_limit": "no algorithms are tried on {}"}),
+        ({"autotune_limit": 8, "autotune": "off"}, {"engine.autotune_limit": "no algorithms are tried"}),
+        ({"autotune": "on"}, {"engine.autotune": "no algorithms are tried on {}"}),
+        ({"graph": "on"}, {"engine.graph": "steps are not recorded on {}"}),
+        ({"graph": "off", "autotune": "off", "kernels": "off", "compile": "off"}, {}),
+    ],
+)
+def test_what_only_cuda_reads_is_said_to_have_no_effect_on_other_devices(
+    engine: dict[str, Any], said: dict[str, str], device: str
+) -> None:
+    recipe = Recipe.model_validate({"engine": engine})
+    expected = {field: why.format(device) for field, why in said.items()}
+    assert dict(unused_options(recipe, device)) == expected
+    lines = make_plan(recipe, Facts(10_000, 100, 10, device=device)).lines
+    assert [line for line in lines if "has no effect" in line] == [
+        f"has no effect: {field} ({why})" for field, why in expected.items()
+    ]
+    by_recipe = {field: why for field, why in said.items() if "{}" not in why}
+    assert dict(unused_options(recipe, "cuda")) == dict(unused_options(recipe)) == by_recipe
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_sets_nothing_that_has_no_effect(name: str) -> None:
     assert list(unused_options(load(name).recipe)) == []
