@@ -12,9 +12,13 @@ import torch.nn.functional as F
 from proof_values import TOLERANCES, draw, error
 
 from reconv.kernels import passes
-from reconv.kernels.product_forms import Given, Shape, forms_for, plain
+from reconv.kernels.product_forms import Given, Shape, by_filters, forms_for, plain
 
 GATED = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7), (2048, 7), (72, 13))  # channels, side
+FILTERED = (  # channels, side, filter, stride
+    (32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 5, 2), (240, 28, 5, 1), (672, 14, 5, 2),
+    (1152, 7, 5, 1), (72, 13, 3, 1), (48, 95, 3, 1),
+)  # fmt: skip
 PRODUCTS: tuple[tuple[int, int, int, passes.Ending], ...] = (  # channels, outputs, side, end
     (16, 96, 112, "silu"), (96, 24, 56, "none"), (144, 40, 28, "none"), (40, 240, 28, "silu"), (672, 192, 7, "none"),
     (320, 1280, 7, "silu"), (64, 256, 56, "relu"), (1024, 2048, 7, "relu"), (32, 192, 28, "relu6"),
@@ -60,6 +64,25 @@ def prove_product() -> bool:
     return is_right
 
 
+def prove_filters() -> bool:
+    """Print the worst errors of an answer's depthwise convolutions over shapes of EfficientNet-B0."""
+    is_right = True
+    for dtype, tolerance in TOLERANCES.items():
+        worst = 0.0
+        for channels, side, kernel, stride in FILTERED:
+            weight, bias = (
+                draw(channels, 1, kernel, kernel, dtype=dtype),
+                draw(1, channels, 1, 1, dtype=dtype).flatten(),
+            )
+            given = Given(draw(8, channels, side, side, dtype=dtype), weight, bias)
+            shape = Shape((stride, stride), (kernel // 2, kernel // 2), (1, 1), channels, "silu")
+            expected = plain(Given(*(t.double() for t in given[:3])), shape)
+            worst = max(worst, error(by_filters(given, shape), expected))
+        is_right &= worst <= tolerance
+        print(f"{'filters':10} {str(dtype)[6:]:9} {len(FILTERED):6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
+    return is_right
+
+
 def prove_answer_stem() -> bool:
     """Print the worst errors of an answer's stem, plainly and over blocks of pixels, of the half types."""
     is_right = True
@@ -90,5 +113,6 @@ def _convolution(channels: int, outputs: int, side: int, adds: bool, gates: bool
 ANSWER_PROOFS: dict[str, Callable[[], bool]] = {
     "passes": prove_passes,
     "product": prove_product,
+    "filters": prove_filters,
     "stem_end": prove_answer_stem,
 }

@@ -25,7 +25,12 @@ _STAGES = 3  # steps of a product whose tiles are copied ahead
 _FEW_ROWS = 1024  # of which tiles of the least height make enough programs
 _STEP = 64  # channels
 _HEIGHTS = (128, 64)  # rows of a tile
-_NARROW, _WIDE, _WIDTHS = 64, 128, (256, 128, 64)  # outputs of a tile
+_NARROW, _WIDE, _WIDTHS = 64, 128, (256, 128, 64, 32)  # outputs of a tile
+_MOST_EMPTY = 1 / 8
+_FILTERS = (3, 5, 7)  # sides of a depthwise filter
+_FOURS = 1024  # of pixels beside each other, times channels, in a tile: one load of eight channels a thread
+_SHORT_LINE = 32  # pixels, of which several lines are in a tile anyhow
+_FILTERED = (64, 32, 16, 8)  # channels of a tile
 _MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
 
 
@@ -79,6 +84,8 @@ def _ungated(given: Given, shape: Shape) -> Iterator[Form]:
     yield from whole
     if _is_stem(given, shape):
         yield from (partial(over_blocks, form=form) for form in whole)
+    if _is_depthwise(given, shape):
+        yield by_filters
     if shape.is_pointwise(given.weight) and _are_rows(given.x):
         if given.other is None and shape.act in ("none", "relu"):
             yield by_blas
@@ -123,6 +130,26 @@ def by_blas(given: Given, shape: Shape) -> Tensor:
     return y.view(x.shape[0], *x.shape[2:], len(weight)).permute(0, 3, 1, 2)
 
 
+def by_filters(given: Given, shape: Shape) -> Tensor:
+    """A depthwise convolution by our own kernel, with everything in it; its few weights are turned every time."""
+    from reconv.kernels.filters_triton import filter_each
+
+    x, weight, bias, _, _ = given
+    images, channels, height, width = x.shape
+    kernel, stride, pad = weight.shape[-1], shape.stride[0], shape.padding[0]
+    out_height, out_width = ((side + 2 * pad - kernel) // stride + 1 for side in (height, width))
+    y = torch.empty(images, out_height, out_width, channels, dtype=x.dtype, device=x.device)
+    block, fours = min(_FILTERED, key=lambda block: (-channels % block, -block)), -(-out_width // 4)
+    tall, wide = (_FOURS // (4 * block), 4) if out_width > _SHORT_LINE else (0, _FOURS // block)
+    num_tiles = images * -(-out_height // tall) * -(-fours // wide) if tall else -(-images * out_height * fours // wide)
+    launch(
+        filter_each, (num_tiles * -(-channels // block),),
+        x, weight.flatten(1).t().contiguous(), bias, y, images, channels // 8, height, width, out_height, out_width,
+        KERNEL=kernel, STRIDE=stride, PAD=pad, ACT=ENDINGS[shape.act], TALL=tall, WIDE=wide, BLOCK=block,
+    )  # fmt: skip
+    return y.permute(0, 3, 1, 2)
+
+
 def gated_first(given: Given, shape: Shape, form: Form) -> Tensor:
     """By a pass that multiplies images and gate, and a form without one."""
     assert given.gate is not None
@@ -163,20 +190,31 @@ def _by_tiles(given: Given, shape: Shape) -> list[Form]:
 
 
 def tiles(images: int, pixels: int, channels: int, outputs: int) -> list[Tile]:
-    """Tiles for a product of so many rows in each of so many images: two heights, or two widths that fill theirs."""
+    """Tiles for a product of so many rows in each of so many images, two at most: of two widths, else heights."""
     step, whole = _power(channels), _power(outputs)
     if images * pixels <= _FEW_ROWS:
         return [Tile(_LEAST, min(step, 4 * _STEP), min(whole, _NARROW), 4)]
-    widths = [whole] if whole <= _WIDE else [_WIDE, min(_WIDTHS, key=lambda width: (-outputs % width, -width))]
+    # Activations are computed for the empty part of a tile too: either few blocks of outputs, or little empty.
+    snug = next((width for width in _WIDTHS if -outputs % width <= outputs * _MOST_EMPTY), whole)
+    widths = {min(whole, _WIDE), min(snug, whole)}
     fits = min(_HEIGHTS, key=lambda height: (-pixels % height if images > 1 else 0, -height))
-    heights = _HEIGHTS if len(set(widths)) == 1 else (fits,)
-    found = {(height, width) for height in heights for width in widths}
-    return [Tile(h, min(step, _STEP), w, 8 if h * w >= _WIDE * _WIDE else 4) for h, w in sorted(found)]
+    heights = _HEIGHTS if len(widths) == 1 else (fits,)
+    found = sorted((height, width) for height in heights for width in widths)
+    return [Tile(h, min(step, _STEP), w, 8 if h * w >= _WIDE * _WIDE else 4) for h, w in found]
 
 
 def _power(number: int) -> int:
     """The least power of two that holds so many, of those that tensor cores multiply."""
     return max(_LEAST, 1 << (number - 1).bit_length())
+
+
+def _is_depthwise(given: Given, shape: Shape) -> bool:
+    """Whether a convolution filters each channel by a small square, and nothing is added to it."""
+    x, weight = given.x, given.weight
+    kernel = weight.shape[-1]
+    is_square = all(len(set(sides)) == 1 for sides in (weight.shape[2:], shape.stride, shape.padding))
+    is_each = shape.groups == x.shape[1] == len(weight) and kernel in _FILTERS and set(shape.dilation) == {1}
+    return is_each and is_square and shape.padding[0] <= kernel // 2 and given.other is None and fused.available(x)
 
 
 def _is_stem(given: Given, shape: Shape) -> bool:

@@ -10,7 +10,18 @@ from torch import Tensor
 from reconv.kernels import product_forms
 from reconv.kernels.passes import Ending
 from reconv.kernels.product import product
-from reconv.kernels.product_forms import Given, Shape, Tile, by_blas, by_tiles, forms_for, in_two_passes, plain, tiles
+from reconv.kernels.product_forms import (
+    Given,
+    Shape,
+    Tile,
+    by_blas,
+    by_filters,
+    by_tiles,
+    forms_for,
+    in_two_passes,
+    plain,
+    tiles,
+)
 
 ACTS = ("none", "relu", "relu6", "silu", "sigmoid")
 
@@ -89,6 +100,50 @@ def test_every_form_that_is_tried_equals_plain_operations(act: Ending, adds: boo
     assert len(forms) == (3 if gates else 2) + blas
     for form in forms:
         assert_near(form(given, shape), exact(given, shape), TOLERANCE[torch.float16])
+
+
+# In a row from image to image, in rectangles, strides, filters, sides that are no multiple of four, uneven channels.
+DEPTHWISE = [
+    ((3, 24, 7, 7), 3, 1, 1),
+    ((2, 8, 9, 6), 5, 1, 2),
+    ((2, 40, 10, 11), 5, 2, 2),
+    ((1, 8, 5, 5), 3, 2, 0),
+    ((2, 8, 5, 38), 3, 1, 1),
+    ((1, 16, 37, 70), 3, 2, 1),
+    ((1, 8, 3, 3), 7, 1, 3),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), DEPTHWISE, ids=str)
+def test_a_depthwise_convolution_of_ours_equals_plain_operations(
+    size: tuple[int, ...], kernel: int, stride: int, pad: int, dtype: torch.dtype
+) -> None:
+    channels = size[1]
+    shape = Shape((stride, stride), (pad, pad), (1, 1), channels, "silu")
+    x, weight = draw(size, dtype, 1).detach(), draw((channels, 1, kernel, kernel), dtype, 2).detach()
+    given = Given(x, weight, draw((1, channels, 1, 1), dtype, 3).detach().flatten())
+    assert by_filters in forms_for(given, shape)
+    y = by_filters(given, shape)
+    assert_near(y, exact(given, shape), TOLERANCE[dtype])
+    assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_other_convolutions_are_not_filtered_channel_by_channel() -> None:
+    x, bias = draw((2, 16, 6, 6), torch.float32, 1).detach(), torch.randn(16)
+    each, weight = Shape((1, 1), (1, 1), (1, 1), 16, "relu6"), torch.randn(16, 1, 3, 3)
+    assert by_filters in forms_for(Given(x, weight, bias), each)
+    others = [
+        (Given(x, weight, bias, other=x), each),
+        (Given(x, torch.randn(16, 1, 3, 5), bias), each._replace(padding=(1, 2))),
+        (Given(x, torch.randn(32, 1, 3, 3), torch.randn(32)), each),
+        (Given(x, torch.randn(16, 2, 3, 3), bias), each._replace(groups=8)),
+        (Given(x, weight, bias), each._replace(dilation=(2, 2))),
+        (Given(x, weight, bias), each._replace(stride=(2, 1))),
+        (Given(x.contiguous(), weight, bias), each),
+    ]
+    for given, shape in others:
+        assert by_filters not in forms_for(given, shape)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
