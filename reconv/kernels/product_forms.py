@@ -31,6 +31,7 @@ _FILTERS = (3, 5, 7)  # sides of a depthwise filter
 _FOURS = 1024  # of pixels beside each other, times channels, in a tile: one load of eight channels a thread
 _SHORT_LINE = 32  # pixels, of which several lines are in a tile anyhow
 _FILTERED = (64, 32, 16, 8)  # channels of a tile
+_DRIVER_BYTES = 1024  # of shared memory
 _MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
 
 
@@ -66,6 +67,15 @@ class Tile(NamedTuple):
     channels: int  # of a step
     outputs: int
     warps: int
+
+    def stages(self, channels: int) -> int:
+        """Steps that are copied ahead, of a product over so many channels."""
+        return min(_STAGES, -(-channels // self.channels))
+
+    def shared_bytes(self, channels: int, item_bytes: int) -> int:
+        """Shared memory for the steps that are copied ahead, or for the outputs on their way to whole lines."""
+        inputs = self.stages(channels) * self.channels * (self.rows + self.outputs)
+        return max(inputs, self.rows * self.outputs) * item_bytes
 
 
 Form = Callable[[Given, Shape], Tensor]
@@ -172,7 +182,7 @@ def by_tiles(given: Given, shape: Shape, tile: Tile) -> Tensor:
         y if other is None else other, y, pixels, channels // in_part, len(weight) // out_part,
         IN_PART=in_part, OUT_PART=out_part, GATES=int(gate is not None), ADDS=int(other is not None),
         ACT=ENDINGS[shape.act], ROWS=tile.rows, BLOCK=tile.channels, OUT=tile.outputs,
-        STAGES=min(_STAGES, -(-channels // tile.channels)), num_warps=tile.warps,
+        STAGES=tile.stages(channels), num_warps=tile.warps,
     )  # fmt: skip
     return y.permute(0, 3, 1, 2)
 
@@ -186,7 +196,17 @@ def _by_tiles(given: Given, shape: Shape) -> list[Form]:
         return []
     images = 1 if given.gate is None else len(x)
     pixels = x.numel() // (x.shape[1] * images)
-    return [partial(by_tiles, tile=tile) for tile in tiles(images, pixels, x.shape[1], len(given.weight))]
+    found = tiles(images, pixels, x.shape[1], len(given.weight))
+    room_bytes = _shared_bytes(x)
+    fitting = [tile for tile in found if tile.shared_bytes(x.shape[1], x.element_size()) <= room_bytes]
+    return [partial(by_tiles, tile=tile) for tile in fitting]
+
+
+def _shared_bytes(x: Tensor) -> int:
+    """Shared memory that a program may have where this tensor is: all of a processor's but what the driver keeps."""
+    if not x.is_cuda:
+        return _MOST_VALUES
+    return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor - _DRIVER_BYTES
 
 
 def tiles(images: int, pixels: int, channels: int, outputs: int) -> list[Tile]:

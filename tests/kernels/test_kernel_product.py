@@ -7,7 +7,6 @@ import torch
 from kernel_cases import TOLERANCE, assert_near, draw
 from torch import Tensor
 
-from reconv.kernels import product_forms
 from reconv.kernels.passes import Ending
 from reconv.kernels.product import product
 from reconv.kernels.product_forms import (
@@ -190,9 +189,14 @@ def test_tiles_cover_all_outputs_and_are_few() -> None:
             found = tiles(images, pixels, channels, outputs)
             assert 1 <= len(found) == len(set(found)) <= 2
             for tile in found:
-                values = tile.channels * (tile.rows + tile.outputs) * product_forms._STAGES
-                assert values * 2 <= 160 * 1024  # bytes of shared memory, of 227 KiB that a Hopper has
+                assert tile.shared_bytes(channels, 2) <= 160 * 1024  # of 227 KiB that a Hopper has
                 assert all(side & (side - 1) == 0 and side >= 16 for side in tile[:3])
+
+
+def test_a_tile_needs_shared_memory_for_its_steps_or_its_outputs() -> None:
+    # As Triton 3.6 says for Hopper, of a product over many channels and over few.
+    assert Tile(128, 64, 256, 8).shared_bytes(2048, 2) == 147_456
+    assert Tile(128, 32, 128, 8).shared_bytes(32, 2) == 32_768
 
 
 def test_channels_that_kernels_do_not_take_are_computed_plainly() -> None:
