@@ -93,12 +93,19 @@ def read(text: str) -> Document:
         problem = None if node is None else Problem(_line(node), "a recipe is made of `key: value` lines")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = Problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem or error.context}")
+        problem = Problem(mark.line + 1 if mark else 1, f"not YAML: {_said(error.problem or error.context or '')}")
     except yaml.reader.ReaderError as error:
         problem = Problem(text.count("\n", 0, error.position) + 1, f"not YAML: {error.reason}")
     except RecursionError:
         problem = Problem(1, "nested too deeply for a recipe")
     return Document(problems=[problem] if problem else [], broken=problem is not None)
+
+
+def _said(problem: str) -> str:
+    """What a YAML reader says, in the words of those who do not write YAML readers."""
+    if r"'\t'" in problem:
+        return "a tab where a word should begin; indent with spaces"
+    return problem.replace("'<stream end>'", "the end of the file")
 
 
 def _compose(text: str) -> yaml.Node | None:

@@ -28,6 +28,7 @@ from reconv.recipe.units import split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin shown to people
 
+_ALL_FIELDS = "`reconv recipes show quickstart` prints every field there is"
 _OVERRIDES = 1_000_000  # sorts after every file
 _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about the file that says them
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
@@ -200,9 +201,11 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
     if name in presets:
         return preset_path(name), f"{name}.yaml"
     path = folder / os.path.expanduser(name)
+    why = ""
     try:
         if path.is_file():
             return Path(os.path.abspath(path)), min(os.path.relpath(path), str(path), key=len) if where else name
+        why = "" if not path.exists() else "there is a folder of that name" if path.is_dir() else "it is no plain file"
         beside = Path(f"{path}.yaml").is_file()
     except (OSError, ValueError):  # a name no file system takes
         beside = False
@@ -213,7 +216,7 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
     else:
         near = nearest(name, presets)
         hint = f"did you mean {near}?" if near else "`reconv recipes` lists the shipped recipes"
-    raise RecipeError(f"no recipe called {name!r}", where=where, then=hint)
+    raise RecipeError(f"no recipe called {name!r}", where=where, why=why, then=hint)
 
 
 def _read_layer(path: Path, shown: str) -> _Layer:
@@ -225,7 +228,8 @@ def _read_layer(path: Path, shown: str) -> _Layer:
         raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error
     content = document.read(text)
     if content.broken:
-        raise _error(shown, [(_Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems])
+        problems = [(_Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
+        raise _error(shown, problems, then="correct the line: nothing else was read")
     if not content.tree and not content.problems:
         raise RecipeError("the recipe is empty", where=str(path), then="start it with, for example, extends: resnet50")
     _split_schedule(content)
@@ -374,14 +378,11 @@ def _without(tree: Mapping[str, Any], faulty: set[document.Path], prefix: docume
     return kept
 
 
-def _error(shown: str, problems: Sequence[tuple[_Origin, str]]) -> RecipeError:
+def _error(shown: str, problems: Sequence[tuple[_Origin, str]], then: str = _ALL_FIELDS) -> RecipeError:
     ordered = sorted(dict.fromkeys(problems))
     count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
     lines = [f"  {origin.text}: {text}" for origin, text in ordered]
-    return RecipeError(
-        "\n".join([f"{count} in the recipe {shown}", *lines]),
-        then="`reconv recipes show quickstart` prints every field there is",
-    )
+    return RecipeError("\n".join([f"{count} in the recipe {shown}", *lines]), then=then)
 
 
 def _header(text: str) -> str:

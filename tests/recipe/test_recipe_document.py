@@ -61,6 +61,8 @@ def test_keys_know_their_lines() -> None:
         ("a:\n  b: !!python/name:os.system x\n", 2, "tags"),
         ("a: !!int x\n", 1, "cannot be read as int"),
         ("a: 1\n- b\n", 2, "not YAML"),
+        ("a:\n\tb: 1\n", 2, "indent with spaces"),
+        ("a: {b: 1", 1, "got the end of the file"),
         ("- a\n", 1, "key: value"),
         ("a: 1\n? [x]\n: 2\n", 2, "a key is a word"),
         ("a: 1\n---\nb: 2\n", 2, "not YAML"),

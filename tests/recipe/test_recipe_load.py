@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -297,6 +298,15 @@ def test_what_is_not_there_is_named_with_the_nearest_preset(write, monkeypatch, 
         load("own")
     with pytest.raises(RecipeError, match="check the path"):
         load("no/such.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for name, why in (("folder.yaml", "there is a folder of that name"), ("pipe.yaml", "it is no plain file")):
+        with pytest.raises(RecipeError, match="no recipe called") as caught:
+            load(name)
+        assert caught.value.why == why
+    with pytest.raises(RecipeError, match="not YAML") as caught:
+        load(write("seed: [1,\n"))
+    assert "correct the line" in caught.value.then
     with pytest.raises(RecipeError, match="no recipe called"):
         load("\0")
     with pytest.raises(RecipeError, match="is empty"):
