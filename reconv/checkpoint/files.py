@@ -20,6 +20,7 @@ from reconv.errors import ResourceError
 _CHUNK_BYTES = 8 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR})
 
 
 class Files:
@@ -109,7 +110,15 @@ def cannot_write(files: Files, path: Path, error: OSError) -> ResourceError:
             "unwritable folder",
             where=str(path),
             why=f"the system says: {reason}",
-            then=f"ls -ld '{path.parent}', or choose another folder with --out DIR",
+            then=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or choose another folder with --out DIR",
+        )
+    if error.errno in _IN_THE_WAY:
+        in_the_way = next((place for place in (path, *path.parents) if os.path.isfile(place)), path)
+        return ResourceError(
+            "a file is where a folder should be",
+            where=str(in_the_way),
+            why=f"the folder would be {path}",
+            then="choose another folder with --out DIR, or move the file away",
         )
     return ResourceError(
         "could not write",

@@ -115,7 +115,11 @@ def verify_sizes(folder: Path, files: Files | None = None) -> Manifest:
             raise unreadable(path, error) from error
         if num_bytes != entry.num_bytes:
             raise damaged(path, f"has {num_bytes} bytes instead of {entry.num_bytes}")
-    for name in files.names(folder):
+    try:
+        names = files.names(folder)
+    except OSError as error:
+        raise unreadable(folder, error) from error
+    for name in names:
         if name.endswith(".safetensors") and name not in manifest.files:
             raise damaged(folder / name, f"is not listed in {NAME}, so nothing vouches for it")
     return manifest

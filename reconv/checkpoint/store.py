@@ -162,7 +162,11 @@ class Store:
     def _candidates(self) -> list[tuple[int, Path]]:
         """Every folder that may be a checkpoint, newest step first, a replaced one after its replacement."""
         found: list[tuple[int, int, Path]] = []
-        for name in self._names():
+        try:
+            names = self._names()
+        except OSError as error:
+            raise manifests.unreadable(self.folder, error) from error
+        for name in names:
             if match := _STEP.fullmatch(name):
                 found.append((int(match[1]), 1, self.folder / name))
             elif (match := _HIDDEN.fullmatch(name)) and match[1] == "old":

@@ -226,6 +226,24 @@ def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> N
     assert "Input/output error" in newest.skipped[0][1]
 
 
+def test_checkpoints_that_may_not_be_listed_are_told_so(tmp_path: Path) -> None:
+    class Forbidden(Files):
+        def names(self, path: Path) -> list[str]:
+            if path.name in forbidden:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return super().names(path)
+
+    two_checkpoints(tmp_path)
+    forbidden = {tmp_path.name}
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+        Store(tmp_path, Forbidden()).newest()
+    assert caught.value.where == str(tmp_path)
+    forbidden = {"step-000000020"}
+    newest = Store(tmp_path, Forbidden()).newest()
+    assert newest.path == tmp_path / "step-000000010"
+    assert [path.name for path, _ in newest.skipped] == ["step-000000020"]
+
+
 def test_when_all_are_damaged_newest_says_why_for_each(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     for step in (10, 20):

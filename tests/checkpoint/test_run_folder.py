@@ -65,8 +65,11 @@ def test_an_unwritable_root_gives_code_6_with_its_path(tmp_path: Path) -> None:
 
 def test_a_file_where_the_run_folder_should_be_is_explained(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(ResourceError, match="could not write"):
-        RunFolder.at(tmp_path / "out")
+    for wanted in (tmp_path / "out", tmp_path / "out" / "deeper" / "still"):
+        with pytest.raises(ResourceError, match="a file is where a folder should be") as caught:
+            RunFolder.at(wanted)
+        assert caught.value.where == str(tmp_path / "out") and str(wanted) in caught.value.why
+        assert "disk" not in caught.value.then
 
 
 def test_newest_unfinished_passes_over_finished_and_empty_runs(tmp_path: Path) -> None:
