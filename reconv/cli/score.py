@@ -190,7 +190,8 @@ def predict(
         _print_boxes([prediction for prediction in predictions if not prediction.error])
     if bad:
         raise DataError(
-            f"{len(bad)} of {len(predictions)} pictures could not be read; the others are answered",
+            f"{len(bad)} of {len(predictions)} pictures could not be read"
+            + ("; the others are answered" if len(bad) < len(predictions) else ""),
             where="; ".join(f"{prediction.path}: {prediction.error}" for prediction in bad[:NUM_BAD_NAMED]),
         )
 

@@ -15,7 +15,7 @@ from reconv.data.sources.archives import is_archives
 from reconv.data.sources.box_tfrecord import BOX_TFRECORD
 from reconv.data.sources.cifar import LAYOUTS, Layout
 from reconv.data.sources.coco import why_coco
-from reconv.data.sources.folder import split_folder
+from reconv.data.sources.folder import is_image_name, split_folder
 from reconv.data.sources.hf import MARK
 from reconv.data.sources.packed import is_packed
 from reconv.data.sources.shards import why_shards
@@ -165,6 +165,16 @@ def _refuse_what_is_no_folder(path: Path) -> None:
         raise DataError(f"{path} is empty", where=str(path), why="nothing was put there yet", then=f"{_GET} {path}")
 
 
+def _some_picture(path: Path) -> str | None:
+    """A picture not far below the folder, by its path from there."""
+    for level in range(_LEVELS_DOWN + 1):
+        for folder in (folder for folder in _folders_at(path, level) if os.access(folder, os.R_OK | os.X_OK)):
+            found = next((name for name in listing(folder)[0] if is_image_name(name)), None)
+            if found is not None:
+                return str((folder / found).relative_to(path))
+    return None
+
+
 def _nothing(path: Path, wanted: str) -> DataError:
     names = ", ".join(f"{layout.folder}/" for layout in LAYOUTS)
     others = sorted({found.kind for found in _candidates(path)})
@@ -177,6 +187,9 @@ def _nothing(path: Path, wanted: str) -> DataError:
         if wanted.startswith("cifar")
         else "--data DIR with train/ and val/ in it; docs/data.md has all forms"
     )
+    if wanted in ("auto", "folder") and not others and (picture := _some_picture(path)) is not None:
+        held = f"it has pictures ({picture}), but not in train/CLASS/ and val/CLASS/, nor a list of classes or boxes"
+        then = "sort them so, or list them in a CSV file with the columns file and label; docs/data.md has all forms"
     if is_archives(path):
         held, then = "it holds the original archives", f"reconv data convert {path} DIR --to packed, then --data DIR"
     return DataError(what, where=str(path), why=held, then=then)

@@ -71,13 +71,14 @@ class Listing:
         self.folder = folder
         self.files: dict[str, list[str]] = {}
         self._astray: list[str] = []
+        self._classless: list[str] = []
         self._ignored: list[str] = []
         self._unreadable: list[str] = []
         for entry in self._entries(str(folder)):
             if entry.is_dir():
                 self.files[entry.name] = sorted(self._images(entry.path))
             elif entry.is_file():
-                self._ignored.append(entry.path)  # an image here is of no class
+                (self._classless if is_image_name(entry.name) else self._ignored).append(entry.path)
             else:
                 self._astray.append(entry.path)
         self.class_names = tuple(sorted(self.files))
@@ -93,6 +94,7 @@ class Listing:
             Finding("fault", "name", f"class folders in {split} whose names are not UTF-8", broken),
             Finding("fault", "astray", f"links that lead nowhere, or no files at all, in {split}", _told(self._astray)),
             Finding("fault", "unreadable", f"folders in {split} that cannot be listed", _told(self._unreadable)),
+            Finding("warning", "stray", f"images in {split} that lie in no class's folder", _told(self._classless)),
             Finding(
                 "warning", "ignored", f"files in {split} that are not taken for images: {few}", _told(self._ignored)
             ),

@@ -107,12 +107,14 @@ def test_what_training_refuses_is_told_all_at_once(tree: Path) -> None:
         "empty-class": "fault",
         "unknown-class": "fault",
         "astray": "fault",
+        "stray": "warning",
         "ignored": "warning",
     }
     assert findings["empty-class"].paths == ("empty",)
     assert findings["unknown-class"].paths == ("dog",)
     assert findings["astray"].paths == (str(tree / "train/ant/link.jpg"),)
-    assert findings["ignored"].paths == (str(tree / "train/ant/notes.txt"), str(tree / "train/stray.jpg"))
+    assert findings["ignored"].paths == (str(tree / "train/ant/notes.txt"),)
+    assert findings["stray"].paths == (str(tree / "train/stray.jpg"),)
 
 
 def test_a_tree_without_validation_is_a_fault_and_still_checked(tree: Path) -> None:

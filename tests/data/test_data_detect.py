@@ -86,6 +86,18 @@ def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: 
         assert caught.value.code == Exit.DATA
 
 
+@pytest.mark.parametrize("place", ["1.jpg", "cat/1.JPEG", "2024/cat/1.png"])
+def test_pictures_in_no_layout_are_told_how_to_be_sorted(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).touch()
+    with pytest.raises(DataError, match="no data recognised") as caught:
+        detect(tmp_path)
+    assert f"pictures ({place})" in caught.value.why and "train/CLASS/" in caught.value.why
+    with pytest.raises(DataError) as caught:
+        detect(tmp_path, "cifar10")
+    assert "pictures" not in caught.value.why
+
+
 def test_no_path_at_all_says_what_to_type() -> None:
     with pytest.raises(DataError, match="no data folder given for cifar100") as caught:
         open_source("cifar100", None, "train", Data())

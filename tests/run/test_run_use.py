@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 import reconv
+from reconv.cli import main
 from reconv.data.sources.digits import open_digits
-from reconv.errors import CheckpointError, DataError, UsageError
+from reconv.errors import CheckpointError, DataError, Exit, UsageError
 from reconv.report.events import Evaluated, read_events
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
@@ -107,6 +108,18 @@ def test_a_pipe_in_a_folder_of_pictures_is_a_bad_picture_and_one_that_is_named_i
     [named] = reconv.predict(run, [tmp_path / "b.png"])
     writer.join()
     assert named.labels == good.labels
+
+
+def test_where_no_picture_can_be_read_no_answers_are_spoken_of(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.png").touch()
+    Image.new("L", (8, 8), 90).save(tmp_path / "good.png")
+    for names, words in ((["bad.png"], False), (["bad.png", "good.png"], True)):
+        with pytest.raises(SystemExit) as ended:
+            main(["predict", str(run), *(str(tmp_path / name) for name in names)])
+        assert ended.value.code == Exit.DATA
+        assert ("the others are answered" in capsys.readouterr().err) is words
 
 
 def test_a_checkpoint_folder_and_its_weights_are_runs_too(run: Path) -> None:
