@@ -31,7 +31,7 @@ from reconv.report.summary import read_summary
 from reconv.report.whole import write_whole
 from reconv.run.folder import Choice, check_same_run, choose_folder, existing_run, known_data_path
 from reconv.run.sources import Sources, refuse_unread_path, with_data_path
-from reconv.run.start import refuse_absent_weights
+from reconv.run.start import refuse_unusable_weights
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
 FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
@@ -75,7 +75,7 @@ def resolve(start: Start) -> Recipe:
     recipe = with_data_path(recipe, known_data_path(earlier) if earlier else None)
     require_packages(recipe.records)
     if not start.resume:  # a run that goes on no longer needs them
-        refuse_absent_weights(recipe)
+        refuse_unusable_weights(recipe)
     return recipe
 
 

@@ -158,6 +158,30 @@ def test_weights_that_are_not_there_end_a_run_with_code_4_and_leave_no_folder(
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "no weights", "no run", "pipe"])
+def test_weights_that_cannot_be_read_leave_no_folder_that_the_next_try_would_meet(
+    run: Run, tmp_path: Path, damage: str
+) -> None:
+    good = weights_file(tmp_path / "good.pth", num_classes=10)
+    bad = tmp_path / "bad.pth"
+    match damage:
+        case "empty":
+            bad.touch()
+        case "cut":
+            bad.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
+        case "no weights":
+            bad.write_text("<html>404</html>")
+        case "no run":
+            bad.mkdir()
+        case "pipe":
+            os.mkfifo(bad)
+    with pytest.raises(CheckpointError) as caught:
+        run("a", model__init=str(bad))
+    assert caught.value.where == str(bad)
+    assert not (tmp_path / "a").exists()
+    run("a", model__init=str(good))
+
+
 class Folder(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *arguments: object) -> None:
         """Quiet."""
