@@ -8,6 +8,7 @@ Invariant: an answer's latency ends when the device has finished it.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEAST_ANSWERS, MOST_ANSWERS = 20, 500  # of one batch size, where their number is not given
 SECONDS_PER_SIZE = 3.0
 WARMUP = 3
+_SETTLING_IMAGES = 4
 _DTYPES = {  # of weights and images; fp32 in the other modes
     "fp64": torch.float64,
     "bf16": torch.bfloat16,
@@ -71,11 +73,11 @@ def bench_infer(
     preprocess = recipe.data.preprocess
     shape = (preprocess.channels, preprocess.size, preprocess.size)
     model, num_folded = folded(network.model, shape)
-    dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
-    model = model.to(dtype)
+    dtype, exact = _DTYPES.get(recipe.precision.mode, torch.float32), model
+    model = copy.deepcopy(exact).to(dtype)
     tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
     recorder = _recorder(recipe, opened)
-    serving = None if recorder is None else Serving(model, recorder)
+    serving = None if recorder is None else Serving(model, recorder, lambda images: exact(images.float()))
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     wish = _Wish(answers, seconds)
     rows, notes = [], []
@@ -83,8 +85,9 @@ def bench_infer(
     for batch in batches:
         try:
             images = _images((batch, *shape), dtype, opened).contiguous(memory_format=layout)
-            launch, served = _ready(model, images, recipe, serving, opened)
+            launch, served, said = _ready(model, images, recipe, serving, opened)
             rows.append(_row(batch, _latencies_s(launch, opened, wish)) | served)
+            notes += [f"batch {batch}: {said}"] if said else []
         except Exception as error:
             if is_out_of_memory(error):
                 raise _too_large(batch, rows, opened) from error
@@ -154,7 +157,27 @@ def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Reci
         return recipe, build_saved(saved, _uncompiled(recipe), opened), opened
     recipe = load(target, overrides).recipe
     opened = _open_device(recipe, device)
-    return recipe, build_network(_uncompiled(recipe), num_classes_of(recipe), opened), opened
+    network = build_network(_uncompiled(recipe), num_classes_of(recipe), opened)
+    _settle_norms(network, recipe, opened)
+    return recipe, network, opened
+
+
+def _settle_norms(network: Network, recipe: Recipe, device: Device) -> None:
+    """Give an untrained network's norms the statistics of some noise.
+
+    With those they begin with, a deep network's answers vanish or explode, and a last bit decides them.
+    """
+    norms = [module for module in network.model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    preprocess = recipe.data.preprocess
+    shape = (_SETTLING_IMAGES, preprocess.channels, preprocess.size, preprocess.size)
+    network.model.eval()
+    for norm in norms:
+        norm.train().momentum = 1.0
+    with torch.no_grad():
+        network.model(_images(shape, next(network.model.parameters()).dtype, device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.eval().momentum = momentum
 
 
 def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) -> Recipe:
@@ -192,19 +215,19 @@ def _recorder(recipe: Recipe, device: Device) -> Recorder | None:
 
 def _ready(
     model: nn.Module, images: Tensor, recipe: Recipe, serving: Serving | None, device: Device
-) -> tuple[Launch, dict[str, Any]]:
-    """The network as it answers one batch, and what was done to it for that."""
+) -> tuple[Launch, dict[str, Any], str]:
+    """The network as it answers one batch, what was done to it for that, and what a person should know."""
     if serving is not None:
         served = serving(images)
-        return served.launch, {"joined": served.num_joined, "difference": served.difference}
+        return served.launch, {"joined": served.num_joined, "difference": served.difference}, served.given_up
     if not _wants_compiler(recipe, device):
-        return lambda: model(images), {}
+        return lambda: model(images), {}, ""
     torch.compiler.reset()  # a size is compiled once more after eight others, and then no more
     if device.kind == "cuda":
         launched = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
         launched = compiled(model, device)
-    return lambda: launched(images), {}
+    return lambda: launched(images), {}, ""
 
 
 @dataclass(frozen=True, slots=True)

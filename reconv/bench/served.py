@@ -8,7 +8,7 @@ given up for the plain ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from reconv.errors import UsageError
 from reconv.models.answer import answering
 
 MOST_DIFFERENT = 0.1  # of the largest value; in bf16 hundredths are usual
+MOST_SPREADS = 2.0  # or so many times what the plain answers are from exact ones: of untrained networks they may be far
 WARM_ANSWERS = 3  # given before the recording: they choose every algorithm that it must find
 
 Launch = Callable[[], Any]
@@ -40,14 +41,16 @@ class Served:
     launch: Launch
     num_joined: int  # convolutions that took in what follows them
     difference: float  # from the plain network's answers, of their largest value
+    given_up: str = ""  # why joint operations were
 
 
 class Serving:
     """A network's operations, listed once and joined where they can be; recorded as one for each batch."""
 
-    def __init__(self, model: nn.Module, recorder: Records) -> None:
+    def __init__(self, model: nn.Module, recorder: Records, exact: Callable[[Tensor], Any] | None = None) -> None:
         self._model = model
         self._recorder = recorder
+        self._exact = exact or model  # the same network in a type that rounds less
         self._listed: tuple[Callable[[Tensor], Any], int] | None = None
 
     @torch.inference_mode()
@@ -56,13 +59,18 @@ class Serving:
         if self._listed is None:
             self._listed = answering(self._model, images)
         expected = self._recorder.beside(lambda: self._model(images))
+        spread = _difference(expected, self._recorder.beside(lambda: self._exact(images)))
         try:
             served = self._recorded(*self._listed, images, expected)
-        except RuntimeError:  # a list that holds its number of images in a way we do not know
-            served = None
-        if served is not None and served.difference <= MOST_DIFFERENT:
-            return served
-        return self._recorded(self._model, 0, images, expected)
+        except RuntimeError as error:  # a list that holds its number of images in a way we do not know
+            why = f"they fail: {str(error).splitlines()[0]}"
+        else:
+            if served.difference <= max(MOST_DIFFERENT, MOST_SPREADS * spread):
+                return served
+            why = f"their answers are {served.difference:.2g} of the largest value from the plain ones"
+        return replace(
+            self._recorded(self._model, 0, images, expected), given_up=f"joint operations are given up: {why}"
+        )
 
     def _recorded(self, call: Callable[[Tensor], Any], num_joined: int, images: Tensor, expected: Any) -> Served:
         for _ in range(WARM_ANSWERS):

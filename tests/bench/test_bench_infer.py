@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.bench.infer import BATCHES, bench_infer
+from reconv.bench.infer import BATCHES, _open, bench_infer
 from reconv.bench.peers import Peer
 from reconv.bench.served import Other, Serving, others
 from reconv.cli import main
@@ -126,11 +126,33 @@ class Rows(nn.Module):
         return y / len(x) if self.how == "scaled" else y + torch.ones(len(x), 8, 1, 1)
 
 
-@pytest.mark.parametrize("how", ["scaled", "shaped"])
-def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly(how: str) -> None:
+@pytest.mark.parametrize("how, why", [("scaled", "from the plain ones"), ("shaped", "they fail: ")])
+def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly_and_why_is_told(
+    how: str, why: str
+) -> None:
     model = Rows(how).eval()
     served = Serving(model, Repeats())(torch.randn(6, 3, 8, 8))
     assert (served.num_joined, served.difference) == (0, 0.0)
+    assert served.given_up.startswith("joint operations are given up: ") and why in served.given_up
+
+
+def test_answers_may_differ_as_far_as_rounding_moves_them_anyhow() -> None:
+    model, images = Rows("scaled").eval(), torch.randn(6, 3, 8, 8)  # a list of 3 rows gives twice the answers of 6
+    assert Serving(model, Repeats(), lambda x: 1.4 * model(x))(images).given_up
+    served = Serving(model, Repeats(), lambda x: 3 * model(x))(images)
+    assert (served.num_joined, served.given_up) == (1, "")
+    assert served.difference == pytest.approx(1)
+
+
+def test_an_untrained_network_answers_with_statistics_of_its_own() -> None:
+    given: list[tuple[str, object, str]] = [("precision.mode", "fp32", "test"), ("data.preprocess.size", 64, "test")]
+    _, network, _ = _open("se-resnext101-nv-90ep-8gpu-tf32", given, "cpu")  # began with answers of over 10,000
+    norms = [layer for layer in network.model.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert all(norm.running_var is not None and (norm.running_var != 1).any() for norm in norms)
+    assert not any(norm.training for norm in norms) and {norm.momentum for norm in norms} == {0.1}
+    with torch.inference_mode():
+        answers = network.model(torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1)))
+    assert 0.01 < answers.std() < 10
 
 
 def _small(num_classes: int) -> nn.Module:
