@@ -27,7 +27,7 @@ PRODUCTS: tuple[tuple[int, int, int, passes.Ending], ...] = (  # channels, outpu
 
 
 def prove_passes() -> bool:
-    """Print the worst errors of an answer's means and gated images over shapes of EfficientNet-B0 and SE-ResNeXt."""
+    """Print the worst errors of an answer's means, gates and concatenations, of EfficientNet-B0 and SE-ResNeXt."""
     is_right = True
     for dtype, tolerance in TOLERANCES.items():
         worst = 0.0
@@ -38,6 +38,8 @@ def prove_passes() -> bool:
             worst = max(worst, error(passes.excited(x, gate, None, "none"), x.double() * gate.double()))
             gated = F.relu(x.double() * gate.double() + other.double())
             worst = max(worst, error(passes.excited(x, gate, other, "relu"), gated))
+            parts = [x, other[:, :24].contiguous(memory_format=torch.channels_last), other]
+            worst = max(worst, error(passes.side_by_side(parts), torch.cat(parts, 1)))
         is_right &= worst <= tolerance
         print(f"{'passes':10} {str(dtype)[6:]:9} {len(GATED):6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
     return is_right

@@ -17,7 +17,7 @@ from reconv.kernels.launch import is_rehearsed
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CHANNEL_MULTIPLE = 8  # 16 bytes of halves: one vector load
-_MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
+MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
 
 
 @cache
@@ -43,7 +43,7 @@ def available(x: Tensor) -> bool:
         and x.dim() == 4
         and x.dtype in DTYPES
         and x.shape[1] % CHANNEL_MULTIPLE == 0
-        and 0 < x.numel() <= _MOST_VALUES
+        and 0 < x.numel() <= MOST_VALUES
         and x.is_contiguous(memory_format=torch.channels_last)
     )
 

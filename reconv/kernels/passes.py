@@ -6,7 +6,7 @@ gradients: nothing here is differentiated. Invariant: the values of the plain op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -20,9 +20,10 @@ from reconv.kernels.window import Window
 Ending = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # of an operation: an activation, or a gate's
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {**reference.FUNCTIONS, "sigmoid": torch.sigmoid}
 ENDINGS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "sigmoid": 4}  # as device code counts them
-_ROWS = 32  # of a tile
-_BLOCKS = (64, 32, 16, 8)  # channels of a tile
-_SUMMED = 8192  # values of a tile whose rows are added up: so many bytes of few programs are on their way
+_VALUES = 2048  # of a program: two loads of eight a thread
+_BLOCKS = (64, 32, 16, 8)  # channels of a tile whose rows are added up
+_MOST_PARTS = 4  # tensors side by side
+_SUMMED = 8192  # values of such a tile: so many bytes of few programs are on their way
 _SUM_WARPS = 8
 
 
@@ -42,7 +43,7 @@ def means(x: Tensor) -> Tensor:
     from reconv.kernels import excite_triton as device
 
     images, channels, height, width = x.shape
-    block, pixels = _block(channels), height * width
+    block, pixels = min(_BLOCKS, key=lambda block: (-channels % block, -block)), height * width
     y = torch.empty(images, channels, 1, 1, dtype=x.dtype, device=x.device)
     known = {"LANES": min(_SUMMED // block, 1 << (pixels - 1).bit_length()), "BLOCK": block, "num_warps": _SUM_WARPS}
     launch(device.means, (-(-channels // block), images), x, y, channels // 8, pixels, **known)
@@ -52,16 +53,14 @@ def means(x: Tensor) -> Tensor:
 def excited(x: Tensor, gate: Tensor, other: Tensor | None, act: Ending) -> Tensor:
     """The activation of images times their gate [n, channels, 1, 1] (plus the other)."""
     added = x if other is None else other
-    if not (fused.available(x) and fused.available(added)) or len(x) > MOST_ACROSS:
+    if not (fused.available(x) and fused.available(added)):
         return FUNCTIONS[act](x * gate if other is None else x * gate + other)
     from reconv.kernels.passes_triton import excite
 
     images, channels, height, width = x.shape
-    block, pixels = _block(channels), height * width
     y = torch.empty_like(x)
-    grid = (-(-channels // block) * -(-pixels // _ROWS), images)
-    known = {"ADDS": int(other is not None), "ACT": ENDINGS[act], "ROWS": _ROWS, "BLOCK": block}
-    launch(excite, grid, x, gate.reshape(images, channels).contiguous(), added, y, pixels, channels // 8, **known)
+    counts = (images, height * width, channels // 8)
+    launch(excite, _programs(x), x, gate.flatten(1).contiguous(), added, y, *counts, **_known(other, act))
     return y
 
 
@@ -73,12 +72,30 @@ def finished(y: Tensor, bias: Tensor, other: Tensor | None, act: Ending) -> Tens
         return FUNCTIONS[act](y if other is None else y + other)
     from reconv.kernels.passes_triton import finish
 
-    channels, num_rows = y.shape[1], y.numel() // y.shape[1]
-    block = _block(channels)
-    known = {"ADDS": int(other is not None), "ACT": ENDINGS[act], "ROWS": _ROWS, "BLOCK": block}
-    launch(finish, (-(-num_rows // _ROWS), -(-channels // block)), y, bias, added, num_rows, channels // 8, **known)
+    channels = y.shape[1]
+    launch(finish, _programs(y), y, bias, added, y.numel() // channels, channels // 8, **_known(other, act))
     return y
 
 
-def _block(channels: int) -> int:
-    return min(_BLOCKS, key=lambda block: (-channels % block, -block))
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Images with the channels of several, one after the other."""
+    first, num_channels = parts[0], sum(part.shape[1] for part in parts)
+    num_rows = first.numel() // first.shape[1]
+    are_taken = all(fused.available(part) and part.dtype == first.dtype for part in parts)
+    if not are_taken or len(parts) > _MOST_PARTS or num_rows * num_channels > fused.MOST_VALUES:
+        return torch.cat(list(parts), 1)
+    from reconv.kernels.passes_triton import beside
+
+    y = torch.empty(len(first), *first.shape[2:], num_channels, dtype=first.dtype, device=first.device)
+    nothing = _MOST_PARTS - len(parts)
+    eighths = [part.shape[1] // 8 for part in parts] + [0] * nothing
+    launch(beside, _programs(y), *parts, *[first] * nothing, y, num_rows, *eighths, VALUES=_VALUES)
+    return y.permute(0, 3, 1, 2)
+
+
+def _programs(y: Tensor) -> tuple[int]:
+    return (-(-y.numel() // _VALUES),)
+
+
+def _known(other: Tensor | None, act: Ending) -> dict[str, int]:
+    return {"ADDS": int(other is not None), "ACT": ENDINGS[act], "VALUES": _VALUES}

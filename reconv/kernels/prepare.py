@@ -9,16 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.kernels.fused import DTYPES, reachable
+from reconv.kernels.fused import DTYPES, MOST_VALUES, reachable
 from reconv.kernels.launch import launch
 
 _VALUES = 1024
-_MOST_VALUES = 2**31 - 1
 
 
 def accepts(images: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernel takes these images [n, channels, height, width]."""
-    return reachable(images) and dtype in DTYPES and 0 < images.numel() <= _MOST_VALUES
+    return reachable(images) and dtype in DTYPES and 0 < images.numel() <= MOST_VALUES
 
 
 def prepare_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.kernels import fused
-from reconv.kernels.fused import CHANNEL_MULTIPLE
+from reconv.kernels.fused import CHANNEL_MULTIPLE, MOST_VALUES
 from reconv.kernels.launch import launch
 from reconv.kernels.passes import ENDINGS, FUNCTIONS, Ending, excited, finished
 
@@ -25,14 +25,13 @@ _STAGES = 3  # steps of a product whose tiles are copied ahead
 _FEW_ROWS = 1024  # of which tiles of the least height make enough programs
 _STEP = 64  # channels
 _HEIGHTS = (128, 64)  # rows of a tile
-_NARROW, _WIDE, _WIDTHS = 64, 128, (256, 128, 64, 32)  # outputs of a tile
+_NARROW, _WIDE, _WIDTHS = 64, 128, (128, 64, 32)  # outputs of a tile; with 256, 254 registers and serial products
 _MOST_EMPTY = 1 / 8
 _FILTERS = (3, 5, 7)  # sides of a depthwise filter
 _FOURS = 1024  # of pixels beside each other, times channels, in a tile: one load of eight channels a thread
 _SHORT_LINE = 32  # pixels, of which several lines are in a tile anyhow
-_FILTERED = (64, 32, 16, 8)  # channels of a tile
+_FILTERED = (64, 32, 16, 8)  # channels of a tile: whole lines of memory where little of it is empty
 _DRIVER_BYTES = 1024  # of shared memory
-_MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
 
 
 class Shape(NamedTuple):
@@ -149,7 +148,7 @@ def by_filters(given: Given, shape: Shape) -> Tensor:
     kernel, stride, pad = weight.shape[-1], shape.stride[0], shape.padding[0]
     out_height, out_width = ((side + 2 * pad - kernel) // stride + 1 for side in (height, width))
     y = torch.empty(images, out_height, out_width, channels, dtype=x.dtype, device=x.device)
-    block, fours = min(_FILTERED, key=lambda block: (-channels % block, -block)), -(-out_width // 4)
+    block, fours = next(b for b in _FILTERED if -channels % b <= channels * _MOST_EMPTY), -(-out_width // 4)
     tall, wide = (_FOURS // (4 * block), 4) if out_width > _SHORT_LINE else (0, _FOURS // block)
     num_tiles = images * -(-out_height // tall) * -(-fours // wide) if tall else -(-images * out_height * fours // wide)
     launch(
@@ -192,7 +191,7 @@ def _by_tiles(given: Given, shape: Shape) -> list[Form]:
     x, other = given.x, given.other
     num_outputs = len(given.weight) * (x.numel() // x.shape[1])
     are_taken = x.dtype in _HALVES and _are_rows(x) and (other is None or _are_rows(other))
-    if not are_taken or not fused.reachable(x) or max(x.numel(), num_outputs) > _MOST_VALUES:
+    if not are_taken or not fused.reachable(x) or max(x.numel(), num_outputs) > MOST_VALUES:
         return []
     images = 1 if given.gate is None else len(x)
     pixels = x.numel() // (x.shape[1] * images)
@@ -205,7 +204,7 @@ def _by_tiles(given: Given, shape: Shape) -> list[Form]:
 def _shared_bytes(x: Tensor) -> int:
     """Shared memory that a program may have where this tensor is: all of a processor's but what the driver keeps."""
     if not x.is_cuda:
-        return _MOST_VALUES
+        return MOST_VALUES
     return torch.cuda.get_device_properties(x.device).shared_memory_per_multiprocessor - _DRIVER_BYTES
 
 

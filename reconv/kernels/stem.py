@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.kernels import stem_triton as device
-from reconv.kernels.fused import DTYPES
+from reconv.kernels.fused import DTYPES, MOST_VALUES
 from reconv.kernels.launch import launch
 from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
 
 _DEPTH = 4 * MOST_STEM_CHANNELS  # 2 x 2 pixels of 3 channels and zeros: 16 are what tensor cores read at once
 _PIXELS = 256
-_MOST_VALUES = 2**31 - 1
 
 
 def accepts(images: Tensor, weight: Tensor) -> bool:
@@ -33,7 +32,7 @@ def accepts(images: Tensor, weight: Tensor) -> bool:
         and tuple(weight.shape[1:]) == (channels, kernel, kernel)
         and channels <= MOST_STEM_CHANNELS
         and height % 2 == width % 2 == 0
-        and images.shape[0] * (height // 2 + kernel // 2) * (width // 2 + kernel // 2) * _DEPTH <= _MOST_VALUES
+        and images.shape[0] * (height // 2 + kernel // 2) * (width // 2 + kernel // 2) * _DEPTH <= MOST_VALUES
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from reconv.kernels.passes import Ending, excited, largest, means
+from reconv.kernels.passes import Ending, excited, largest, means, side_by_side
 from reconv.kernels.product import product
 from reconv.kernels.product_forms import Shape
 
@@ -50,6 +50,8 @@ def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any]
         _take_values(graph, node)
     for node in _calls(graph, aten.mean.dim):
         _take_means(graph, node)
+    for node in _calls(graph, aten.cat.default):
+        _take_side_by_side(graph, node)
     for node in _calls(graph, aten.mul.Tensor):
         _join_gate(graph, node)
     num_joined = sum(_join(graph, node) for node in _calls(graph, aten.convolution.default))
@@ -111,6 +113,15 @@ def _take_means(graph: fx.Graph, mean: fx.Node) -> None:
     ):
         with graph.inserting_after(mean):
             _replace(graph, [mean], graph.call_function(means, (x,)), mean)
+
+
+def _take_side_by_side(graph: fx.Graph, cat: fx.Node) -> None:
+    """Put our concatenation in the place of torch's, where it is of the channels of images."""
+    given: tuple[Any, ...] = cat.args
+    parts, *sides = given
+    if sides == [1] and all(len(_values(part).shape) == 4 for part in parts):
+        with graph.inserting_after(cat):
+            _replace(graph, [cat], graph.call_function(side_by_side, (parts,)), cat)
 
 
 def _join_gate(graph: fx.Graph, gated: fx.Node) -> None:

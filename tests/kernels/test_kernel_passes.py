@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import TOLERANCE, assert_near, draw
 
-from reconv.kernels.passes import FUNCTIONS, Ending, excited, means
+from reconv.kernels.passes import FUNCTIONS, Ending, excited, means, side_by_side
 
 SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not for kernels
 
@@ -38,3 +38,13 @@ def test_a_nan_goes_through() -> None:
     x[1, 2, 0, 0] = torch.nan
     assert torch.equal(excited(x, gate, x, "relu").isnan(), x.isnan())
     assert int(means(x).isnan().sum()) == 1
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("widths", [(8, 24, 16, 8), (40, 8), (64, 8, 72), (8,), (8, 5), (8, 8, 8, 8, 8)], ids=str)
+def test_channels_come_one_after_the_other(widths: tuple[int, ...], dtype: torch.dtype) -> None:
+    parts = [draw((2, width, 5, 7), dtype, seed).detach() for seed, width in enumerate(widths)]
+    parts[0][0, 0, 0, 0] = torch.nan
+    y = side_by_side(parts)
+    torch.testing.assert_close(y, torch.cat(parts, 1), rtol=0, atol=0, equal_nan=True)
+    assert y.is_contiguous(memory_format=torch.channels_last)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from reconv.kernels.passes import excited, largest, means
+from reconv.kernels.passes import excited, largest, means, side_by_side
 from reconv.kernels.product import product
 from reconv.models import build_model, initialise
 from reconv.models.answer import answering
@@ -86,7 +86,7 @@ def test_an_inception_block_answers_through_kernels() -> None:
     model = Inception(GoogLeNetSpec(), 8, (8, 8, 16, 8, 8, 8)).eval()
     model, _ = folded(model.to(memory_format=torch.channels_last), (8, 7, 7))
     listed, num_joined = answering(model, images(7, channels=8))
-    assert (num_joined, calls(listed, largest)) == (6, 1)
+    assert (num_joined, calls(listed, largest), calls(listed, side_by_side)) == (6, 1, 1)
     with torch.inference_mode():
         given = images(7, rows=5, channels=8)
         torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
