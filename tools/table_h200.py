@@ -204,8 +204,8 @@ def fill_caches(tasks: Sequence[Task], until_s: float) -> None:
         context.Pool(TRAINING_BESIDE, maxtasksperchild=1) as training,
         context.Pool(ANSWERING_BESIDE, maxtasksperchild=1) as answering,
     ):
-        asked = [(task, training.apply_async(_try_training, (task,))) for task in tasks]
-        asked += [(task, answering.apply_async(_try_answering, (task,))) for task in tasks]
+        asked = [(task, training.apply_async(_try_training, (task,))) for task in tasks if task.modes]
+        asked += [(task, answering.apply_async(_try_answering, (task,))) for task in tasks if task.answer_modes]
         for task, result in asked:
             try:
                 print(f"{task.recipe}: {result.get(max(0.1, until_s - time.monotonic()))}", flush=True)
@@ -384,7 +384,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("recipes", nargs="*", default=RECIPES)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--modes", default="bf16,tf32,fp32", help="of training, the first before the answers")
+    parser.add_argument(
+        "--modes", default="bf16,tf32,fp32", help="of training, the first before the answers; empty: none"
+    )
     parser.add_argument("--answer-modes", default="bf16,tf32")
     parser.add_argument("--batches", default="1,8,32,64,128,256")
     parser.add_argument("--peer", default="channels_last compiled", help="of the first precision; empty: none")
@@ -400,7 +402,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # its memory on the device goes with it
         peaks = pool.apply(measure_peaks, (given.device,))
     print({mode: f"{p[0] / 1e12:.3g} TFLOP/s, {p[1] / 1e12:.3g} TB/s" for mode, p in peaks.items()}, flush=True)
-    modes, answer_modes = tuple(given.modes.split(",")), tuple(given.answer_modes.split(","))
+    modes, answer_modes = (tuple(filter(None, text.split(","))) for text in (given.modes, given.answer_modes))
     batches = tuple(int(batch) for batch in given.batches.split(","))
     tasks = [
         Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, given.peer, peaks)
