@@ -110,12 +110,13 @@ def build_saved(saved: Saved, recipe: Recipe, device: Device) -> Network:
 
 
 def _read_bare(path: Path, recipe: str | None) -> Saved:
+    tensors = read_weights(path)  # first: a picture in the place of a run is no file of weights without a recipe
     if recipe is None:
         raise UsageError(
             f"{path} is a bare weights file: its recipe is not known",
             then="name it with --recipe, as in --recipe resnet50 (a teacher's: --set distill.recipe=resnet50)",
         )
-    tensors, named = read_weights(path), load(recipe).recipe
+    named = load(recipe).recipe
     num_classes = _num_classes(tensors, path, named)
     if is_tensorflow(path) and num_classes == WITH_BACKGROUND:
         num_classes -= 1

@@ -122,6 +122,13 @@ def test_where_no_picture_can_be_read_no_answers_are_spoken_of(
         assert ("the others are answered" in capsys.readouterr().err) is words
 
 
+def test_a_picture_in_the_place_of_a_run_is_not_called_weights_without_a_recipe(run: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 90).save(tmp_path / "a.png")
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        reconv.predict(tmp_path / "a.png", [tmp_path / "a.png"])
+    assert caught.value.where == str(tmp_path / "a.png") and "not a weights file" in caught.value.why
+
+
 def test_a_checkpoint_folder_and_its_weights_are_runs_too(run: Path) -> None:
     [by_run] = reconv.evaluate(run, weights="raw")
     [by_checkpoint] = reconv.evaluate(run / "checkpoints" / "step-000000066", weights="raw")
