@@ -21,6 +21,7 @@ _CHUNK_BYTES = 8 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR})
+_INSTEAD = "choose another folder with --out DIR"
 
 
 class Files:
@@ -91,15 +92,15 @@ def replace_file(path: Path, data: bytes, files: Files | None = None) -> None:
 
 
 @contextmanager
-def writing(files: Files, path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals in the block into errors for people."""
+def writing(files: Files, path: Path, instead: str = _INSTEAD) -> Iterator[None]:
+    """Turn the operating system's refusals in the block into errors for people, who may do something else instead."""
     try:
         yield
     except OSError as error:
-        raise cannot_write(files, path, error) from error
+        raise cannot_write(files, path, error, instead) from error
 
 
-def cannot_write(files: Files, path: Path, error: OSError) -> ResourceError:
+def cannot_write(files: Files, path: Path, error: OSError, instead: str = _INSTEAD) -> ResourceError:
     """The error for a refused write: which path, how much space is left, what to do."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -110,7 +111,7 @@ def cannot_write(files: Files, path: Path, error: OSError) -> ResourceError:
             "unwritable folder",
             where=str(path),
             why=f"the system says: {reason}",
-            then=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or choose another folder with --out DIR",
+            then=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or {instead}",
         )
     if error.errno in _IN_THE_WAY:
         in_the_way = next((place for place in (path, *path.parents) if os.path.isfile(place)), path)
@@ -118,13 +119,13 @@ def cannot_write(files: Files, path: Path, error: OSError) -> ResourceError:
             "a file is where a folder should be",
             where=str(in_the_way),
             why=f"the folder would be {path}",
-            then="choose another folder with --out DIR, or move the file away",
+            then=f"{instead}, or move the file away",
         )
     return ResourceError(
         "could not write",
         where=str(path),
         why=f"the system says: {reason} ({errno.errorcode.get(error.errno or 0, 'no code')})",
-        then="check the disk (dmesg, mount), or choose another folder with --out DIR",
+        then=f"check the disk (dmesg, mount), or {instead}",
     )
 
 

@@ -184,7 +184,7 @@ def _draw(file: Path, boxes: Sequence[FoundBox], target: Path) -> None:
     """The picture again, in colour and full size, with its boxes; it is not kept from before, since many are large."""
     written = [DrawnBox(b.box_xyxy, f"{b.name} {b.score:.0%}", class_colour(b.label)) for b in boxes]
     drawn = draw_boxes(picture(decode(read(file), 3, str(file)), 3), written)
-    with writing(Files(), target.parent):
+    with writing(Files(), target.parent, "choose another folder with --pictures DIR"):
         target.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(target)
 

@@ -176,12 +176,12 @@ def _score_every_checkpoint(
         if key not in known:
             result = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch, tell)
             known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
-            with writing(Files(), folder):
+            with writing(Files(), folder, "copy the run to a folder of yours and score it there"):
                 write_scores(folder, list(known.values()))
         score = known[key]
         skipped = len(source) - score.num_samples
         results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples, skipped))
-    with writing(Files(), folder):
+    with writing(Files(), folder, "copy the run to a folder of yours and score it there"):
         write_report(folder)
     if not results:
         raise CheckpointError("no checkpoint of this run is usable", where=str(store.folder))

@@ -15,7 +15,7 @@ import reconv
 from reconv.boxes.detections import Detections
 from reconv.cli import main
 from reconv.engine.evaluate import evaluate
-from reconv.errors import UsageError
+from reconv.errors import ResourceError, UsageError
 from reconv.run import parts
 from reconv.run.predict import FoundBox, Opened, found_boxes
 from reconv.run.sources import open_sources
@@ -80,6 +80,9 @@ def test_a_drawing_does_not_take_the_place_of_its_picture(run: Path, photo: Path
     before = photo.read_bytes()
     with pytest.raises(UsageError, match="overwritten"):
         reconv.predict(run, [photo], pictures=photo.parent)
+    with pytest.raises(ResourceError, match="a file is where a folder should be") as caught:
+        reconv.predict(run, [photo], pictures=photo)
+    assert "--pictures DIR" in caught.value.then
     assert photo.read_bytes() == before
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 import reconv
 from reconv.cli import main
 from reconv.data.sources.digits import open_digits
-from reconv.errors import CheckpointError, DataError, Exit, UsageError
+from reconv.errors import CheckpointError, DataError, Exit, ResourceError, UsageError
 from reconv.report.events import Evaluated, read_events
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
@@ -57,6 +57,15 @@ def test_every_checkpoint_is_scored_once_in_order(run: Path) -> None:
     raw = reconv.evaluate(run, all=True, weights="raw")
     assert {r.weights for r in raw} == {"raw"}  # other weights are other scores
     assert raw[2].metrics == reconv.evaluate(run, weights="raw")[0].metrics
+
+
+def test_scores_that_cannot_be_kept_are_refused_with_what_evaluation_can_do(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("report.html"))
+    (copy / "report.html").mkdir()
+    with pytest.raises(ResourceError, match="could not write") as caught:
+        reconv.evaluate(copy, all=True)
+    assert "copy the run" in caught.value.then and "--out" not in caught.value.then
 
 
 def test_a_damaged_checkpoint_is_left_out_of_the_scores_and_said(run: Path, tmp_path: Path) -> None:
