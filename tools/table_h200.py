@@ -7,7 +7,8 @@
 One process for each network, one after the other on the device; the next one is started early and imports meanwhile. A
 process tells each figure as soon as it has it, so a network that runs into its limit (seconds) loses only the rest,
 which the table calls not measured. The peaks of the roofline are measured first, on the same device: matrix products
-in each precision, and a copy. A recipe may bring settings of its own: `NAME+batch.size=64+precision.mode=bf16`.
+in each precision, and a copy. A recipe may bring settings of its own: `NAME+batch.size=64+precision.mode=bf16`; of
+`answers:NAME` only answers are measured.
 
 With `--compile-s` the same measurements are first made side by side, for at most so long, and thrown away: they fill
 the caches of the compilers, which takes most of the time. What torch chose by trial meanwhile, beside other processes,
@@ -50,6 +51,7 @@ START_S = 120  # what imports and the first CUDA call of a process may take
 TRAINING_BESIDE, ANSWERING_BESIDE = 4, 5  # side by side, the first by the device's memory
 PEAK_SIDE, PEAK_BYTES = 8192, 2**30
 ROUNDS = 5
+ANSWERS = "answers:"
 WINDOWS = 5  # of half a second: in shorter ones a peer that its host holds back looks slower than it is
 ANSWERS_S = 0.3
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # of torch's compiler
@@ -405,7 +407,17 @@ def main() -> None:
     modes, answer_modes = (tuple(filter(None, text.split(","))) for text in (given.modes, given.answer_modes))
     batches = tuple(int(batch) for batch in given.batches.split(","))
     tasks = [
-        Task(recipe, given.batch, modes, answer_modes, batches, tuple(given.set), given.device, given.peer, peaks)
+        Task(
+            recipe=recipe.removeprefix(ANSWERS),
+            batch=given.batch,
+            modes=() if recipe.startswith(ANSWERS) else modes,
+            answer_modes=answer_modes,
+            batches=batches,
+            settings=tuple(given.set),
+            device=given.device,
+            peer=given.peer,
+            peaks=peaks,
+        )
         for recipe in given.recipes
     ]
     if given.compile_s:
