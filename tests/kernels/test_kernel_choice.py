@@ -7,7 +7,7 @@ from torch import Tensor
 
 from reconv.kernels.choice import Call, fastest
 
-PLAIN = torch.tensor([1.0, -2.0, 4.0])
+PLAIN = torch.arange(16.0).view(2, 2, 2, 2)
 
 
 def refuses() -> Tensor:
@@ -29,6 +29,15 @@ def test_forms_that_differ_or_do_not_run_are_never_chosen() -> None:
     plain, other, nan = form(PLAIN), form(PLAIN * 1.1), form(PLAIN * torch.nan)
     times_ms = {plain: 2.0}  # nothing else is timed
     assert fastest(plain, [other, refuses, nan], times_ms.__getitem__) == -1
+
+
+def test_a_form_that_lies_in_memory_in_another_way_is_not_chosen() -> None:
+    plain, turned = form(PLAIN), form(PLAIN.contiguous(memory_format=torch.channels_last))
+    assert fastest(plain, [turned], {plain: 2.0}.__getitem__) == -1
+    assert fastest(turned, [plain], {turned: 2.0}.__getitem__) == -1
+    pixel = torch.ones(3, 4, 1, 1)  # has both layouts
+    plain, turned = form(pixel), form(torch.ones(3, 1, 1, 4).permute(0, 3, 1, 2))
+    assert fastest(plain, [turned], {plain: 2.0, turned: 1.0}.__getitem__) == 0
 
 
 def test_what_is_not_a_number_in_itself_is_left_to_the_plain_form() -> None:
