@@ -199,7 +199,7 @@ def _values(node: fx.Node) -> Any:
     """What has the shape and type of what a node gives: a record of them, or a tensor of the network itself."""
     if node.op == "get_attr":
         assert node.graph.owning_module is not None and isinstance(node.target, str)
-        return getattr(node.graph.owning_module, node.target)
+        return operator.attrgetter(node.target)(node.graph.owning_module)
     return node.meta["tensor_meta"]
 
 
