@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from reconv.kernels.fused import has_triton
+
 Call = Callable[[], Tensor]
 _TRIALS = 5
 _SLEEP_CYCLES = 3_000_000  # more than a millisecond, in which the host gives the trials: launches are not timed
@@ -24,15 +26,25 @@ def fastest(plain: Call, others: Sequence[Call], time_ms: Callable[[Call], float
     result = plain()
     expected, tolerance = result.float(), tolerance_of(result.dtype)
     times_ms: dict[int, float] = {}
+    failures = _failures()
     for place, call in [*enumerate(others), (-1, plain)]:
         try:
             y = call().float()
-        except RuntimeError:  # cuDNN has no plan for this shape and type, and says so in many ways
+        except failures:
             continue
         error = (y - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
         if float(error) <= tolerance and _lie_alike(y, expected):
             times_ms[place] = time_ms(call)
     return min(times_ms, key=times_ms.__getitem__, default=-1)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a form raises that cannot run: cuDNN has no plan, in many words; a tile does not fit the processor."""
+    if not has_triton():
+        return (RuntimeError,)
+    from triton.errors import TritonError
+
+    return RuntimeError, TritonError
 
 
 def _lie_alike(a: Tensor, b: Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from reconv.kernels.choice import Call, fastest
 
@@ -12,6 +13,10 @@ PLAIN = torch.arange(16.0).view(2, 2, 2, 2)
 
 def refuses() -> Tensor:
     raise RuntimeError("no plan for this shape")
+
+
+def does_not_fit() -> Tensor:
+    raise OutOfResources(250_000, 232_448, "shared memory")
 
 
 def form(value: Tensor) -> Call:
@@ -28,7 +33,7 @@ def test_the_fastest_form_of_the_plain_values_is_chosen() -> None:
 def test_forms_that_differ_or_do_not_run_are_never_chosen() -> None:
     plain, other, nan = form(PLAIN), form(PLAIN * 1.1), form(PLAIN * torch.nan)
     times_ms = {plain: 2.0}  # nothing else is timed
-    assert fastest(plain, [other, refuses, nan], times_ms.__getitem__) == -1
+    assert fastest(plain, [other, refuses, does_not_fit, nan], times_ms.__getitem__) == -1
 
 
 def test_a_form_that_lies_in_memory_in_another_way_is_not_chosen() -> None:
