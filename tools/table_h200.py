@@ -26,7 +26,7 @@ import os
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,14 @@ TRAINING_BESIDE, ANSWERING_BESIDE = 4, 5  # side by side, the first by the devic
 PEAK_SIDE, PEAK_BYTES = 8192, 2**30
 ROUNDS = 5
 ANSWERS = "answers:"
+KEY = ("kind", "mode", "batch")  # of a row: what is told again takes its place
 WINDOWS = 5  # of half a second: in shorter ones a peer that its host holds back looks slower than it is
 ANSWERS_S = 0.3
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # of torch's compiler
 CHOICES = "*.best_config"  # where it keeps what it chose by trial
+
+
+Found = tuple[dict[str, Any], list[str]]  # a row, and what could not be measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +133,10 @@ def work(task: Task, turn: Any, told: Any) -> None:
     for kind, modes in (("train", task.modes[:1]), ("infer", task.answer_modes), ("train", task.modes[1:])):
         for mode in modes:
             try:
-                rows, notes = trained(task, mode) if kind == "train" else answered(task, mode)
-                told.put((task.recipe, "rows", rows))
-                for note in notes:
-                    told.put((task.recipe, "failed", note))
+                for row, notes in trained(task, mode) if kind == "train" else answered(task, mode):
+                    told.put((task.recipe, "row", row))
+                    for note in notes:
+                        told.put((task.recipe, "failed", note))
             except Exception as error:  # one figure's failure must not lose the others
                 told.put((task.recipe, "failed", f"{kind} in {mode}: {repr(error)[:300]}"))
             gc.collect()  # a step and its recording hold each other
@@ -140,54 +144,54 @@ def work(task: Task, turn: Any, told: Any) -> None:
     told.put((task.recipe, "done", None))
 
 
-def trained(task: Task, mode: str, is_measured: bool = True) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rate of a training step in short windows, and what could not be measured."""
+def trained(task: Task, mode: str, is_measured: bool = True) -> Iterator[Found]:
+    """The rate of a training step in short windows; then once more, with the peer's."""
+    from reconv.bench.peers import compare
+    from reconv.bench.subject import open_subject
     from reconv.bench.timing import Wish
-    from reconv.bench.train import bench_train
+    from reconv.bench.train import bench_train, say_nothing
 
-    name = task.recipe.split("+")[0]
+    name, overrides = task.recipe.split("+")[0], task.overrides(mode)
     wish = Wish(WINDOWS) if is_measured else Wish(1, 1, 0)
-    result = bench_train(
-        name, overrides=task.overrides(mode), device=task.device, wish=wish, peers=_peers(task, mode, task.modes)
-    )
+    result = bench_train(name, overrides=overrides, device=task.device, wish=wish)
     rates = result["window_images_per_s"]
     row = {"kind": "train", "mode": mode, "batch": result["batch"], "images_per_s": result["images_per_s"]}
     row |= {"lowest": min(rates), "highest": max(rates), "n": len(rates), "step_ms": result["step_ms"]["median"]}
     row |= {"device": result["device"], "model": result["recipe"]["model"]["name"], "image_size": result["image_size"]}
-    for peer_name, peer in result["peers"].items():
-        row |= {"peer": peer["images_per_s"], "peer_name": peer_name}
-    taken_s = result["step_ms"]["median"] / 1000
-    return [row | limits(task, mode, result["batch"], taken_s, training=True)], _missing(result)
+    row |= limits(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)
+    yield row, []
+    peers = _peers(task, mode, task.modes)
+    if peers is not None:
+        subject = open_subject(name, input="device", data=None, overrides=overrides, device=task.device)
+        theirs, notes = compare(subject, peers, wish, result["images_per_s"], say_nothing)
+        for peer_name, peer in theirs.items():
+            row |= {"peer": peer["images_per_s"], "peer_name": peer_name}
+        yield row, notes
 
 
-def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> tuple[list[dict[str, Any]], list[str]]:
+def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> Iterator[Found]:
     """The rate and the latency of answers at each batch size; algorithms by cuDNN's rule, not by trial."""
     from reconv.bench.infer import bench_infer
     from reconv.bench.served import others
 
     overrides = [*task.overrides(mode), ("engine.autotune", "off", "tool")]
     peers = _peers(task, mode, task.answer_modes)
-    result = bench_infer(
-        task.recipe.split("+")[0],
-        batches=task.batches,
-        overrides=overrides,
-        device=task.device,
-        seconds=seconds,
-        peers=others(peers, peers[0].name) if peers else (),
-    )
-    theirs = {peer["batch"]: peer["images_per_s"] for found in result["peers"].values() for peer in found}
-    rows = []
-    for own in result["batches"]:
-        row = {"kind": "infer", "mode": mode, "batch": own["batch"], "images_per_s": own["images_per_s"]}
+    for batch in task.batches:
+        result = bench_infer(
+            task.recipe.split("+")[0],
+            batches=(batch,),
+            overrides=overrides,
+            device=task.device,
+            seconds=seconds,
+            peers=others(peers, peers[0].name) if peers else (),
+        )
+        (own,) = result["batches"]
+        row = {"kind": "infer", "mode": mode, "batch": batch, "images_per_s": own["images_per_s"]}
         row |= {"latency_ms": own["latency_ms"], "n": own["answers"], "difference": own.get("difference")}
-        row |= {"peer": theirs[own["batch"]]} if own["batch"] in theirs else {}
-        taken_s = own["batch"] / own["images_per_s"]
-        rows.append(row | limits(task, mode, own["batch"], taken_s, training=False))
-    return rows, _missing(result)
-
-
-def _missing(result: dict[str, Any]) -> list[str]:
-    return [note for note in result["notes"] if "could not be measured" in note]
+        for theirs in (peer for found in result["peers"].values() for peer in found):
+            row["peer"] = theirs["images_per_s"]
+        row |= limits(task, mode, batch, batch / own["images_per_s"], training=False)
+        yield row, result["notes"]
 
 
 def _peers(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | None:
@@ -227,10 +231,10 @@ def _try_answering(task: Task) -> str:
     return _tried("answered", lambda: answered(task, task.answer_modes[0], seconds=0))
 
 
-def _tried(what: str, work: Callable[[], tuple[object, list[str]]]) -> str:
+def _tried(what: str, work: Callable[[], Iterator[Found]]) -> str:
     began_s = time.monotonic()
     try:
-        said = "; ".join(work()[1])
+        said = "; ".join(note for _, notes in work() for note in notes)
     except Exception as error:  # it will be said again when it is measured
         said = repr(error)[:300]
     return f"{what} once after {time.monotonic() - began_s:.0f} s {said}"
@@ -304,8 +308,9 @@ def _heard(told: Any, found: dict[str, Any], wanted: str, until: float) -> bool:
             _, what, value = told.get(timeout=max(0.01, until - time.monotonic()))
         except queue.Empty:
             return False
-        if what == "rows":
-            found["rows"] += value
+        if what == "row":
+            key = [value[name] for name in KEY]
+            found["rows"] = [row for row in found["rows"] if [row[name] for name in KEY] != key] + [value]
         elif what == "failed":
             found["failed"].append(value)
         elif what == wanted:
