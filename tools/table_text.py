@@ -34,7 +34,7 @@ def markdown(found: dict[str, dict[str, Any]], peaks: dict[str, tuple[float, flo
             said += ["", f"Answers in {mode}, images/s (p50 / p95 in ms; share of the roofline, what limits it):", ""]
             said += _table(["network", *(f"batch {batch}" for batch in batches)], rows)
     failed = [f"- {name}: {text}" for name, f in found.items() for text in f["failed"]]
-    return "\n".join([*said, *(["", "Not measured:", "", *failed] if failed else [])]) + "\n"
+    return "\n".join([*said, *(["", "Not measured, or not as meant:", "", *failed] if failed else [])]) + "\n"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -72,12 +72,11 @@ def bench_infer(
         )
     preprocess = recipe.data.preprocess
     shape = (preprocess.channels, preprocess.size, preprocess.size)
-    model, num_folded = folded(network.model, shape)
-    dtype, exact = _DTYPES.get(recipe.precision.mode, torch.float32), model
-    model = copy.deepcopy(exact).to(dtype)
+    dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
+    model, exact, num_folded = _in_types(network, shape, dtype)
     tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
     recorder = _recorder(recipe, opened)
-    serving = None if recorder is None else Serving(model, recorder, lambda images: exact(images.float()))
+    serving = None if recorder is None else Serving(model, recorder, exact)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
     wish = _Wish(answers, seconds)
     rows, notes = [], []
@@ -162,6 +161,17 @@ def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Reci
     return recipe, network, opened
 
 
+def _in_types(
+    network: Network, shape: tuple[int, int, int], dtype: torch.dtype
+) -> tuple[nn.Module, Callable[[Tensor], Any], int]:
+    """The network with its norms folded in the type of its answers, the same in one that rounds less where there is
+    one, and how many norms were folded."""
+    model, num_folded = folded(network.model, shape)
+    wide = torch.promote_types(dtype, torch.float32)
+    exact = copy.deepcopy(model).to(wide)
+    return model.to(dtype), lambda images: exact(images.to(wide)), num_folded
+
+
 def _settle_norms(network: Network, recipe: Recipe, device: Device) -> None:
     """Give an untrained network's norms the statistics of some noise.
 
@@ -174,8 +184,8 @@ def _settle_norms(network: Network, recipe: Recipe, device: Device) -> None:
     network.model.eval()
     for norm in norms:
         norm.train().momentum = 1.0
-    with torch.no_grad():
-        network.model(_images(shape, next(network.model.parameters()).dtype, device))
+    with torch.no_grad(), network.precision.autocast():
+        network.model(_images(shape, network.precision.input_dtype, device))
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.eval().momentum = momentum
 

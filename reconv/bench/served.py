@@ -7,6 +7,7 @@ given up for the plain ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -83,6 +84,8 @@ class Serving:
 def _difference(given: Any, expected: Any) -> float:
     """The largest difference of two answers, as a share of the largest value."""
     pairs = list(zip(tree_leaves(given), tree_leaves(expected), strict=True))
+    if any(g.shape != e.shape for g, e in pairs):  # which a difference would broadcast
+        return math.inf
     largest = max(float(e.double().abs().max()) for _, e in pairs)
     return max(float((g.double() - e.double()).abs().max()) for g, e in pairs) / max(largest, 1e-30)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels import max_pool_triton as device
-from reconv.kernels.launch import launch
+from reconv.kernels.launch import MOST_ACROSS, launch
 from reconv.kernels.window import Window
 
 _BLOCKS = (64, 32)
@@ -26,6 +26,13 @@ def max_pool(x: Tensor, window: Window) -> Tensor:
     """The largest value of each window."""
     output: Tensor = _MaxPool.apply(x, window)  # type: ignore[no-untyped-call]
     return output
+
+
+def accepts_values(x: Tensor, window: Window) -> bool:
+    """Whether there are few enough images and tiles for `max_pool_values`."""
+    images, channels, height, width = x.shape
+    grid, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
+    return max(grid[1:]) <= MOST_ACROSS
 
 
 def max_pool_values(x: Tensor, window: Window) -> Tensor:

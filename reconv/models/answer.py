@@ -44,7 +44,7 @@ def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any]
         listed = make_fx(lambda given: model(given))(some)
     graph = listed.graph
     _free_rows(graph)
-    if any(_mutates(node) and len(_source(node).users) > 1 for node in graph.nodes):
+    if any(_mutates(node) and not _is_private(node) for node in graph.nodes):
         return _ready(listed), 0  # what others read changes in its place: nothing may be moved
     for node in _calls(graph, aten.max_pool2d_with_indices.default):
         _take_values(graph, node)
@@ -224,7 +224,20 @@ def _mutates(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
+def _is_private(node: fx.Node) -> bool:
+    """Whether all that an operation writes to is one tensor of memory of its own, which nobody else reads."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    taken = zip(node.target._schema.arguments, node.args, strict=False)  # what has a name is no first argument
+    written = [value for argument, value in taken if argument.is_write]
+    return len(written) == 1 and isinstance(written[0], fx.Node) and _is_own(written[0])
+
+
+def _is_own(node: fx.Node) -> bool:
+    """Whether a tensor has one reader and is no view of another; what was written to in place is looked at there."""
+    if len(node.users) > 1 or node.op == "get_attr":
+        return False
+    source = node.args[0] if node.target is operator.getitem else node
+    if not (isinstance(source, fx.Node) and isinstance(source.target, torch._ops.OpOverload)):
+        return True
+    infos = [returned.alias_info for returned in source.target._schema.returns]
+    return all(info is None or info.is_write for info in infos)

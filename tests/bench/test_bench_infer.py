@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.bench.infer import BATCHES, _open, bench_infer
+from reconv.bench.infer import _DTYPES, BATCHES, _in_types, _open, bench_infer
 from reconv.bench.peers import Peer
 from reconv.bench.served import Other, Serving, others
 from reconv.cli import main
@@ -70,7 +70,7 @@ def test_a_batch_that_does_not_fit_is_told_with_those_that_do(capsys: pytest.Cap
     assert "a batch of 1,000,000,000,000 images does not fit" in told and "--batches 1,2\n" in told
 
 
-@pytest.mark.parametrize("mode", ["fp64", "32.32", "bf16", "bf16-all", "16.32"])
+@pytest.mark.parametrize("mode", ["fp64", "32.32", "bf16", "bf16-all", "16.32", "16.16"])
 def test_every_precision_answers_in_one_type(mode: str) -> None:
     result = bench_infer("quickstart", batches=(2,), answers=1, overrides=[("precision.mode", mode, "--set")])
     assert result["precision"] == mode
@@ -114,6 +114,22 @@ def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_fol
     assert recorder.num_launched == 4
 
 
+@pytest.mark.parametrize("mode, is_close", [("fp64", True), ("fp32", True), ("bf16-all", False), ("16.16", False)])
+def test_recorded_answers_of_every_precision_have_exact_ones_beside_them(mode: str, is_close: bool) -> None:
+    recipe, network, _ = _open("quickstart", [("precision.mode", mode, "test")], "cpu")
+    size = recipe.data.preprocess.size
+    dtype = _DTYPES.get(mode, torch.float32)
+    model, exact, _ = _in_types(network, (1, size, size), dtype)
+    images = torch.randn(2, 1, size, size).to(dtype)
+    served = Serving(model, Repeats(), exact)(images)
+    assert (served.num_joined, served.given_up) == (7, "")
+    assert served.difference < 0.01
+    with torch.inference_mode():
+        answers, wide = model(images), exact(images)
+    assert answers.dtype == dtype and torch.equal(answers, wide) == is_close
+    torch.testing.assert_close(answers, wide, rtol=0.1, atol=0.1, check_dtype=False)
+
+
 class Rows(nn.Module):
     """A network that hides the number of its images in its arithmetic."""
 
@@ -126,12 +142,19 @@ class Rows(nn.Module):
         return y / len(x) if self.how == "scaled" else y + torch.ones(len(x), 8, 1, 1)
 
 
-@pytest.mark.parametrize("how, why", [("scaled", "from the plain ones"), ("shaped", "they fail: ")])
+@pytest.mark.parametrize(
+    "how, rows, why",
+    [
+        ("scaled", 6, "from the plain ones"),
+        ("shaped", 6, "they fail: "),
+        ("shaped", 1, "inf of the largest value from the plain ones"),  # one image is broadcast to those of the list
+    ],
+)
 def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly_and_why_is_told(
-    how: str, why: str
+    how: str, rows: int, why: str
 ) -> None:
     model = Rows(how).eval()
-    served = Serving(model, Repeats())(torch.randn(6, 3, 8, 8))
+    served = Serving(model, Repeats())(torch.randn(rows, 3, 8, 8))
     assert (served.num_joined, served.difference) == (0, 0.0)
     assert served.given_up.startswith("joint operations are given up: ") and why in served.given_up
 

@@ -63,3 +63,8 @@ def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
 def test_at_evaluation_a_pool_gives_torchs_values(channels: int) -> None:
     x = draw((2, channels, 9, 6), torch.float32, seed=1).detach()
     assert torch.equal(largest(x, 3, 2, 1, True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
+
+
+def test_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
+    x = draw((65536, 8, 1, 2), torch.float16, seed=1).detach()
+    assert torch.equal(largest(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))

@@ -197,6 +197,37 @@ def test_what_is_read_twice_keeps_its_value(in_place: bool, is_first: bool, kind
         assert torch.equal(listed(images(8)), model(images(8)))
 
 
+class Overwritten(nn.Module):
+    """What a convolution reads changes after it, through another name of the same memory, and before its sum."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = self.second(y)
+        if self.how == "view":
+            y.flatten(2).add_(1)
+        elif self.how == "part":
+            y.chunk(3, 1)[1].mul_(2)
+        elif self.how == "list":
+            torch._foreach_add_([y], 1)
+        else:
+            torch.add(x, 1, out=y)
+        return torch.relu(z + x)
+
+
+@pytest.mark.parametrize("how", ["view", "part", "list", "named"])
+def test_nothing_is_moved_where_memory_is_written_to_by_another_name(how: str) -> None:
+    model = Overwritten(how).eval()
+    listed, num_joined = answering(model, images(4))
+    assert num_joined == 0
+    with torch.inference_mode():
+        for rows in (3, 1):
+            assert torch.equal(listed(images(4, rows)), model(images(4, rows)))
+
+
 def test_a_clamp_that_is_no_relu6_is_left_alone() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(0, 5)).eval()
     listed, _ = answering(model, images(8))
