@@ -57,13 +57,13 @@ class Serving:
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Served:
         """Answers for these images."""
-        if self._listed is None:
-            self._listed = answering(self._model, images)
         expected = self._recorder.beside(lambda: self._model(images))
         spread = _difference(expected, self._recorder.beside(lambda: self._exact(images)))
         try:
+            if self._listed is None:
+                self._listed = answering(self._model, images)
             served = self._recorded(*self._listed, images, expected)
-        except RuntimeError as error:  # a list that holds its number of images in a way we do not know
+        except RuntimeError as error:  # a network that asks for values, or a list that holds its number of images
             why = f"they fail: {str(error).splitlines()[0]}"
         else:
             if served.difference <= max(MOST_DIFFERENT, MOST_SPREADS * spread):

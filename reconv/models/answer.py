@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from reconv.kernels.passes import Ending, excited, largest, means, side_by_side
@@ -69,13 +70,27 @@ def _ready(listed: fx.GraphModule) -> fx.GraphModule:
 
 
 def _free_rows(graph: fx.Graph) -> None:
-    """Take the number of images out of the list: shapes that begin with it, and strides that are only told anew."""
+    """Take the number of images out of the list: shapes that begin with it, strides that are only told anew, and group
+    norms, which are told it."""
     for node in list(graph.nodes):
         if node.target in _VIEWS and node.args[1][0] == _ROWS:
             node.args = (node.args[0], [-1, *_values(node).shape[1:]])
         elif node.target is aten.as_strided_.default and tuple(node.args[1]) == tuple(_values(node.args[0]).shape):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target is aten.native_group_norm.default and (reads := _reads_of_first(node)):
+            x, weight, bias, _, _, _, groups, eps = node.args
+            with graph.inserting_after(node):
+                norm = graph.call_function(F.group_norm, (x, groups, weight, bias, eps))
+            _replace(graph, [node, *reads], norm, reads[0])
+
+
+def _reads_of_first(node: fx.Node) -> list[fx.Node]:
+    """Where results of an operation with several are taken out, that of the first in front; none if others are used."""
+    if not node.users or not all(read.target is operator.getitem for read in node.users):
+        return []
+    first, *others = sorted(node.users, key=lambda read: int(str(read.args[1])))
+    return [] if first.args[1] != 0 or any(read.users for read in others) else [first, *others]
 
 
 def _take_values(graph: fx.Graph, pool: fx.Node) -> None:
@@ -83,14 +98,13 @@ def _take_values(graph: fx.Graph, pool: fx.Node) -> None:
     defaults: tuple[Any, ...] = (None, None, [], [0], [1], False)
     x, kernel, stride, padding, dilation, ceil = pool.args + defaults[len(pool.args) :]
     stride = stride or kernel
-    reads = {read.args[1]: read for read in pool.users}
-    is_known = all(read.target is operator.getitem for read in pool.users) and not (1 in reads and reads[1].users)
+    reads = _reads_of_first(pool)
     is_square = all(len(set(sides)) == 1 for sides in (kernel, stride, padding)) and set(dilation) == {1}
-    if not is_known or 0 not in reads or not is_square or kernel[0] > _LARGEST_WINDOW or len(_values(x).shape) != 4:
+    if not reads or not is_square or kernel[0] > _LARGEST_WINDOW or len(_values(x).shape) != 4:
         return
     with graph.inserting_after(pool):
         values = graph.call_function(largest, (x, kernel[0], stride[0], padding[0], ceil))
-    _replace(graph, [pool, *reads.values()], values, reads[0])
+    _replace(graph, [pool, *reads], values, reads[0])
 
 
 def _replace(graph: fx.Graph, old: list[fx.Node], new: fx.Node, last: fx.Node) -> None:

@@ -53,6 +53,12 @@ def calls(listed: Any, target: object) -> int:
             {(False, "silu"): 49, (True, "none"): 9, (False, "none"): 7, (False, "sigmoid"): 16},
         ),
         ("googlenet", {}, 32, {(False, "relu"): 57}),
+        (
+            "resnet10",
+            {"width": 8, "norm": "group", "stem": "cifar", "se_units": 4},
+            8,
+            {(False, "relu"): 4, (False, "sigmoid"): 4},
+        ),
     ],
 )
 def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], size: int, counts: Any) -> None:
