@@ -270,7 +270,7 @@ class Told:
         metrics = [f"{words.metric_name(name)} {words.metric_text(name, v)}" for name, v in event.metrics.items()]
         note = f" ({event.metrics_note})" if metrics and event.metrics_note else ""
         return [
-            f"epoch {event.epoch:.2f}/{epochs:g}",
+            f"epoch {event.epoch:.2f}/{round(epochs, 2):g}",
             f"step {event.step:,}/{self.total_steps:,}",
             f"loss {words.number(event.loss)}",
             *metrics[:-1],
