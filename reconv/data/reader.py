@@ -132,8 +132,8 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
                 os.lseek(descriptor, start, os.SEEK_SET)
             if length is None and size == 0:  # some systems do not tell it before they are asked for the bytes
                 data = _read_to_end(descriptor)
-            else:
-                data = _read_exactly(descriptor, size - start if length is None else length)
+            else:  # room is made for what is there, whatever a broken index asks for
+                data = _read_exactly(descriptor, size - start if length is None else min(length, size or length))
         finally:
             os.close(descriptor)
     except OSError as error:

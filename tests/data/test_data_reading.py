@@ -76,3 +76,9 @@ def test_an_empty_file_has_no_bytes_and_a_folder_is_refused(tmp_path: Path) -> N
     assert read(tmp_path / "empty") == b""
     with pytest.raises(DataError, match="cannot read"):
         read(tmp_path)
+
+
+def test_a_length_beyond_all_memory_is_told_as_a_file_that_ends_early(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"picture")
+    with pytest.raises(DataError, match=f"ends early: 6 of {2**62} bytes from offset 1"):
+        read(tmp_path / "file", 1, 2**62)

@@ -19,6 +19,7 @@ from reconv.kernels.box_losses import Layout, box_losses, nothing_shown
 from reconv.kernels.launch import Variant, expect, launch, variant_of
 from reconv.models import build_model
 from reconv.models.conv import MaxPool2d
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.fuse import use_kernels
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers import BatchNorm2d, LayerState
@@ -71,6 +72,10 @@ def inception() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 1), Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)))
 
 
+def gated() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 1), MBConv(EfficientNetSpec(), 8, 16, expansion=2, kernel=3, stride=1))
+
+
 NARROW = {"trunk": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16, 16], "boxes_per_cell": [4, 6, 4]}
 NETWORKS = {
     "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
@@ -78,6 +83,7 @@ NETWORKS = {
     "relu6": lambda: inverted("relu6"),
     "silu": lambda: inverted("silu"),
     "inception": inception,
+    "gated": gated,
     "detecting": lambda: build_model("ssd_resnet34", 3, **NARROW),
 }
 
@@ -90,6 +96,7 @@ NETWORKS = {
         ("relu6", None),
         ("silu", torch.bfloat16),
         ("inception", None),
+        ("gated", torch.bfloat16),
         ("detecting", None),
     ],
 )
@@ -158,6 +165,7 @@ import sys
 from contextlib import nullcontext
 import torch
 from reconv.models import build_model
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.fuse import use_kernels
 from reconv.models.rehearse import variants_of
 
