@@ -67,7 +67,8 @@ class ProxyNorm(nn.GroupNorm):
 
     def renormalise(self, activations: Tensor, function: Function) -> Tensor:
         """Normalise activations by the moments of the proxy's."""
-        with torch.autocast(activations.device.type, enabled=False):
+        kind = "cpu" if activations.is_meta else activations.device.type  # autocast knows no tensors without memory
+        with torch.autocast(kind, enabled=False):
             proxy = (1 + self.proxy_scale) * self.quantiles.to(self.weight.dtype) + self.proxy_shift
             proxy = function(self.weight * proxy + self.bias)
             mean = proxy.mean(0)

@@ -184,3 +184,10 @@ def test_grouped_kernels_have_the_deviation_of_their_rule(rule: str) -> None:
         "truncated": 0.01 * 0.8796,
     }[rule]
     assert weight.std().item() == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group", "layer", "proxy"])
+def test_a_network_of_every_norm_has_a_pass_without_memory(norm: str) -> None:
+    with torch.device("meta"):
+        model = build_model("resnet8_cifar", num_classes=4, norm=norm)
+        assert model(torch.empty(2, 3, 32, 32)).shape == (2, 4)
