@@ -190,7 +190,8 @@ def _by_tiles(given: Given, shape: Shape) -> list[Form]:
     """Our product in each way it is worth trying."""
     x, other = given.x, given.other
     num_outputs = len(given.weight) * (x.numel() // x.shape[1])
-    are_taken = x.dtype in _HALVES and _are_rows(x) and (other is None or _are_rows(other))
+    are_rows = shape.is_pointwise(given.weight) and _are_rows(x) and (other is None or _are_rows(other))
+    are_taken = x.dtype in _HALVES and are_rows
     if not are_taken or not fused.reachable(x) or max(x.numel(), num_outputs) > MOST_VALUES:
         return []
     images = 1 if given.gate is None else len(x)

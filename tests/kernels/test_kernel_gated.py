@@ -11,9 +11,11 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import Tensor
 
 from reconv.kernels import reference
-from reconv.kernels.gated import excite, excite_join
-from reconv.kernels.norm import Norm
+from reconv.kernels.gated import accepts, excite, excite_join
+from reconv.kernels.norm import Norm, join
 from reconv.kernels.reference import Activation
+from reconv.models.layers import BatchNorm2d
+from reconv.models.norm import Fork, SqueezeExcitation, excited_join
 
 SHAPES = [((5, 24, 9, 9), (2, 3)), ((3, 8, 1, 1), (3,)), ((2, 72, 5, 13), (1, 1)), ((3, 16, 36, 36), (2, 1))]
 
@@ -77,3 +79,38 @@ def test_a_gated_residual_sum_and_all_gradients_equal_plain_operations(
     assert_near(weight.grad, exact_weight.grad, 3 * TOLERANCE[dtype])  # a sum of the gate's rounded gradients
     assert_near(norm.weight.grad, exact_norm.weight.grad, 2 * TOLERANCE[dtype])
     assert_near(norm.bias.grad, exact_norm.bias.grad, 2 * TOLERANCE[dtype])
+
+
+def test_the_gradient_of_a_residual_sum_goes_where_it_is_above_zero_or_no_number() -> None:
+    shape = (2, 8, 3, 3)
+    x, norm, weight = drawn(shape, torch.float32)
+    for sum_of in (
+        lambda other: excite_join(x, norm, other, (2,), gate_by(weight))[0],
+        lambda other: join(x, norm, other, (2,), "relu")[0],
+    ):
+        other = draw(shape, torch.float32, seed=5)
+        with torch.no_grad():
+            other[1, 2, 0, 0] = torch.nan
+        y = sum_of(other)
+        assert int(y.isnan().sum()) == 1
+        y.backward(torch.ones_like(y))
+        assert other.grad is not None
+        assert torch.equal(other.grad, (~(y <= 0)).float())
+
+
+def test_more_images_than_a_grid_has_room_for_are_not_taken() -> None:
+    assert accepts(torch.empty(65535, 8, 1, 1)) and not accepts(torch.empty(65536, 8, 1, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_shortcut_of_another_type_is_added_by_torch(dtype: torch.dtype) -> None:
+    norm, se = BatchNorm2d(8), SqueezeExcitation(8, 2, F.relu)
+    norm.fused = se.fused = True
+    norm.groups = (3,)
+    x, shortcut = draw((3, 8, 2, 2), torch.float32, seed=1), draw((3, 8, 2, 2), dtype, seed=2)
+    y = excited_join(norm, x, se, shortcut)
+    assert isinstance(y, Fork) == (dtype == torch.float32)
+    norm.fused = se.fused = False
+    expected = excited_join(norm, x, se, shortcut)
+    assert isinstance(expected, Tensor)
+    torch.testing.assert_close(y.main if isinstance(y, Fork) else y, expected, rtol=1e-4, atol=1e-5)

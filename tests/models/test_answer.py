@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -201,6 +202,74 @@ def test_what_is_read_twice_keeps_its_value(in_place: bool, is_first: bool, kind
     assert joint(listed) == kinds and num_joined == len(kinds)
     with torch.inference_mode():
         assert torch.equal(listed(images(8)), model(images(8)))
+
+
+class Ends(nn.Module):
+    """A convolution and what follows it, which looks like what could be joined to it."""
+
+    def __init__(self, conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.end = conv, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.conv(x), x)
+
+
+@pytest.mark.parametrize(
+    ("conv", "end", "kinds"),
+    [
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(y + y), [(False, "none")]),
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(torch.add(y, x, alpha=2)), [(False, "none")]),
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(y + x[:, :1]), [(False, "none")]),
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(y + x.double()), [(False, "none")]),
+        (nn.ConvTranspose2d(8, 8, 3, padding=1), lambda y, x: torch.relu(y + x), []),
+        (nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4), lambda y, x: torch.relu(x + y), [(True, "relu")]),
+    ],
+)
+def test_a_sum_is_joined_where_it_is_of_two_tensors_of_one_shape_and_type(
+    conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor], kinds: list[tuple[bool, str]]
+) -> None:
+    model = Ends(conv, end).eval()
+    listed, _ = answering(model, images(5, channels=8))
+    assert joint(listed) == kinds
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given))
+
+
+class Opened(nn.Module):
+    """Images times a gate of some type, and a convolution of that."""
+
+    def __init__(self, dtype: torch.dtype, **options: Any) -> None:
+        super().__init__()
+        self.conv, self.dtype = nn.Conv2d(8, 8, 1, **options).to(torch.promote_types(dtype, torch.float32)), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated: Tensor = self.conv(x * x.mean((2, 3), keepdim=True, dtype=self.dtype))
+        return gated
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "counts"),
+    [
+        (torch.float32, {}, (1, 0)),
+        (torch.float32, {"padding": 1}, (0, 1)),
+        (torch.float32, {"stride": 2}, (0, 1)),
+        (torch.float32, {"groups": 2}, (0, 1)),
+        (torch.float32, {"bias": False}, (0, 1)),
+        (torch.float64, {}, (0, 0)),
+    ],
+)
+def test_a_gate_is_taken_in_by_a_plain_1x1_alone_and_only_in_the_type_of_its_images(
+    dtype: torch.dtype, options: dict[str, Any], counts: tuple[int, int]
+) -> None:
+    model = Opened(dtype, **options).eval()
+    listed, _ = answering(model, images(5, channels=8))
+    assert (gated_products(listed), calls(listed, excited)) == counts
+    assert calls(listed, means) == 0  # their type is given
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 class Overwritten(nn.Module):
