@@ -15,10 +15,12 @@ import reconv
 from reconv.bench.infer import _DTYPES, BATCHES, _in_types, _open, bench_infer
 from reconv.bench.peers import Peer
 from reconv.bench.served import Other, Serving, others
+from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.models.fold import folded
+from reconv.run.saved import read_saved
 
 
 def _run(words: list[str], code: int = 0) -> None:
@@ -56,6 +58,11 @@ def test_a_run_is_measured_with_its_own_network(capsys: pytest.CaptureFixture[st
     _run(["bench", "infer", str(run), "--batches", "2", "--answers", "2"])
     assert "7 norms folded" in capsys.readouterr().out
     assert sorted(path for path in Path().rglob("*")) == before
+    _, network, _ = _open(str(run), (), "cpu")
+    trained = read_saved(locate(run), weights="auto", recipe=None).tensors
+    assert {name: torch.equal(trained[name], value) for name, value in network.model.state_dict().items()} == (
+        dict.fromkeys(trained, True)
+    )
 
 
 @pytest.mark.parametrize("text", ["", "0", "1,a", "-1"])
