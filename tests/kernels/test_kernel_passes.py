@@ -48,3 +48,23 @@ def test_channels_come_one_after_the_other(widths: tuple[int, ...], dtype: torch
     y = side_by_side(parts)
     torch.testing.assert_close(y, torch.cat(parts, 1), rtol=0, atol=0, equal_nan=True)
     assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_parts_of_several_types_are_joined_in_the_widest() -> None:
+    parts = [draw((2, 8, 3, 3), dtype, 1).detach() for dtype in (torch.float16, torch.float32)]
+    y = side_by_side(parts)
+    assert y.dtype == torch.float32 and torch.equal(y, torch.cat(parts, 1))
+
+
+def test_a_gate_may_lie_in_memory_in_any_way() -> None:
+    x, gate = draw((3, 8, 2, 2), torch.float32, 1).detach(), draw((8, 3, 1, 1), torch.float32, 2).detach()
+    gate = gate.transpose(0, 1)
+    assert not gate.is_contiguous()
+    assert_near(excited(x, gate, None, "none"), x.double() * gate, 2e-5)
+    one = torch.full((1, 1, 1, 1), 0.5).expand(3, 8, 1, 1)
+    assert torch.equal(excited(x, one, None, "none"), x / 2)
+
+
+def test_means_of_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
+    x = draw((65536, 8, 1, 1), torch.float32, 1).detach()
+    assert torch.equal(means(x), x)

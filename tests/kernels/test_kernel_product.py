@@ -181,6 +181,17 @@ def test_convolutions_are_given_to_the_forms_that_take_them() -> None:
         assert "by_tiles" not in names(given, shape) and "by_blas" not in names(given, shape)
     apart = given._replace(x=given.x.contiguous())
     assert "by_tiles" not in names(apart, pointwise()) and "by_blas" not in names(apart, pointwise())
+    other = torch.zeros(2, 24, 64, 64, dtype=torch.float16)  # one channel after the other
+    assert "by_tiles" not in names(given._replace(other=other), pointwise())
+    gated = given._replace(gate=torch.ones(2, 16, 1, 1, dtype=torch.float16))
+    assert "by_tiles" in names(gated, pointwise()) and "by_tiles" not in names(gated, shape)
+
+
+def test_a_gate_of_our_product_may_lie_in_memory_in_any_way() -> None:
+    given = drawn((3, 8, 2, 2), 8, torch.float32)
+    gate = torch.rand(8, 3, 1, 1, generator=torch.Generator().manual_seed(1)).transpose(0, 1)
+    given = given._replace(gate=gate)
+    assert_near(by_tiles(given, pointwise(), Tile(16, 16, 16, 4)), exact(given, pointwise()), 2e-5)
 
 
 def test_tiles_cover_all_outputs_and_are_few() -> None:

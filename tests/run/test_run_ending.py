@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import reconv
+from reconv.checkpoint.runfolder import RunFolder
 from reconv.errors import Exit
+from reconv.parallel.world import World
+from reconv.recipe.load import load
+from reconv.report.clock import Clock
 from reconv.report.events import Ended, Event, Progress, read_events
+from reconv.run.ending import Ending
+from reconv.run.folder import Choice
+from reconv.run.train import open_kept_sources, prepare_job
+from reconv.run.voice import open_voice
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
 GIVEN = [(field, value, "test") for field, value in SETTINGS.items()]
@@ -54,3 +63,16 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
         reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN, on_event=fail)
     assert ["could not be written" in note for note in caught.value.__notes__] == [True]
     assert len(ends(tmp_path / "run")) == 1
+
+
+def test_whoever_is_first_tells_the_end_and_nobody_after(tmp_path: Path) -> None:
+    world, recipe = World.single(), load("quickstart", GIVEN).recipe
+    choice = Choice(RunFolder.at(tmp_path / "run"), exists=False)
+    job = prepare_job(recipe, open_kept_sources(recipe, world), choice, "cpu", world)
+    with ExitStack() as stack:
+        ending = Ending(job, Clock(), open_voice(stack, job.folder, recipe, world, None, None))
+        ending.tell_error(reconv.errors.ResourceError("a process is lost"))
+        with pytest.raises(ValueError, match="what that led to"), ending.named():
+            raise ValueError("what that led to")
+        ending.tell()
+    assert ends(tmp_path / "run") == [(Exit.RESOURCES, "a process is lost")]
