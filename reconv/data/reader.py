@@ -244,10 +244,13 @@ def _open_file(path: str | Path) -> tuple[int, int]:
         if error.errno == errno.ENXIO:  # sockets cannot be opened
             raise _no_file(path, os.stat(path).st_mode) from error
         raise
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
+    try:
+        status = os.fstat(descriptor)  # of a file whose server has forgotten it, an error
+        if not stat.S_ISREG(status.st_mode):
+            raise _no_file(path, status.st_mode)
+    except BaseException:
         os.close(descriptor)
-        raise _no_file(path, status.st_mode)
+        raise
     return descriptor, status.st_size
 
 
