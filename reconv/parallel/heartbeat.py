@@ -84,6 +84,7 @@ class Heartbeat:
         self._has_left = threading.Event()
         self._main_knows = threading.Event()  # that something is wrong: it winds down itself
         self._is_giving_up = threading.Event()  # a thread ends this process, whatever the main thread learns
+        self._say()  # who ends before its first second is known by name too
         self._thread = threading.Thread(target=self._run, name="reconv-heartbeat", daemon=True)
         self._thread.start()
         threading.Thread(target=self._watch_store, name="reconv-store-watch", daemon=True).start()

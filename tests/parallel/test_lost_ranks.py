@@ -14,8 +14,10 @@ from PIL import Image
 from ranks import start
 
 import reconv
-from reconv.errors import Exit, ReconvError
+from reconv.errors import Exit, LostPeerError, ReconvError
+from reconv.parallel import open_world
 from reconv.report.events import Ended, read_events
+from reconv.run.begin import telling_others
 
 # Steps go on until somebody ends them. Signs of life are late after 4 s here and after 30 s by default.
 SETTINGS = {
@@ -76,6 +78,28 @@ def test_survivors_end_with_code_7_and_name_the_rank_its_phase_and_its_stack(num
     assert "its phase: " in words and "its stack" in words and ".py:" in words
     ended = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Ended)]
     assert [(event.exit_code, event.reason[:14]) for event in ended] == [(Exit.LOST_PEER, "rank 1 is lost")]
+
+
+def meet_and_lose(out: str) -> None:
+    """Rank 1 ends as soon as it is there; rank 0 leaves a file with who is lost."""
+    world = open_world()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        with telling_others(world):
+            world.gather(0)
+    except LostPeerError as error:
+        Path(out).write_text(f"{error.what}; {error.where}")
+
+
+def test_a_rank_that_ends_before_its_first_second_is_known_by_name() -> None:
+    told = Path.cwd() / "told"
+    started = start(2, meet_and_lose, str(told))
+    try:
+        started[0][0].join(55)
+    finally:
+        end(started)
+    assert "rank 1 is lost" in told.read_text() and f"process {started[1][0].pid}" in told.read_text()
 
 
 @pytest.mark.slow
