@@ -28,22 +28,34 @@ def max_pool(x: Tensor, window: Window) -> Tensor:
     return output
 
 
-def accepts_values(x: Tensor, window: Window) -> bool:
-    """Whether there are few enough images and tiles for `max_pool_values`."""
+def accepts(x: Tensor, window: Window) -> bool:
+    """Whether there are few enough images and tiles, of inputs and outputs."""
     images, channels, height, width = x.shape
-    grid, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
-    return max(grid[1:]) <= MOST_ACROSS
+    inputs, _, _ = _tiles(images, channels, height, width, window)
+    outputs, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
+    return max(*inputs[1:], *outputs[1:]) <= MOST_ACROSS
 
 
 def max_pool_values(x: Tensor, window: Window) -> Tensor:
     """The same where no gradient is asked for: no places are written."""
+    return _pooled(x, window, None)
+
+
+def _pooled(x: Tensor, window: Window, place: Tensor | None) -> Tensor:
+    """The largest values, and in `place`, if there is one, where each lies in its window."""
     images, channels, height, width = x.shape
     sides = (window.out_side(height), window.out_side(width))
     y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     grid, across, known = _tiles(images, channels, *sides, window)
-    before = {"ABOVE": window.before(height), "LEFT": window.before(width)}
-    launch(device.values, grid, x, y, channels // 8, height, width, *sides, across, **known, **before)
+    known |= _before(x, window) | {"PLACES": int(place is not None)}
+    launch(
+        device.pool, grid, x, y, y if place is None else place, channels // 8, height, width, *sides, across, **known
+    )
     return y
+
+
+def _before(x: Tensor, window: Window) -> dict[str, int]:
+    return {"ABOVE": window.before(x.shape[2]), "LEFT": window.before(x.shape[3])}
 
 
 class _MaxPool(Function):
@@ -51,15 +63,11 @@ class _MaxPool(Function):
     def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
         images, channels, height, width = x.shape
         out = (images, channels, window.out_side(height), window.out_side(width))
-        y = torch.empty(out, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
         ctx.sides = (height, width, out[2], out[3])
-        ctx.window, ctx.shape = window, x.shape
-        ctx.before = {"ABOVE": window.before(height), "LEFT": window.before(width)}
-        grid, across, known = _tiles(images, channels, out[2], out[3], window)
-        launch(device.pool, grid, x, y, place, channels // 8, *ctx.sides, across, **known, **ctx.before)
+        ctx.window, ctx.shape, ctx.before = window, x.shape, _before(x, window)
         ctx.save_for_backward(place)
-        return y
+        return _pooled(x, window, place)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:

@@ -15,9 +15,12 @@ _COUNTS = ["eighths", "height", "width", "out_height", "out_width", "tiles_acros
 def pool(
     x, y, place, eighths, height, width, out_height, out_width, tiles_across,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of `TALL` x `WIDE` pixels of the output; the first of equal values wins, and a NaN always."""
+    """A tile of `TALL` x `WIDE` pixels of the output; the first of equal values wins, and a NaN always.
+
+    Without `PLACES` nobody asks which it was.
+    """
     channels = eighths * 8
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels
@@ -34,40 +37,17 @@ def pool(
         mask = inside[:, None] & exists[None, :]
         at = ((image * height + v) * width + h)[:, None] * channels + channel[None, :]
         value = tl.load(x + at, mask=mask, other=float("-inf")).to(tl.float32)
-        wins = mask & ((value > best) | (value != value) | (where == KERNEL * KERNEL))
-        best = tl.where(wins, value, best)
-        where = tl.where(wins, tap, where)
+        if PLACES:
+            wins = mask & ((value > best) | (value != value) | (where == KERNEL * KERNEL))
+            best = tl.where(wins, value, best)
+            where = tl.where(wins, tap, where)
+        else:
+            best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
     mask = ((line < out_height) & (column < out_width))[:, None] & exists[None, :]
     at = ((image * out_height + line) * out_width + column)[:, None] * channels + channel[None, :]
     tl.store(y + at, best.to(y.dtype.element_ty), mask=mask)
-    tl.store(place + at, where.to(tl.uint8), mask=mask)
-
-
-@triton.jit(do_not_specialize=_COUNTS)
-def values(
-    x, y, eighths, height, width, out_height, out_width, tiles_across,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The same tile where nobody asks for places: a NaN above all."""
-    channels = eighths * 8
-    channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = channel < channels
-    tile, image = tl.program_id(1), tl.program_id(2)
-    pixel = tl.arange(0, TALL * WIDE)
-    line = tile // tiles_across * TALL + pixel // WIDE
-    column = tile % tiles_across * WIDE + pixel % WIDE
-    best = tl.full([TALL * WIDE, BLOCK], float("-inf"), tl.float32)
-    for tap in tl.static_range(KERNEL * KERNEL):
-        v = line * STRIDE + tap // KERNEL - ABOVE
-        h = column * STRIDE + tap % KERNEL - LEFT
-        inside = (v >= 0) & (v < height) & (h >= 0) & (h < width)
-        at = ((image * height + v) * width + h)[:, None] * channels + channel[None, :]
-        value = tl.load(x + at, mask=inside[:, None] & exists[None, :], other=float("-inf")).to(tl.float32)
-        best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
-    mask = ((line < out_height) & (column < out_width))[:, None] & exists[None, :]
-    at = ((image * out_height + line) * out_width + column)[:, None] * channels + channel[None, :]
-    tl.store(y + at, best.to(y.dtype.element_ty), mask=mask)
+    if PLACES:
+        tl.store(place + at, where.to(tl.uint8), mask=mask)
 
 
 @triton.jit(do_not_specialize=_COUNTS)

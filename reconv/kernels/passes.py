@@ -30,10 +30,10 @@ _SUM_WARPS = 8
 def largest(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
     """The largest value of each window of images."""
     if fused.available(x):
-        from reconv.kernels.max_pool import accepts_values, max_pool_values
+        from reconv.kernels.max_pool import accepts, max_pool_values
 
         window = Window(side, stride, pad, ceil)
-        if accepts_values(x, window):
+        if accepts(x, window):
             return max_pool_values(x, window)
     return F.max_pool2d(x, side, stride, pad, ceil_mode=ceil)
 

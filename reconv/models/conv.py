@@ -62,9 +62,10 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):
-            from reconv.kernels.max_pool import max_pool
+            from reconv.kernels.max_pool import accepts, max_pool
 
-            return max_pool(x, self.window)
+            if accepts(x, self.window):
+                return max_pool(x, self.window)
         out: Tensor = super().forward(x)
         return out
 
@@ -97,8 +98,9 @@ class SameMaxPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):
-            from reconv.kernels.max_pool import max_pool
+            from reconv.kernels.max_pool import accepts, max_pool
 
-            return max_pool(x, self.window)
+            if accepts(x, self.window):
+                return max_pool(x, self.window)
         kernel, stride = self.window.side, self.window.stride
         return F.max_pool2d(_pad(x, kernel, stride, float("-inf")), kernel, stride)

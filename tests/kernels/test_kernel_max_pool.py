@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import draw
 
+from reconv.kernels.launch import rehearsed
 from reconv.kernels.max_pool import max_pool, max_pool_values
 from reconv.kernels.passes import largest
 from reconv.kernels.window import Window
-from reconv.models.conv import SameMaxPool2d
+from reconv.models.conv import MaxPool2d, SameMaxPool2d
 
 # GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, a picture of one pixel.
 CASES = [
@@ -68,3 +69,17 @@ def test_at_evaluation_a_pool_gives_torchs_values(channels: int) -> None:
 def test_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
     x = draw((65536, 8, 1, 2), torch.float16, seed=1).detach()
     assert torch.equal(largest(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))
+
+
+@pytest.mark.parametrize("pool", [MaxPool2d(2, 2), SameMaxPool2d(2, 2)])
+@pytest.mark.parametrize(
+    ("shape", "num_kernels"), [((65535, 8, 4, 4), 2), ((65536, 8, 4, 4), 0), ((1, 8, 8, 524288), 0)]
+)
+def test_more_images_or_tiles_than_a_grid_has_are_left_to_torch(
+    pool: MaxPool2d | SameMaxPool2d, shape: tuple[int, ...], num_kernels: int
+) -> None:
+    pool.fused = True
+    x = torch.empty(shape, device="meta").contiguous(memory_format=torch.channels_last).requires_grad_()
+    with rehearsed() as noted:
+        pool(x).sum().backward()
+    assert len(noted) == num_kernels
