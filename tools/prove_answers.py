@@ -5,15 +5,16 @@ Nothing here has a gradient. Values are compared with those of plain operations 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from proof_values import TOLERANCES, draw, error
 
 from reconv.kernels import passes
-from reconv.kernels.product_forms import Given, Shape, by_filters, forms_for, plain
+from reconv.kernels.product_forms import Form, Given, Shape, by_filters, forms_for, plain
 
+HALVES = (torch.float16, torch.bfloat16)  # cuDNN may multiply float32 in TF32
 GATED = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7), (2048, 7), (72, 13))  # channels, side
 FILTERED = (  # channels, side, filter, stride
     (32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 5, 2), (240, 28, 5, 1), (672, 14, 5, 2),
@@ -28,81 +29,78 @@ PRODUCTS: tuple[tuple[int, int, int, passes.Ending], ...] = (  # channels, outpu
 
 def prove_passes() -> bool:
     """Print the worst errors of an answer's means, gates and concatenations, of EfficientNet-B0 and SE-ResNeXt."""
-    is_right = True
-    for dtype, tolerance in TOLERANCES.items():
-        worst = 0.0
+
+    def errors(dtype: torch.dtype) -> Iterator[float]:
         for channels, side in GATED:
             x, other = (draw(8, channels, side, side, dtype=dtype) for _ in range(2))
             gate = draw(8, channels, 1, 1, dtype=dtype)
-            worst = max(worst, error(passes.means(x), x.double().mean((2, 3), keepdim=True)))
-            worst = max(worst, error(passes.excited(x, gate, None, "none"), x.double() * gate.double()))
+            yield error(passes.means(x), x.double().mean((2, 3), keepdim=True))
+            yield error(passes.excited(x, gate, None, "none"), x.double() * gate.double())
             gated = F.relu(x.double() * gate.double() + other.double())
-            worst = max(worst, error(passes.excited(x, gate, other, "relu"), gated))
+            yield error(passes.excited(x, gate, other, "relu"), gated)
             parts = [x, other[:, :24].contiguous(memory_format=torch.channels_last), other]
-            worst = max(worst, error(passes.side_by_side(parts), torch.cat(parts, 1)))
-        is_right &= worst <= tolerance
-        print(f"{'passes':10} {str(dtype)[6:]:9} {len(GATED):6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
-    return is_right
+            yield error(passes.side_by_side(parts), torch.cat(parts, 1))
+
+    return _proven("passes", errors, TOLERANCES)
 
 
 def prove_product() -> bool:
     """Print the worst errors of every form of an answer's 1x1 convolutions but cuDNN's own, of the half types."""
-    is_right = True
-    for dtype, tolerance in TOLERANCES.items():
-        if dtype == torch.float32:
-            continue
-        worst, number = 0.0, 0
+
+    def errors(dtype: torch.dtype) -> Iterator[float]:
         for channels, outputs, side, act in PRODUCTS:
             for adds, gates in ((False, False), (True, False), (True, True)):
                 given = _convolution(channels, outputs, side, adds, gates, dtype)
                 shape = Shape((1, 1), (0, 0), (1, 1), 1, act)
-                wide_given = Given(*(None if t is None else t.double() for t in given))  # type: ignore[arg-type]
-                expected = plain(wide_given, shape)
                 forms = [form for form in forms_for(given, shape) if "by_cudnn" not in repr(form)]
-                found = [error(form(given, shape), expected) for form in forms]
-                worst, number = max(worst, *found), number + len(found)
-        is_right &= worst <= tolerance
-        print(f"{'product':10} {str(dtype)[6:]:9} {number:6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
-    return is_right
+                yield from _of_forms(forms, given, shape)
+
+    return _proven("product", errors, HALVES)
 
 
 def prove_filters() -> bool:
     """Print the worst errors of an answer's depthwise convolutions over shapes of EfficientNet-B0."""
-    is_right = True
-    for dtype, tolerance in TOLERANCES.items():
-        worst = 0.0
+
+    def errors(dtype: torch.dtype) -> Iterator[float]:
         for channels, side, kernel, stride in FILTERED:
-            weight, bias = (
-                draw(channels, 1, kernel, kernel, dtype=dtype),
-                draw(1, channels, 1, 1, dtype=dtype).flatten(),
-            )
-            given = Given(draw(8, channels, side, side, dtype=dtype), weight, bias)
+            weight, bias = draw(channels, 1, kernel, kernel, dtype=dtype), draw(1, channels, 1, 1, dtype=dtype)
+            given = Given(draw(8, channels, side, side, dtype=dtype), weight, bias.flatten())
             shape = Shape((stride, stride), (kernel // 2, kernel // 2), (1, 1), channels, "silu")
-            expected = plain(Given(*(t.double() for t in given[:3])), shape)
-            worst = max(worst, error(by_filters(given, shape), expected))
-        is_right &= worst <= tolerance
-        print(f"{'filters':10} {str(dtype)[6:]:9} {len(FILTERED):6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
-    return is_right
+            yield from _of_forms([by_filters], given, shape)
+
+    return _proven("filters", errors, TOLERANCES)
 
 
 def prove_answer_stem() -> bool:
     """Print the worst errors of an answer's stem, plainly and over blocks of pixels, of the half types."""
-    is_right = True
-    for dtype, tolerance in TOLERANCES.items():
-        if dtype == torch.float32:  # cuDNN may multiply it in TF32
-            continue
-        worst = 0.0
+
+    def errors(dtype: torch.dtype) -> Iterator[float]:
         for kernel, outputs in ((3, 32), (3, 48), (7, 64)):
             x, weight = draw(8, 3, 224, 224, dtype=dtype), draw(outputs, 3, kernel, kernel, dtype=dtype)
             given = Given(x, weight, draw(1, outputs, 1, 1, dtype=dtype).flatten())
             shape = Shape((2, 2), (kernel // 2, kernel // 2), (1, 1), 1, "silu")
-            expected = plain(Given(*(t.double() for t in given[:3])), shape)
             forms = forms_for(given, shape)
             assert len(forms) == 2
-            worst = max(worst, *(error(form(given, shape), expected) for form in forms))
-        is_right &= worst <= tolerance
-        print(f"{'stem_end':10} {str(dtype)[6:]:9} {3:6}  y {worst:.1e} ({tolerance:.0e})", flush=True)
+            yield from _of_forms(forms, given, shape)
+
+    return _proven("stem_end", errors, HALVES)
+
+
+def _proven(name: str, errors: Callable[[torch.dtype], Iterator[float]], dtypes: Iterable[torch.dtype]) -> bool:
+    """Print the worst error of each type; whether all are within the tolerance."""
+    is_right = True
+    for dtype in dtypes:
+        found, tolerance = list(errors(dtype)), TOLERANCES[dtype]
+        is_right &= max(found) <= tolerance
+        print(f"{name:10} {str(dtype)[6:]:9} {len(found):6}  y {max(found):.1e} ({tolerance:.0e})", flush=True)
     return is_right
+
+
+def _of_forms(forms: Iterable[Form], given: Given, shape: Shape) -> Iterator[float]:
+    """The error of each form, against plain operations in float64."""
+    exact = Given(*(None if t is None else t.double() for t in given))  # type: ignore[arg-type]
+    expected = plain(exact, shape)
+    return (error(form(given, shape), expected) for form in forms)
 
 
 def _convolution(channels: int, outputs: int, side: int, adds: bool, gates: bool, dtype: torch.dtype) -> Given:

@@ -30,12 +30,17 @@ _COUNTS = ["eighths", "pixels", "images", "group_images", "groups", "tiles"]
 
 
 @triton.jit
-def _norm_of(stats, weight, bias, group, channels, channel, exists):
-    """Mean, 1 / deviation, factor and summand of each channel of a group [1, channels]."""
+def _image(stats, weight, bias, eighths, pixels, group, BLOCK: tl.constexpr):
+    """This program's channels, those that exist, first row and end of its image; mean, 1 / deviation, factor and
+    summand of each channel of its group [1, channels]."""
+    channels = eighths * 8
+    channel, exists = channels_of(channels, BLOCK)
     stats += group * STATISTICS * channels
     mean = row_of(stats + MEAN * channels, channel, exists)
     rstd = row_of(stats + RSTD * channels, channel, exists)
-    return mean, rstd, row_of(weight, channel, exists) * rstd, row_of(bias, channel, exists)
+    factor, summand = row_of(weight, channel, exists) * rstd, row_of(bias, channel, exists)
+    start = tl.program_id(2) * pixels
+    return channel, exists, start, start + pixels, mean, rstd, factor, summand
 
 
 @triton.jit
@@ -51,10 +56,8 @@ def means(
 ):  # fmt: skip
     """Means over each image's pixels of act(norm(x)), and sums of act'(norm(x)) and of that times x - mean."""
     channels = eighths * 8
-    channel, exists = channels_of(channels, BLOCK)
-    image = tl.program_id(2)
-    mean, _rstd, scale, shift = _norm_of(stats, weight, bias, _group(group_images, groups), channels, channel, exists)
-    start, end = image * pixels, (image + 1) * pixels
+    group, image = _group(group_images, groups), tl.program_id(2)
+    channel, exists, start, end, mean, _rstd, scale, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
     total = tl.zeros([LANES, BLOCK], tl.float32)
     slope = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
@@ -88,11 +91,9 @@ def scale(
 ):  # fmt: skip
     """act(norm(x)) times its image's gate; of a join, the ReLU of that plus the other, which leaves its mask."""
     channels = eighths * 8
-    channel, exists = channels_of(channels, BLOCK)
-    image = tl.program_id(2)
-    mean, _rstd, factor, shift = _norm_of(stats, weight, bias, _group(group_images, groups), channels, channel, exists)
-    opened = row_of(gate + image * channels, channel, exists)
-    start, end = image * pixels, (image + 1) * pixels
+    group = _group(group_images, groups)
+    channel, exists, start, end, mean, _rstd, factor, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
+    opened = row_of(gate + tl.program_id(2) * channels, channel, exists)
     for tile in tl.range(tl.program_id(1), tl.cdiv(pixels, SLABS * LANES), tl.num_programs(1)):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
@@ -119,10 +120,8 @@ def image_sums(
     dz is the gradient of the gated activation; of a join, which leaves it, of what its ReLU has passed.
     """
     channels = eighths * 8
-    channel, exists = channels_of(channels, BLOCK)
-    image = tl.program_id(2)
-    mean, _rstd, scale, shift = _norm_of(stats, weight, bias, _group(group_images, groups), channels, channel, exists)
-    start, end = image * pixels, (image + 1) * pixels
+    group, image = _group(group_images, groups), tl.program_id(2)
+    channel, exists, start, end, mean, _rstd, scale, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
     plain_sum = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
     of_gate = tl.zeros([LANES, BLOCK], tl.float32)
@@ -193,9 +192,8 @@ def gradient(
 ):  # fmt: skip
     """The gradient of the norm's input: through the product with the gate, and through the means."""
     channels = eighths * 8
-    channel, exists = channels_of(channels, BLOCK)
-    image, group = tl.program_id(2), _group(group_images, groups)
-    mean, rstd, scale, shift = _norm_of(stats, weight, bias, group, channels, channel, exists)
+    group, image = _group(group_images, groups), tl.program_id(2)
+    channel, exists, start, end, mean, rstd, scale, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
     own = tl.where(group == groups - 1, images - group * group_images, group_images)
     count = own.to(tl.float32) * pixels
     sums += group * channels
@@ -203,7 +201,6 @@ def gradient(
     slope = row_of(sums + groups * channels, channel, exists) / count * rstd
     opened = row_of(gate + image * channels, channel, exists)
     share = row_of(dmeans + image * channels, channel, exists) / pixels
-    start, end = image * pixels, (image + 1) * pixels
     for tile in tl.range(tl.program_id(1), tl.cdiv(pixels, SLABS * LANES), tl.num_programs(1)):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
