@@ -264,13 +264,17 @@ class Told:
         self._steps_per_epoch = 0.0
         self._bottleneck = ""
 
+    @property
+    def _epochs(self) -> str:
+        """How many the run has."""
+        return f"{round(self.total_steps / self._steps_per_epoch, 2) if self._steps_per_epoch else 0:g}"
+
     def progress(self, event: Progress) -> list[str]:
         """The parts of a log point, each short."""
-        epochs = self.total_steps / self._steps_per_epoch if self._steps_per_epoch else 0.0
         metrics = [f"{words.metric_name(name)} {words.metric_text(name, v)}" for name, v in event.metrics.items()]
         note = f" ({event.metrics_note})" if metrics and event.metrics_note else ""
         return [
-            f"epoch {event.epoch:.2f}/{round(epochs, 2):g}",
+            f"epoch {event.epoch:.2f}/{self._epochs}",
             f"step {event.step:,}/{self.total_steps:,}",
             f"loss {words.number(event.loss)}",
             *metrics[:-1],
@@ -313,8 +317,7 @@ class Told:
 
     def _plan(self, event: Planned) -> list[str]:
         self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
-        epochs = event.total_steps / event.steps_per_epoch if event.steps_per_epoch else 0.0
-        length = f"{epochs:g} epochs, {event.total_steps:,} steps"
+        length = f"{self._epochs} epochs, {event.total_steps:,} steps"
         size = f"{words.big(event.parameters)} parameters" if event.parameters else ""
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []

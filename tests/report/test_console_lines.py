@@ -8,13 +8,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from reconv.errors import UsageError
 from reconv.report.console import make_console
-from reconv.report.events import BadImage, Evaluated, Noted, decode, read_events
+from reconv.report.events import BadImage, Evaluated, Noted, Planned, decode, read_events
 from reconv.report.html import write_report
 from reconv.report.summary import summarise
 
@@ -72,6 +73,19 @@ def test_plain_says_one_line_a_log_point_and_the_result_last(tmp_path: Path, fak
         assert part in steps[43]
     assert sum(line.startswith("evaluated at epoch") for line in lines) == 40
     assert lines[-1] == f"top-1 99.44 % (expected 99.0 ± 0.5: met) · report: {run / 'report.html'}"
+
+
+def test_a_run_of_less_than_an_epoch_says_so_in_two_places_of_decimals(
+    tmp_path: Path, fake_run: Callable[..., Path]
+) -> None:
+    run, stream = fake_run(tmp_path / "run"), io.StringIO()
+    console = make_console("plain", run, stream)
+    for event in read_events(run / "events.jsonl"):
+        is_plan = isinstance(event, Planned)
+        console.observe(replace(event, total_steps=1, steps_per_epoch=22.0) if is_plan else event)
+    console.close()
+    assert "0.05 epochs, 1 steps" in stream.getvalue() and "/0.05  step " in stream.getvalue()
+    assert "0.04545" not in stream.getvalue()
 
 
 def test_the_first_screen_says_what_on_what_how_long_and_where(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
