@@ -68,6 +68,6 @@ fuzz:
 	tools/fuzz_jpeg/run
 
 clean:
-	rm -f reconv/data/_jpeg.so
+	rm -f reconv/data/decode/_jpeg.so
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find reconv tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
-LIBRARY = ROOT / "reconv" / "data" / "_jpeg.so"
+LIBRARY = ROOT / "reconv" / "data" / "decode" / "_jpeg.so"
 # Without contraction: weights are doubles, and must not depend on whether the processor fuses a multiply and an add.
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 

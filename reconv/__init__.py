@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from reconv.run.predict import predict
-    from reconv.run.train import train
-    from reconv.run.use import evaluate
+    from reconv.inference.predict import predict
+    from reconv.trainer.training_run import train
+    from reconv.inference.predictor import evaluate
 
 __all__ = ["__version__", "evaluate", "predict", "train"]
 
@@ -24,7 +24,7 @@ _LAZY = ("evaluate", "predict", "train")
 def __getattr__(name: str) -> object:
     """Import the library functions when they are first used (PEP 562)."""
     if name in _LAZY:
-        return getattr(import_module("reconv.run"), name)
+        return getattr(import_module("reconv.api"), name)
     raise AttributeError(f"module 'reconv' has no attribute {name!r}")
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from reconv.device.tiles import avoid_broken_tiles
+from reconv.device.amx import avoid_broken_tiles
 
 # oneDNN reads its limits once, at its first use in a process: before any test.
 avoid_broken_tiles()

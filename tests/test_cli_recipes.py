@@ -9,8 +9,8 @@ import pytest
 
 from reconv.cli import main
 from reconv.cli.recipes import flatten, layout
-from reconv.recipe.load import load
-from reconv.recipe.names import preset_names
+from reconv.recipe.loader import load
+from reconv.recipe.presets import preset_names
 
 
 def _run(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

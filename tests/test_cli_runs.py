@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_short_options_reach_the_recipe_and_the_run_folder(tmp_path: Path) -> None:
     options = ["--epochs", "1", "--batch-per-device", "32", "--lr", "0.05", "--workers", "0", "--seed", "7"]
     _run(["train", "quickstart", "--set", "data.percent=10", *options, "--out", "here", "--json", "summary.json"])
-    from reconv.recipe.load import load
+    from reconv.recipe.loader import load
 
     recipe = load(str(tmp_path / "here" / "recipe.yaml")).recipe
     assert str(recipe.length) == "1ep"

@@ -20,8 +20,8 @@ from pydantic import BaseModel, ValidationError
 from reconv.cli import reconv as command_line
 from reconv.errors import UsageError
 from reconv.models import _TABLE as SPECS
-from reconv.models.network import Spec
-from reconv.recipe.names import preset_names
+from reconv.models.architecture import Spec
+from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent

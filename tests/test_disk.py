@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.disk import sync_folder
+from reconv.io.sync import sync_folder
 
 
 def test_the_folder_itself_is_synced_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

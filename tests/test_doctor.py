@@ -11,7 +11,7 @@ import pytest
 
 from reconv import __version__
 from reconv.cli import main
-from reconv.doctor import (
+from reconv.environment_checks import (
     Finding,
     Machine,
     allocator_name,

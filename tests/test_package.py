@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "reconv"
-DECODER = "reconv/data/_jpeg.so"
+DECODER = "reconv/data/decode/_jpeg.so"
 FORBIDDEN_FILE_NAMES = {"utils", "helpers", "common", "misc", "base", "manager", "core"}
 
 
@@ -76,8 +76,8 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: set[str]) -> None:
 def test_the_wheel_holds_recipes_digits_their_licence_and_the_type_marker(wheel: set[str]) -> None:
     assert "reconv/py.typed" in wheel
     assert "reconv/recipes/quickstart.yaml" in wheel
-    assert "reconv/data/digits.npz" in wheel
-    assert "reconv/data/digits.LICENSE.txt" in wheel
+    assert "reconv/data/readers/digits.npz" in wheel
+    assert "reconv/data/readers/digits.LICENSE.txt" in wheel
     assert any(name.endswith("licenses/LICENSE") for name in wheel)
     assert not any(name.startswith("tests") for name in wheel)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from reconv.errors import UsageError
-from reconv.parallel.world import World
-from reconv.place import Place, first_node, read_place
+from reconv.distributed.process_group import World
+from reconv.distributed.environment import Place, first_node, read_place
 
 TORCHRUN = {
     "RANK": "5",

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.models import build_model, initialise
-from reconv.models.layers import BatchNorm2d, LayerState
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.precision import OPERATIONS, Policy, build_precision
-from reconv.precision.casts import PARAMETRIC
-from reconv.recipe.load import load
+from reconv.precision.autocast import PARAMETRIC
+from reconv.recipe.loader import load
 from reconv.recipe.schema import OperationName, Precision
 
 LOWER = {"bf16-all": torch.bfloat16, "16.32": torch.float16, "16.16": torch.float16}

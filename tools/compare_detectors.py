@@ -35,18 +35,18 @@ import torch
 from torch import Tensor, nn
 from try_settings import Result, as_overrides, as_typed, for_images, print_table, trained, write_json
 
-from reconv.batch import Batch
-from reconv.bench.subject import Subject, about, open_subject
-from reconv.boxes.detections import Detections
-from reconv.data.prepare import EvalPrepare, TrainPrepare
-from reconv.data.stages import Stages
-from reconv.engine.schedule import learning_rate
-from reconv.recipe.load import Override
-from reconv.run import parts
-from reconv.run.detection import with_boxes
-from reconv.run.feed import Feed, open_feed
-from reconv.run.sources import data_path, open_split
-from reconv.tasks.detection_scores import DetectionEvaluator
+from reconv.data.batch import Batch
+from reconv.bench.bench_target import Subject, about, open_subject
+from reconv.detection.detections import Detections
+from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare
+from reconv.data.pipeline.stage_timing import Stages
+from reconv.trainer.lr_schedule import learning_rate
+from reconv.recipe.loader import Override
+from reconv.trainer import builders as parts
+from reconv.trainer.detection_builders import with_boxes
+from reconv.trainer.data_context import Feed, open_feed
+from reconv.trainer.datasets import data_path, open_split
+from reconv.metrics.detection_metrics import DetectionEvaluator
 
 RECIPE = "ssd-resnet34-voc"
 METRIC = "voc10"

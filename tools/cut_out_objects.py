@@ -14,12 +14,12 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from reconv.data.annotation import DetectionSource
-from reconv.data.box_fetch import picture_as_annotated
-from reconv.data.source import Split
-from reconv.recipe.load import load
-from reconv.run.detection import with_boxes
-from reconv.run.sources import open_split
+from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.pipeline.box_samples import picture_as_annotated
+from reconv.data.dataset import Split
+from reconv.recipe.loader import load
+from reconv.trainer.detection_builders import with_boxes
+from reconv.trainer.datasets import open_split
 
 RECIPE = "ssd-resnet34-voc"
 QUALITY = 95

@@ -20,9 +20,9 @@ MOST_PX = 1e-3
 
 
 def tell(folder: Path) -> None:
-    from reconv.data.annotation import DetectionSource
-    from reconv.data.open import open_source
-    from reconv.recipe.images import Data
+    from reconv.data.boxes.annotations import DetectionSource
+    from reconv.data.readers.factory import open_source
+    from reconv.recipe.data_fields import Data
 
     source = open_source("tfrecord", folder, "train", Data(empty_images="keep"), boxes=True)
     if not isinstance(source, DetectionSource):

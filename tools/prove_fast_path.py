@@ -20,15 +20,15 @@ from pathlib import Path
 
 import torch
 
-from reconv.bench.subject import open_subject
+from reconv.bench.bench_target import open_subject
 from reconv.bench.timing import Marks, Wish, measure
-from reconv.checkpoint.runfolder import RunFolder
-from reconv.engine.loop import Counters
-from reconv.parallel.world import World
-from reconv.run import parts
-from reconv.run.assemble import Job, build_learner, build_step
-from reconv.run.folder import RestorePoint
-from reconv.run.sources import Sources
+from reconv.checkpoint.run_dir import RunFolder
+from reconv.trainer.trainer import Counters
+from reconv.distributed.process_group import World
+from reconv.trainer import builders as parts
+from reconv.trainer.build import Job, build_learner, build_step
+from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.datasets import Sources
 
 TOLERANCES = {"bf16": 0.02, "fp32": 0.01}  # of a loss after ten steps: the two ways round at other places, which grows
 SMALL_RATE = {"schedule.kind": "constant", "schedule.lr": 0.005, "schedule.values": [], "schedule.milestones": []}

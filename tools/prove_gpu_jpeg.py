@@ -30,24 +30,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.bench.subject import Subject, open_subject
+from reconv.bench.bench_target import Subject, open_subject
 from reconv.bench.timing import Marks, Wish, measure
-from reconv.checkpoint.runfolder import RunFolder
-from reconv.data.augment import effective
-from reconv.data.decode import train_preprocess
-from reconv.data.handed import HANDED, HandOver
-from reconv.data.native import available
-from reconv.data.stages import Stages
-from reconv.device.jpeg_engine import JpegEngine
-from reconv.engine.loop import Counters
-from reconv.kernels.crop import crop, crop_plainly
-from reconv.parallel.world import World
-from reconv.recipe.images import Augment
-from reconv.run import parts
-from reconv.run.assemble import Job, build_learner, build_step, share
-from reconv.run.feed import open_feed
-from reconv.run.folder import RestorePoint
-from reconv.run.sources import Sources
+from reconv.checkpoint.run_dir import RunFolder
+from reconv.data.transforms.random_params import effective
+from reconv.data.decode.decode import train_preprocess
+from reconv.data.pipeline.gpu_decode import HANDED, HandOver
+from reconv.data.decode.native import available
+from reconv.data.pipeline.stage_timing import Stages
+from reconv.device.nvjpeg import JpegEngine
+from reconv.trainer.trainer import Counters
+from reconv.kernels.crop.ops import crop, crop_plainly
+from reconv.distributed.process_group import World
+from reconv.recipe.data_fields import Augment
+from reconv.trainer import builders as parts
+from reconv.trainer.build import Job, build_learner, build_step, share
+from reconv.trainer.data_context import open_feed
+from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.datasets import Sources
 
 TOLERANCES = {"mean": 1.5, "mean of the worst picture": 5.0}  # in grey levels, against the host's crops
 NUM_CLASSES, PER_CLASS = 1000, 13  # 50 steps of 256 an epoch

@@ -16,9 +16,9 @@ import datasets
 import numpy as np
 from PIL import Image
 
-from reconv.data.detect import detect
-from reconv.data.source import Source
-from reconv.data.sources.hf import HfSource
+from reconv.data.readers.detect import detect
+from reconv.data.dataset import Source
+from reconv.data.readers.hf import HfSource
 
 COUNTS = {"train": 3000, "validation": 100}
 NAMES = ["ant", "bee", "cat"]

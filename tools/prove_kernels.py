@@ -21,16 +21,22 @@ from proof_values import TOLERANCES, draw, error, wide
 from prove_answers import ANSWER_PROOFS
 from torch import Tensor
 
-from reconv.boxes.anchors import default_boxes
-from reconv.kernels import excite, gated, max_pool, norm, pool, reference, stem
-from reconv.kernels.box_losses import Layout, Truth, box_losses
-from reconv.kernels.depthwise import depthwise
-from reconv.kernels.norm import Norm
-from reconv.kernels.prepare import prepare_images
-from reconv.kernels.projection import project
+from reconv.detection.anchors import default_boxes
+from reconv.kernels import reference
+from reconv.kernels.squeeze_excite import ops as excite
+from reconv.kernels.norm_squeeze_excite import ops as gated
+from reconv.kernels.max_pool import ops as max_pool
+from reconv.kernels.batch_norm import ops as norm
+from reconv.kernels.norm_max_pool import ops as pool
+from reconv.kernels.stem import ops as stem
+from reconv.kernels.box_losses.ops import Layout, Truth, box_losses
+from reconv.kernels.depthwise.ops import depthwise
+from reconv.kernels.batch_norm.ops import Norm
+from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.kernels.norm_conv1x1.ops import project
 from reconv.kernels.window import STEM_KERNELS, Window
-from reconv.models.conv import SameMaxPool2d
-from reconv.models.network import BoxMaps
+from reconv.models.layers.conv import SameMaxPool2d
+from reconv.models.architecture import BoxMaps
 from reconv.tasks.detection import Rules, image_losses
 
 GRID = 16

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import reconv
-from reconv.report.events import Event, Noted, Progress, latest_by_step, read_events
+from reconv.logging.events import Event, Noted, Progress, latest_by_step, read_events
 
 SETTINGS = {
     "length": "8step",

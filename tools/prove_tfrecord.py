@@ -30,7 +30,7 @@ def features(number: int) -> dict[str, list[Any]]:
 
 
 def write(folder: Path) -> None:
-    from reconv.data.tfrecord import encode_example, write_records
+    from reconv.data.readers.tfrecord_format import encode_example, write_records
 
     folder.mkdir(parents=True, exist_ok=True)
     count = write_records(folder / "train-00000-of-00001", (encode_example(features(n)) for n in range(NUM_RECORDS)))

@@ -14,9 +14,9 @@ import time
 
 import torch
 
-from reconv.data.loader import TrainLoader
-from reconv.data.sources.synthetic import Synthetic
-from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.readers.synthetic import Synthetic
+from reconv.recipe.data_fields import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

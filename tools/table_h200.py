@@ -125,8 +125,8 @@ def work(task: Task, turn: Any, told: Any) -> None:
     """Import, wait for the device, and tell one figure after the other."""
     import torch
 
-    from reconv.bench.infer import bench_infer  # noqa: F401 (imported before the turn)
-    from reconv.bench.train import bench_train  # noqa: F401
+    from reconv.bench.bench_infer import bench_infer  # noqa: F401 (imported before the turn)
+    from reconv.bench.bench_train import bench_train  # noqa: F401
 
     told.put((task.recipe, "ready", None))
     turn.wait()
@@ -146,10 +146,10 @@ def work(task: Task, turn: Any, told: Any) -> None:
 
 def trained(task: Task, mode: str, is_measured: bool = True) -> Iterator[Found]:
     """The rate of a training step in short windows; then once more, with the peer's."""
-    from reconv.bench.peers import compare
-    from reconv.bench.subject import open_subject
+    from reconv.bench.baselines import compare
+    from reconv.bench.bench_target import open_subject
     from reconv.bench.timing import Wish
-    from reconv.bench.train import bench_train, say_nothing
+    from reconv.bench.bench_train import bench_train, say_nothing
 
     name, overrides = task.recipe.split("+")[0], task.overrides(mode)
     wish = Wish(WINDOWS) if is_measured else Wish(1, 1, 0)
@@ -171,8 +171,8 @@ def trained(task: Task, mode: str, is_measured: bool = True) -> Iterator[Found]:
 
 def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> Iterator[Found]:
     """The rate and the latency of answers at each batch size; algorithms by cuDNN's rule, not by trial."""
-    from reconv.bench.infer import bench_infer
-    from reconv.bench.served import others
+    from reconv.bench.bench_infer import bench_infer
+    from reconv.bench.inference_baselines import others
 
     overrides = [*task.overrides(mode), ("engine.autotune", "off", "tool")]
     peers = _peers(task, mode, task.answer_modes)
@@ -196,8 +196,8 @@ def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> Iterator[Foun
 
 def _peers(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | None:
     """The peer of this network that the table is to have, if there is one; of the first precision alone."""
-    from reconv.bench.peers import find_peers
-    from reconv.recipe.load import load
+    from reconv.bench.baselines import find_peers
+    from reconv.recipe.loader import load
 
     recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
     if not task.peer or recipe.task == "detection" or mode != modes[0]:
@@ -244,11 +244,11 @@ def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool)
     """The share of the roofline and what makes it, by the peaks measured on this device."""
     import torch
 
-    from reconv.bench.cost import Peak, bytes_share, layer_costs, least_s
-    from reconv.bench.subject import num_classes_of
+    from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
+    from reconv.bench.bench_target import num_classes_of
     from reconv.models import build_model
-    from reconv.recipe.load import load
-    from reconv.run.network import model_options
+    from reconv.recipe.loader import load
+    from reconv.trainer.network import model_options
 
     if mode not in task.peaks:
         return {}

@@ -16,13 +16,13 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from reconv.batch import Batch
-from reconv.boxes.detections import Detections
-from reconv.data.annotation import Annotation, annotation
-from reconv.tasks.coco import coco_scores
-from reconv.tasks.detection_scores import DetectionEvaluator
-from reconv.tasks.overlaps import overlaps_of
-from reconv.tasks.voc import class_precisions
+from reconv.data.batch import Batch
+from reconv.detection.detections import Detections
+from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.metrics.coco_eval import coco_scores
+from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.overlaps import overlaps_of
+from reconv.metrics.voc_eval import class_precisions
 
 NUM_CLASSES, WIDTH, BATCH = 80, 200, 128
 

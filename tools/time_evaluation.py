@@ -17,19 +17,19 @@ import torch
 from time_detection_scores import NUM_CLASSES, made_up_truth
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.boxes.code import encode
-from reconv.boxes.convert import to_xyxy
-from reconv.boxes.detections import Detections
-from reconv.boxes.match import match
-from reconv.boxes.postprocess import Keep, postprocess
-from reconv.data.annotation import Annotation
+from reconv.data.batch import Batch
+from reconv.detection.box_coder import encode
+from reconv.detection.box_ops import to_xyxy
+from reconv.detection.detections import Detections
+from reconv.detection.matcher import match
+from reconv.detection.postprocess import Keep, postprocess
+from reconv.data.boxes.annotations import Annotation
 from reconv.device import Device, open_device
-from reconv.models.network import BoxAnswers
-from reconv.recipe.load import load
-from reconv.run.detection import build_default_boxes
-from reconv.tasks.coco import can_score_coco
-from reconv.tasks.detection_scores import DetectionEvaluator
+from reconv.models.architecture import BoxAnswers
+from reconv.recipe.loader import load
+from reconv.trainer.detection_builders import build_default_boxes
+from reconv.metrics.coco_eval import can_score_coco
+from reconv.metrics.detection_metrics import DetectionEvaluator
 
 VARIANCES = (0.1, 0.2)
 MOST_BOXES = 32

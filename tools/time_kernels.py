@@ -24,9 +24,11 @@ from proof_values import draw
 from prove_kernels import STAGES, draw_norm
 from torch import Tensor
 
-from reconv.kernels import norm, pool, projection
-from reconv.kernels.norm import Operand
-from reconv.kernels.rows import rows_of
+from reconv.kernels.batch_norm import ops as norm
+from reconv.kernels.norm_max_pool import ops as pool
+from reconv.kernels.norm_conv1x1 import ops as projection
+from reconv.kernels.batch_norm.ops import Operand
+from reconv.kernels.channels_last import rows_of
 
 ROTATED_BYTES = 400e6
 REPEATS = 3

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.device import Device
-from reconv.engine.protocols import TrainBatches
+from reconv.trainer.protocols import TrainBatches
 
 WINDOW_S = 0.5  # what a window should last, where the number of its steps is not given
 MOST_STEPS = 100  # of a window whose steps are not counted by the caller

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.runfolder import RunFolder, runs_in
+from reconv.checkpoint.run_dir import RunFolder, runs_in
 from reconv.checkpoint.store import SUFFIX, Store, is_checkpoint_name
-from reconv.checkpoint.tensorflow import is_tensorflow
+from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.errors import CheckpointError
 
 MODEL = f"model{SUFFIX}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reconv.checkpoint.files import Files
+from reconv.io.atomic import Files
 from reconv.errors import CheckpointError
 
 NAME = "manifest.json"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
-from reconv.checkpoint.files import Files, cannot_write, disk_full, write_new, writing
+from reconv.io.atomic import Files, cannot_write, disk_full, write_new, writing
 from reconv.checkpoint.manifest import Entry, Manifest
 from reconv.errors import CheckpointError
 

@@ -20,12 +20,12 @@ from reconv import __version__
 from reconv.cli.average import average
 from reconv.cli.bench import bench
 from reconv.cli.data import data
-from reconv.cli.look import check, show
-from reconv.cli.machine import completion, doctor
+from reconv.cli.data_inspect import check, show
+from reconv.cli.doctor import completion, doctor
 from reconv.cli.options import NearestGroup
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report
-from reconv.cli.score import evaluate, predict
+from reconv.cli.evaluate import evaluate, predict
 from reconv.cli.train import train
 from reconv.errors import Exit, ReconvError
 

@@ -25,7 +25,7 @@ from reconv.cli.options import (
     print_table,
 )
 from reconv.errors import UsageError
-from reconv.place import read_place
+from reconv.distributed.environment import read_place
 
 LEAST_WINDOWS = 5
 
@@ -109,10 +109,10 @@ def train(
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     begin_compiler(device, devices)
 
-    from reconv.bench.peers import find_peers
+    from reconv.bench.baselines import find_peers
     from reconv.bench.timing import Wish
-    from reconv.bench.train import bench_train
-    from reconv.recipe.load import load
+    from reconv.bench.bench_train import bench_train
+    from reconv.recipe.loader import load
 
     compare = compare or peers is not None
     found, missing = find_peers(load(recipe, overrides).recipe.model.name, peers or "") if compare else (None, [])
@@ -175,7 +175,7 @@ def infer(
     """
     sizes = _batch_sizes(batches)
 
-    from reconv.bench.infer import BATCHES, bench_infer, find_others
+    from reconv.bench.bench_infer import BATCHES, bench_infer, find_others
 
     compare = compare or peers is not None
     found, missing = find_others(target, parse_settings(settings), peers or "") if compare else ([], [])
@@ -235,7 +235,7 @@ def data(
             "bench data needs data", why="neither --data nor $DATA_DIR says where it is", then="--data DIR"
         )
 
-    from reconv.bench.data import bench_data
+    from reconv.bench.bench_data import bench_data
 
     result = bench_data(
         data,
@@ -257,7 +257,7 @@ def data(
 
 def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
     """The result of `bench train`, a line a matter."""
-    from reconv.report import words
+    from reconv.logging import text as words
 
     step_ms = result["step_ms"]
     split = ", ".join(
@@ -288,7 +288,7 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
 
 def _scaling_lines(result: dict[str, Any]) -> list[str]:
     """What several devices give, and what their gradients take."""
-    from reconv.recipe.plan_lines import count
+    from reconv.recipe.plan_text import count
 
     scaling, devices = result["scaling"], result["devices"]
     way = scaling["reduce"] if scaling["compress"] == "off" else f"{scaling['reduce']}, {scaling['compress']}"
@@ -339,7 +339,7 @@ def _print_answers(result: dict[str, Any]) -> None:
 
 def _print_ways(result: dict[str, Any]) -> None:
     """The ordinary pipeline and every way of ours, on one core."""
-    from reconv.bench.ways import WORDS
+    from reconv.bench.data_paths import WORDS
 
     columns = ["one core", "images/s", "ratio", "lowest to highest", "by processor time", "grey levels apart"]
     rows = [["the ordinary pipeline", f"{result['ordinary']['images_per_s']:,.1f}", "1.00 x", "", "1.00 x", ""]]

@@ -20,7 +20,7 @@ from reconv.cli.options import NearestGroup, Verb
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from reconv.data.source import Split
+    from reconv.data.dataset import Split
 
 
 def _pair(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -61,7 +61,7 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from reconv.data.get import get as fetch
+    from reconv.data.download_dataset import get as fetch
 
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=_stderr()) as bar:
@@ -133,12 +133,12 @@ def convert(
       reconv data convert digits digits-tar --to tar
       reconv data convert /coco2017 /fast/coco --to tfrecord
     """
-    from reconv.data.annotation import DetectionSource
-    from reconv.data.convert.form import Form
-    from reconv.data.convert.run import convert as write
-    from reconv.data.convert.run import make_target
-    from reconv.data.convert.sources import open_splits
-    from reconv.recipe.images import Data
+    from reconv.data.boxes.annotations import DetectionSource
+    from reconv.data.convert.transcode import Form
+    from reconv.data.convert.convert import convert as write
+    from reconv.data.convert.convert import make_target
+    from reconv.data.convert.inputs import open_splits
+    from reconv.recipe.data_fields import Data
 
     form = Form(raw, longest, shortest, quality)
     policy = Data.model_validate({"bad_boxes": bad_boxes, "empty_images": empty_images})

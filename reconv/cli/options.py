@@ -76,7 +76,7 @@ class NearestGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from reconv.recipe.names import nearest
+            from reconv.recipe.presets import nearest
 
             close = nearest(args[0], self.list_commands(ctx)) if args else None
             if close is None or "Did you mean" in error.message:
@@ -86,7 +86,7 @@ class NearestGroup(click.Group):
 
 def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The preset names that fit what was typed so far, and files for a recipe of one's own."""
-    from reconv.recipe.names import preset_names
+    from reconv.recipe.presets import preset_names
 
     names = [CompletionItem(name) for name in preset_names() if name.startswith(incomplete)]
     return names or [CompletionItem(incomplete, type="file")]
@@ -121,7 +121,7 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> Ov
 
 def begin_compiler(device: str, devices: int | None) -> None:
     """Let the compiler of kernels prepare itself while torch is imported, unless this process only starts others."""
-    from reconv.kernels import compiler
+    from reconv.kernels.jit import compile_process as compiler
 
     if devices is None:
         compiler.begin(device)

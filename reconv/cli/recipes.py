@@ -55,8 +55,8 @@ def recipes(ctx: click.Context, json_file: str | None) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from reconv.recipe.load import load
-    from reconv.recipe.names import preset_names
+    from reconv.recipe.loader import load
+    from reconv.recipe.presets import preset_names
 
     found = [(name, load(name).recipe) for name in preset_names()]
     if json_file is not None:
@@ -144,7 +144,7 @@ def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
       reconv recipes show my.yaml --set batch.size=512
       reconv recipes show resnet50 --json resnet50.json
     """
-    from reconv.recipe.load import load
+    from reconv.recipe.loader import load
 
     resolved = load(name, parse_settings(settings))
     values = dict(flatten(resolved.recipe.model_dump(mode="json")))

@@ -27,9 +27,9 @@ from reconv.cli.options import (
     json_option,
     parse_settings,
 )
-from reconv.cli.rehearse import Asked, rehearse
+from reconv.cli.dry_run_output import Asked, rehearse
 from reconv.errors import UsageError
-from reconv.place import read_place
+from reconv.distributed.environment import read_place
 
 
 @click.command(cls=Verb)
@@ -124,7 +124,7 @@ def _hush_torch() -> None:
 
 def _run(asked: Asked, out: str | None, resume: bool) -> int:
     """Train, and say what nobody has said before: what was finished already, and the summary in a file."""
-    from reconv.run import train as run_train
+    from reconv.trainer import training_run as run_train
 
     console = "json" if asked.json_file == STDOUT else "quiet" if asked.quiet else "auto"
     result = run_train(
@@ -175,8 +175,8 @@ def _refuse_with_rehearsal(dry_run: int | None, compile_only: bool, resume: bool
 
 def _say_finished(summary: Mapping[str, Any], folder: Path, console: str) -> None:
     """Repeat the result of a run that had nothing left to do; a run that did something has said it itself."""
-    from reconv.report.console import make_console
-    from reconv.report.events import Noted
+    from reconv.logging.console import make_console
+    from reconv.logging.events import Noted
 
     screen = make_console(console, folder)
     if console == "auto":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from reconv.batch import Batch, Copied
+from reconv.data.batch import Batch, Copied
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, Recorder
 from reconv.device.hpu import Hpu, count_hpus, has_hpu, load_collectives

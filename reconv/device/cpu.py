@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.device.tiles import avoid_broken_tiles
+from reconv.data.batch import Batch
+from reconv.device.amx import avoid_broken_tiles
 
 
 class Cpu:

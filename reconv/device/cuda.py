@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import UsageError
 
 Result = TypeVar("Result")

@@ -14,9 +14,10 @@ from typing import Any
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd, zoo
+from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd
+from reconv.models import external as zoo
 from reconv.models.init import Undrawn, initialise
-from reconv.models.network import Auxiliary, BoxAnswers, Network, Spec
+from reconv.models.architecture import Auxiliary, BoxAnswers, Network, Spec
 
 __all__ = ["Auxiliary", "BoxAnswers", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
 

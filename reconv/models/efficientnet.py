@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.mobilenet import round_channels
-from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
-from reconv.models.noise import DropConnect, Dropout
-from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, SqueezeExcitation, excited, fork, joined
+from reconv.models.architecture import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
+from reconv.models.layers.dropout import DropConnect, Dropout
+from reconv.models.layers.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, SqueezeExcitation, excited, fork, joined
 
 # Table 1 of the paper: whether the block expands, kernel, first stride, channels, repeats.
 _ROWS = (

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.network import ConvInit, Initialisation, Network, Spec
+from reconv.models.architecture import ConvInit, Initialisation, Network, Spec
 
 _PATCH = 2  # pixels on a side of what is whitened
 _SMALLEST_VARIANCE = 5e-4  # added to each, of normalised pixels: directions that hardly vary are noise

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.models.layers import BatchNorm2d, activated_together
-from reconv.models.network import (
+from reconv.models.layers.batch_norm import BatchNorm2d, activated_together
+from reconv.models.architecture import (
     Auxiliary,
     ConvInit,
     Initialisation,
@@ -25,8 +25,8 @@ from reconv.models.network import (
     Stage,
     Stem,
 )
-from reconv.models.noise import Dropout
-from reconv.models.norm import ACTIVATIONS, normed
+from reconv.models.layers.dropout import Dropout
+from reconv.models.layers.norm import ACTIVATIONS, normed
 
 _relu = ACTIVATIONS["relu"]
 AUXILIARY_WEIGHT = 0.3  # section 5 of the paper

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from reconv import keys
-from reconv.models.network import Initialisation, Network
-from reconv.models.zoo import redraw
+from reconv import random as keys
+from reconv.models.architecture import Initialisation, Network
+from reconv.models.external import redraw
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 # The standard deviation of a normal cut at two deviations, by which TensorFlow divides so that the drawn values

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.models.network import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
-from reconv.models.noise import Dropout
-from reconv.models.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined, projected
+from reconv.models.architecture import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
+from reconv.models.layers.dropout import Dropout
+from reconv.models.layers.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined, projected
 
 # Table 2 of the paper: expansion, channels, repeats, first stride.
 _ROWS = (

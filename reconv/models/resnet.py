@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.network import Initialisation, Network, Spec, Stage, ZeroGamma
-from reconv.models.norm import ACTIVATIONS, Fork, SqueezeExcitation, excited_join, fork, joined, normed, pooled
+from reconv.models.architecture import Initialisation, Network, Spec, Stage, ZeroGamma
+from reconv.models.layers.norm import ACTIVATIONS, Fork, SqueezeExcitation, excited_join, fork, joined, normed, pooled
 
 _relu = ACTIVATIONS["relu"]
 

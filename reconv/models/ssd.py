@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.kernels import fused
-from reconv.models.conv import SameConv2d, SameMaxPool2d, without_bias
-from reconv.models.network import BoxAnswers, BoxMaps, ConvInit, Initialisation, Spec, Stage, ZeroGamma, by_box
-from reconv.models.norm import ACTIVATIONS, Fork, fork, normed
+from reconv.kernels import dispatch as fused
+from reconv.models.layers.conv import SameConv2d, SameMaxPool2d, without_bias
+from reconv.models.architecture import BoxAnswers, BoxMaps, ConvInit, Initialisation, Spec, Stage, ZeroGamma, by_box
+from reconv.models.layers.norm import ACTIVATIONS, Fork, fork, normed
 from reconv.models.resnet import TABLE as RESNETS
 from reconv.models.resnet import ResNetSpec, Trunk
 
@@ -132,7 +132,7 @@ class Extra(nn.Sequential):
         if norms:
             return normed(norms[number], conv(x), ACTIVATIONS["relu"])
         if self.fused and self.training and fused.available(x) and conv.out_channels % fused.CHANNEL_MULTIPLE == 0:
-            from reconv.kernels.bias import bias_relu
+            from reconv.kernels.bias_relu.ops import bias_relu
 
             return Fork(*bias_relu(without_bias(conv, x), conv.bias))
         return F.relu(conv(x))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from reconv.optim.decay import DecayGroups, decay_groups, norm_biases
+from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.ema import Ema
 from reconv.optim.lars import LARS
 from reconv.optim.rmsprop import RMSprop
-from reconv.optim.rounding import HalfWeights, Rounding, widened
+from reconv.optim.stochastic_rounding import HalfWeights, Rounding, widened
 from reconv.optim.sgd import SGD, Path
 from reconv.optim.vendor import MakeSgd, VendorDescent
 

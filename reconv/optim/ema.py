@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from reconv.errors import CheckpointError
 from reconv.optim.fused import approach_fused
 from reconv.precision import at_least_float32
-from reconv.wide import wide
+from reconv.precision.accumulate import wide
 
 
 class Ema:

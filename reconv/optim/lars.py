@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.optim.decay import DecayGroups
+from reconv.optim.param_groups import DecayGroups
 from reconv.optim.sgd import MOMENTUM, Path, descend
-from reconv.optim.slots import Slots, scaled
+from reconv.optim.optimizer_state import Slots, scaled
 
 
 class LARS(Slots):

@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.decay import DecayGroups
+from reconv.optim.param_groups import DecayGroups
 from reconv.optim.fused import approach_fused, descend_fused, with_strides
 from reconv.optim.sgd import MOMENTUM, moved_by
-from reconv.optim.slots import Group, Slots, commit, scaled
+from reconv.optim.optimizer_state import Group, Slots, commit, scaled
 
 Form = Literal["torch", "tensorflow"]
 SQUARE = "square"

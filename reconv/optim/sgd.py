@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.decay import DecayGroups
+from reconv.optim.param_groups import DecayGroups
 from reconv.optim.fused import descend_fused
-from reconv.optim.slots import Slots, commit, scaled
+from reconv.optim.optimizer_state import Slots, commit, scaled
 from reconv.optim.vendor import VendorDescent
 
 Path = Literal["foreach", "fused"] | VendorDescent

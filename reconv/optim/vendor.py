@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from reconv.optim.slots import commit
+from reconv.optim.optimizer_state import commit
 
 MakeSgd = Callable[..., torch.optim.Optimizer]
 _BUFFER = "momentum_buffer"  # torch.optim.SGD's name for it, which vendors keep

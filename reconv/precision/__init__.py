@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from reconv.errors import UsageError
-from reconv.precision.casts import OPERATIONS, Casts, targets
+from reconv.precision.autocast import OPERATIONS, Casts, targets
 from reconv.precision.policy import (
     FIRST_SCALE,
     GROWTH_INTERVAL_STEPS,

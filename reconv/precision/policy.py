@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import CheckpointError
-from reconv.precision.casts import Casts
-from reconv.precision.weights import CastTogether, weights_of_products
+from reconv.precision.autocast import Casts
+from reconv.precision.cast_weights import CastTogether, weights_of_products
 
 FIRST_SCALE = 65536.0
 LAST_SCALE = 2.0**24  # the largest float16 is 65504: beyond this a gradient above 0.004 overflows

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from reconv.recipe.fields import suggest
-from reconv.recipe.names import nearest
+from reconv.recipe.presets import nearest
 
 _WANTED = {
     "int_type": "a whole number",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_args, get_origin
 
-from reconv.recipe.names import nearest
+from reconv.recipe.presets import nearest
 from reconv.recipe.schema import Recipe
 from reconv.recipe.section import Section
 

@@ -13,11 +13,11 @@ from fractions import Fraction
 from itertools import pairwise
 
 from reconv.errors import RecipeError
-from reconv.recipe import decoding
-from reconv.recipe.images import Decoder
-from reconv.recipe.plan_lines import count, plan_lines
+from reconv.recipe import workers as decoding
+from reconv.recipe.data_fields import Decoder
+from reconv.recipe.plan_text import count, plan_lines
 from reconv.recipe.schema import Recipe, Schedule
-from reconv.recipe.split import num_copies, refuse_uneven_pipeline, split_batch
+from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.units import Duration
 
 EVAL_AHEAD = 2  # batches of an evaluation made ahead

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from reconv.recipe.box_rules import box_contradictions
 from reconv.recipe.contradiction import Contradiction
 from reconv.recipe.detection_rules import detection_contradictions
-from reconv.recipe.images import why_not_gpu
+from reconv.recipe.data_fields import why_not_gpu
 from reconv.recipe.memory_rules import memory_contradictions
 from reconv.recipe.pipeline_rules import pipeline_contradictions
 from reconv.recipe.units import Duration

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from reconv.recipe.contradiction import ContradictionError
-from reconv.recipe.detection import Detection
-from reconv.recipe.images import Augment, Data
-from reconv.recipe.memory import Memory
+from reconv.recipe.detection_fields import Detection
+from reconv.recipe.data_fields import Augment, Data
+from reconv.recipe.memory_fields import Memory
 from reconv.recipe.rules import contradictions
 from reconv.recipe.section import (
     BatchSize,

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from reconv.recipe.fields import flatten
-from reconv.recipe.images import why_plain
+from reconv.recipe.data_fields import why_plain
 from reconv.recipe.schema import Engine, Recipe
 
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reconv.report import words
-from reconv.report.events import Progress
-from reconv.report.record import Record
-from reconv.report.svg import NUM_COLOURS, Band, Chart, Mark, Series
+from reconv.logging import text as words
+from reconv.logging.events import Progress
+from reconv.report.run_record import Record
+from reconv.report.charts import NUM_COLOURS, Band, Chart, Mark, Series
 
 Lines = tuple[Series, ...]
 _WAIT_TITLE = "Share of time waiting for data"

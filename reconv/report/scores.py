@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.report.whole import write_whole
+from reconv.io.replace import write_whole
 
 FILE_NAME = "evaluations.csv"
 _OWN_COLUMNS = ("step", "weights", "checkpoint", "data", "num_samples")

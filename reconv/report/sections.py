@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from reconv.report import page, pictures, words
+from reconv.report import page
+from reconv.report import images as pictures
+from reconv.logging import text as words
 from reconv.report.curves import charts_of_run
-from reconv.report.events import Pictured
+from reconv.logging.events import Pictured
 from reconv.report.markup import Html, el, join
-from reconv.report.record import Record
-from reconv.report.svg import draw
+from reconv.report.run_record import Record
+from reconv.report.charts import draw
 
 _MAX_ROWS = 200
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from reconv.errors import Exit
-from reconv.report.clock import rates_of
-from reconv.report.events import Evaluated
-from reconv.report.record import Record, load_record
-from reconv.report.whole import write_whole
-from reconv.report.words import is_loss, resume_command
+from reconv.logging.clock import rates_of
+from reconv.logging.events import Evaluated
+from reconv.report.run_record import Record, load_record
+from reconv.io.replace import write_whole
+from reconv.logging.text import is_loss, resume_command
 
 # A recipe without an expectation is judged by the first of these that its evaluations have.
 _USUAL_METRICS = ("top1", "ap", "voc10", "loss")

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.engine.protocols import Sums
+from reconv.data.batch import Batch
+from reconv.trainer.protocols import Sums
 from reconv.errors import RecipeError, UsageError
-from reconv.models.network import Auxiliary
+from reconv.models.architecture import Auxiliary
 from reconv.tasks.distillation import Teacher
-from reconv.wide import wide
+from reconv.precision.accumulate import wide
 
 NUM_MISTAKES = 16
 FOREIGN_HEAD_WEIGHT = 0.3  # GoogLeNet's, which says it of its own heads

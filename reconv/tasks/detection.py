@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.boxes.code import encode
-from reconv.boxes.convert import to_xyxy
-from reconv.boxes.detections import Detections
-from reconv.boxes.match import match
-from reconv.boxes.mine import hard_negatives
-from reconv.boxes.postprocess import Keep, postprocess
-from reconv.engine.protocols import Sums
-from reconv.models.network import BoxAnswers, BoxMaps
-from reconv.tasks.detection_scores import DetectionEvaluator, Truth
+from reconv.data.batch import Batch
+from reconv.detection.box_coder import encode
+from reconv.detection.box_ops import to_xyxy
+from reconv.detection.detections import Detections
+from reconv.detection.matcher import match
+from reconv.detection.hard_negatives import hard_negatives
+from reconv.detection.postprocess import Keep, postprocess
+from reconv.trainer.protocols import Sums
+from reconv.models.architecture import BoxAnswers, BoxMaps
+from reconv.metrics.detection_metrics import DetectionEvaluator, Truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Detection:
 
     def _map_losses(self, outputs: BoxMaps, batch: Batch) -> Losses:
         """The losses by kernels, where those take all of it."""
-        from reconv.kernels.box_losses import Layout, Truth, accepts, box_losses
+        from reconv.kernels.box_losses.ops import Layout, Truth, accepts, box_losses
 
         layout, rules = Layout(outputs.per_cell, outputs.num_classes), self.rules
         shown = (batch["boxes"], batch["labels"], batch["num_boxes"], self.anchors_cxcywh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from reconv.bench.cost import LayerCost, Peak, bytes_share, find_peak, forward_flops, layer_costs, least_s, shares
+from reconv.bench.roofline import LayerCost, Peak, bytes_share, find_peak, forward_flops, layer_costs, least_s, shares
 from reconv.models import build_model
 
 # Multiplications and additions of the forward pass at 224 px, in millions, as torchvision publishes them (GFLOPS).

@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reconv.bench.data import BATCH, _cpu_s, _mean_difference, _ordinary, _ours, bench_data
-from reconv.bench.subject import Subject, open_subject
-from reconv.bench.ways import open_ways
+from reconv.bench.bench_data import BATCH, _cpu_s, _mean_difference, _ordinary, _ours, bench_data
+from reconv.bench.bench_target import Subject, open_subject
+from reconv.bench.data_paths import open_ways
 from reconv.cli import main
-from reconv.data.native import choose_decoder
-from reconv.data.processes import Processes
-from reconv.data.stages import Stages
-from reconv.data.workers import Caller
+from reconv.data.decode.native import choose_decoder
+from reconv.data.pipeline.process_pool import Processes
+from reconv.data.pipeline.stage_timing import Stages
+from reconv.data.pipeline.thread_pool import Caller
 from reconv.errors import UsageError
-from reconv.run.feed import Feed
+from reconv.trainer.data_context import Feed
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from ranks import in_ranks
 
-from reconv.bench.peers import Peer
-from reconv.bench.subject import open_subject
+from reconv.bench.baselines import Peer
+from reconv.bench.bench_target import open_subject
 from reconv.bench.timing import Wish
-from reconv.bench.train import bench_train
+from reconv.bench.bench_train import bench_train
 from reconv.cli import main
 from reconv.cli.bench import train_lines
 from reconv.errors import UsageError
 from reconv.models import build_model
-from reconv.place import Place
+from reconv.distributed.environment import Place
 
 QUICK = Wish(windows=5, steps=1, warmup=0)
 GROUPS = {"batch.size": "48", "batch.group": "16"}  # two groups and one

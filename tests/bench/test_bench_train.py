@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.bench.peers import Peer, PeerStep, find_peers
-from reconv.bench.subject import open_subject
+from reconv.bench.baselines import Peer, PeerStep, find_peers
+from reconv.bench.bench_target import open_subject
 from reconv.bench.timing import Wish
-from reconv.bench.train import bench_train
+from reconv.bench.bench_train import bench_train
 from reconv.cli import main
-from reconv.data.loader import TrainLoader
-from reconv.data.prepare import TrainPrepare
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.transforms.on_device import TrainPrepare
 from reconv.errors import UsageError
-from reconv.recipe.load import Override, load
-from reconv.run import rehearse
-from reconv.run.detection import check_scores
-from reconv.tasks import coco
+from reconv.recipe.loader import Override, load
+from reconv.trainer import dry_run as rehearse
+from reconv.trainer.detection_builders import check_scores
+from reconv.metrics import coco
 
 QUICK = Wish(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]

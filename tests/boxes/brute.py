@@ -1,4 +1,4 @@
-"""One box at a time: slow versions of what reconv.boxes does in batches."""
+"""One box at a time: slow versions of what reconv.detection does in batches."""
 
 from __future__ import annotations
 

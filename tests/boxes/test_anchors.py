@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from reconv.boxes.anchors import default_boxes
-from reconv.boxes.convert import to_xyxy
+from reconv.detection.anchors import default_boxes
+from reconv.detection.box_ops import to_xyxy
 
 SIDES = (38, 19, 10, 5, 3, 1)
 STEPS_PX = (8, 16, 32, 64, 100, 300)

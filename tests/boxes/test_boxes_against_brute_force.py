@@ -11,11 +11,12 @@ from brute import Box, hard_negatives, match, overlap, suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.boxes import match as matching
-from reconv.boxes import mine, postprocess
-from reconv.boxes import suppress as suppressing
-from reconv.boxes.code import decode, encode
-from reconv.boxes.convert import iou, to_cxcywh, to_xyxy
+from reconv.detection import matcher as matching
+from reconv.detection import hard_negatives as mine
+from reconv.detection import postprocess
+from reconv.detection import nms as suppressing
+from reconv.detection.box_coder import decode, encode
+from reconv.detection.box_ops import iou, to_cxcywh, to_xyxy
 
 # A coarse grid makes equal overlaps and equal boxes common; sides may be 0.
 

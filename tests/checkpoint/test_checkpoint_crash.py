@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.checkpoint.files import Files, replace_file
+from reconv.io.atomic import Files, replace_file
 from reconv.checkpoint.store import Store
 from reconv.errors import Exit, ResourceError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.errors import InUseError
 
@@ -46,7 +46,7 @@ for line in sys.stdin:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 
 lock = RunFolder(Path(sys.argv[1])).lock()
 # A forked child speaks for itself: only once it runs has it let go of the lock.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.files import Files
+from reconv.io.atomic import Files
 from reconv.checkpoint.store import Newest, Store, encode
 from reconv.errors import CheckpointError, Exit
 

@@ -15,11 +15,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reconv.checkpoint.sstable import read_table
-from reconv.checkpoint.tensorflow import is_tensorflow, read_tensorflow
-from reconv.crc32c import crc32c, masked
+from reconv.checkpoint.interop.sstable import read_table
+from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
+from reconv.io.crc32c import crc32c, masked
 from reconv.errors import CheckpointError
-from reconv.wire import MalformedError, read_message
+from reconv.io.protobuf import MalformedError, read_message
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())

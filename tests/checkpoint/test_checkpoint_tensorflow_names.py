@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.checkpoint.tensorflow import read_tensorflow
-from reconv.checkpoint.tensorflow_names import to_resnet
-from reconv.checkpoint.weights import apply
+from reconv.checkpoint.interop.tensorflow import read_tensorflow
+from reconv.checkpoint.interop.tensorflow_names import to_resnet
+from reconv.checkpoint.load_weights import apply
 from reconv.errors import CheckpointError
 from reconv.models import build_model
 

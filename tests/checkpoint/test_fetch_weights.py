@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from reconv.cache import cache_folder
-from reconv.checkpoint import fetch_weights as room
-from reconv.checkpoint.fetch_weights import TORCHVISION, Fetched, fetch_weights, is_remote
+from reconv.io.cache import cache_folder
+from reconv.checkpoint import download_weights as room
+from reconv.checkpoint.download_weights import TORCHVISION, Fetched, fetch_weights, is_remote
 from reconv.errors import CheckpointError, Exit, ResourceError, UsageError
 from reconv.models import model_names
 

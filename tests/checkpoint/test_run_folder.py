@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from reconv.checkpoint.files import Files
+from reconv.io.atomic import Files
 from reconv.checkpoint.locate import find_run, locate
-from reconv.checkpoint.runfolder import Best, RunFolder
+from reconv.checkpoint.run_dir import Best, RunFolder
 from reconv.checkpoint.store import Store
 from reconv.errors import CheckpointError, Exit, InUseError, ResourceError, UsageError
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from data_examples import encode, noise
 
-from reconv.data.annotation import NO_TARGET, Annotation, DetectionSource
-from reconv.data.source import Sample
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource
+from reconv.data.dataset import Sample
 
 
 class Listed(DetectionSource):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from data_examples import cifar_layout, encode, noise
 
-from reconv.data import native
+from reconv.data.decode import native
 
 
 @pytest.fixture

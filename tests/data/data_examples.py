@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 import reconv
-from reconv.data.sources.cifar import LAYOUTS, Layout
+from reconv.data.readers.cifar import LAYOUTS, Layout
 
 
 def encode(array: np.ndarray, format: str = "PNG", **options: object) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.annotation import NO_TARGET, Annotation, DetectionSource, DetectionSubset, annotation
-from reconv.data.source import Sample
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource, DetectionSubset, annotation
+from reconv.data.dataset import Sample
 
 
 class Three(DetectionSource):

@@ -12,13 +12,13 @@ from data_examples import encode, noise
 from scipy.io import savemat
 
 from reconv.cli import main
-from reconv.data.convert.sources import open_splits
-from reconv.data.detect import detect
-from reconv.data.imagenet_labels import KIT_FOLDER, TRUTH_FILE
-from reconv.data.matlab import MatlabError, struct_columns
-from reconv.data.source import Split
-from reconv.data.sources.archives import COUNTS, TRAIN_FILE, VAL_FILE
-from reconv.data.sources.folder import FolderSource
+from reconv.data.convert.inputs import open_splits
+from reconv.data.readers.detect import detect
+from reconv.data.readers.imagenet_labels import KIT_FOLDER, TRUTH_FILE
+from reconv.data.readers.matlab import MatlabError, struct_columns
+from reconv.data.dataset import Split
+from reconv.data.readers.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError, Exit, UsageError
 
 SYNSETS = ("n01440764", "n02119789", "n03000001")

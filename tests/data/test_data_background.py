@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.data.open import open_source
-from reconv.recipe.images import Data
+from reconv.data.readers.factory import open_source
+from reconv.recipe.data_fields import Data
 
 
 @pytest.mark.parametrize("kind", ["digits", "synthetic"])

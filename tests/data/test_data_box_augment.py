@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from reconv.data.box_augment import (
+from reconv.data.boxes.box_transforms import (
     WHOLE,
     draw_views,
     overlap,
@@ -21,8 +21,8 @@ from reconv.data.box_augment import (
     within,
     zoomed_out,
 )
-from reconv.keys import uniforms
-from reconv.recipe.images import Augment, BoxCrop, ZoomOut
+from reconv.random import uniforms
+from reconv.recipe.data_fields import Augment, BoxCrop, ZoomOut
 
 F64 = npt.NDArray[np.float64]
 BILINEAR = Image.Resampling.BILINEAR

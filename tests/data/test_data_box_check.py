@@ -14,11 +14,11 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.box_table import PROBLEMS, ProblemKind
-from reconv.data.check import Checked, check, pictures_of
-from reconv.data.finding import Finding
-from reconv.data.tfrecord import encode_example, write_records
-from reconv.recipe.images import Data
+from reconv.data.boxes.box_table import PROBLEMS, ProblemKind
+from reconv.data.inspect.check import Checked, check, pictures_of
+from reconv.data.inspect.issue import Finding
+from reconv.data.readers.tfrecord_format import encode_example, write_records
+from reconv.recipe.data_fields import Data
 
 CATEGORIES = {1: "person", 18: "dog"}
 
@@ -202,7 +202,7 @@ def test_show_draws_the_boxes_the_network_will_see(coco: Path, tmp_path: Path) -
     assert command("show", coco, "--recipe", tmp_path / "my.yaml", "--out", out, "--images", 3) == 0
     with Image.open(out) as sheet:
         pixels = np.asarray(sheet.convert("RGB"))
-    from reconv.data.drawing import class_colour
+    from reconv.data.inspect.draw_boxes import class_colour
 
     for label in range(2):
         assert (pixels == class_colour(label)).all(-1).sum() > 50

@@ -14,10 +14,10 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.annotation import Annotation, DetectionSource
-from reconv.data.open import open_source
+from reconv.data.boxes.annotations import Annotation, DetectionSource
+from reconv.data.readers.factory import open_source
 from reconv.errors import DataError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
 

@@ -13,15 +13,15 @@ from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.annotation import Annotation, annotation
-from reconv.data.box_fetch import BoxFetch, detection_fetch, mean_colour
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.prepare import TrainPrepare, mirrored
-from reconv.data.source import LabelError
+from reconv.data.batch import Batch
+from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.data.pipeline.box_samples import BoxFetch, detection_fetch, mean_colour
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.transforms.on_device import TrainPrepare, mirrored
+from reconv.data.dataset import LabelError
 from reconv.errors import DataError
-from reconv.recipe.detection import Detection
-from reconv.recipe.images import Augment, Data, Preprocess, ZoomOut
+from reconv.recipe.detection_fields import Detection
+from reconv.recipe.data_fields import Augment, Data, Preprocess, ZoomOut
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 
@@ -162,7 +162,7 @@ def test_boxes_of_a_picture_of_another_size_are_refused_and_never_borne() -> Non
 
 
 def test_pictures_without_annotations_are_refused() -> None:
-    from reconv.data.sources.digits import open_digits
+    from reconv.data.readers.digits import open_digits
 
     with pytest.raises(DataError, match="a picture without boxes"):
         BoxFetch(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})

@@ -11,12 +11,12 @@ import pytest
 from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
-from reconv.data.annotation import DetectionSource
-from reconv.data.box_fetch import BoxFetch
-from reconv.data.detect import detect
-from reconv.data.open import open_source
+from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.pipeline.box_samples import BoxFetch
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
 from reconv.errors import DataError
-from reconv.recipe.images import Data, Preprocess
+from reconv.recipe.data_fields import Data, Preprocess
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
 
@@ -402,7 +402,7 @@ def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
 
 
 def test_digits_of_validation_are_never_painted_in_training() -> None:
-    from reconv.data.sources.digits import open_digits
+    from reconv.data.readers.digits import open_digits
 
     train, val = open_digits("train").images, open_digits("val").images
     assert len({t.tobytes() for t in train} & {v.tobytes() for v in val}) == 0

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from data_examples import encode, noise
 
-from reconv.data.annotation import DetectionSource
-from reconv.data.detect import detect
-from reconv.data.open import open_source
-from reconv.data.tfrecord import Values, encode_example, write_records
+from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
+from reconv.data.readers.tfrecord_format import Values, encode_example, write_records
 from reconv.errors import DataError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 
 def record(source_id: str, boxes: list[tuple[int, float, float, float, float]], **more: Values) -> bytes:

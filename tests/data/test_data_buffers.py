@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch, Copied
-from reconv.data.buffers import Moving, Ring, ordinary_slab
-from reconv.data.fetch import Column
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.sources.folder import FolderSource
-from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.data.batch import Batch, Copied
+from reconv.data.pipeline.buffers import Moving, Ring, ordinary_slab
+from reconv.data.pipeline.sample_pipeline import Column
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.readers.folder import FolderSource
+from reconv.recipe.data_fields import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from data_examples import encode, noise, trained_weights
 
-from reconv.data.cached import Cached, Room, num_bytes
-from reconv.data.source import Sample
-from reconv.data.sources.folder import FolderSource
+from reconv.data.pipeline.sample_cache import Cached, Room, num_bytes
+from reconv.data.dataset import Sample
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import ResourceError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 from reconv.recipe.plan import CacheSize, Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.run.sources import cache_size, open_sources, with_cache
+from reconv.trainer.datasets import cache_size, open_sources, with_cache
 
 
 class Counting(FolderSource):

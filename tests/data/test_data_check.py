@@ -13,13 +13,13 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.data.check import Checked, check, pictures_of
-from reconv.data.convert.form import Form
-from reconv.data.convert.run import Target, convert
-from reconv.data.finding import SPLITS, Finding
-from reconv.data.open import open_source
+from reconv.data.inspect.check import Checked, check, pictures_of
+from reconv.data.convert.transcode import Form
+from reconv.data.convert.convert import Target, convert
+from reconv.data.inspect.issue import SPLITS, Finding
+from reconv.data.readers.factory import open_source
 from reconv.errors import DataError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 
 def looked(path: Path | str, workers: int = 2) -> Checked:

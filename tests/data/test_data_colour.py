@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from reconv.batch import Batch
-from reconv.data.augment import JITTERED, draw_jitter
-from reconv.data.colour import jittered
-from reconv.data.prepare import TrainPrepare
-from reconv.recipe.images import Augment, Jitter, Preprocess
+from reconv.data.batch import Batch
+from reconv.data.transforms.random_params import JITTERED, draw_jitter
+from reconv.data.transforms.tf_color_jitter import jittered
+from reconv.data.transforms.on_device import TrainPrepare
+from reconv.recipe.data_fields import Augment, Jitter, Preprocess
 
 
 def slow(image: np.ndarray, added: float, contrast: float, saturation: float, turn: float) -> np.ndarray:

@@ -11,12 +11,12 @@ from data_examples import noise
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.augment import draw_erased, draw_host, jitter, turn_hue
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.prepare import EvalPrepare, TrainPrepare
-from reconv.data.sources.folder import FolderSource
-from reconv.recipe.images import Augment, Data, Erase, Jitter, Preprocess
+from reconv.data.batch import Batch
+from reconv.data.transforms.random_params import draw_erased, draw_host, jitter, turn_hue
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare
+from reconv.data.readers.folder import FolderSource
+from reconv.recipe.data_fields import Augment, Data, Erase, Jitter, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

@@ -18,18 +18,18 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.convert.form import Form
-from reconv.data.convert.run import Converted, convert, make_target
-from reconv.data.convert.sources import open_splits
-from reconv.data.decode import decode
-from reconv.data.jpeg import head
-from reconv.data.open import open_source
-from reconv.data.source import Sample, Source, Split
-from reconv.data.sources.packed import PackedSource
-from reconv.data.sources.tfrecord import TFRECORD
-from reconv.data.tfrecord import parse_example
+from reconv.data.convert.transcode import Form
+from reconv.data.convert.convert import Converted, convert, make_target
+from reconv.data.convert.inputs import open_splits
+from reconv.data.decode.decode import decode
+from reconv.data.decode.jpeg_header import head
+from reconv.data.readers.factory import open_source
+from reconv.data.dataset import Sample, Source, Split
+from reconv.data.readers.packed import PackedSource
+from reconv.data.readers.tfrecord import TFRECORD
+from reconv.data.readers.tfrecord_format import parse_example
 from reconv.errors import DataError, InUseError, UsageError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 KINDS = ("packed", "folder", "tar", "tfrecord")
 
@@ -142,9 +142,9 @@ def test_a_conversion_cut_at_any_moment_goes_on_to_the_same_bytes(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from reconv.data.convert.form import Form
-from reconv.data.convert.run import convert, make_target
-from reconv.data.convert.sources import open_splits
+from reconv.data.convert.transcode import Form
+from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.inputs import open_splits
 
 splits, root = open_splits(sys.argv[1], "auto", None, None)
 def progress(done, total):
@@ -292,8 +292,8 @@ def test_pixels_stay_pixels_or_become_png(tmp_path: Path, write_cifar: Callable[
 
 def features_of(root: Path, pattern: str) -> list[dict[str, object]]:
     """Every record of some shards, in order."""
-    from reconv.data.reader import Window
-    from reconv.data.tfrecord import read_record, record_spans
+    from reconv.data.storage.local import Window
+    from reconv.data.readers.tfrecord_format import read_record, record_spans
 
     paths = sorted(root.glob(pattern))
     return [parse_example(read_record(path, *at)) for path in paths for at in record_spans(Window(path))]
@@ -432,8 +432,8 @@ def test_the_verb_converts_says_so_and_refuses_contradictions(
 
 
 def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path: Path) -> None:
-    from reconv.data.fetch import make_fetch
-    from reconv.recipe.images import Preprocess
+    from reconv.data.pipeline.sample_pipeline import make_fetch
+    from reconv.recipe.data_fields import Preprocess
 
     run(tree, tmp_path / "new", "packed", Form(raw=True))
     rows = []

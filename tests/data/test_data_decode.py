@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from reconv.data.augment import draw_crops, draw_flips, pad_crop, resized_box
-from reconv.data.decode import decode, host_eval, shorter_side, train_preprocess
-from reconv.data.rows import host_train
+from reconv.data.transforms.random_params import draw_crops, draw_flips, pad_crop, resized_box
+from reconv.data.decode.decode import decode, host_eval, shorter_side, train_preprocess
+from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Augment, Preprocess
+from reconv.recipe.data_fields import Augment, Preprocess
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
 COLOUR = np.stack([GRADIENT, 255 - GRADIENT, np.full_like(GRADIENT, 90)], axis=2)

@@ -16,14 +16,14 @@ from jpeg_examples import encoded, photograph
 
 import reconv
 from reconv.checkpoint.store import Store
-from reconv.data import native
-from reconv.data.augment import draw_crops
-from reconv.data.loader import TrainLoader
-from reconv.data.native import Here, choose_decoder
-from reconv.data.rows import host_train
-from reconv.data.sources.folder import FolderSource
+from reconv.data.decode import native
+from reconv.data.transforms.random_params import draw_crops
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.decode.native import Here, choose_decoder
+from reconv.data.transforms.train_sample import host_train
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError, RecipeError
-from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.data_fields import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 
@@ -172,15 +172,15 @@ def _decoder_of(run: Path) -> str:
 
 def test_without_the_library_everything_is_plain(tree: Path, tmp_path: Path) -> None:
     script = f"""
-import reconv.data.native as native
+import reconv.data.decode.native as native
 from pathlib import Path
 native.LIBRARY = Path({str(tmp_path / "none.so")!r})
 assert native.trouble() == "it was not compiled"
 assert native.choose_decoder("auto") == "plain"
 import numpy as np
-from reconv.data.augment import draw_crops
-from reconv.data.rows import host_train
-from reconv.recipe.images import Augment, Preprocess
+from reconv.data.transforms.random_params import draw_crops
+from reconv.data.transforms.train_sample import host_train
+from reconv.recipe.data_fields import Augment, Preprocess
 data = next(Path({str(tree)!r}).rglob("*.JPEG")).read_bytes()
 [draws] = draw_crops(Augment(), 0, np.arange(1))
 assert host_train(data, Preprocess(size=16), Augment(), draws).shape == (3, 16, 16)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reconv.data.detect import detect
-from reconv.data.open import open_source
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from reconv.data.drawing import BAD, GOOD, DrawnBox, class_colour, draw_boxes
+from reconv.data.inspect.draw_boxes import BAD, GOOD, DrawnBox, class_colour, draw_boxes
 
 
 def _pixels(*boxes: DrawnBox, size: tuple[int, int] = (100, 80), mode: str = "RGB") -> np.ndarray:

@@ -16,18 +16,18 @@ from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.engine import EngineRows
-from reconv.data.faults import Fault, Faults
-from reconv.data.handed import is_of_device
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.processes import Processes
-from reconv.data.sharing import balanced, measured_share
-from reconv.data.sources.folder import FolderSource
-from reconv.data.workers import Threads, Workers
+from reconv.data.batch import Batch
+from reconv.data.pipeline.gpu_decoder import EngineRows
+from reconv.data.pipeline.bad_samples import Fault, Faults
+from reconv.data.pipeline.gpu_decode import is_of_device
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.pipeline.process_pool import Processes
+from reconv.data.pipeline.decode_balance import balanced, measured_share
+from reconv.data.readers.folder import FolderSource
+from reconv.data.pipeline.thread_pool import Threads, Workers
 from reconv.errors import DataError, RecipeError
-from reconv.kernels.crop import Box, crop_plainly
-from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.kernels.crop.ops import Box, crop_plainly
+from reconv.recipe.data_fields import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.faults import Fault, Faults, stand_ins
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.source import Sample
-from reconv.data.sources.folder import FolderSource
+from reconv.data.batch import Batch
+from reconv.data.pipeline.bad_samples import Fault, Faults, stand_ins
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.dataset import Sample
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Augment, Data, Mixup, Preprocess
+from reconv.recipe.data_fields import Augment, Data, Mixup, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.data.detect import detect
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.open import open_source
-from reconv.data.source import Source, Split
-from reconv.data.sources.folder import FolderSource
-from reconv.data.tfrecord import encode_example, write_records
+from reconv.data.readers.detect import detect
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.readers.factory import open_source
+from reconv.data.dataset import Source, Split
+from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.tfrecord_format import encode_example, write_records
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.data_fields import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

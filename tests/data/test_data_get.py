@@ -17,10 +17,10 @@ import pytest
 from box_examples import write_coco
 
 from reconv.cli import main
-from reconv.data.get import DATA_SETS, Archive, DataSet, fetch_archive, fetch_data_set, get
-from reconv.data.open import open_source
+from reconv.data.download_dataset import DATA_SETS, Archive, DataSet, fetch_archive, fetch_data_set, get
+from reconv.data.readers.factory import open_source
 from reconv.errors import DataError, Exit, ResourceError, UsageError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
-from reconv.data.detect import detect
-from reconv.data.open import open_source
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
 from reconv.errors import DataError, Exit, UsageError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 DATASETS = """
 import base64, json

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reconv.data.index import Index, Scanned, open_index
-from reconv.data.reader import Window
+from reconv.data.readers.shard_index import Index, Scanned, open_index
+from reconv.data.storage.local import Window
 from reconv.errors import DataError
 
 SCAN_COUNT: list[str] = []

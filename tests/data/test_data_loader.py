@@ -14,20 +14,20 @@ import torch
 from data_examples import encode, noise
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.augment import draw_crops
-from reconv.data.decode import decode, host_eval
-from reconv.data.faults import Faults
-from reconv.data.fetch import Column, Decode, Draws, Gather, Rows, make_fetch
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.open import open_source
-from reconv.data.rows import host_train
-from reconv.data.source import Sample, Source
-from reconv.data.sources.arrays import ArraySource
-from reconv.data.sources.digits import open_digits
-from reconv.data.sources.folder import FolderSource
+from reconv.data.batch import Batch
+from reconv.data.transforms.random_params import draw_crops
+from reconv.data.decode.decode import decode, host_eval
+from reconv.data.pipeline.bad_samples import Faults
+from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Gather, Rows, make_fetch
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.readers.factory import open_source
+from reconv.data.transforms.train_sample import host_train
+from reconv.data.dataset import Sample, Source
+from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.digits import open_digits
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError
-from reconv.recipe.images import Augment, Data, Mixup, Preprocess
+from reconv.recipe.data_fields import Augment, Data, Mixup, Preprocess
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.mix import draw_mix
-from reconv.data.prepare import TrainPrepare
-from reconv.recipe.images import Augment, Cutmix, Mixup, Preprocess
+from reconv.data.batch import Batch
+from reconv.data.transforms.mixup import draw_mix
+from reconv.data.transforms.on_device import TrainPrepare
+from reconv.recipe.data_fields import Augment, Cutmix, Mixup, Preprocess
 
 SIZE = 14  # not a power of two: areas are no round fractions
 NUM_CLASSES = 7

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jpeg_examples import encoded, halved_down, inserted, photograph, replaced, segment_at
 from PIL import Image
 
-from reconv.data import native
+from reconv.data.decode import native
 
 FIXTURES = Path(__file__).parent / "fixtures" / "jpeg"
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]

@@ -13,17 +13,17 @@ from data_examples import encode
 from jpeg_examples import encoded, photograph
 from PIL import Image
 
-from reconv.data import native
-from reconv.data.augment import draw_host
-from reconv.data.cached import Cached, Room
-from reconv.data.fetch import Decode
-from reconv.data.native_rows import fill_from_files, is_for_files
-from reconv.data.source import Source, Subset, WithBackground, files_of
-from reconv.data.sources.digits import open_digits
-from reconv.data.sources.folder import FolderSource
-from reconv.data.sources.table import TableSource
+from reconv.data.decode import native
+from reconv.data.transforms.random_params import draw_host
+from reconv.data.pipeline.sample_cache import Cached, Room
+from reconv.data.pipeline.sample_pipeline import Decode
+from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
+from reconv.data.dataset import Source, Subset, WithBackground, files_of
+from reconv.data.readers.digits import open_digits
+from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.csv_table import TableSource
 from reconv.errors import DataError
-from reconv.recipe.images import Augment, Jitter, Preprocess
+from reconv.recipe.data_fields import Augment, Jitter, Preprocess
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 

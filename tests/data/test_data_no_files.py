@@ -11,15 +11,15 @@ import pytest
 from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
-from reconv.data.check import check
-from reconv.data.convert.form import Form
-from reconv.data.convert.run import convert, make_target
-from reconv.data.convert.sources import open_splits
-from reconv.data.open import open_source
-from reconv.data.reader import Mapped, Stream, Unmapped, read
-from reconv.data.sources.folder import FolderSource
+from reconv.data.inspect.check import check
+from reconv.data.convert.transcode import Form
+from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.inputs import open_splits
+from reconv.data.readers.factory import open_source
+from reconv.data.storage.local import Mapped, Stream, Unmapped, read
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 pytestmark = pytest.mark.usefixtures("nobody_waits")
 

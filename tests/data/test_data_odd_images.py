@@ -15,11 +15,11 @@ import pytest
 from data_examples import encode
 from PIL import Image
 
-from reconv.data.augment import draw_crops
-from reconv.data.decode import decode, host_eval
-from reconv.data.rows import host_train
+from reconv.data.transforms.random_params import draw_crops
+from reconv.data.decode.decode import decode, host_eval
+from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError
-from reconv.recipe.images import Augment, Preprocess
+from reconv.recipe.data_fields import Augment, Preprocess
 
 SMOOTH = np.dstack(
     [
@@ -159,7 +159,7 @@ def test_a_machine_without_memory_is_not_taken_for_a_damaged_file(monkeypatch: p
 
 def test_pillow_does_not_warn_past_us_of_a_picture_that_is_refused() -> None:
     program = """
-from reconv.data.decode import decode
+from reconv.data.decode.decode import decode
 from reconv.errors import DataError
 from test_data_odd_images import png_beginning
 try:

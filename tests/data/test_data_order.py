@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconv.data.order import Order
+from reconv.data.sampler import Order
 from reconv.errors import DataError
 
 

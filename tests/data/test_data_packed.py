@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from data_examples import encode, noise
 
-from reconv.data.detect import detect
-from reconv.data.open import open_source
-from reconv.data.packed import Description, PackedShard, write_shard
-from reconv.data.reader import Mapped, Unmapped, is_local, open_ranges
-from reconv.data.source import Sample
-from reconv.data.sources.packed import PackedSource, shard_name
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
+from reconv.data.readers.packed_format import Description, PackedShard, write_shard
+from reconv.data.storage.local import Mapped, Unmapped, is_local, open_ranges
+from reconv.data.dataset import Sample
+from reconv.data.readers.packed import PackedSource, shard_name
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 CLASSES = ("ant", "bee", "Käfer")
 

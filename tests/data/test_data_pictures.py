@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from reconv.data.pictures import grid
+from reconv.data.inspect.contact_sheet import grid
 
 
 def test_a_grid_shows_every_image_enlarged_in_row_order() -> None:

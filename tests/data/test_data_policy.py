@@ -7,9 +7,9 @@ import pytest
 from data_examples import noise
 from PIL import Image, ImageChops, ImageEnhance, ImageOps
 
-from reconv.data.augment import draw_host
-from reconv.data.policy import OPERATIONS, POLICIES, Operation, apply_policy, operate, rand_operations
-from reconv.recipe.images import Augment, RandAugment
+from reconv.data.transforms.random_params import draw_host
+from reconv.data.transforms.auto_augment import OPERATIONS, POLICIES, Operation, apply_policy, operate, rand_operations
+from reconv.recipe.data_fields import Augment, RandAugment
 
 GREY = 128
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.loader import TrainLoader
-from reconv.data.mix import draw_mix
-from reconv.data.prepare import EvalPrepare, TrainPrepare, unprepare
-from reconv.data.sources.digits import open_digits
-from reconv.recipe.images import Augment, Cutmix, Data, Mixup, Preprocess
+from reconv.data.batch import Batch
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.transforms.mixup import draw_mix
+from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare, unprepare
+from reconv.data.readers.digits import open_digits
+from reconv.recipe.data_fields import Augment, Cutmix, Data, Mixup, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 

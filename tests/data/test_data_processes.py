@@ -18,21 +18,21 @@ from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 from torch import Tensor
 
-from reconv.data.convert.form import Form
-from reconv.data.convert.run import convert, make_target
-from reconv.data.convert.sources import open_splits
-from reconv.data.faults import Fault, Faults
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.open import open_source
-from reconv.data.packed import Description, write_shard
-from reconv.data.parcel import pack, unpack
-from reconv.data.processes import Processes
-from reconv.data.source import Sample, Source
-from reconv.data.sources.digits import open_digits
-from reconv.data.sources.folder import FolderSource
-from reconv.data.sources.packed import PackedSource, shard_name
+from reconv.data.convert.transcode import Form
+from reconv.data.convert.convert import convert, make_target
+from reconv.data.convert.inputs import open_splits
+from reconv.data.pipeline.bad_samples import Fault, Faults
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.readers.factory import open_source
+from reconv.data.readers.packed_format import Description, write_shard
+from reconv.data.pipeline.shared_pickle import pack, unpack
+from reconv.data.pipeline.process_pool import Processes
+from reconv.data.dataset import Sample, Source
+from reconv.data.readers.digits import open_digits
+from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.packed import PackedSource, shard_name
 from reconv.errors import DataError, ResourceError, UsageError
-from reconv.recipe.images import Augment, Data, Preprocess
+from reconv.recipe.data_fields import Augment, Data, Preprocess
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 
@@ -156,7 +156,7 @@ def test_a_closed_pool_leaves_no_process_and_no_shared_memory(tree: Path) -> Non
 def test_workers_end_when_their_parent_is_killed(tree: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from reconv.data.processes import Processes\n"
+        "from reconv.data.pipeline.process_pool import Processes\n"
         "workers = Processes(1)\n"
         "print(*workers.process_ids, flush=True)\n"
         "time.sleep(60)\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import reconv.data
-from reconv.data.reader import read, read_named
+from reconv.data.storage.local import read, read_named
 from reconv.errors import DataError
 
 _ROOM = Path(reconv.data.__file__).parent

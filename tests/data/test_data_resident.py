@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.augment import alternate_flips, pad_crop
-from reconv.data.loader import TrainLoader
-from reconv.data.open import open_source
-from reconv.data.source import Source
-from reconv.data.sources.arrays import ArraySource
+from reconv.data.batch import Batch
+from reconv.data.transforms.random_params import alternate_flips, pad_crop
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.readers.factory import open_source
+from reconv.data.dataset import Source
+from reconv.data.readers.arrays import ArraySource
 from reconv.errors import RecipeError
-from reconv.recipe.images import Augment, Data, Erase, Mixup, Preprocess
-from reconv.recipe.load import load
+from reconv.recipe.data_fields import Augment, Data, Erase, Mixup, Preprocess
+from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 from reconv.recipe.units import Duration

@@ -12,13 +12,13 @@ import simplejpeg
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.data.augment import Box, draw_crops, resized_box
-from reconv.data.decode import decode
-from reconv.data.jpeg import head, part_of
-from reconv.data.jpeg_decoder import agrees, decode_with_pillow, jpeg_decoder
-from reconv.data.rows import host_train
+from reconv.data.transforms.random_params import Box, draw_crops, resized_box
+from reconv.data.decode.decode import decode
+from reconv.data.decode.jpeg_header import head, part_of
+from reconv.data.decode.jpeg_decoder import agrees, decode_with_pillow, jpeg_decoder
+from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError
-from reconv.recipe.images import Augment, Preprocess
+from reconv.recipe.data_fields import Augment, Preprocess
 
 SPEC = Preprocess(size=32)
 

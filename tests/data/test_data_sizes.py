@@ -10,17 +10,17 @@ import torch
 from data_examples import noise
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.data.augment import draw_host
-from reconv.data.decode import train_preprocess
-from reconv.data.loader import EvalLoader, TrainLoader
-from reconv.data.open import open_source
-from reconv.data.rows import host_train
-from reconv.data.source import Source
-from reconv.data.sources.arrays import ArraySource
-from reconv.data.sources.folder import FolderSource
+from reconv.data.batch import Batch
+from reconv.data.transforms.random_params import draw_host
+from reconv.data.decode.decode import train_preprocess
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.readers.factory import open_source
+from reconv.data.transforms.train_sample import host_train
+from reconv.data.dataset import Source
+from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.folder import FolderSource
 from reconv.errors import RecipeError
-from reconv.recipe.images import Augment, Cutmix, Data, Preprocess
+from reconv.recipe.data_fields import Augment, Cutmix, Data, Preprocess
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchSizes, Recipe
 from reconv.recipe.units import Duration

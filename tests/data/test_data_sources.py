@@ -12,15 +12,15 @@ import pytest
 from data_examples import cifar_layout, encode, noise
 from sklearn.datasets import load_digits
 
-from reconv.data.open import open_source
-from reconv.data.source import Sample, Subset, spread
-from reconv.data.sources.arrays import ArraySource
-from reconv.data.sources.cifar import open_cifar
-from reconv.data.sources.digits import open_digits
-from reconv.data.sources.folder import FolderSource
-from reconv.data.sources.synthetic import Synthetic
+from reconv.data.readers.factory import open_source
+from reconv.data.dataset import Sample, Subset, spread
+from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.cifar import open_cifar
+from reconv.data.readers.digits import open_digits
+from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.synthetic import Synthetic
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Data, Preprocess
+from reconv.recipe.data_fields import Data, Preprocess
 
 
 def pixels(sample: Sample) -> np.ndarray:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reconv.data.annotation import DetectionSource
-from reconv.data.open import open_source, taken, thinned
-from reconv.data.source import Split
-from reconv.data.sources.synthetic import pattern_of
-from reconv.data.sources.synthetic_boxes import MOST_BOXES
-from reconv.recipe.images import Data, Preprocess
+from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.readers.factory import open_source, taken, thinned
+from reconv.data.dataset import Split
+from reconv.data.readers.synthetic import pattern_of
+from reconv.data.readers.synthetic_boxes import MOST_BOXES
+from reconv.recipe.data_fields import Data, Preprocess
 
 DATA = Data(num_samples=40, num_classes=3, preprocess=Preprocess(size=64, resize=None))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
-from reconv.data.detect import detect
-from reconv.data.open import open_source
-from reconv.data.sources.table import TableSource
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
+from reconv.data.readers.csv_table import TableSource
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
-from reconv.data.detect import detect
-from reconv.data.open import open_source
-from reconv.data.sources.tar import open_tar
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
+from reconv.data.readers.tar import open_tar
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 
 Member = tuple[str, bytes]
 

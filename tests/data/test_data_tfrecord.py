@@ -18,18 +18,18 @@ from data_examples import encode, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.crc32c import crc32c, masked
-from reconv.data.decode import decode
-from reconv.data.detect import detect
-from reconv.data.open import open_source
-from reconv.data.reader import Window
-from reconv.data.source import Sample
-from reconv.data.sources.shards import ShardSource
-from reconv.data.sources.tfrecord import TFRECORD
-from reconv.data.tfrecord import encode_example, parse_example, peek_features, read_record, record_spans, write_records
+from reconv.io.crc32c import crc32c, masked
+from reconv.data.decode.decode import decode
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_source
+from reconv.data.storage.local import Window
+from reconv.data.dataset import Sample
+from reconv.data.readers.shards import ShardSource
+from reconv.data.readers.tfrecord import TFRECORD
+from reconv.data.readers.tfrecord_format import encode_example, parse_example, peek_features, read_record, record_spans, write_records
 from reconv.errors import DataError, Exit
-from reconv.recipe.images import Data
-from reconv.wire import MalformedError
+from reconv.recipe.data_fields import Data
+from reconv.io.protobuf import MalformedError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tfrecord"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())

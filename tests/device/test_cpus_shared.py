@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from reconv.device.cpus import shared_cpus
+from reconv.device.affinity import shared_cpus
 
 
 @pytest.mark.parametrize(("allowed", "num_places", "shares"), [

@@ -10,7 +10,7 @@ import torch
 
 from reconv.device import Cpu, choose_algorithms
 from reconv.errors import RecipeError
-from reconv.recipe.load import load
+from reconv.recipe.loader import load
 from reconv.recipe.schema import Engine
 from reconv.recipe.unused import unused_options
 

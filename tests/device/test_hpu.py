@@ -18,7 +18,7 @@ from reconv.device import device_kind, open_device
 from reconv.errors import UsageError
 from reconv.optim import build_optimizer
 from reconv.recipe.schema import Optimizer
-from reconv.wide import widest
+from reconv.precision.accumulate import widest
 
 GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"
 SHORT = {
@@ -155,7 +155,7 @@ def test_processes_meet_through_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def met(path: str) -> tuple[float, list[tuple[str, Any]]]:
     sys.path.insert(0, path)
-    from reconv.parallel.world import open_world
+    from reconv.distributed.process_group import open_world
 
     world = open_world(device="hpu")
     from habana_frameworks.recording import calls, mode

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.device.jpeg_engine import JpegEngine, _nvjpeg
+from reconv.device.nvjpeg import JpegEngine, _nvjpeg
 from reconv.errors import Exit, UsageError
 
 

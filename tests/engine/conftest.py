@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
-from reconv.engine.step import PlainStep
+from reconv.data.batch import Batch
+from reconv.trainer.step import PlainStep
 from reconv.models import build_model, initialise
-from reconv.models.layers import LayerState
-from reconv.models.noise import Dropout
+from reconv.models.layers.batch_norm import LayerState
+from reconv.models.layers.dropout import Dropout
 from reconv.optim import Ema, build_optimizer
-from reconv.parallel.world import Shared
+from reconv.distributed.process_group import Shared
 from reconv.precision import build_precision
 from reconv.recipe import schema
 from reconv.tasks.classification import Classification

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.engine.fitting import Fitting, largest
+from reconv.trainer.oom import Fitting, largest
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.engine.graph import MOST_RECORDINGS, WARM_STEPS, GraphedStep
-from reconv.engine.step import StepResult
+from reconv.data.batch import Batch
+from reconv.trainer.cuda_graph import MOST_RECORDINGS, WARM_STEPS, GraphedStep
+from reconv.trainer.step import StepResult
 from reconv.recipe import schema
 
 from .conftest import Parts, batch

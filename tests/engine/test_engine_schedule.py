@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.engine.schedule import learning_rate
+from reconv.trainer.lr_schedule import learning_rate
 from reconv.recipe.plan import SchedulePlan
 from reconv.recipe.schema import Schedule
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.device import open_device
-from reconv.engine.step import StepResult
-from reconv.engine.watch import Watch
+from reconv.trainer.step import StepResult
+from reconv.trainer.nan_guard import Watch
 from reconv.errors import DivergedError
-from reconv.report.events import Event, NonFiniteStep
+from reconv.logging.events import Event, NonFiniteStep
 
 from .conftest import Parts, batch
 

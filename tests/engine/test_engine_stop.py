@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from reconv.engine.stop import StopRequest
+from reconv.trainer.stop_signal import StopRequest
 
 
 def test_the_second_ctrl_c_interrupts_also_with_a_sigterm_in_between() -> None:

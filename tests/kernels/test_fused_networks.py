@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.models.fuse import use_kernels
+from reconv.kernels.fuse import use_kernels
 from reconv.models.googlenet import GoogLeNetSpec, Inception
-from reconv.models.layers import BatchNorm2d, LayerState
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
-from reconv.models.network import BoxAnswers, BoxMaps
-from reconv.models.norm import ConvNormAct, Fork, fork
+from reconv.models.architecture import BoxAnswers, BoxMaps
+from reconv.models.layers.norm import ConvNormAct, Fork, fork
 
 GROUPS = (2, 3)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, wide
 
-from reconv.kernels.bias import bias_relu
+from reconv.kernels.bias_relu.ops import bias_relu
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.boxes.anchors import default_boxes
-from reconv.boxes.convert import to_xyxy
-from reconv.boxes.match import match
-from reconv.boxes.postprocess import Keep
-from reconv.data.annotation import Annotation
-from reconv.kernels.box_losses import Layout, Truth, box_losses, matched
-from reconv.models.network import BoxMaps
+from reconv.data.batch import Batch
+from reconv.detection.anchors import default_boxes
+from reconv.detection.box_ops import to_xyxy
+from reconv.detection.matcher import match
+from reconv.detection.postprocess import Keep
+from reconv.data.boxes.annotations import Annotation
+from reconv.kernels.box_losses.ops import Layout, Truth, box_losses, matched
+from reconv.models.architecture import BoxMaps
 from reconv.tasks.detection import Detection, Rules, image_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7

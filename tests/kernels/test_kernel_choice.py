@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from reconv.kernels.choice import Call, fastest
+from reconv.kernels.autotune import Call, fastest
 
 PLAIN = torch.arange(16.0).view(2, 2, 2, 2)
 

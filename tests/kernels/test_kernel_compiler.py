@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reconv.kernels import compiler
-from reconv.kernels.compiler import Compiler
+from reconv.kernels.jit import compile_process as compiler
+from reconv.kernels.jit.compile_process import Compiler
 
 TARGET = ("cuda", 90, 32)
 PATIENCE_S = 120
@@ -21,10 +21,10 @@ import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from reconv.kernels.compile_variants import NamedGpu
-from reconv.kernels.compiler import Compiler
-from reconv.kernels.launch import variant_of
-from reconv.kernels.stem_triton import space_to_depth
+from reconv.kernels.jit.compile_variants import NamedGpu
+from reconv.kernels.jit.compile_process import Compiler
+from reconv.kernels.jit.launch import variant_of
+from reconv.kernels.stem.triton import space_to_depth
 
 found = []
 knobs.compilation.listener = lambda cache_hit, **about: found.append(cache_hit)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.data.decode import eval_box, host_eval
-from reconv.data.rows import resize_into
-from reconv.kernels.crop import Box, crop, crop_plainly
-from reconv.recipe.images import Preprocess
+from reconv.data.decode.decode import eval_box, host_eval
+from reconv.data.transforms.train_sample import resize_into
+from reconv.kernels.crop.ops import Box, crop, crop_plainly
+from reconv.recipe.data_fields import Preprocess
 
 SIZE = 13  # fills no tile, and makes few exact halves
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, wide
 
-from reconv.kernels.depthwise import depthwise
-from reconv.kernels.launch import rehearsed
+from reconv.kernels.depthwise.ops import depthwise
+from reconv.kernels.jit.launch import rehearsed
 
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])

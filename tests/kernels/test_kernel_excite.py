@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import TOLERANCE, assert_near, draw, wide
 
-from reconv.kernels.excite import squeeze_excite
+from reconv.kernels.squeeze_excite.ops import squeeze_excite
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -11,11 +11,11 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import Tensor
 
 from reconv.kernels import reference
-from reconv.kernels.gated import accepts, excite, excite_join
-from reconv.kernels.norm import Norm, join
+from reconv.kernels.norm_squeeze_excite.ops import accepts, excite, excite_join
+from reconv.kernels.batch_norm.ops import Norm, join
 from reconv.kernels.reference import Activation
-from reconv.models.layers import BatchNorm2d
-from reconv.models.norm import Fork, SqueezeExcitation, excited_join
+from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.norm import Fork, SqueezeExcitation, excited_join
 
 SHAPES = [((5, 24, 9, 9), (2, 3)), ((3, 8, 1, 1), (3,)), ((2, 72, 5, 13), (1, 1)), ((3, 16, 36, 36), (2, 1))]
 

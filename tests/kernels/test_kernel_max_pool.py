@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import draw
 
-from reconv.kernels.launch import rehearsed
-from reconv.kernels.max_pool import max_pool, max_pool_values
-from reconv.kernels.passes import largest
+from reconv.kernels.jit.launch import rehearsed
+from reconv.kernels.max_pool.ops import max_pool, max_pool_values
+from reconv.kernels.pointwise.ops import largest
 from reconv.kernels.window import Window
-from reconv.models.conv import MaxPool2d, SameMaxPool2d
+from reconv.models.layers.conv import MaxPool2d, SameMaxPool2d
 
 # GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, a picture of one pixel.
 CASES = [

@@ -9,8 +9,9 @@ import torch
 from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
 from torch import Tensor
 
-from reconv.kernels import norm, reference
-from reconv.kernels.rows import SLABS, counters, rows_of
+from reconv.kernels import reference
+from reconv.kernels.batch_norm import ops as norm
+from reconv.kernels.channels_last import SLABS, counters, rows_of
 
 # samples, channels, height, width, groups: odd row counts, channels that fill no block, several groups, a longer and
 # a shorter last group, groups of one value.

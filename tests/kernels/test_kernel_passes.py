@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import TOLERANCE, assert_near, draw
 
-from reconv.kernels.passes import FUNCTIONS, Ending, excited, means, side_by_side
+from reconv.kernels.pointwise.ops import FUNCTIONS, Ending, excited, means, side_by_side
 
 SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not for kernels
 

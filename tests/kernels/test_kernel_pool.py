@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
 from torch import Tensor
 
-from reconv.kernels.pool import normalise_pool
+from reconv.kernels.norm_max_pool.ops import normalise_pool
 from reconv.kernels.window import STEM_WINDOWS, Window, same_padding
 
 SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 1, 5), (2,))]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from reconv.batch import Batch
-from reconv.data.augment import ERASED, JITTERED
-from reconv.data.mix import draw_mix
-from reconv.data.prepare import TrainPrepare
-from reconv.kernels.launch import rehearsed
-from reconv.kernels.prepare import prepare_images
-from reconv.recipe.images import Augment, Preprocess
+from reconv.data.batch import Batch
+from reconv.data.transforms.random_params import ERASED, JITTERED
+from reconv.data.transforms.mixup import draw_mix
+from reconv.data.transforms.on_device import TrainPrepare
+from reconv.kernels.jit.launch import rehearsed
+from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.recipe.data_fields import Augment, Preprocess
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

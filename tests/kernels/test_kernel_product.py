@@ -7,9 +7,9 @@ import torch
 from kernel_cases import TOLERANCE, assert_near, draw
 from torch import Tensor
 
-from reconv.kernels.passes import Ending
-from reconv.kernels.product import product
-from reconv.kernels.product_forms import (
+from reconv.kernels.pointwise.ops import Ending
+from reconv.kernels.conv_bias_act.ops import product
+from reconv.kernels.conv_bias_act.candidates import (
     Given,
     Shape,
     Tile,

@@ -9,8 +9,8 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import nn
 
 from reconv.kernels import reference
-from reconv.kernels.projection import accepts, project
-from reconv.models.layers import BatchNorm2d
+from reconv.kernels.norm_conv1x1.ops import accepts, project
+from reconv.models.layers.batch_norm import BatchNorm2d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

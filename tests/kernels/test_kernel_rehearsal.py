@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
-from reconv.batch import Batch
-from reconv.kernels.box_losses import Layout, box_losses, nothing_shown
-from reconv.kernels.launch import Variant, expect, launch, variant_of
+from reconv.data.batch import Batch
+from reconv.kernels.box_losses.ops import Layout, box_losses, nothing_shown
+from reconv.kernels.jit.launch import Variant, expect, launch, variant_of
 from reconv.models import build_model
-from reconv.models.conv import MaxPool2d
+from reconv.models.layers.conv import MaxPool2d
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.models.fuse import use_kernels
+from reconv.kernels.fuse import use_kernels
 from reconv.models.googlenet import GoogLeNetSpec, Inception
-from reconv.models.layers import BatchNorm2d, LayerState
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
-from reconv.models.network import BoxMaps
-from reconv.models.norm import fork
-from reconv.models.rehearse import variants_of
+from reconv.models.architecture import BoxMaps
+from reconv.models.layers.norm import fork
+from reconv.kernels.trace_kernels import variants_of
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ from contextlib import nullcontext
 import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.models.fuse import use_kernels
-from reconv.models.rehearse import variants_of
+from reconv.kernels.fuse import use_kernels
+from reconv.kernels.trace_kernels import variants_of
 
 for name, options in (("resnet14", {}), ("ssd_resnet34", {"trunk": "resnet10"})):
     model = build_model(name, num_classes=4, **options).to(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reconv.kernels.stem import accepts, stem_images, stem_weight
+from reconv.kernels.stem.ops import accepts, stem_images, stem_weight
 from reconv.kernels.window import STEM_KERNELS
 
 

@@ -10,7 +10,7 @@ import safetensors.torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.checkpoint.store import Store
 
 Train = Callable[..., "Outcome"]

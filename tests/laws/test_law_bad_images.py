@@ -15,7 +15,7 @@ from PIL import Image
 
 import reconv
 from reconv.errors import DataError, Exit, PreemptedError
-from reconv.report.events import Attempt, BadImage, Evaluated, Event, Progress, latest_by_step, read_events
+from reconv.logging.events import Attempt, BadImage, Evaluated, Event, Progress, latest_by_step, read_events
 
 from .conftest import Outcome
 

@@ -12,7 +12,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.report.events import Event, Progress
+from reconv.logging.events import Event, Progress
 
 from .conftest import Outcome
 

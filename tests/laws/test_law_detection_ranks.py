@@ -7,7 +7,7 @@ from pathlib import Path
 from ranks import in_ranks
 
 import reconv
-from reconv.report.events import Evaluated, Progress, read_events
+from reconv.logging.events import Evaluated, Progress, read_events
 
 from .conftest import Outcome
 from .test_law_detection import TINY, assert_same_bits

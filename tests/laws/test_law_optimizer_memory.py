@@ -11,9 +11,9 @@ from ranks import in_ranks
 import reconv
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer
-from reconv.optim import slots as slots_module
-from reconv.parallel.shards import owners
-from reconv.recipe.load import load
+from reconv.optim import optimizer_state as slots_module
+from reconv.distributed.sharded_optimizer import owners
+from reconv.recipe.loader import load
 from reconv.recipe.schema import Optimizer
 
 from .conftest import Outcome, Train

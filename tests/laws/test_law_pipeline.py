@@ -11,8 +11,8 @@ from ranks import in_ranks
 import reconv
 from reconv.errors import RecipeError
 from reconv.models import build_model
-from reconv.models.balance import balanced, parts_of, work_of_stages
-from reconv.report.events import Evaluated, Progress, read_events
+from reconv.models.pipeline_split import balanced, parts_of, work_of_stages
+from reconv.logging.events import Evaluated, Progress, read_events
 
 from .conftest import Outcome
 

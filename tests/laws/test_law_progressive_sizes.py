@@ -10,7 +10,7 @@ import pytest
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.report.events import Event, Planned, Progress, read_events
+from reconv.logging.events import Event, Planned, Progress, read_events
 
 from .conftest import EVERYTHING, Train
 from .test_law_resume import assert_same_bits

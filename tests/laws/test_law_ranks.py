@@ -9,7 +9,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.report.events import Evaluated, Progress, read_events
+from reconv.logging.events import Evaluated, Progress, read_events
 
 from .conftest import Outcome
 

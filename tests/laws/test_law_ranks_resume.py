@@ -11,7 +11,7 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.report.events import Attempt, BadImage, Evaluated, Event, Progress, read_events
+from reconv.logging.events import Attempt, BadImage, Evaluated, Event, Progress, read_events
 
 from .conftest import Outcome
 from .test_law_ranks import MIXED, SHORT, differing, losses, scores, trained

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from reconv.errors import ResourceError
 from reconv.models.resnet import ResNet
-from reconv.report.events import Noted, Planned, read_events
+from reconv.logging.events import Noted, Planned, read_events
 
 from .conftest import EVERYTHING, Outcome, Train
 

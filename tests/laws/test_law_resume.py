@@ -15,7 +15,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError, RecipeError
-from reconv.report.events import Attempt, Evaluated, Event, Noted, Progress, Saved, read_events
+from reconv.logging.events import Attempt, Evaluated, Event, Noted, Progress, Saved, read_events
 
 from .conftest import EVERYTHING, Outcome, Train
 
@@ -65,12 +65,12 @@ def test_resume_with_other_workers_equals_uninterrupted_run(train: Train, tmp_pa
 # Importing torch takes seconds, so one process imports it and forks a run for every line it is sent.
 NURSERY = """
 import os, sys
-import reconv.run
+import reconv.api
 given = [tuple(s.split('=', 1)) + ('--set',) for s in sys.argv[2:]]
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
-        reconv.run.train('quickstart', out=sys.argv[1], resume=True, overrides=given)
+        reconv.trainer.training_run('quickstart', out=sys.argv[1], resume=True, overrides=given)
         os._exit(0)
     print(pid, flush=True)
     _, status = os.waitpid(pid, 0)

@@ -11,7 +11,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.report.events import Event, Progress
+from reconv.logging.events import Event, Progress
 
 from .conftest import EVERYTHING, Train
 

@@ -11,7 +11,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.report.events import Evaluated, Event, Progress, read_events
+from reconv.logging.events import Evaluated, Event, Progress, read_events
 
 from .conftest import EVERYTHING, Train
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from reconv.kernels.passes import excited, largest, means, side_by_side
-from reconv.kernels.product import product
+from reconv.kernels.pointwise.ops import excited, largest, means, side_by_side
+from reconv.kernels.conv_bias_act.ops import product
 from reconv.models import build_model, initialise
-from reconv.models.answer import answering
+from reconv.inference.compiler import answering
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.models.fold import folded
+from reconv.inference.fold import folded
 from reconv.models.googlenet import GoogLeNetSpec, Inception
-from reconv.models.norm import SqueezeExcitation
+from reconv.models.layers.norm import SqueezeExcitation
 
 aten = torch.ops.aten
 

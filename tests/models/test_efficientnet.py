@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.models.efficientnet import MBConv
-from reconv.models.layers import LayerState
-from reconv.models.norm import ACTIVATIONS, ConvNormAct, SqueezeExcitation
+from reconv.models.layers.batch_norm import LayerState
+from reconv.models.layers.norm import ACTIVATIONS, ConvNormAct, SqueezeExcitation
 
 SMALL = {"width_coefficient": 0.5, "stem": "cifar"}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model, model_names
-from reconv.models.fixed import head_patterns, train_only
-from reconv.models.layers import BatchNorm2d, LayerState
+from reconv.models.frozen import head_patterns, train_only
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 
 
 def test_the_head_is_the_classifier_of_every_network() -> None:

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from reconv.models import build_model
-from reconv.models.fold import folded
-from reconv.models.zoo import BatchNormThen
+from reconv.inference.fold import folded
+from reconv.models.external import BatchNormThen
 
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet": ("resnet18", {}, 64),

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model, initialise
-from reconv.models.layers import BatchNorm2d, LayerState
-from reconv.models.noise import DropConnect, Dropout
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
+from reconv.models.layers.dropout import DropConnect, Dropout
 
 Create = Callable[..., nn.Module]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.models import build_model, initialise
-from reconv.models.layers import BatchNorm2d, LayerState
-from reconv.models.noise import DropConnect, Dropout
+from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
+from reconv.models.layers.dropout import DropConnect, Dropout
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)

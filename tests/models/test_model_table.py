@@ -9,8 +9,8 @@ from torch import nn
 
 from reconv.errors import UsageError
 from reconv.models import Auxiliary, Network, build_model, initialise, stages_of
-from reconv.models.layers import BatchNorm2d
-from reconv.models.noise import Dropout, Noise
+from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.dropout import Dropout, Noise
 
 
 def num_parameters(model: torch.nn.Module) -> int:

@@ -10,8 +10,8 @@ from torch import nn
 from reconv.errors import UsageError
 from reconv.kernels.window import same_padding
 from reconv.models import build_model, model_names, model_spec
-from reconv.models.conv import SameConv2d, SameMaxPool2d
-from reconv.models.norm import ACTIVATIONS, ProxyNorm, normed
+from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
+from reconv.models.layers.norm import ACTIVATIONS, ProxyNorm, normed
 
 
 def test_same_padding_is_tensorflows_on_known_cases() -> None:

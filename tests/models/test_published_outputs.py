@@ -7,7 +7,7 @@ import torch
 from oracle_cases import CASES, FIXTURES, Case, images, network, shown
 
 from reconv.models import Auxiliary
-from reconv.models.noise import Dropout
+from reconv.models.layers.dropout import Dropout
 
 OUTPUTS = json.loads(FIXTURES.read_text())["outputs"]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from reconv.errors import RecipeError
 from reconv.models import build_model
-from reconv.models.network import Network
-from reconv.models.recompute import choose_stages, id_of, recomputing
+from reconv.models.architecture import Network
+from reconv.models.activation_checkpoint import choose_stages, id_of, recomputing
 
 
 def saved_bytes(forward: Any, model: Network, images: Tensor) -> int:

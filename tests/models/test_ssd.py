@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.checkpoint import weights
+from reconv.checkpoint import load_weights as weights
 from reconv.errors import UsageError
 from reconv.models import build_model, initialise, model_spec, stages_of
-from reconv.models.fixed import head_patterns, train_only
-from reconv.models.network import BoxAnswers
+from reconv.models.frozen import head_patterns, train_only
+from reconv.models.architecture import BoxAnswers
 from reconv.models.ssd import SSDSpec
 
 NARROW = {"trunk": "resnet10", "width": 8, "extra_widths": [16, 16, 16], "boxes_per_cell": [4, 6, 6, 4]}

@@ -8,7 +8,7 @@ from torch import nn
 
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer, norm_biases
-from reconv.recipe.load import load
+from reconv.recipe.loader import load
 from reconv.recipe.schema import Optimizer
 
 

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.data.open import open_source
+from reconv.data.readers.factory import open_source
 from reconv.errors import CheckpointError
 from reconv.optim import Ema, HalfWeights, Rounding, build_optimizer
-from reconv.optim.rounding import round_stochastic
+from reconv.optim.stochastic_rounding import round_stochastic
 from reconv.precision import build_precision
-from reconv.recipe.images import Data
+from reconv.recipe.data_fields import Data
 from reconv.recipe.schema import Optimizer, Precision
 
 OK = torch.tensor(True)

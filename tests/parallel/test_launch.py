@@ -10,8 +10,8 @@ import time
 import pytest
 
 from reconv.errors import DataError, Exit, LostPeerError, PeerError
-from reconv.parallel.launch import launch, run_beside_signals
-from reconv.place import read_place
+from reconv.distributed.launcher import launch, run_beside_signals
+from reconv.distributed.environment import read_place
 
 
 def place_or_end(ending: str) -> tuple[int, int]:

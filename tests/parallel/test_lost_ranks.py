@@ -15,9 +15,9 @@ from ranks import start
 
 import reconv
 from reconv.errors import Exit, LostPeerError, ReconvError
-from reconv.parallel import open_world
-from reconv.report.events import Ended, read_events
-from reconv.run.begin import telling_others
+from reconv.distributed import open_world
+from reconv.logging.events import Ended, read_events
+from reconv.trainer.run_setup import telling_others
 
 # Steps go on until somebody ends them. Signs of life are late after 4 s here and after 30 s by default.
 SETTINGS = {

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from reconv.errors import UsageError
-from reconv.parallel.nic import VARIABLES, addresses, choose_nic, find_nic
+from reconv.distributed.nic import VARIABLES, addresses, choose_nic, find_nic
 
 PRESENT = {"lo": "127.0.0.1", "eth0": "10.1.2.3", "ib0": "192.168.7.9", "down0": None}
 

@@ -13,8 +13,8 @@ import pytest
 from ranks import environment, free_port, in_ranks
 
 from reconv.errors import DataError, DivergedError, Exit, ReconvError, UsageError
-from reconv.parallel import open_world
-from reconv.run.begin import telling_others
+from reconv.distributed import open_world
+from reconv.trainer.run_setup import telling_others
 
 LIMIT_S = 60
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reconv.errors import RecipeError
-from reconv.recipe.load import dump, load
+from reconv.recipe.loader import dump, load
 from reconv.recipe.units import Duration
 
 

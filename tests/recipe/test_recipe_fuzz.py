@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import RecipeError
-from reconv.recipe import document
+from reconv.recipe import yaml_document as document
 from reconv.recipe.fields import flatten, schema_fields
-from reconv.recipe.load import differences, dump, load
+from reconv.recipe.loader import differences, dump, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from reconv.errors import Exit, RecipeError
-from reconv.recipe.load import Override, differences, dump, load, may_change
+from reconv.recipe.loader import Override, differences, dump, load, may_change
 from reconv.recipe.schema import BatchSizes, Recipe
 from reconv.recipe.units import Duration
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from reconv.recipe.names import nearest, preset_names, preset_path
+from reconv.recipe.presets import nearest, preset_names, preset_path
 
 
 def test_every_preset_has_a_file() -> None:
@@ -20,12 +20,12 @@ def test_the_nearest_name_is_found_or_none() -> None:
 
 
 def test_names_cost_neither_pydantic_nor_yaml() -> None:
-    check = "import sys, reconv.recipe.names; print({'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules))"
+    check = "import sys, reconv.recipe.presets; print({'pydantic', 'yaml', 'torch', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 def test_the_recipe_room_costs_no_torch() -> None:
-    check = "import sys, reconv.recipe.load, reconv.recipe.plan, reconv.engine.schedule; print('torch' in sys.modules)"
+    check = "import sys, reconv.recipe.loader, reconv.recipe.plan, reconv.trainer.lr_schedule; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reconv.errors import RecipeError
-from reconv.recipe.load import load
+from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
 
 FACTS = Facts(num_train=76_800, num_val=10, num_classes=10)

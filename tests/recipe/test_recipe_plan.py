@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reconv.errors import RecipeError
 from reconv.recipe.plan import Every, Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.recipe.split import AUTO_MICRO_IMAGES, cut_groups
+from reconv.recipe.batch_split import AUTO_MICRO_IMAGES, cut_groups
 
 
 def plan_of(num_train: int = 10_000, *, world: int = 1, cores: int = 4, source: str = "", **sections: Any) -> Plan:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from reconv.engine.schedule import learning_rate
+from reconv.trainer.lr_schedule import learning_rate
 from reconv.models import build_model
-from reconv.recipe.load import Resolved, load
-from reconv.recipe.names import preset_names
+from reconv.recipe.loader import Resolved, load
+from reconv.recipe.presets import preset_names
 from reconv.recipe.plan import Facts, Plan, make_plan
 
 FAMILIES = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())

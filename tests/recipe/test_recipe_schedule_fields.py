@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from reconv.engine.schedule import learning_rate
+from reconv.trainer.lr_schedule import learning_rate
 from reconv.errors import RecipeError
-from reconv.recipe.load import load
-from reconv.recipe.names import preset_names
+from reconv.recipe.loader import load
+from reconv.recipe.presets import preset_names
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.rules import SCHEDULE_FIELDS
 from reconv.recipe.schema import Recipe, Schedule

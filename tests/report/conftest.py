@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from reconv.data.pictures import grid
-from reconv.report.events import (
+from reconv.data.inspect.contact_sheet import grid
+from reconv.logging.events import (
     Attempt,
     Ended,
     Evaluated,

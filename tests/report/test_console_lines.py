@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from reconv.errors import UsageError
-from reconv.report.console import make_console
-from reconv.report.events import BadImage, Evaluated, Noted, Planned, decode, read_events
+from reconv.logging.console import make_console
+from reconv.logging.events import BadImage, Evaluated, Noted, Planned, decode, read_events
 from reconv.report.html import write_report
 from reconv.report.summary import summarise
 
@@ -158,7 +158,7 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 def test_rich_is_imported_only_for_a_terminal() -> None:
-    code = "import sys, reconv.report.console as c; c.make_console('plain'); print('rich' in sys.modules)"
+    code = "import sys, reconv.logging.console as c; c.make_console('plain'); print('rich' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
 

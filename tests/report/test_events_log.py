@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import CheckpointError, UsageError
-from reconv.report.events import (
+from reconv.logging.events import (
     Attempt,
     BadImage,
     Ended,

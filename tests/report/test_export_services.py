@@ -15,7 +15,7 @@ import pytest
 
 import reconv
 from reconv.errors import UsageError
-from reconv.report.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, Noted, Progress, read_events
 
 SMALL = {
     "length": "6step",
@@ -73,7 +73,7 @@ class MlflowClient:
         found = [run for tag, run in runs.items() if f"'{tag}'" in filter_string]
         return [SimpleNamespace(info=SimpleNamespace(run_id=run)) for run in found]
     def create_run(self, experiment_id, run_name, tags):
-        Path(self.state).write_text(json.dumps({tags["reconv.run"]: "r1"}))
+        Path(self.state).write_text(json.dumps({tags["reconv.api"]: "r1"}))
         told("run")
         return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
     def update_run(self, run_id, status):

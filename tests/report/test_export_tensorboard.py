@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import reconv
-from reconv.report.events import Event, Progress, latest_by_step, read_events
+from reconv.logging.events import Event, Progress, latest_by_step, read_events
 
 SMALL = {
     "length": "6step",

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import reconv
-from reconv.recipe.load import load
-from reconv.report.events import (
+from reconv.recipe.loader import load
+from reconv.logging.events import (
     Attempt,
     Ended,
     Evaluated,
@@ -23,7 +23,7 @@ from reconv.report.events import (
     latest_by_step,
     read_events,
 )
-from reconv.report.exporters import Records
+from reconv.logging.exporters import Records
 
 SMALL = {
     "length": "8step",

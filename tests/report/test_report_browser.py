@@ -10,7 +10,7 @@ import pytest
 from findings_example import example_findings
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from reconv.report.findings import write_findings
+from reconv.report.detection_json import write_findings
 from reconv.report.html import render, write_report
 
 pytestmark = pytest.mark.browser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.report.clock import Clock
+from reconv.logging.clock import Clock
 
 
 class Hand:

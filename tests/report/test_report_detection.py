@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from findings_example import example_findings
 
-from reconv.report.findings import FILE_NAME, write_findings
+from reconv.report.detection_json import FILE_NAME, write_findings
 from reconv.report.html import render
 
 

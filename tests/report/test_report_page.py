@@ -18,11 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
-from reconv.data.pictures import grid
+from reconv.data.inspect.contact_sheet import grid
 from reconv.errors import UsageError
-from reconv.report.events import Attempt, Evaluated, EventLog, Noted, Pictured, Planned, Progress, encode
+from reconv.logging.events import Attempt, Evaluated, EventLog, Noted, Pictured, Planned, Progress, encode
 from reconv.report.html import render, write_report
-from reconv.report.svg import MAX_POINTS, Chart, Series, draw
+from reconv.report.charts import MAX_POINTS, Chart, Series, draw
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 

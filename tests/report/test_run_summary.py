@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from reconv.report.events import Attempt, Ended, Evaluated, Event, EventLog, Planned, Progress
+from reconv.logging.events import Attempt, Ended, Evaluated, Event, EventLog, Planned, Progress
 from reconv.report.summary import read_summary, summarise, write_summary
-from reconv.report.words import result, state
+from reconv.logging.text import result, state
 
 CONTRACT = {
     *("recipe", "task", "metric", "value", "best", "steps", "images", "wall_s"),

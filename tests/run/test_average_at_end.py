@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.cli import main
 from reconv.errors import CheckpointError, PreemptedError, UsageError
-from reconv.report.events import Evaluated, Event, Progress, read_events
-from reconv.run import average
+from reconv.logging.events import Evaluated, Event, Progress, read_events
+from reconv.trainer import checkpoint_average as average
 
 SETTINGS = {
     "length": "4ep",  # of 5 steps
@@ -30,7 +30,7 @@ SETTINGS = {
 }
 
 
-def train(out: Path, *, resume: bool = False, **more: str) -> reconv.run.RunResult:
+def train(out: Path, *, resume: bool = False, **more: str) -> reconv.api.RunResult:
     given = [(name.replace("__", "."), value, "--set") for name, value in (SETTINGS | more).items()]
     return reconv.train("quickstart", out=out, overrides=given, resume=resume)
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.store import Store
-from reconv.checkpoint.writer import Writer
+from reconv.checkpoint.async_writer import Writer
 from reconv.errors import Exit, ResourceError
-from reconv.report.events import Ended, Event, Progress, Saved, read_events
+from reconv.logging.events import Ended, Event, Progress, Saved, read_events
 
 TINY = {
     "length": "6step",

@@ -13,13 +13,14 @@ from PIL import Image
 
 import reconv
 from reconv.cli import main
-from reconv.data.annotation import Annotation, DetectionSource, annotation
-from reconv.data.source import Sample
+from reconv.data.boxes.annotations import Annotation, DetectionSource, annotation
+from reconv.data.dataset import Sample
 from reconv.errors import DataError, Exit, UsageError
-from reconv.report.events import Evaluated, Pictured, read_events
-from reconv.run import RunResult, detection
-from reconv.run.findings import NUM_IMAGES, TILE_PX
-from reconv.tasks import coco
+from reconv.logging.events import Evaluated, Pictured, read_events
+from reconv.run import RunResult
+from reconv.trainer import detection_builders as detection
+from reconv.trainer.detection_findings import NUM_IMAGES, TILE_PX
+from reconv.metrics import coco
 
 
 @pytest.fixture(scope="module")

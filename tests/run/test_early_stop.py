@@ -11,11 +11,11 @@ import safetensors.torch
 import torch
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.cli import main
-from reconv.engine.early import EarlyStop
+from reconv.trainer.early_stopping import EarlyStop
 from reconv.errors import PreemptedError
-from reconv.report.events import Ended, Event, Noted, Progress, Saved, read_events
+from reconv.logging.events import Ended, Event, Noted, Progress, Saved, read_events
 
 SMALL = {"length": "8ep", "data.percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps
 # No rate and no batch norm: every evaluation gives the same, so nothing ever gets better.
@@ -24,7 +24,7 @@ STILL = {**SMALL, "schedule.lr": "1e-30", "model.options": "{norm: group}", "sto
 
 def train(
     out: Path, settings: dict[str, str], *, resume: bool = False, on_event: object = None
-) -> reconv.run.RunResult:
+) -> reconv.api.RunResult:
     given = [(name, value, "--set") for name, value in settings.items()]
     return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.store import Store
 from reconv.errors import PreemptedError
-from reconv.report.events import Event, Noted, Progress
+from reconv.logging.events import Event, Noted, Progress
 
 SHRUNK = {
     "data.source": "digits",

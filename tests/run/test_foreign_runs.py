@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.errors import PreemptedError
-from reconv.report.events import Event, Progress
+from reconv.logging.events import Event, Progress
 
 SETTINGS = {
     "model.name": "torchvision:tiny",

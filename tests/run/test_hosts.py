@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from reconv.run.hosts import examine_hosts
+from reconv.distributed.host_check import examine_hosts
 
 HERE = """#!/bin/sh
 [ "$1" = nobody ] && { echo "nobody: no route" >&2; exit 255; }

@@ -6,9 +6,9 @@ import pytest
 
 from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
-from reconv.models.layers import BatchNorm2d
-from reconv.recipe.load import Override, load
-from reconv.run.network import build_network, wants_kernels
+from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.recipe.loader import Override, load
+from reconv.trainer.network import build_network, wants_kernels
 
 
 class Gpu:

@@ -10,9 +10,9 @@ import pytest
 import reconv
 from reconv.cli import main
 from reconv.errors import UsageError
-from reconv.report import words
-from reconv.report.events import Evaluated, read_events
-from reconv.run import RunResult
+from reconv.logging import text as words
+from reconv.logging.events import Evaluated, read_events
+from reconv.api import RunResult
 
 SETTINGS = {"length": "1ep", "evaluate.samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
 

@@ -12,14 +12,14 @@ from detector_example import write_recipe
 from PIL import Image
 
 import reconv
-from reconv.boxes.detections import Detections
+from reconv.detection.detections import Detections
 from reconv.cli import main
-from reconv.engine.evaluate import evaluate
+from reconv.trainer.evaluate_pass import evaluate
 from reconv.errors import ResourceError, UsageError
-from reconv.run import parts
-from reconv.run.predict import FoundBox, Opened, found_boxes
-from reconv.run.sources import open_sources
-from reconv.run.use import find_model, open_model
+from reconv.trainer import builders as parts
+from reconv.inference.predict import FoundBox, Opened, found_boxes
+from reconv.trainer.datasets import open_sources
+from reconv.inference.predictor import find_model, open_model
 from reconv.tasks.detection import Detection
 
 

@@ -12,8 +12,8 @@ from ranks import in_ranks
 
 import reconv
 from reconv.cli import main
-from reconv.report.events import Event, Noted, Planned, Progress, Saved
-from reconv.run.rehearse import Rehearsal, rehearse
+from reconv.logging.events import Event, Noted, Planned, Progress, Saved
+from reconv.trainer.dry_run import Rehearsal, rehearse
 
 GIVEN = [("data.percent", "20", "--set")]
 

@@ -11,15 +11,15 @@ from PIL import Image
 
 import reconv
 from reconv.bench.timing import Wish
-from reconv.bench.train import bench_train
+from reconv.bench.bench_train import bench_train
 from reconv.checkpoint.locate import locate
 from reconv.errors import DataError, ReconvError
 from reconv.models import build_model, initialise
-from reconv.recipe.load import Override, load
-from reconv.report.events import Event, Noted
-from reconv.run.detection import build_default_boxes
-from reconv.run.rehearse import rehearse
-from reconv.run.saved import read_saved
+from reconv.recipe.loader import Override, load
+from reconv.logging.events import Event, Noted
+from reconv.trainer.detection_builders import build_default_boxes
+from reconv.trainer.dry_run import rehearse
+from reconv.inference.load_model import read_saved
 
 SMALL: dict[str, object] = {
     "model.options.width": 8,

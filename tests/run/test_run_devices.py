@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.bench.train import bench_train
+from reconv.bench.bench_train import bench_train
 from reconv.errors import RecipeError, UsageError
-from reconv.run.rehearse import rehearse
+from reconv.trainer.dry_run import rehearse
 
 MANY = 1 << 16
 LARGE = [("batch.size", str(2 * MANY), "--set"), ("batch.group", "2", "--set")]

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.errors import Exit
-from reconv.parallel.world import World
-from reconv.recipe.load import load
-from reconv.report.clock import Clock
-from reconv.report.events import Ended, Event, Progress, read_events
-from reconv.run.ending import Ending
-from reconv.run.folder import Choice
-from reconv.run.train import open_kept_sources, prepare_job
-from reconv.run.voice import open_voice
+from reconv.distributed.process_group import World
+from reconv.recipe.loader import load
+from reconv.logging.clock import Clock
+from reconv.logging.events import Ended, Event, Progress, read_events
+from reconv.trainer.finalizer import Ending
+from reconv.trainer.run_choice import Choice
+from reconv.trainer.training_run import open_kept_sources, prepare_job
+from reconv.trainer.run_logger import open_voice
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
 GIVEN = [(field, value, "test") for field, value in SETTINGS.items()]

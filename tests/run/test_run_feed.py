@@ -13,21 +13,21 @@ import pytest
 from PIL import Image
 
 import reconv
-import reconv.data.stages as stages_module
-from reconv.data.sources.digits import open_digits
-from reconv.data.stages import Stages, spent, timed
+import reconv.data.pipeline.stage_timing as stages_module
+from reconv.data.readers.digits import open_digits
+from reconv.data.pipeline.stage_timing import Stages, spent, timed
 from reconv.device import open_device
-from reconv.device.cpus import bound, listed_cpus, near_cpus
+from reconv.device.affinity import bound, listed_cpus, near_cpus
 from reconv.errors import RecipeError, UsageError
-from reconv.recipe.images import Data, Decoder
-from reconv.recipe.load import load
+from reconv.recipe.data_fields import Data, Decoder
+from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.report.clock import Clock
-from reconv.report.console import Told
-from reconv.report.events import Evaluated, Event, Waited, read_events
-from reconv.run.feed import Waiting, advice, share_of_gpu, slowest
-from reconv.run.rehearse import rehearse
+from reconv.logging.clock import Clock
+from reconv.logging.console import Told
+from reconv.logging.events import Evaluated, Event, Waited, read_events
+from reconv.trainer.data_context import Waiting, advice, share_of_gpu, slowest
+from reconv.trainer.dry_run import rehearse
 
 SMALL = {
     "data.source": "folder",

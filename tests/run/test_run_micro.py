@@ -11,18 +11,18 @@ from ranks import in_ranks
 from torch import Tensor
 
 import reconv
-from reconv.bench.own import job_of
-from reconv.bench.subject import open_subject
+from reconv.bench.measure_step import job_of
+from reconv.bench.bench_target import open_subject
 from reconv.checkpoint.store import Store
 from reconv.device import Cpu
-from reconv.doctor import Machine
+from reconv.environment_checks import Machine
 from reconv.models.resnet import ResNet
-from reconv.parallel.world import World, open_world
-from reconv.place import read_place
-from reconv.recipe.load import Override
-from reconv.report.events import Noted, read_events
-from reconv.run.assemble import Job
-from reconv.run.micro import settle_micro
+from reconv.distributed.process_group import World, open_world
+from reconv.distributed.environment import read_place
+from reconv.recipe.loader import Override
+from reconv.logging.events import Noted, read_events
+from reconv.trainer.build import Job
+from reconv.trainer.micro_batch import settle_micro
 
 LARGE = {"batch.size": "512", "batch.group": "64"}  # 8 groups, of which a plan takes 4 at a time
 

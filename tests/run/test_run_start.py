@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.cli import main
 from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
 from reconv.models import build_model
-from reconv.report.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, Noted, Progress, read_events
 
 SHORT = {"length": "6step", "schedule.warmup": "1step", "save.every": "6step", "evaluate.every": "off"}
 FIXTURES = Path(__file__).parent.parent / "checkpoint" / "fixtures" / "tensorflow"

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.runfolder import RunFolder
+from reconv.checkpoint.run_dir import RunFolder
 from reconv.checkpoint.store import Store
 from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
-from reconv.report.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, Noted, Progress, read_events
 
 Run = Callable[..., Path]
 SHORT = {

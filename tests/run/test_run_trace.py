@@ -13,7 +13,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError, UsageError
-from reconv.report.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, Noted, Progress, read_events
 
 SMALL = {
     "length": "8step",

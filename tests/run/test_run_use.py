@@ -13,9 +13,9 @@ from PIL import Image
 
 import reconv
 from reconv.cli import main
-from reconv.data.sources.digits import open_digits
+from reconv.data.readers.digits import open_digits
 from reconv.errors import CheckpointError, DataError, Exit, ResourceError, UsageError
-from reconv.report.events import Evaluated, read_events
+from reconv.logging.events import Evaluated, read_events
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
 

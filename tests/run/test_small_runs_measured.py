@@ -16,10 +16,10 @@ import reconv
 from reconv.cli import main
 from reconv.device import open_device
 from reconv.models import build_model
-from reconv.recipe.load import load
-from reconv.report.events import Evaluated, Event, Progress
-from reconv.run.network import build_network
-from reconv.run.train import RunResult
+from reconv.recipe.loader import load
+from reconv.logging.events import Evaluated, Event, Progress
+from reconv.trainer.network import build_network
+from reconv.trainer.training_run import RunResult
 
 SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
 

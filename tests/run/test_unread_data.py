@@ -9,8 +9,9 @@ from PIL import Image
 
 import reconv
 from reconv.errors import DataError, RecipeError, UsageError
-from reconv.run import evaluate, rehearse
-from reconv.run.show import show
+from reconv.run import evaluate
+from reconv.trainer import dry_run as rehearse
+from reconv.inference.show_batch import show
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])

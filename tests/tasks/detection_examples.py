@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from reconv.batch import Batch
-from reconv.boxes.detections import Detections
-from reconv.data.annotation import Annotation, annotation
-from reconv.tasks.overlaps import Scored
+from reconv.data.batch import Batch
+from reconv.detection.detections import Detections
+from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.metrics.overlaps import Scored
 
 STORED = Path(__file__).parent / "fixtures" / "coco_cases.json"
 Box = tuple[float, float, float, float]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.tasks.classification import Classification

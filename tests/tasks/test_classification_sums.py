@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.tasks.classification import Classification
 
 NUM, CLASSES = 40, 12

@@ -7,9 +7,9 @@ import pytest
 from detection_examples import Case, as_detections, batch_of, scored, stored_cases, true_boxes
 
 from reconv.errors import Exit, UsageError
-from reconv.tasks import coco
-from reconv.tasks.coco import COCO_NUMBERS, coco_scores, require_coco
-from reconv.tasks.detection_scores import DetectionEvaluator
+from reconv.metrics import coco
+from reconv.metrics.coco_eval import COCO_NUMBERS, coco_scores, require_coco
+from reconv.metrics.detection_metrics import DetectionEvaluator
 
 CASES = stored_cases()
 

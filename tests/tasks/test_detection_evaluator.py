@@ -7,10 +7,11 @@ import math
 import pytest
 from detection_examples import as_detections, batch_of, scored, stored_cases, true_boxes
 
-from reconv.tasks import coco, detection_scores
-from reconv.tasks.detection_errors import KINDS, SizeBucket, error_kinds, size_buckets
-from reconv.tasks.detection_scores import DetectionEvaluator, score
-from reconv.tasks.overlaps import Scored, overlaps_of
+from reconv.metrics import coco
+from reconv.metrics import detection_metrics as detection_scores
+from reconv.metrics.detection_errors import KINDS, SizeBucket, error_kinds, size_buckets
+from reconv.metrics.detection_metrics import DetectionEvaluator, score
+from reconv.metrics.overlaps import Scored, overlaps_of
 
 LEFT, RIGHT, MIDDLE = (0.0, 0.0, 40.0, 40.0), (50.0, 50.0, 90.0, 90.0), (20.0, 0.0, 60.0, 40.0)
 

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.batch import Batch
-from reconv.boxes.anchors import default_boxes
-from reconv.boxes.code import encode
-from reconv.boxes.convert import iou, to_xyxy
-from reconv.boxes.postprocess import Keep
-from reconv.data.annotation import Annotation
-from reconv.models.network import BoxAnswers
+from reconv.data.batch import Batch
+from reconv.detection.anchors import default_boxes
+from reconv.detection.box_coder import encode
+from reconv.detection.box_ops import iou, to_xyxy
+from reconv.detection.postprocess import Keep
+from reconv.data.boxes.annotations import Annotation
+from reconv.models.architecture import BoxAnswers
 from reconv.tasks.detection import Detection, Rules, image_losses
 
 ANCHORS = default_boxes([0.25, 0.5], [4, 2], [0.3, 0.5, 0.8], [(2.0,), (2.0,)])

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
-from reconv.batch import Batch
+from reconv.data.batch import Batch
 from reconv.errors import RecipeError
 from reconv.tasks.classification import Classification
 

@@ -8,8 +8,8 @@ from detection_examples import scored, stored_cases, true_boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.tasks.overlaps import Scored, overlaps_of
-from reconv.tasks.voc import class_precisions, voc_numbers
+from reconv.metrics.overlaps import Scored, overlaps_of
+from reconv.metrics.voc_eval import class_precisions, voc_numbers
 
 LEFT, RIGHT = (0.0, 0.0, 40.0, 40.0), (50.0, 50.0, 90.0, 90.0)
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from reconv.data.annotation import Annotation, AnnotationError
-from reconv.data.box_fetch import annotation_of
-from reconv.data.convert.form import Formed, size_of
-from reconv.data.convert.room import Facts, Room
+from reconv.data.boxes.annotations import Annotation, AnnotationError
+from reconv.data.pipeline.box_samples import annotation_of
+from reconv.data.convert.transcode import Formed, size_of
+from reconv.data.convert.staging import Facts, Room
 from reconv.data.convert.writers import Kind, Numbered, Piece, Whole, encoded
-from reconv.data.source import Sample, Split
-from reconv.data.sources import box_tfrecord as features
-from reconv.data.tfrecord import Values, encode_example, write_record
+from reconv.data.dataset import Sample, Split
+from reconv.data.readers import box_tfrecord as features
+from reconv.data.readers.tfrecord_format import Values, encode_example, write_record
 
 
 def following(made: Formed) -> Formed:

@@ -18,13 +18,13 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from reconv.data.convert.form import Form, Formed, Wanted, size_of
-from reconv.data.convert.room import Facts, Room
-from reconv.data.packed import Description, write_shard
-from reconv.data.source import I64, Sample, Split
-from reconv.data.sources.folder import is_image_name
-from reconv.data.sources.packed import shard_name
-from reconv.data.tfrecord import encode_example, write_record
+from reconv.data.convert.transcode import Form, Formed, Wanted, size_of
+from reconv.data.convert.staging import Facts, Room
+from reconv.data.readers.packed_format import Description, write_shard
+from reconv.data.dataset import I64, Sample, Split
+from reconv.data.readers.folder import is_image_name
+from reconv.data.readers.packed import shard_name
+from reconv.data.readers.tfrecord_format import encode_example, write_record
 from reconv.errors import DataError, UsageError
 
 # Samples: the most that one core does again after a kill, about 450 MB of ImageNet at 110 kB a file. A mapped shard

@@ -1,0 +1,117 @@
+"""What is measured: the recipe on the data that was asked for, and the words about machine and versions.
+
+Owns how a recipe meets made-up or real data in a benchmark. Refuses to time anything. Invariant: apart from the data,
+the recipe is the one that `train` would run, and it is part of the result.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from reconv import __version__
+from reconv.data.decode.native import choose_decoder
+from reconv.data.dataset import Source
+from reconv.device import Device, choose_algorithms, open_device
+from reconv.environment_checks import Machine, cores_of_one
+from reconv.distributed.process_group import ALONE
+from reconv.distributed.environment import Place
+from reconv.recipe.loader import Override, load
+from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.schema import Recipe
+from reconv.trainer.data_context import share_of_gpu
+from reconv.trainer.network import check_model
+from reconv.trainer.datasets import data_path, open_split
+
+Input = Literal["device", "host", "real"]
+IMAGENET_CLASSES = 1000
+COCO_CLASSES = 80
+CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "voc": 20, "scattered-digits": 10}  # where the name tells
+BATCHES_MADE_UP = 1000  # in an epoch of made-up images; only those that are used are ever made
+
+_SOURCES = {"device": "synthetic-device", "host": "synthetic"}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A recipe with its data, plan and device."""
+
+    recipe: Recipe
+    plan: Plan
+    source: Source
+    device: Device
+    input: Input
+
+
+def open_subject(
+    name: str,
+    *,
+    input: Input,
+    data: str | None,
+    overrides: Sequence[Override],
+    device: str,
+    place: Place = ALONE,
+) -> Subject:
+    """Open the recipe on real data, or on made-up images of its size, made once for the device or anew on the host."""
+    given = list(overrides)
+    if input == "real":
+        given += [("data.path", data, "--data")] if data is not None else []
+    else:
+        given += _made_up(load(name, given).recipe, _SOURCES[input])
+    recipe = load(name, given).recipe
+    source = open_split(recipe, data_path(recipe), "train")
+    facts = Facts(
+        num_train=len(source),
+        num_val=len(source),
+        num_classes=len(source.class_names),
+        source=source.kind,
+        world_size=place.size,
+        cores=cores_of_one(Machine(), place.local_size),
+        decoder=choose_decoder(recipe.augment.decoder),
+    )
+    plan = make_plan(recipe, facts)
+    check_model(recipe, plan.num_classes)
+    opened = open_device(device, plan.threads, place.local_rank)
+    share = share_of_gpu(recipe, plan, source, opened, kept=None)
+    plan = make_plan(recipe, replace(facts, gpu_share=share))
+    choose_algorithms(opened, recipe.engine)
+    return Subject(recipe, plan, source, opened, input)
+
+
+def num_classes_of(recipe: Recipe) -> int:
+    """The classes of the recipe's data, as far as its name tells; ImageNet's otherwise, or COCO's for detection."""
+    usual = COCO_CLASSES if recipe.task == "detection" else IMAGENET_CLASSES
+    known = recipe.data.num_classes or CLASSES.get(recipe.data.source, usual)
+    return known + 1 if recipe.data.background else known
+
+
+def _made_up(recipe: Recipe, source: str) -> list[Override]:
+    wanted = {
+        "data.source": source,
+        "data.path": None,
+        "data.percent": 100,
+        "data.resident": "host",
+        "data.background": False,
+        "data.num_classes": num_classes_of(recipe),
+        "data.num_samples": BATCHES_MADE_UP * recipe.batch.size,
+    }
+    return [(field, value, "bench") for field, value in wanted.items()]
+
+
+def about(recipe: Recipe, device: Device) -> dict[str, Any]:
+    """The device, the versions and the whole recipe: what a figure means nothing without."""
+    return {
+        "device": device.describe(),
+        "versions": {
+            "reconv": __version__,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+        "recipe": recipe.model_dump(mode="json"),
+    }

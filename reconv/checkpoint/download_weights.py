@@ -1,0 +1,219 @@
+"""Weights by name: `torchvision:NAME`, `timm:NAME` and addresses become files in a cache.
+
+Owns the table of published files, the cache and its checks. Refuses to read what is inside a file. Invariant: nothing
+is fetched unless a person named it, a cached file was whole and had the right sha256 when it was put there, and it is
+compared with that again on every use.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import importlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+
+from reconv.io.cache import CACHE_VARIABLE, cache_folder
+from reconv.io.atomic import replace_file
+from reconv.io.download import Progress, digest, download, silent
+from reconv.errors import CheckpointError, ResourceError, UsageError
+
+TORCHVISION_URL = "https://download.pytorch.org/models/"
+HUB_URL = "https://huggingface.co/"
+URL_VARIABLE = "RECONV_WEIGHTS_URL"  # a mirror of torchvision's folder
+
+# torchvision's files of the networks we have. The eight digits at the end of a name begin the file's sha256. A bare
+# name is torchvision's first set (IMAGENET1K_V1), `.v2` the one of its later recipe, where there is one.
+TORCHVISION: Mapping[str, str] = {
+    "resnet18": "resnet18-f37072fd.pth",
+    "resnet34": "resnet34-b627a593.pth",
+    "resnet50": "resnet50-0676ba61.pth",
+    "resnet50.v2": "resnet50-11ad3fa6.pth",
+    "resnet101": "resnet101-63fe2227.pth",
+    "resnet101.v2": "resnet101-cd907fc2.pth",
+    "resnet152": "resnet152-394f9c45.pth",
+    "resnet152.v2": "resnet152-f82ba261.pth",
+    "resnext50_32x4d": "resnext50_32x4d-7cdf4587.pth",
+    "resnext50_32x4d.v2": "resnext50_32x4d-1a0047aa.pth",
+    "resnext101_32x8d": "resnext101_32x8d-8ba56ff5.pth",
+    "resnext101_32x8d.v2": "resnext101_32x8d-110c445d.pth",
+    "wide_resnet50_2": "wide_resnet50_2-95faca4d.pth",
+    "wide_resnet50_2.v2": "wide_resnet50_2-9ba9bcbe.pth",
+    "wide_resnet101_2": "wide_resnet101_2-32ee1156.pth",
+    "wide_resnet101_2.v2": "wide_resnet101_2-d733dc28.pth",
+    "mobilenet_v2": "mobilenet_v2-b0353104.pth",
+    "mobilenet_v2.v2": "mobilenet_v2-7ebf99e0.pth",
+    "googlenet": "googlenet-1378be20.pth",
+    "efficientnet_b0": "efficientnet_b0_rwightman-7f5810bc.pth",
+    "efficientnet_b1": "efficientnet_b1_rwightman-bac287d4.pth",
+    "efficientnet_b1.v2": "efficientnet_b1-c27df63c.pth",
+    "efficientnet_b2": "efficientnet_b2_rwightman-c35c1473.pth",
+    "efficientnet_b3": "efficientnet_b3_rwightman-b3899882.pth",
+    "efficientnet_b4": "efficientnet_b4_rwightman-23ab8bcd.pth",
+    "efficientnet_b5": "efficientnet_b5_lukemelas-1a07897c.pth",
+    "efficientnet_b6": "efficientnet_b6_lukemelas-24a108a5.pth",
+    "efficientnet_b7": "efficientnet_b7_lukemelas-c5b4e57e.pth",
+}
+
+# What else a person must know of a set, as its publisher's programs do.
+_ADVICE: Mapping[str, str] = {
+    "googlenet": "they expect pixels from -1 to 1: --set data.preprocess.mean=[0.5,0.5,0.5] and the same for std",
+}
+
+_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.\w+$")
+_PINNED = re.compile(r"sha256=([0-9a-fA-F]{8,64})")
+_REMOTE = ("http://", "https://")
+_PACKAGES = ("torchvision:", "timm:")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A file in the cache, and what a person should know of its way there."""
+
+    path: Path
+    note: str
+
+
+def is_remote(name: str) -> bool:
+    """Whether a name of weights stands for a file that has to be fetched."""
+    return name.startswith((*_REMOTE, *_PACKAGES))
+
+
+def fetch_weights(
+    name: str, *, cache: Path | None = None, base_url: str | None = None, progress: Progress | None = None
+) -> Fetched:
+    """The file that `torchvision:NAME`, `timm:NAME` or an address stands for, downloaded unless the cache has it.
+
+    An address may end in `#sha256=DIGITS`; where neither it nor the file's name tells the digest, the one of the first
+    download is kept beside the file and holds from then on.
+    """
+    url, expected = _address(name, base_url)
+    folder = (cache or cache_folder()) / "weights"
+    part_of_name = Path(unquote(urlsplit(url).path)).name
+    if not part_of_name:
+        raise UsageError(f"{url} names no file", then="give the whole address of a weights file")
+    # Files of the same name may come from different places.
+    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{part_of_name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _held(path.with_name(path.name + ".lock")):
+            found = _cached(path, expected) or _fetch(url, path, expected, progress or silent)
+            advice = _ADVICE.get(name.partition(":")[2], "") if name.startswith("torchvision:") else ""
+            return Fetched(found.path, f"{found.note}; {advice}") if advice else found
+    except OSError as error:
+        raise ResourceError(
+            "cannot keep weights in the cache",
+            where=error.filename or str(folder),
+            why=error.strerror or str(error),
+            then=f"make room, or name another folder: {CACHE_VARIABLE}=DIR",
+        ) from error
+
+
+def _address(name: str, base_url: str | None) -> tuple[str, str]:
+    """The address a name stands for, and the beginning of its sha256 as far as it is known."""
+    if name.startswith(_REMOTE):
+        url, fragment = urldefrag(name)
+        if not fragment:
+            return url, _digits_in(url)
+        pinned = _PINNED.fullmatch(fragment)
+        if pinned is None:
+            raise UsageError(f"#{fragment} is not understood", then="write #sha256= and the file's digest")
+        return url, pinned[1].lower()
+    package, _, model = name.partition(":")
+    if package == "timm":
+        url = _timm_address(model)
+        return url, _digits_in(url)
+    file = TORCHVISION.get(model)
+    if file is None:
+        close = difflib.get_close_matches(model, TORCHVISION, n=1)
+        raise UsageError(
+            f"no torchvision weights called {model} are known",
+            why=f"did you mean torchvision:{close[0]}?" if close else "",
+            then="choose one of: " + ", ".join(TORCHVISION) + "; or give the address of the file",
+        )
+    base = base_url or os.environ.get(URL_VARIABLE) or TORCHVISION_URL
+    return urljoin(base.rstrip("/") + "/", file), _digits_in(file)
+
+
+def _timm_address(model: str) -> str:
+    """Where timm itself would load a model's weights from."""
+    try:
+        timm = importlib.import_module("timm")
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "timm is not installed, and it alone knows where its weights lie",
+            where=f"timm:{model}",
+            then="pip install timm, or download the weights and name the file",
+        ) from error
+    try:
+        config = timm.get_pretrained_cfg(model, allow_unregistered=False)
+    except RuntimeError as error:
+        raise _not_in_timm(model, str(error)) from error
+    if config.url:
+        return str(config.url)
+    if config.hf_hub_id:
+        return f"{HUB_URL}{config.hf_hub_id}/resolve/main/model.safetensors"
+    raise _not_in_timm(model, "the network is there, but nobody has published weights for it")
+
+
+def _not_in_timm(model: str, why: str) -> UsageError:
+    then = "choose one of those: python -c 'import timm; print(timm.list_pretrained())'"
+    return UsageError(f"timm has no weights called {model}", why=why, then=then)
+
+
+def _digits_in(name: str) -> str:
+    found = _IN_NAME.search(name)
+    return found[1] if found else ""
+
+
+@contextmanager
+def _held(lock: Path) -> Iterator[None]:
+    """Only one process at a time fetches a file; the others wait and find it."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def _cached(path: Path, expected: str) -> Fetched | None:
+    if not path.is_file() or not _digest_file(path).is_file():
+        return None
+    kept = _digest_file(path).read_text().strip()
+    found = digest(path, "sha256")
+    if found != kept or not found.startswith(expected):
+        raise CheckpointError(
+            "the cached weights are not the file that was fetched",
+            where=str(path),
+            why=f"its sha256 is {found}, not {expected if found == kept else kept}",
+            then=f"remove it and type the same command again: rm '{path}'",
+        )
+    return Fetched(path, f"from the cache, sha256 {found[:8]}")
+
+
+def _fetch(url: str, path: Path, expected: str, progress: Progress) -> Fetched:
+    part = path.with_name(path.name + ".part")
+    otherwise = f"fetch it elsewhere and name the file; or a mirror: {URL_VARIABLE}=URL"
+    download(url, part, progress, error=CheckpointError, otherwise=otherwise)
+    found, num_bytes = digest(part, "sha256"), part.stat().st_size
+    if not found.startswith(expected):
+        part.unlink()
+        raise CheckpointError(
+            f"the sha256 of {url} is {found}, not {expected}",
+            where=str(part),
+            why=f"the file ({num_bytes:,} bytes) was damaged on the way, or is another one; it has been removed",
+            then="type the same command again",
+        )
+    # The digest first: a file without one is fetched again, so a crash between the two leaves nothing half known.
+    replace_file(_digest_file(path), f"{found}\n".encode())
+    part.replace(path)
+    checked = "as published" if expected else "not known beforehand, kept for the next time"
+    return Fetched(path, f"{num_bytes / 1e6:.1f} MB from {url}, sha256 {found[:8]} {checked}")

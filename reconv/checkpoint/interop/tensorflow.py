@@ -1,0 +1,277 @@
+"""TensorFlow checkpoints (an index and its data files) read without TensorFlow.
+
+Owns the "tensor bundle" that TensorFlow 1 savers (V2) and TensorFlow 2 objects both write: `PREFIX.index`, a table
+from tensor names to type, shape, data file, offset, size and checksum; and `PREFIX.data-00000-of-00002` and so on.
+Refuses to know what the names mean. Invariant: every tensor handed out matched its checksum, nothing but
+`CheckpointError` comes out for whatever the files hold, and memory stays within their size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from reconv.checkpoint.interop.sstable import has_footer, read_table
+from reconv.io.crc32c import crc32c, masked
+from reconv.errors import CheckpointError
+from reconv.io.protobuf import Field, MalformedError, read_message
+
+_INDEX_SUFFIX = ".index"
+_DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
+_STATE_FILE = "checkpoint"  # where savers note the newest of a folder
+_STATE_LINE = re.compile(r'^model_checkpoint_path: "(.+)"$', re.MULTILINE)
+_STATE_MAX_BYTES = 1 << 20
+_VERSION = 1  # of the bundle format that is read here
+_MAX_RANK = 8
+_MAX_NUMEL = 1 << 48
+
+# Numbers of tensorflow.DataType: how the bytes are stored, and the type that they are.
+_TYPES: Mapping[int, tuple[str, torch.dtype]] = {
+    1: ("<f4", torch.float32),
+    2: ("<f8", torch.float64),
+    3: ("<i4", torch.int32),
+    4: ("u1", torch.uint8),
+    5: ("<i2", torch.int16),
+    6: ("i1", torch.int8),
+    9: ("<i8", torch.int64),
+    10: ("?", torch.bool),
+    14: ("<i2", torch.bfloat16),
+    19: ("<f2", torch.float16),
+}
+_NOT_NUMBERS = frozenset({7, 20, 21})  # text, resource handles, variants: iterators and the graph of objects
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    num_files: int = 1
+    is_big_endian: bool = False
+    oldest_reader: int = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Where a tensor lies and what it is."""
+
+    name: str
+    dtype: int = 0
+    shape: list[int] = field(default_factory=list)
+    file: int = 0
+    offset: int = 0
+    num_bytes: int = 0
+    checksum: int = 0
+    is_sliced: bool = False
+
+
+def is_tensorflow(path: Path) -> bool:
+    """Whether a path names a TensorFlow checkpoint: its prefix, its index, a data file, or a saver's folder."""
+    return _find_prefix(path) is not None
+
+
+def read_tensorflow(path: Path) -> dict[str, Tensor]:
+    """Read every numeric tensor of a checkpoint under its TensorFlow name; text, which is no weight, is left out."""
+    prefix = _find_prefix(path)
+    if prefix is None:
+        raise CheckpointError(
+            "no TensorFlow checkpoint here",
+            where=str(path),
+            why="looked for an index file beside it, and for a folder in which a saver noted its newest checkpoint",
+            then=f"ls '{path.parent}', and name the part before .index",
+        )
+    index = prefix.with_name(prefix.name + _INDEX_SUFFIX)
+    try:
+        header, entries = _read_index(index.read_bytes())
+    except OSError as error:
+        raise CheckpointError(
+            "the index of the checkpoint cannot be read", where=str(index), why=str(error), then="copy it again"
+        ) from error
+    except MalformedError as error:
+        raise CheckpointError(
+            "not a TensorFlow checkpoint, or a damaged one",
+            where=str(index),
+            why=str(error),
+            then="copy the index and its data files again; the older single-file form must be saved anew",
+        ) from error
+    return _read_data(prefix, header, _wanted(entries, index))
+
+
+def _find_prefix(path: Path) -> Path | None:
+    """The part of the file names that index and data files share."""
+    if path.is_dir():
+        return _newest_in(path)
+    if path.with_name(path.name + _INDEX_SUFFIX).is_file():
+        return path
+    if path.name.endswith(_INDEX_SUFFIX) and path.name != _INDEX_SUFFIX and path.is_file():
+        return path.with_name(path.name.removesuffix(_INDEX_SUFFIX))
+    named = _DATA_NAME.fullmatch(path.name)
+    if named and path.with_name(named[1] + _INDEX_SUFFIX).is_file():
+        return path.with_name(named[1])
+    return None
+
+
+def _newest_in(folder: Path) -> Path | None:
+    """The checkpoint that a saver noted as its newest; of a folder that was moved, only the name still holds."""
+    state = folder / _STATE_FILE
+    if not state.is_file() or state.stat().st_size > _STATE_MAX_BYTES:
+        return None
+    try:
+        line = _STATE_LINE.search(state.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise CheckpointError("the note of a saver cannot be read", where=str(state), why=str(error)) from error
+    prefix = folder / Path(line[1]).name if line else None
+    return prefix if prefix and prefix.with_name(prefix.name + _INDEX_SUFFIX).is_file() else None
+
+
+def _read_index(data: bytes) -> tuple[_Header, list[_Entry]]:
+    if not has_footer(data):
+        raise MalformedError("it does not end with the footer of an index: cut short, or another kind of file")
+    header: _Header | None = None
+    entries: list[_Entry] = []
+    for key, value in read_table(data):
+        if header is None:
+            if key:
+                raise MalformedError("its first entry is not the header")
+            header = _parse_header(value)
+            continue
+        entries.append(_parse_entry(_name(key), value))
+    if header is None:
+        raise MalformedError("it is empty")
+    if header.is_big_endian:
+        raise MalformedError("it was written on a big-endian machine, which is not supported")
+    if header.oldest_reader > _VERSION or not 0 < header.num_files < 100_000:
+        raise MalformedError(f"its header ({header}) is of an unknown version")
+    return header, entries
+
+
+def _name(key: bytes) -> str:
+    """A tensor's name; the slices of a partitioned one have binary keys that begin with a zero."""
+    try:
+        return key.decode("utf-8", errors="replace" if key.startswith(b"\0") else "strict")
+    except UnicodeDecodeError as error:
+        raise MalformedError(f"the tensor name {key[:80]!r} is not text") from error
+
+
+def _parse_header(data: bytes) -> _Header:
+    fields = dict(read_message(data))
+    version = dict(read_message(_as_bytes(fields.get(3, b""))))
+    return _Header(_as_int(fields.get(1, 0)), _as_int(fields.get(2, 0)) != 0, _as_int(version.get(2, 0)))
+
+
+def _parse_entry(name: str, data: bytes) -> _Entry:
+    entry = _Entry(name)
+    for number, value in read_message(data):
+        if number == 2:
+            entry.shape = _parse_shape(_as_bytes(value))
+        elif number == 7:
+            entry.is_sliced = True
+        elif number == 1:
+            entry.dtype = _as_int(value)
+        elif number == 3:
+            entry.file = _as_int(value)
+        elif number == 4:
+            entry.offset = _as_int(value)
+        elif number == 5:
+            entry.num_bytes = _as_int(value)
+        elif number == 6:
+            entry.checksum = _as_int(value)
+    return entry
+
+
+def _parse_shape(data: bytes) -> list[int]:
+    """The dimensions; one that is left out is zero, as protocol buffers store zeros."""
+    shape = []
+    for number, value in read_message(data):
+        if number == 2:
+            shape.append(_as_int(dict(read_message(_as_bytes(value))).get(1, 0)))
+    return shape
+
+
+def _as_int(value: Field) -> int:
+    if isinstance(value, bytes):
+        raise MalformedError("a field that should be a number is not")
+    return value
+
+
+def _as_bytes(value: Field) -> bytes:
+    if isinstance(value, int):
+        raise MalformedError("a field that should be a message is a number")
+    return value
+
+
+def _wanted(entries: list[_Entry], index: Path) -> list[_Entry]:
+    """The tensors of numbers, each checked to be of a type and shape that can be read."""
+    for entry in entries:
+        if entry.is_sliced:
+            raise _refused(entry, index, "is stored in slices", "save it from a program that does not partition it")
+    wanted = [entry for entry in entries if entry.dtype not in _NOT_NUMBERS]
+    for entry in wanted:
+        if entry.dtype not in _TYPES:
+            raise _refused(entry, index, f"has the unsupported type number {entry.dtype}", "save it without that one")
+        num_elements = math.prod(entry.shape)
+        is_sane = len(entry.shape) <= _MAX_RANK and math.prod(max(n, 1) for n in entry.shape) <= _MAX_NUMEL
+        if not is_sane or num_elements * np.dtype(_TYPES[entry.dtype][0]).itemsize != entry.num_bytes:
+            why = f"has shape {entry.shape} in {entry.num_bytes} bytes"
+            raise _refused(entry, index, why, "copy the checkpoint again")
+    return wanted
+
+
+def _refused(entry: _Entry, index: Path, what: str, then: str) -> CheckpointError:
+    return CheckpointError(f"the tensor {entry.name} {what}", where=str(index), then=then)
+
+
+def _read_data(prefix: Path, header: _Header, entries: list[_Entry]) -> dict[str, Tensor]:
+    by_file: dict[int, list[_Entry]] = {}
+    for entry in entries:
+        by_file.setdefault(entry.file, []).append(entry)
+    tensors: dict[str, Tensor] = {}
+    for number, in_file in sorted(by_file.items()):
+        path = prefix.with_name(f"{prefix.name}.data-{number:05d}-of-{header.num_files:05d}")
+        try:
+            _check_extent(path, in_file)
+            for entry in sorted(in_file, key=lambda e: e.offset):
+                tensors[entry.name] = _read_tensor(path, entry)
+        except OSError as error:
+            raise CheckpointError(
+                "a data file of the checkpoint is missing or cannot be read",
+                where=str(path),
+                why=f"the index wants {len(in_file)} tensors of it, the first {in_file[0].name}: {error.strerror}",
+                then=f"copy all {header.num_files} data files beside the index",
+            ) from error
+    return {entry.name: tensors[entry.name] for entry in entries}
+
+
+def _check_extent(path: Path, entries: list[_Entry]) -> None:
+    """Refuse tensors that overlap or leave the file before any memory is taken for them."""
+    size, end, last = path.stat().st_size, 0, ""
+    for entry in sorted(entries, key=lambda e: (e.offset, e.num_bytes)):
+        if entry.num_bytes and entry.offset < end:
+            raise _damaged(path, entry, f"it overlaps {last}")
+        end, last = max(end, entry.offset + entry.num_bytes), entry.name
+        if end > size:
+            raise _damaged(path, entry, f"it ends at byte {end} of a file of {size}")
+
+
+def _read_tensor(path: Path, entry: _Entry) -> Tensor:
+    """One tensor, its checksum compared."""
+    raw: npt.NDArray[np.uint8] = np.fromfile(path, np.uint8, entry.num_bytes, offset=entry.offset)
+    if len(raw) != entry.num_bytes or masked(crc32c(raw)) != entry.checksum:
+        raise _damaged(path, entry, "its checksum does not match")
+    stored, dtype = _TYPES[entry.dtype]
+    if dtype is torch.bool:
+        return torch.from_numpy(raw != 0).reshape(entry.shape)
+    # astype copies only where the machine's byte order is the other one
+    native = raw.view(stored).astype(np.dtype(stored).newbyteorder("="), copy=False)
+    return torch.from_numpy(native).view(dtype).reshape(entry.shape)
+
+
+def _damaged(path: Path, entry: _Entry, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the tensor {entry.name} is damaged", where=str(path), why=why, then="copy the checkpoint again"
+    )

@@ -1,0 +1,255 @@
+"""Weights in and out of a network, ours or others'.
+
+Owns the reading of weights files, the names that wrappers add, and the comparison with a network. Refuses to know
+architectures. Invariant: no file can run code, and a restored tensor keeps the strides, type and device of its
+parameter (fused optimizers on CPU compute garbage otherwise).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
+from reconv.checkpoint.interop.tensorflow_names import HEAD, to_resnet
+from reconv.errors import CheckpointError
+
+_EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
+_RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "checkpoint", "ckpt")
+_WRAPPERS = ("module.", "_orig_mod.", "model.")
+# Names of a popular family of CIFAR ResNets (linear, shortcut), and what torchvision calls the same layers.
+_SYNONYMS = ((re.compile(r"^linear\."), "fc."), (re.compile(r"\.shortcut\."), ".downsample."))
+_BLOCKED = re.compile(r"(?:GLOBAL|class|callable|instance of class)\s+['\"<]*([A-Za-z_][\w.]*\.\w+)")
+_NUM_LISTED = 5
+_MAX_NESTING = 4
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """How named tensors fit a network."""
+
+    kept: tuple[str, ...]  # in both, of equal shape
+    missing: tuple[str, ...]  # in the network only
+    unexpected: tuple[str, ...]  # in the file only
+    reshaped: tuple[tuple[str, Shape, Shape], ...]  # in both; shape in the file, shape in the network
+    is_mostly_new: bool = False  # fewer than half of the network's tensors were kept, the head's not counted
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether file and network agree on everything."""
+        return not (self.missing or self.unexpected or self.reshaped)
+
+    def __str__(self) -> str:
+        noun = "tensor" if len(self.kept) == 1 else "tensors"
+        lines = [f"{len(self.kept)} {noun} kept"]
+        if self.is_mostly_new:
+            lines = [f"WARNING: only {lines[0]}, less than half of the network, which is otherwise new"]
+        changed = [f"{name} {list(there)} -> {list(here)}" for name, there, here in self.reshaped]
+        for what, names in (
+            ("missing in the file", self.missing),
+            ("unexpected, not in the network", self.unexpected),
+            ("of another shape", changed),
+        ):
+            lines += [f"{len(names)} {what}: {few(names)}"] if names else []
+        return "; ".join(lines)
+
+
+def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None = None) -> dict[str, Tensor]:
+    """Read named tensors from a safetensors file, another program's pickle or a TensorFlow checkpoint of a ResNet.
+
+    No code in a file is run. TensorFlow's networks often have a background class in front of the others: it is left
+    out where the head has one class more than `num_classes`.
+    """
+    if is_tensorflow(path):
+        tensors = read_tensorflow(path)
+        state = to_resnet(tensors)
+        has_background = num_classes is not None and HEAD in state and len(state[HEAD]) == num_classes + 1
+        return to_resnet(tensors, drop_background=True) if has_background else state
+    try:
+        with path.open("rb") as file:
+            is_safetensors = file.read(9)[8:] == b"{"  # eight bytes of length, then a JSON header
+        payload: Any = safetensors.torch.load_file(path) if is_safetensors else _unpickle(path)
+    except FileNotFoundError as error:
+        raise CheckpointError("no such weights file", where=str(path), then=f"ls '{path.parent}'") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise _unreadable(path, str(error)) from error
+    tensors = payload if is_safetensors else _find_tensors(payload, path, prefer_ema)
+    return _strip_wrappers(tensors, path)
+
+
+def fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> FitReport:
+    """Compare named tensors with a network, changing nothing."""
+    return _compare(model.state_dict(), _named_for(model, tensors))
+
+
+def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, source: str = "") -> FitReport:
+    """Copy tensors into a network in place; strict: all or none, else the ones that fit (at least one)."""
+    tensors = _named_for(model, tensors)
+    state = model.state_dict()
+    report = _compare(state, tensors)
+    if all(_is_counter(name) for name in report.kept) or (strict and not report.is_exact):
+        raise CheckpointError(
+            "the weights are of another model",
+            where=source,
+            why=str(report),
+            then="use the recipe and number of classes they were trained with, or start from them with --init"
+            if strict
+            else "name weights of a network with the same trunk, or leave --init out",
+        )
+    with torch.no_grad():
+        for name in state.keys() & tensors.keys():
+            if state[name].shape == tensors[name].shape:
+                state[name].copy_(tensors[name])
+    return report
+
+
+def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> FitReport:
+    both = [name for name in state if name in tensors]
+    head = list(state)[-1].rpartition(".")[0] if state else ""
+    body = [name for name in state if name.rpartition(".")[0] != head and not _is_counter(name)]
+    num_kept = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
+    return FitReport(
+        is_mostly_new=2 * num_kept < len(body),
+        kept=tuple(n for n in both if state[n].shape == tensors[n].shape),
+        missing=tuple(n for n in state if n not in tensors and not _is_counter(n)),
+        unexpected=tuple(n for n in tensors if n not in state and not _is_counter(n)),
+        reshaped=tuple(
+            (n, tuple(tensors[n].shape), tuple(state[n].shape)) for n in both if state[n].shape != tensors[n].shape
+        ),
+    )
+
+
+def _is_counter(name: str) -> bool:
+    """Batch norm's step counter: absent in files before torch 0.4.1, and no part of the function computed."""
+    return name.endswith("num_batches_tracked")
+
+
+def _named_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors under the network's own names: synonyms translated, and a network inside the file unwrapped.
+
+    A file is unwrapped where more of the network is found below a prefix than without it; what stands beside the
+    prefix under the network's own name, as a new head often does, is kept where the prefix has no such tensor.
+    """
+    names = model.state_dict().keys()
+    known = {_translated(name, names): tensor for name, tensor in tensors.items()}
+    beside = {name: tensor for name, tensor in known.items() if name in names}
+    prefix, num_below = _common_prefix(names, known)
+    if num_below <= len(beside) or 2 * (num_below + len(beside)) < len(names):
+        return known
+    below = {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
+    return {**beside, **below}
+
+
+def _translated(name: str, names: Collection[str]) -> str:
+    """The name torchvision has for a layer, where the network knows only that one."""
+    other = name
+    for pattern, ours in _SYNONYMS:
+        other = pattern.sub(ours, other)
+    return other if name not in names and other in names else name
+
+
+def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> tuple[str, int]:
+    """What most tensors have in front of names that the network knows (`backbone.`, `net.`), and how many have it."""
+    first = {name.partition(".")[0] for name in names}
+    counts: Counter[str] = Counter()
+    for tensor_name in tensors:
+        parts = tensor_name.split(".")
+        for i in range(1, len(parts)):
+            if parts[i] in first and ".".join(parts[i:]) in names:
+                counts[".".join(parts[:i]) + "."] += 1
+    return max(counts.items(), key=lambda item: item[1], default=("", 0))
+
+
+def _unpickle(path: Path) -> Any:
+    try:
+        # torchvision's and timm's own checkpoints carry their command line as a Namespace: plain attributes, no code.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises nearly every type on a damaged file; each one means: not loaded
+        text = str(error)
+        if blocked := _BLOCKED.search(text):
+            raise CheckpointError(
+                f"the file asks to run {blocked[1]}, which weights do not need; it was not loaded",
+                where=str(path),
+                why="a pickle can run any code; only plain tensors and containers are read",
+                then="have its author save model.state_dict() alone, best as .safetensors",
+            ) from error
+        raise _unreadable(path, _reason(path, error)) from error
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Why torch did not read a file, without its advice to read it in a way that runs code."""
+    text = str(error).partition("\n")[0]
+    if not any(words in text for words in ("weights_only", "Weights only", "magic number")):
+        return text or type(error).__name__
+    with path.open("rb") as file:
+        is_plain_pickle = file.read(1) == b"\x80"
+    return "a pickle that torch did not write, or a part of one" if is_plain_pickle else "not a file that torch writes"
+
+
+def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:
+    """Follow the containers that training programs wrap around weights until tensors appear."""
+    keys = (*_EMA_KEYS, *_RAW_KEYS) if prefer_ema else (*_RAW_KEYS, *_EMA_KEYS)
+    node = payload
+    for _ in range(_MAX_NESTING):
+        if not isinstance(node, Mapping):
+            break
+        inner = next((node[key] for key in keys if isinstance(node.get(key), Mapping) and node[key]), None)
+        if inner is None:
+            tensors = {str(name): value for name, value in node.items() if isinstance(value, Tensor)}
+            if tensors:
+                return tensors
+            break
+        node = inner
+    found = f"keys {few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
+    raise CheckpointError(
+        "no weights in the file",
+        where=str(path),
+        why=f"found {found}; looked for tensors by name, bare or under {', '.join(keys)}",
+        then="save model.state_dict() and name that file",
+    )
+
+
+def _strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Drop the names that DataParallel, torch.compile and Lightning add, however nested."""
+    stripped: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = name.replace("._orig_mod.", ".")
+        while wrapper := next((w for w in _WRAPPERS if short.startswith(w)), None):
+            short = short.removeprefix(wrapper)
+        if short in stripped:
+            raise CheckpointError(
+                f"the file has two tensors for {short}",
+                where=str(path),
+                why=f"{name} and another name differ only by wrappers ({', '.join(_WRAPPERS)})",
+                then="save one network's state_dict() and name that file",
+            )
+        stripped[short] = tensor
+    return stripped
+
+
+def _unreadable(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        "the weights file cannot be read",
+        where=str(path),
+        why=f"damaged, cut short, or not a weights file: {reason}",
+        then="get it again, or name a .safetensors, .pth, .pt or .th file, or a TensorFlow checkpoint",
+    )
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
+    return ", ".join(names[:_NUM_LISTED]) + more

@@ -1,0 +1,72 @@
+"""The verbs `doctor` and `completion`: this machine and this shell.
+
+Owns how findings are printed. Refuses to know how they are found. Invariant: `doctor` ends with 0 unless something
+required is missing.
+"""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from reconv.cli.options import Verb, emit_json, json_option
+from reconv.errors import Exit
+
+_MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSING", "red")}
+
+
+@click.command(cls=Verb)
+@click.option("--hosts", metavar="A,B", help="Other machines to look at too: ssh, versions, data, a port here.")
+@click.option("--data", metavar="DIR", type=click.Path(), help="With --hosts: the data that must be the same there.")
+@click.option(
+    "--port", metavar="N", type=click.IntRange(0, 65535), default=29500, show_default=True, help="With --hosts."
+)
+@json_option
+def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None) -> int:
+    """Show versions, devices, cores, memory, disk; what is missing and how to get it.
+
+    \b
+    Examples:
+      reconv doctor
+      reconv doctor --json machine.json
+      reconv doctor --hosts node1,node2 --data /imagenet
+    """
+    from reconv.environment_checks import as_json, examine, is_fit
+
+    findings = examine()
+    if hosts is not None:
+        from reconv.distributed.host_check import examine_hosts
+
+        findings = [*findings, *examine_hosts([host for host in hosts.split(",") if host], data, port)]
+    if json_file is not None:
+        emit_json(as_json(findings), json_file)
+    else:
+        width = max(len(finding.name) for finding in findings)
+        topic = ""
+        for finding in findings:
+            if finding.topic != topic:
+                topic = finding.topic
+                click.secho(f"\n{topic}", bold=True)
+            mark, colour = _MARKS[finding.level]
+            click.echo(f"  {finding.name:<{width}}  {click.style(f'{mark:<7}', fg=colour)}  {finding.text}")
+            if finding.advice:
+                click.echo(f"  {'':<{width}}           -> {finding.advice}")
+    return Exit.DONE if is_fit(findings) else Exit.USAGE
+
+
+@click.command(cls=Verb)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print the script that teaches SHELL to complete verbs, options and recipe names.
+
+    \b
+    Examples:
+      reconv completion bash >> ~/.bashrc
+      reconv completion zsh >> ~/.zshrc
+      reconv completion fish > ~/.config/fish/completions/reconv.fish
+    """
+    completer = get_completion_class(shell)
+    if completer is None:
+        raise click.UsageError(f"this version of click cannot complete in {shell}")
+    click.echo(completer(ctx.find_root().command, {}, "reconv", "_RECONV_COMPLETE").source())

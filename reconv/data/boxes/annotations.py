@@ -1,0 +1,137 @@
+"""What detection data say about a picture: boxes with classes, and what a source of them is.
+
+Owns the annotation, the protocol of its sources and the thinned view of one. Refuses to know files, pixels and how
+boxes are padded. Invariant: boxes are absolute pixels of the picture as it is stored, as (left, top, right, bottom);
+labels count the source's own class names from 0, and whatever number the files use is kept in `class_ids`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reconv.data.dataset import I64, LabelError, Sample
+
+F32 = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
+
+NO_TARGET = -1  # a picture with boxes has no class of its own
+
+
+class AnnotationError(LabelError):
+    """Boxes that cannot be meant."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotation:
+    """The boxes of one picture, in the order of the files."""
+
+    boxes_xyxy: F32  # [k, 4]
+    labels: I64  # [k], from 0
+    is_crowd: Flags  # [k]: a region of many objects; scoring ignores what is found there, training the box itself
+    difficult: Flags  # [k]: an object that scoring does not demand (Pascal VOC)
+    area: F32  # [k]: of the object, which may be smaller than its box
+    image_id: int | str
+    height: int
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, some: Flags | I64) -> Annotation:
+        """Some of the boxes."""
+        return Annotation(
+            self.boxes_xyxy[some],
+            self.labels[some],
+            self.is_crowd[some],
+            self.difficult[some],
+            self.area[some],
+            self.image_id,
+            self.height,
+            self.width,
+        )
+
+
+def annotation(
+    boxes_xyxy: npt.ArrayLike,
+    labels: npt.ArrayLike,
+    image_id: int | str,
+    height: int,
+    width: int,
+    *,
+    is_crowd: npt.ArrayLike | None = None,
+    difficult: npt.ArrayLike | None = None,
+    area: npt.ArrayLike | None = None,
+) -> Annotation:
+    """An annotation from plain lists; without areas, those of the boxes."""
+    boxes = np.asarray(boxes_xyxy, np.float32).reshape(-1, 4)
+    num_boxes = len(boxes)
+    flags = [np.zeros(num_boxes, bool) if given is None else np.asarray(given, bool) for given in (is_crowd, difficult)]
+    areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) if area is None else np.asarray(area, np.float32)
+    numbers = np.asarray(labels, np.int64).reshape(num_boxes)
+    return Annotation(boxes, numbers, flags[0], flags[1], areas.reshape(num_boxes), image_id, height, width)
+
+
+class DetectionSource(ABC):
+    """A `Source` of pictures with boxes; the target of its samples means nothing."""
+
+    kind: str
+    class_names: tuple[str, ...]
+    class_ids: tuple[int, ...]  # the number of each class in the files
+    origin: str
+    notes: tuple[str, ...] = ()  # what was left out of the files, in words
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def sample(self, index: int) -> Sample:
+        """The picture, with its annotation."""
+
+    @abstractmethod
+    def annotation(self, index: int) -> Annotation:
+        """Its boxes; no pixels are read for them."""
+
+    @abstractmethod
+    def box_counts(self) -> I64:
+        """How many boxes each picture has."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A digest that changes when the pictures, their order or their boxes do."""
+
+
+class DetectionSubset(DetectionSource):
+    """Some pictures of a source, in the given order."""
+
+    def __init__(self, source: DetectionSource, indices: I64, why: str = "") -> None:
+        self._source = source
+        self._indices = indices
+        self.kind = source.kind
+        self.class_names = source.class_names
+        self.class_ids = source.class_ids
+        self.notes = source.notes
+        self.origin = f"{source.origin}; {len(indices):,} of {len(source):,} images{why}"
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def sample(self, index: int) -> Sample:
+        """The source's picture behind the index."""
+        return self._source.sample(int(self._indices[index]))
+
+    def annotation(self, index: int) -> Annotation:
+        """The source's boxes behind the index."""
+        return self._source.annotation(int(self._indices[index]))
+
+    def box_counts(self) -> I64:
+        """The source's counts behind the indices."""
+        return self._source.box_counts()[self._indices]
+
+    def fingerprint(self) -> str:
+        """The source's digest with the indices taken."""
+        return f"{self._source.fingerprint()}/{hashlib.blake2b(self._indices.tobytes(), digest_size=8).hexdigest()}"

@@ -1,0 +1,57 @@
+"""Images held in memory: one uint8 array [n, channels, height, width] and its targets.
+
+Owns the in-memory form shared by digits and CIFAR. Refuses to know files. Invariant: every target is a class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+
+import numpy as np
+
+from reconv.data.dataset import I64, U8, Sample
+from reconv.errors import DataError
+
+
+class ArraySource:
+    """A source whose samples are rows of an array."""
+
+    def __init__(self, kind: str, images: U8, targets: I64, class_names: tuple[str, ...], origin: str) -> None:
+        bad = np.flatnonzero((targets < 0) | (targets >= len(class_names)))
+        if len(bad):
+            raise DataError(
+                f"label {targets[bad[0]]} out of range at sample {bad[0]} ({len(bad)} such labels)",
+                where=origin,
+                why=f"there are {len(class_names)} classes, 0 to {len(class_names) - 1}; the files may be damaged",
+                then="download or copy the data again",
+            )
+        self.kind = kind
+        self.images = images
+        self.targets = targets
+        self.class_names = class_names
+        self.origin = origin
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def sample(self, index: int) -> Sample:
+        """The image as [height, width, channels] and its class."""
+        pixels = np.ascontiguousarray(self.images[index].transpose(1, 2, 0))
+        return Sample(pixels, int(self.targets[index]), f"{self.kind}[{index}]")
+
+    def take(self, indices: I64) -> ArraySource:
+        """Some of the samples, in the given order."""
+        origin = f"{self.origin}; {len(indices)} of {len(self)} samples"
+        return ArraySource(self.kind, self.images[indices], self.targets[indices], self.class_names, origin)
+
+    def fingerprint(self) -> str:
+        """A digest of pixels and targets, computed once."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.blake2b(repr((self.kind, self.images.shape)).encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.images).data)
+        digest.update(np.ascontiguousarray(self.targets).data)
+        return digest.hexdigest()

@@ -1,0 +1,159 @@
+"""CIFAR-10 and CIFAR-100, in their binary and their python form.
+
+Owns both file layouts. Refuses to know how the folder was found. Invariant: both forms of the same data give the
+same pixels, targets and fingerprint, and no foreign pickle can run code: only numpy arrays and plain values load.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from reconv.data.storage.local import read
+from reconv.data.dataset import I64, U8, Split
+from reconv.data.readers.arrays import ArraySource
+from reconv.errors import DataError
+
+Kind = Literal["cifar10", "cifar100"]
+Form = Literal["binary", "python"]
+
+_SIDE = 32
+_PIXELS = 3 * _SIDE * _SIDE
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The file names of one form of one data set."""
+
+    kind: Kind
+    form: Form
+    folder: str  # the name the official archive gives it
+    train: tuple[str, ...]
+    val: tuple[str, ...]
+    names: str  # the file with the class names
+    num_classes: int
+    labels_key: bytes = b""  # python form
+    label_bytes: int = 1  # binary form: bytes before the pixels, the last of them the label
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*self.train, *self.val, self.names)
+
+
+_FIVE = tuple(f"data_batch_{number}" for number in range(1, 6))
+_FIVE_BIN = tuple(f"{name}.bin" for name in _FIVE)
+
+LAYOUTS = (
+    Layout("cifar10", "binary", "cifar-10-batches-bin", _FIVE_BIN, ("test_batch.bin",), "batches.meta.txt", 10),
+    Layout("cifar10", "python", "cifar-10-batches-py", _FIVE, ("test_batch",), "batches.meta", 10, b"labels"),
+    Layout(
+        "cifar100", "binary", "cifar-100-binary", ("train.bin",), ("test.bin",), "fine_label_names.txt", 100,
+        label_bytes=2,
+    ),
+    Layout("cifar100", "python", "cifar-100-python", ("train",), ("test",), "meta", 100, b"fine_labels"),
+)  # fmt: skip
+
+
+def open_cifar(layout: Layout, folder: Path, split: Split, why: str = "") -> ArraySource:
+    """One split of the data set in `folder`, whose files `layout` describes."""
+    missing = [name for name in layout.files if not (folder / name).is_file()]
+    if missing:
+        raise _damaged(layout, folder, f"{layout.kind} lacks {', '.join(missing)}", "the copy is incomplete")
+    load = _read_binary if layout.form == "binary" else _read_python
+    parts = [load(layout, folder / name) for name in (layout.train if split == "train" else layout.val)]
+    counts = [len(targets) for _, targets in parts]
+    if len(set(counts)) > 1 or min(counts) == 0:
+        raise _damaged(layout, folder, f"{layout.kind} files of {counts} samples, not all equal", "one was cut short")
+    images = np.concatenate([pixels for pixels, _ in parts])
+    targets = np.concatenate([labels for _, labels in parts])
+    origin = f"{layout.kind} in {layout.form} form at {folder}" + (f" ({why})" if why else "")
+    return ArraySource(layout.kind, images, targets, _class_names(layout, folder), origin)
+
+
+def _read_binary(layout: Layout, path: Path) -> tuple[U8, I64]:
+    """Records of label bytes and 3072 pixels, planes red, green, blue."""
+    data = np.frombuffer(read(path), np.uint8)
+    record = layout.label_bytes + _PIXELS
+    if len(data) % record:
+        what = f"{path.name} has {len(data)} bytes, which is no whole number of {record}-byte records"
+        raise _damaged(layout, path, what, "the file is half-written")
+    rows = data.reshape(-1, record)
+    pixels = rows[:, layout.label_bytes :].reshape(-1, 3, _SIDE, _SIDE)
+    return pixels, rows[:, layout.label_bytes - 1].astype(np.int64)
+
+
+def _read_python(layout: Layout, path: Path) -> tuple[U8, I64]:
+    """A pickled dict of an array of pixels and a list of labels."""
+    content = _load_plain(layout, path)
+    pixels = content.get(b"data")
+    labels = content.get(layout.labels_key)
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape[1:] != (_PIXELS,):
+        raise _damaged(layout, path, f"{path.name} has no array of uint8 pixels [n, {_PIXELS}]", "not a CIFAR file")
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels) or len(labels) != len(pixels):
+        raise _damaged(layout, path, f"{path.name} has no list of {len(pixels)} labels", "not a CIFAR file")
+    return pixels.reshape(-1, 3, _SIDE, _SIDE), np.array(labels, dtype=np.int64)
+
+
+def _class_names(layout: Layout, folder: Path) -> tuple[str, ...]:
+    path = folder / layout.names
+    if layout.form == "binary":
+        names = read(path).decode("utf-8", "replace").split()
+    else:
+        key = b"label_names" if layout.kind == "cifar10" else b"fine_label_names"
+        listed = _load_plain(layout, path).get(key)
+        names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in listed or ()]
+    if len(names) != layout.num_classes:
+        what = f"{path.name} names {len(names)} classes instead of {layout.num_classes}"
+        raise _damaged(layout, path, what, "the file is half-written")
+    return tuple(names)
+
+
+def _load_plain(layout: Layout, path: Path) -> dict[Any, Any]:
+    """A pickled dict of plain values and numpy arrays; anything else is refused before it is made."""
+    data = read(path)
+    try:
+        content = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle may raise anything
+        why = f"half-written, or not a CIFAR file: {error}"
+        raise _damaged(layout, path, f"{path.name} does not unpickle", why) from error
+    if not isinstance(content, dict):
+        raise _damaged(layout, path, f"{path.name} holds no dict", "not a CIFAR file")
+    # A file pickled by Python 3 has str keys.
+    return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How pickle protocol 2 spells bytes; no other codec is allowed."""
+    if codecs.lookup(encoding).name != "iso8859-1":
+        raise pickle.UnpicklingError(f"codec {encoding} is not allowed")
+    return text.encode("latin-1")
+
+
+# The function numpy itself pickles arrays with; its module has moved between versions.
+_reconstruct: Any = np.empty(0).__reduce__()[0]
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what builds a numpy array or bytes."""
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"refused to load {module}.{name}: a data file must not run code")
+        return _ALLOWED[module, name]
+
+
+def _damaged(layout: Layout, where: Path, what: str, why: str) -> DataError:
+    return DataError(what, where=str(where), why=why, then=f"download it again: reconv data get {layout.kind}")

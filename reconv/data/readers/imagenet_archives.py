@@ -1,0 +1,165 @@
+"""ImageNet as it is handed out: ILSVRC2012_img_train.tar (a tar per class inside) and ILSVRC2012_img_val.tar.
+
+Owns the listing of both archives and the check of their counts. Refuses to know what the labels are written in.
+Invariant: nothing is unpacked; samples are in the order of class, then file name (validation: file name), and every
+sample is one range of bytes of an archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from reconv.data.readers.imagenet_labels import validation_synsets
+from reconv.data.storage.local import Stream, read, size_bytes
+from reconv.data.dataset import Sample, Split
+from reconv.errors import DataError
+
+TRAIN_FILE = "ILSVRC2012_img_train.tar"
+VAL_FILE = "ILSVRC2012_img_val.tar"
+COUNTS: Mapping[Split, int] = {"train": 1_281_167, "val": 50_000}
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    start: int
+    length: int
+    target: int
+
+
+class ArchiveSource:
+    """One split of the archives, indexed in 20 bytes a sample plus its name."""
+
+    kind = "archives"
+
+    def __init__(self, path: Path, split: Split, class_names: tuple[str, ...], members: list[_Member]) -> None:
+        self._path = path
+        self._split = split
+        self.class_names = class_names
+        self.origin = f"the archive {path}"
+        names = [member.name.encode("utf-8", "surrogateescape") for member in members]
+        self._names = b"".join(names)
+        self._ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
+        self._starts = np.frombuffer(array("q", (member.start for member in members)), np.int64)
+        self._lengths = np.frombuffer(array("q", (member.length for member in members)), np.int64)
+        self._targets = np.frombuffer(array("i", (member.target for member in members)), np.int32)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def sample(self, index: int) -> Sample:
+        """The encoded file, read out of the archive."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        file = self._names[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
+        target = int(self._targets[index])
+        data = read(self._path, int(self._starts[index]), int(self._lengths[index]))
+        return Sample(data, target, f"{self._split}/{self.class_names[target]}/{file}")
+
+    def fingerprint(self) -> str:
+        """A digest of names, places, targets and of the archive's size."""
+        digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
+        for piece in (self._names, self._ends.data, self._starts.data, self._lengths.data, self._targets.data):
+            digest.update(piece)
+        digest.update(size_bytes(self._path).to_bytes(8, "little"))
+        return digest.hexdigest()
+
+
+def is_archives(folder: Path) -> bool:
+    """Whether the folder holds the training archive."""
+    return (folder / TRAIN_FILE).is_file()
+
+
+def open_archives(
+    folder: Path, labels: Path | None, expected: Mapping[Split, int] | None
+) -> dict[Split, ArchiveSource]:
+    """Both splits; `labels` says what the validation images show, `expected` how many there are if not as published."""
+    train, val = folder / TRAIN_FILE, folder / VAL_FILE
+    if not val.is_file():
+        raise DataError(
+            f"no {VAL_FILE} in {folder}",
+            where=str(folder),
+            why=f"{TRAIN_FILE} is there, and a data set needs both",
+            then="put it there too (a link will do)",
+        )
+    class_names, train_members = _train_members(train)
+    counts = expected or COUNTS
+    _refuse_other_count(train, len(train_members), counts.get("train"))
+    files = _files(val)
+    _refuse_other_count(val, len(files), counts.get("val"))
+    val_members = _labelled(val, files, class_names, labels or folder)
+    return {
+        "train": ArchiveSource(train, "train", class_names, train_members),
+        "val": ArchiveSource(val, "val", class_names, val_members),
+    }
+
+
+def _train_members(path: Path) -> tuple[tuple[str, ...], list[_Member]]:
+    """Class names, and the files of the tars inside, each with its place in the outer archive."""
+    inner = {
+        PurePosixPath(name).stem: (start, length) for name, start, length in _entries(path) if name.endswith(".tar")
+    }
+    if not inner:
+        raise _damaged(path, "there are no class archives in it (n01440764.tar and so on)")
+    class_names = tuple(sorted(inner))
+    members: list[_Member] = []
+    for target, class_name in enumerate(class_names):
+        files = sorted(_entries(path, *inner[class_name]))
+        if not files:
+            raise _damaged(path, f"{class_name}.tar in it has no files")
+        members += [_Member(PurePosixPath(name).name, start, length, target) for name, start, length in files]
+    return class_names, members
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """The validation images by name."""
+    return sorted((PurePosixPath(name).name, start, length) for name, start, length in _entries(path))
+
+
+def _labelled(
+    path: Path, files: list[tuple[str, int, int]], class_names: tuple[str, ...], labels: Path
+) -> list[_Member]:
+    synsets = validation_synsets(labels, [name for name, _, _ in files], class_names)
+    numbers = {name: number for number, name in enumerate(class_names)}
+    return [_Member(name, start, length, numbers[synsets[name]]) for name, start, length in files]
+
+
+def _entries(path: Path, offset: int = 0, length: int | None = None) -> list[tuple[str, int, int]]:
+    """Files in the tar that begins at `offset` of the file: name, place in the file, length."""
+    end = size_bytes(path) if length is None else offset + length
+    found: list[tuple[str, int, int]] = []
+    try:
+        file = Stream(path)
+        file.seek(offset)
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            # Positions count from the beginning of the file, wherever the tar in it begins.
+            while (member := tar.next()) is not None and member.offset < end:
+                if member.isfile() and not PurePosixPath(member.name).name.startswith("."):
+                    found.append((member.name, member.offset_data, member.size))
+    except tarfile.TarError as error:
+        raise _damaged(path, f"not a tar, or cut: {error}") from error
+    cut = [name for name, start, size in found if start + size > end]
+    if cut:
+        raise _damaged(path, f"it ends in the middle of {cut[0]}")
+    return found
+
+
+def _refuse_other_count(path: Path, found: int, wanted: int | None) -> None:
+    if wanted is not None and found != wanted:
+        raise DataError(
+            f"{path.name} has {found:,} images instead of {wanted:,}",
+            where=str(path),
+            why="the archive is cut, or it is not the published one",
+            then="download it again; if it is as you want it, say so: --expect TRAIN,VAL",
+        )
+
+
+def _damaged(path: Path, why: str) -> DataError:
+    return DataError(f"cannot list {path.name}", where=str(path), why=why, then="download the archive again")

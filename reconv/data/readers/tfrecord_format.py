@@ -1,0 +1,175 @@
+"""TFRecord files and the tf.train.Example inside a record, read and written without TensorFlow.
+
+Owns framing, checksums and the three kinds of feature. Refuses to know what features mean. Invariant: a record comes
+back as it was written, or a `DataError` names file and byte; nothing beyond the file's size is ever allocated.
+
+A record is its length (8 bytes), the masked CRC-32C of those, the content, and the masked CRC-32C of that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from reconv.io.crc32c import crc32c, masked
+from reconv.data.storage.local import Window, read, size_bytes
+from reconv.errors import DataError
+from reconv.io.protobuf import MalformedError, bytes_field, read_message, read_varint, spans, varint
+
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+_LENGTH = struct.Struct("<QI")
+_GZIP = b"\x1f\x8b"
+_NAME_TAG = b"\x0a"  # of field 1, which is bytes
+_BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of tf.train.Feature
+
+Values = Sequence[bytes] | Sequence[float] | Sequence[int]
+
+
+def record_spans(window: Window) -> Iterator[tuple[int, int]]:
+    """Offset and length of each record's content in a file, the checksum of each length checked."""
+    at, end = 0, size_bytes(window.path)
+    while at < end:
+        if end - at < HEADER_BYTES + FOOTER_BYTES:
+            raise broken(window.path, at, f"record cut short: {end - at} bytes are left of the file")
+        length = _length(window.path, at, window.take(at, HEADER_BYTES))
+        start = at + HEADER_BYTES
+        at = start + length + FOOTER_BYTES
+        if at > end:
+            what = f"record cut short: it has {length} bytes, {end - start} are left of the file"
+            raise broken(window.path, start - HEADER_BYTES, what)
+        yield start, length
+
+
+def read_record(path: str | Path, start: int, length: int) -> bytes:
+    """The content of the record at `start`, both checksums checked."""
+    framed = read(path, start - HEADER_BYTES, HEADER_BYTES + length + FOOTER_BYTES)
+    if _length(path, start - HEADER_BYTES, framed[:HEADER_BYTES]) != length:
+        raise broken(path, start - HEADER_BYTES, "record of another length than when the file was indexed")
+    content = framed[HEADER_BYTES:-FOOTER_BYTES]
+    if masked(crc32c(content)) != int.from_bytes(framed[-FOOTER_BYTES:], "little"):
+        raise broken(path, start - HEADER_BYTES, "record with a wrong checksum")
+    return content
+
+
+def parse_example(data: bytes) -> dict[str, Values]:
+    """Every feature of a tf.train.Example by name."""
+    features: dict[str, Values] = {}
+    for field, message in read_message(data):
+        for entry_field, entry in read_message(message) if field == 1 and isinstance(message, bytes) else ():
+            if entry_field == 1 and isinstance(entry, bytes):
+                name, value = _parse_entry(entry)
+                features[name] = value
+    return features
+
+
+def peek_features(window: Window, start: int, length: int, wanted: Sequence[str]) -> dict[str, Values]:
+    """The wanted features of the Example at `start`; the others, such as the picture, are skipped, not read."""
+    beginnings = tuple(bytes_field(1, name.encode()) for name in wanted)
+    longest = max(map(len, beginnings))
+    features: dict[str, Values] = {}
+    for field, low, high in spans(window.take, start, start + length):
+        for entry_field, entry_low, entry_high in spans(window.take, low, high) if field == 1 else ():
+            # Every writer puts the name before the value; an entry that does not is read whole.
+            beginning = window.take(entry_low, min(longest, entry_high - entry_low))
+            if entry_field == 1 and (beginning.startswith(beginnings) or beginning[:1] != _NAME_TAG):
+                name, value = _parse_entry(window.take(entry_low, entry_high - entry_low))
+                if name in wanted:
+                    features[name] = value
+    return features
+
+
+def encode_example(features: Mapping[str, Values]) -> bytes:
+    """A tf.train.Example, its features in the order of their names."""
+    entries = b""
+    for name in sorted(features):
+        entry = bytes_field(1, name.encode()) + bytes_field(2, _encode_feature(features[name]))
+        entries += bytes_field(1, entry)
+    return bytes_field(1, entries)
+
+
+def write_record(file: BinaryIO, content: bytes) -> None:
+    """Append one record to an open file."""
+    length = len(content).to_bytes(8, "little")
+    file.write(length + masked(crc32c(length)).to_bytes(4, "little") + content)
+    file.write(masked(crc32c(content)).to_bytes(4, "little"))
+
+
+def write_records(path: str | Path, contents: Iterable[bytes]) -> int:
+    """Write a whole file of records, which has its name only when it is complete; how many there were."""
+    unfinished, count = f"{path}.part", 0
+    with open(unfinished, "wb") as file:
+        for content in contents:
+            write_record(file, content)
+            count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+    return count
+
+
+def broken(path: str | Path, at: int, what: str, why: str = "", then: str = "") -> DataError:
+    """The error for a record that is not as it should be."""
+    return DataError(
+        what,
+        where=f"{path}, byte {at}",
+        why=why or "the file is half-written, was cut while being copied, or is damaged",
+        then=then or "copy, download or convert this file again",
+    )
+
+
+def _length(path: str | Path, at: int, header: bytes) -> int:
+    length, stored = _LENGTH.unpack(header)
+    if masked(crc32c(header[:8])) != stored:
+        if at == 0 and header.startswith(_GZIP):
+            raise broken(path, 0, "compressed record file", "only uncompressed ones can be read at random", "unpack it")
+        raise broken(path, at, "record whose length has a wrong checksum")
+    return int(length)
+
+
+def _parse_entry(data: bytes) -> tuple[str, Values]:
+    """A name and its value, out of an entry of the map of features."""
+    pair = dict(read_message(data))
+    name, value = pair.get(1, b""), pair.get(2, b"")
+    if not isinstance(name, bytes) or not isinstance(value, bytes):
+        raise MalformedError("a feature is not a name and a value")
+    return name.decode("utf-8", "replace"), _parse_feature(value)
+
+
+def _parse_feature(data: bytes) -> Values:
+    """The list in a feature; the last one if there are several, as the format has it."""
+    values: Values = []
+    for kind, message in read_message(data):
+        if not isinstance(message, bytes) or kind not in (_BYTES, _FLOATS, _INTS):
+            continue
+        items = [item for number, item in read_message(message) if number == 1]
+        if kind == _BYTES:
+            values = [item for item in items if isinstance(item, bytes)]
+        elif kind == _FLOATS:
+            packed = b"".join(item if isinstance(item, bytes) else item.to_bytes(4, "little") for item in items)
+            if len(packed) % 4:
+                raise MalformedError("a list of floats is cut short")
+            values = list(struct.unpack(f"<{len(packed) // 4}f", packed))
+        else:
+            values = [number for item in items for number in ([item] if isinstance(item, int) else _unpack_ints(item))]
+            values = [number - (1 << 64) if number >> 63 else number for number in values]
+    return values
+
+
+def _unpack_ints(packed: bytes) -> Iterator[int]:
+    view, at = memoryview(packed), 0
+    while at < len(view):
+        number, at = read_varint(view, at)
+        yield number
+
+
+def _encode_feature(values: Values) -> bytes:
+    if all(isinstance(value, bytes) for value in values):
+        return bytes_field(_BYTES, b"".join(bytes_field(1, value) for value in values if isinstance(value, bytes)))
+    if all(isinstance(value, int) for value in values):
+        return bytes_field(_INTS, bytes_field(1, b"".join(varint(value) for value in values if isinstance(value, int))))
+    floats = [float(value) for value in values if not isinstance(value, bytes)]
+    return bytes_field(_FLOATS, bytes_field(1, struct.pack(f"<{len(floats)}f", *floats)))

@@ -1,0 +1,55 @@
+"""Which sample comes when: the run's endless stream of positions, mapped to dataset indices.
+
+Owns the shuffle and the tail of an epoch. Refuses to know workers and ranks. Invariant: a pure function of
+(seed, position), so seeking to any step costs one shuffle at most; within an epoch no sample comes twice.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from reconv.data.dataset import I64
+from reconv.errors import DataError
+from reconv.random import key, permutation
+
+
+class Order:
+    """The order of a training run; position = step x global_batch + row."""
+
+    def __init__(self, num_samples: int, global_batch: int, tail: Literal["drop", "wrap"], seed: int) -> None:
+        if num_samples < 1 or (tail == "drop" and num_samples < global_batch):
+            raise DataError(
+                f"{num_samples} training samples do not fill a batch of {global_batch}",
+                why="data.tail: drop leaves out every batch that is not full",
+                then=f"--batch-size {max(1, num_samples)} or less, or --set data.tail=wrap",
+            )
+        self._num_samples = num_samples
+        self._global_batch = global_batch
+        self._epoch_samples = num_samples if tail == "wrap" else num_samples // global_batch * global_batch
+        # A step of a wrapped stream may touch two epochs; a third stays for a second loader at another step.
+        self._shuffle = lru_cache(maxsize=3)(lambda epoch: permutation(key(seed, "order", epoch), num_samples))
+
+    def positions(self, step: int) -> I64:
+        """The positions of a step's global batch."""
+        return step * self._global_batch + np.arange(self._global_batch, dtype=np.int64)
+
+    def epoch_of(self, positions: I64) -> I64:
+        """The epoch of each position, from 0: with `wrap` a new one begins wherever the samples are used up."""
+        return positions // self._epoch_samples
+
+    def indices(self, step: int) -> I64:
+        """The dataset indices of a step's global batch."""
+        return self.indices_of(self.positions(step))
+
+    def indices_of(self, positions: I64) -> I64:
+        """The dataset index of each position."""
+        epochs = self.epoch_of(positions)
+        places = positions - epochs * self._epoch_samples
+        indices = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            indices[rows] = self._shuffle(int(epoch))[places[rows]]
+        return indices

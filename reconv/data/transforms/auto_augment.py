@@ -1,0 +1,207 @@
+"""AutoAugment and RandAugment: named operations on uint8 pictures, and the policies that choose among them.
+
+Owns the operations, their strengths and the published tables. Refuses to know seeds, batches and sizes. Invariant:
+the result is a function of the picture and of its draws; a policy's geometry takes the nearest pixel, and what it
+uncovers is grey. Flips come later, on the device: every geometric operation is drawn with both signs alike.
+
+autoaugment: the ImageNet policy of Cubuk et al. 2019 (arXiv 1805.09501), strengths in ten levels. autoaugment-v0: the
+ImageNet policy that EfficientNet's authors published with their code, strengths in eleven levels, enhancements and
+solarising with one sign. randaugment: Cubuk et al. 2020 (arXiv 1909.13719), the 14 operations alike, strengths in 31
+levels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageEnhance, ImageOps
+
+from reconv.recipe.data_fields import Augment
+
+F64 = npt.NDArray[np.float64]
+Operate = Callable[[Image.Image, float, int], Image.Image]  # picture, strength, grey
+
+_SOLARIZE_ADD_BELOW = 128
+_MOST_SHIFT = 150 / 331  # of the side: 150 pixels of the 331 the paper's networks saw
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What is done, how strongly, whether the strength's sign is drawn, and with what probability it is done."""
+
+    name: str
+    strength: float = 0.0
+    signed: bool = False
+    probability: float = 1.0
+
+
+def num_policy_draws(augment: Augment) -> int:
+    """How many uniforms an image's policy needs."""
+    if augment.policy == "none":
+        return 0
+    if augment.policy == "randaugment":
+        return 2 * augment.randaugment.n  # which, and its sign
+    return 5  # which pair; for each of the two whether, and its sign
+
+
+def apply_policy(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
+    """The picture after the operations that its draws choose."""
+    if augment.policy == "none":
+        return image
+    if augment.policy == "randaugment":
+        choices = rand_operations(augment.randaugment.magnitude)
+        for which, sign in draws.reshape(-1, 2).tolist():
+            image = operate(image, choices[int(which * len(choices))], sign, augment.fill)
+        return image
+    pairs = POLICIES[augment.policy]
+    for operation, (whether, sign) in zip(pairs[int(draws[0] * len(pairs))], draws[1:].reshape(2, 2), strict=True):
+        if whether < operation.probability:
+            image = operate(image, operation, float(sign), augment.fill)
+    return image
+
+
+def operate(image: Image.Image, operation: Operation, sign: float, grey: int) -> Image.Image:
+    """The picture after one operation; a `sign` below a half turns a signed strength round."""
+    strength = -operation.strength if operation.signed and sign < 0.5 else operation.strength
+    return OPERATIONS[operation.name](image, strength, grey)
+
+
+def _affine(image: Image.Image, matrix: tuple[float, ...], grey: int) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=_fill(image, grey))
+
+
+def _fill(image: Image.Image, grey: int) -> int | tuple[int, ...]:
+    return grey if image.mode == "L" else (grey,) * len(image.getbands())
+
+
+def _solarize_add(image: Image.Image, strength: float, _: int) -> Image.Image:
+    """Dark pixels made lighter."""
+    levels = [min(255, v + int(strength)) if v < _SOLARIZE_ADD_BELOW else v for v in range(256)]
+    return image.point(levels * len(image.getbands()))
+
+
+OPERATIONS: Mapping[str, Operate] = {
+    "identity": lambda image, _, __: image,
+    "shear-x": lambda image, by, grey: _affine(image, (1, by, 0, 0, 1, 0), grey),
+    "shear-y": lambda image, by, grey: _affine(image, (1, 0, 0, by, 1, 0), grey),
+    "translate-x": lambda image, by, grey: _affine(image, (1, 0, int(by * image.width), 0, 1, 0), grey),
+    "translate-y": lambda image, by, grey: _affine(image, (1, 0, 0, 0, 1, int(by * image.height)), grey),
+    "translate-y-pixels": lambda image, by, grey: _affine(image, (1, 0, 0, 0, 1, by), grey),
+    "rotate": lambda image, by, grey: image.rotate(by, fillcolor=_fill(image, grey)),
+    "brightness": lambda image, by, _: ImageEnhance.Brightness(image).enhance(1 + by),
+    "color": lambda image, by, _: ImageEnhance.Color(image).enhance(1 + by),
+    "contrast": lambda image, by, _: ImageEnhance.Contrast(image).enhance(1 + by),
+    "sharpness": lambda image, by, _: ImageEnhance.Sharpness(image).enhance(1 + by),
+    "posterize": lambda image, bits, _: ImageOps.posterize(image, int(bits)),
+    "solarize": lambda image, threshold, _: ImageOps.solarize(image, math.ceil(threshold)),
+    "solarize-add": _solarize_add,
+    "autocontrast": lambda image, _, __: ImageOps.autocontrast(image),
+    "equalize": lambda image, _, __: ImageOps.equalize(image),
+    "invert": lambda image, _, __: ImageOps.invert(image),
+}
+
+_ENHANCEMENTS = ("brightness", "color", "contrast", "sharpness")
+_PLAIN = ("identity", "autocontrast", "equalize", "invert")
+
+
+def _scaled(name: str, share: float, probability: float = 1.0) -> Operation:
+    """An operation at a share of its full strength, as the papers scale them: 0 does least, 1 most."""
+    if name in _PLAIN:
+        return Operation(name, probability=probability)
+    if name == "posterize":
+        return Operation(name, 8 - round(4 * share), probability=probability)
+    if name == "solarize":
+        return Operation(name, 256 * (1 - share), probability=probability)
+    most = {"shear-x": 0.3, "shear-y": 0.3, "translate-x": _MOST_SHIFT, "translate-y": _MOST_SHIFT, "rotate": 30.0}
+    return Operation(name, share * (0.9 if name in _ENHANCEMENTS else most[name]), True, probability)
+
+
+def _scaled_v0(name: str, share: float, probability: float) -> Operation:
+    """An operation as EfficientNet's code scales it: posterising and solarising do most at 0."""
+    if name in _PLAIN:
+        return Operation(name, probability=probability)
+    if name in _ENHANCEMENTS:
+        return Operation(name, 1.8 * share - 0.9, probability=probability)
+    if name == "solarize":
+        return Operation(name, 256 * share, probability=probability)
+    whole = {"posterize": 4, "solarize-add": 110}
+    if name in whole:
+        return Operation(name, round(share * whole[name]), probability=probability)
+    signed = {"shear-x": 0.3, "shear-y": 0.3, "translate-y-pixels": 250.0, "rotate": 30.0}
+    return Operation(name, share * signed[name], True, probability)
+
+
+_RAND_NAMES = (
+    *("identity", "shear-x", "shear-y", "translate-x", "translate-y", "rotate", "brightness"),
+    *("color", "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize"),
+)
+
+
+def rand_operations(magnitude: int) -> tuple[Operation, ...]:
+    """RandAugment's operations at a magnitude of 0 to 30."""
+    return tuple(_scaled(name, magnitude / 30) for name in _RAND_NAMES)
+
+
+# Each row: two operations with their probability and level. Rows repeat where the papers' tables do.
+_PAPER = (
+    ("posterize", 0.4, 8, "rotate", 0.6, 9),
+    ("solarize", 0.6, 5, "autocontrast", 0.6, 5),
+    ("equalize", 0.8, 8, "equalize", 0.6, 3),
+    ("posterize", 0.6, 7, "posterize", 0.6, 6),
+    ("equalize", 0.4, 7, "solarize", 0.2, 4),
+    ("equalize", 0.4, 4, "rotate", 0.8, 8),
+    ("solarize", 0.6, 3, "equalize", 0.6, 7),
+    ("posterize", 0.8, 5, "equalize", 1.0, 2),
+    ("rotate", 0.2, 3, "solarize", 0.6, 8),
+    ("equalize", 0.6, 8, "posterize", 0.4, 6),
+    ("rotate", 0.8, 8, "color", 0.4, 0),
+    ("rotate", 0.4, 9, "equalize", 0.6, 2),
+    ("equalize", 0.0, 7, "equalize", 0.8, 8),
+    ("invert", 0.6, 4, "equalize", 1.0, 8),
+    ("color", 0.6, 4, "contrast", 1.0, 8),
+    ("rotate", 0.8, 8, "color", 1.0, 2),
+    ("color", 0.8, 8, "solarize", 0.8, 7),
+    ("sharpness", 0.4, 7, "invert", 0.6, 8),
+    ("shear-x", 0.6, 5, "equalize", 1.0, 9),
+    ("color", 0.4, 0, "equalize", 0.6, 3),
+    ("equalize", 0.4, 7, "solarize", 0.2, 4),
+    ("solarize", 0.6, 5, "autocontrast", 0.6, 5),
+    ("invert", 0.6, 4, "equalize", 1.0, 8),
+    ("color", 0.6, 4, "contrast", 1.0, 8),
+    ("equalize", 0.8, 8, "equalize", 0.6, 3),
+)
+_V0 = (
+    ("equalize", 0.8, 1, "shear-y", 0.8, 4),
+    ("color", 0.4, 9, "equalize", 0.6, 3),
+    ("color", 0.4, 1, "rotate", 0.6, 8),
+    ("solarize", 0.8, 3, "equalize", 0.4, 7),
+    ("solarize", 0.4, 2, "solarize", 0.6, 2),
+    ("color", 0.2, 0, "equalize", 0.8, 8),
+    ("equalize", 0.4, 8, "solarize-add", 0.8, 3),
+    ("shear-x", 0.2, 9, "rotate", 0.6, 8),
+    ("color", 0.6, 1, "equalize", 1.0, 2),
+    ("invert", 0.4, 9, "rotate", 0.6, 0),
+    ("equalize", 1.0, 9, "shear-y", 0.6, 3),
+    ("color", 0.4, 7, "equalize", 0.6, 0),
+    ("posterize", 0.4, 6, "autocontrast", 0.4, 7),
+    ("solarize", 0.6, 8, "color", 0.6, 9),
+    ("solarize", 0.2, 4, "rotate", 0.8, 9),
+    ("rotate", 1.0, 7, "translate-y-pixels", 0.8, 9),
+    ("shear-x", 0.0, 0, "solarize", 0.8, 4),
+    ("shear-y", 0.8, 0, "color", 0.6, 4),
+    ("color", 1.0, 0, "rotate", 0.6, 2),
+    ("equalize", 0.8, 4, "equalize", 0.0, 8),
+    ("equalize", 1.0, 4, "autocontrast", 0.6, 2),
+    ("shear-y", 0.4, 7, "solarize-add", 0.6, 7),
+    ("posterize", 0.8, 2, "solarize", 0.6, 10),
+    ("solarize", 0.6, 8, "equalize", 0.6, 1),
+    ("color", 0.8, 6, "rotate", 0.4, 5),
+)
+POLICIES: Mapping[str, tuple[tuple[Operation, Operation], ...]] = {
+    "autoaugment": tuple((_scaled(a, m / 9, p), _scaled(b, n / 9, q)) for a, p, m, b, q, n in _PAPER),
+    "autoaugment-v0": tuple((_scaled_v0(a, m / 10, p), _scaled_v0(b, n / 10, q)) for a, p, m, b, q, n in _V0),
+}

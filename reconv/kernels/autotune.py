@@ -1,0 +1,73 @@
+"""Which of several forms of an operation is the fastest on this device, found by trying them once.
+
+Owns the trial: by time, and by equality with the plain form. Refuses to know what is computed. Invariant: a form whose
+values or layout in memory differ from the plain ones is never chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from reconv.kernels.dispatch import has_triton
+
+Call = Callable[[], Tensor]
+_TRIALS = 5
+_SLEEP_CYCLES = 3_000_000  # more than a millisecond, in which the host gives the trials: launches are not timed
+_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest value
+_TF32_TOLERANCE, _FP32_TOLERANCE = 1e-2, 1e-4  # the second tells TF32 from float32
+
+
+def fastest(plain: Call, others: Sequence[Call], time_ms: Callable[[Call], float] | None = None) -> int:
+    """Which takes least time of those that run and give the plain values: its place among the others, -1 the plain."""
+    time_ms = time_ms or on_device_ms
+    result = plain()
+    expected, tolerance = result.float(), tolerance_of(result.dtype)
+    times_ms: dict[int, float] = {}
+    failures = _failures()
+    for place, call in [*enumerate(others), (-1, plain)]:
+        try:
+            y = call().float()
+        except failures:
+            continue
+        error = (y - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+        if float(error) <= tolerance and _lie_alike(y, expected):
+            times_ms[place] = time_ms(call)
+    return min(times_ms, key=times_ms.__getitem__, default=-1)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What a form raises that cannot run: cuDNN has no plan, in many words; a tile does not fit the processor."""
+    if not has_triton():
+        return (RuntimeError,)
+    from triton.errors import TritonError
+
+    return RuntimeError, TritonError
+
+
+def _lie_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two image tensors have one layout: what reads them may rely on it."""
+    layouts = (torch.channels_last, torch.contiguous_format)
+    return any(a.is_contiguous(memory_format=layout) and b.is_contiguous(memory_format=layout) for layout in layouts)
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """How far a form's values may be from the plain ones, of the largest."""
+    has_tf32: bool = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    return _TOLERANCE.get(dtype, _TF32_TOLERANCE if has_tf32 else _FP32_TOLERANCE)
+
+
+def on_device_ms(call: Call) -> float:
+    """What a call takes on the current CUDA device."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    call()
+    torch.cuda._sleep(_SLEEP_CYCLES)
+    began.record()
+    for _ in range(_TRIALS):
+        call()
+    ended.record()
+    ended.synchronize()
+    spent_ms: float = began.elapsed_time(ended)
+    return spent_ms / _TRIALS

@@ -1,0 +1,300 @@
+"""Batch norm in training with what surrounds it: its activation, the sum of a residual block, the fork behind it.
+
+Owns the autograd functions over the kernels and their memory: forward keeps its inputs and, of a join, one bit per
+value; backward reads each of them twice and writes each gradient once. Refuses to know modules. Limits:
+`fused.available` of every image tensor, groups that `fused.even_groups` accepts, float32 or half parameters.
+Invariant: no host read and no choice by value, so that all of it can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.batch_norm import triton as device
+from reconv.kernels.jit.launch import launch
+from reconv.kernels.reference import Activation
+from reconv.kernels.channels_last import Form, Rows, counters, rows_of
+
+ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
+_JOINED = ("none", "relu")
+_PLAIN, _SUM, _SUM_OF_NORMS = range(3)
+
+# Measured on an H200 over shapes of ResNet-50 (docs/benchmarks/gpu-kernels.md). Where values are added up or packed,
+# ptxas puts loads between the arithmetic and few are in flight: there tiles are copied ahead, by few long programs.
+# The two kernels of a join share their mask, so also their warps.
+FORMS = {
+    "statistics": Form(8, 3, 1),
+    "normalise": Form(),
+    "join": Form(4, 2, 2),
+    "sums": Form(8, 3, 1),
+    "join_sums": Form(4, 1, 4),
+    "gradient": Form(),
+    "pool": Form(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The parameters of one batch norm; a group of one value keeps the running variance."""
+
+    weight: Tensor
+    bias: Tensor
+    running_var: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An image tensor and what normalises it; stats [groups, 3, channels]: mean, unbiased variance, 1 / deviation."""
+
+    x: Tensor
+    stats: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All of it, as autograd keeps it."""
+        return self.x, self.stats, self.weight, self.bias
+
+
+def normalise(x: Tensor, norm: Norm, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
+    """The activation of the norm of x, and mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
+    output: tuple[Tensor, Tensor] = _Normalise.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, norm, groups, act
+    )
+    return output
+
+
+def join(x: Tensor, norm: Norm, identity: Tensor, groups: Sequence[int], act: Activation) -> tuple[Tensor, ...]:
+    """The activation of norm(x) + identity, twice, and the statistics of x.
+
+    The output comes as two tensors of one memory, so that each use has a gradient of its own and the backward pass
+    adds them while it reads them.
+    """
+    output: tuple[Tensor, ...] = _Join.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, identity, norm, groups, act
+    )
+    return output
+
+
+def join_norms(
+    x: Tensor, norm: Norm, other: Tensor, other_norm: Norm, groups: Sequence[int], act: Activation
+) -> tuple[Tensor, ...]:
+    """The activation of norm(x) + other_norm(other), twice, and the statistics of both."""
+    output: tuple[Tensor, ...] = _JoinNorms.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, other, other_norm.weight, other_norm.bias, norm, other_norm, groups, act
+    )
+    return output
+
+
+class _Normalise(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], act: Activation
+    ) -> tuple[Tensor, Tensor]:
+        rows = rows_of(x, groups)
+        operand = Operand(x, statistics(x, norm, rows), weight, bias)
+        ctx.save_for_backward(*operand.tensors())
+        ctx.rows, ctx.act = rows, act
+        ctx.mark_non_differentiable(operand.stats)
+        ctx.set_materialize_grads(False)
+        return write_output(operand, None, None, rows, act), operand.stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        operand = Operand(*ctx.saved_tensors)
+        gradient = dy.contiguous(memory_format=torch.channels_last)
+        sums = gradient_sums(gradient, None, operand, None, None, None, ctx.rows, ctx.act)
+        dx, _other = input_gradients(gradient, operand, None, sums, ctx.rows, ctx.act)
+        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), None, None, None
+
+
+class _Join(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        identity: Tensor,
+        norm: Norm,
+        groups: Sequence[int],
+        act: Activation,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = rows_of(x, groups)
+        operand = Operand(x, statistics(x, norm, rows), weight, bias)
+        bits = empty_bits(rows, x.device, act)
+        y = write_output(operand, identity, bits, rows, act)
+        ctx.save_for_backward(*operand.tensors(), bits)
+        ctx.rows, ctx.act = rows, act
+        ctx.mark_non_differentiable(operand.stats)
+        ctx.set_materialize_grads(False)
+        return y, y.detach(), operand.stats
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        *saved, bits = ctx.saved_tensors
+        operand = Operand(*saved)
+        gradient, gradient2 = uses(first, second)
+        dz = torch.empty_like(operand.x) if bits.numel() or gradient2 is not None else None
+        sums = gradient_sums(gradient, gradient2, operand, None, bits, dz, ctx.rows, ctx.act)
+        dz = gradient if dz is None else dz
+        dx, _other = input_gradients(dz, operand, None, sums, ctx.rows, "none")
+        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), dz, None, None, None
+
+
+class _JoinNorms(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        other_x: Tensor,
+        other_weight: Tensor,
+        other_bias: Tensor,
+        norm: Norm,
+        other_norm: Norm,
+        groups: Sequence[int],
+        act: Activation,
+    ) -> tuple[Tensor, ...]:
+        rows = rows_of(x, groups)
+        operand = Operand(x, statistics(x, norm, rows), weight, bias)
+        other = Operand(other_x, statistics(other_x, other_norm, rows), other_weight, other_bias)
+        bits = empty_bits(rows, x.device, act)
+        y = write_output(operand, other, bits, rows, act)
+        ctx.save_for_backward(*operand.tensors(), *other.tensors(), bits)
+        ctx.rows, ctx.act = rows, act
+        ctx.mark_non_differentiable(operand.stats, other.stats)
+        ctx.set_materialize_grads(False)
+        return y, y.detach(), operand.stats, other.stats
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        *saved, bits = ctx.saved_tensors
+        operand, other = Operand(*saved[:4]), Operand(*saved[4:])
+        gradient, gradient2 = uses(first, second)
+        dz = torch.empty_like(operand.x) if bits.numel() or gradient2 is not None else None
+        sums = gradient_sums(gradient, gradient2, operand, other, bits, dz, ctx.rows, ctx.act)
+        dx, dother = input_gradients(gradient if dz is None else dz, operand, other, sums, ctx.rows, "none")
+        dbias = over_groups(sums[0], operand.bias)
+        dother_bias = over_groups(sums[0], other.bias).clone()  # two parameters never share a gradient's memory
+        dweight, dother_weight = over_groups(sums[1], operand.weight), over_groups(sums[2], other.weight)
+        return dx, dweight, dbias, dother, dother_weight, dother_bias, None, None, None, None
+
+
+def uses(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The gradients of an output's uses, in the layout that kernels read: one at least."""
+    given = [g.contiguous(memory_format=torch.channels_last) for g in (first, second) if g is not None]
+    return given[0], given[1] if len(given) == 2 else None
+
+
+def empty_bits(rows: Rows, on: torch.device, act: Activation) -> Tensor:
+    """Room for the mask of a join's ReLU; none where nothing is masked."""
+    if act not in _JOINED:
+        raise ValueError(f"a join ends in {' or '.join(_JOINED)}, not in {act}")
+    num_bytes = rows.num_groups * rows.num_tiles(FORMS["join"]) * rows.lanes(FORMS["join"]) * rows.channels
+    return torch.empty(num_bytes if act == "relu" else 0, dtype=torch.uint8, device=on)
+
+
+def counts(rows: Rows) -> tuple[int, int, int]:
+    """What every kernel is told of its rows."""
+    return rows.channels // 8, rows.num_rows, rows.group_rows
+
+
+def shape(rows: Rows, form: Form) -> dict[str, int]:
+    """The tile of a kernel."""
+    return {"LANES": rows.lanes(form), "BLOCK": rows.block, "num_warps": form.warps}
+
+
+def statistics(x: Tensor, norm: Norm, rows: Rows) -> Tensor:
+    """Mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
+    form = FORMS["statistics"]
+    splits = rows.splits(form)
+    stats = torch.empty(rows.num_groups, 3, rows.channels, dtype=torch.float32, device=x.device)
+    partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
+    launch(
+        device.statistics, rows.grid(form),
+        x, norm.running_var, stats, partials, counters(rows.num_counts, x.device), *counts(rows), norm.eps,
+        STAGES=rows.stages(form, x), **shape(rows, form),
+    )  # fmt: skip
+    return stats
+
+
+def write_output(
+    operand: Operand, other: Operand | Tensor | None, bits: Tensor | None, rows: Rows, act: Activation
+) -> Tensor:
+    """The activation of the normalised operand, plus the other one, normalised too or as it is."""
+    y = torch.empty_like(operand.x)
+    form = FORMS["normalise" if other is None else "join"]
+    # A place that the kernel's form does not touch gets any pointer.
+    added = other.tensors() if isinstance(other, Operand) else operand.tensors()
+    if isinstance(other, Tensor):
+        added = (other, *added[1:])
+    launch(
+        device.normalise, rows.grid(form),
+        *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *counts(rows),
+        rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
+        STAGES=rows.stages(form, operand.x, added[0]), **shape(rows, form),
+    )  # fmt: skip
+    return y
+
+
+def gradient_sums(
+    gradient: Tensor,
+    gradient2: Tensor | None,
+    operand: Operand,
+    other: Operand | None,
+    bits: Tensor | None,
+    dz: Tensor | None,
+    rows: Rows,
+    act: Activation,
+) -> Tensor:
+    """Sums of dz, dz * xhat and dz * xhat of the other, [3, groups, channels]; with bits: of a join; dz is written."""
+    form = FORMS["sums" if bits is None else "join_sums"]
+    splits = rows.splits(form)
+    sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=gradient.device)
+    partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
+    join = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
+    x, stats = (operand if other is None else other).tensors()[:2]
+    read = [gradient, operand.x, *([] if gradient2 is None else [gradient2])]
+    launch(
+        device.gradient_sums, rows.grid(form),
+        gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
+        x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
+        counters(rows.num_counts, gradient.device), *counts(rows), rows.num_tiles(form),
+        ACT=ACTIVATIONS[act], JOIN=join, TWO=gradient2 is not None, KEEP=dz is not None,
+        STAGES=rows.stages(form, *read), **shape(rows, form),
+    )  # fmt: skip
+    return sums
+
+
+def input_gradients(
+    dz: Tensor, operand: Operand, other: Operand | None, sums: Tensor, rows: Rows, act: Activation
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the operand's input and, of a sum of norms, of the other's."""
+    dx = torch.empty_like(operand.x)
+    dother = None if other is None else torch.empty_like(other.x)
+    form = FORMS["gradient"]
+    launch(
+        device.gradient, rows.grid(form),
+        dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
+        dx if dother is None else dother, *counts(rows), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
+        STAGES=rows.stages(form, dz, operand.x), **shape(rows, form),
+    )  # fmt: skip
+    return dx, dother
+
+
+def over_groups(sums: Tensor, parameter: Tensor) -> Tensor:
+    """The gradient of a parameter, from sums [groups, channels]."""
+    return (sums[0] if sums.shape[0] == 1 else sums.sum(0)).to(parameter.dtype)
+
+
+def _join_of(other: Operand | Tensor | None) -> int:
+    return _PLAIN if other is None else _SUM_OF_NORMS if isinstance(other, Operand) else _SUM

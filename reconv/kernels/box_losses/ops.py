@@ -1,0 +1,150 @@
+"""The losses of a single-shot detector, straight from its maps.
+
+Owns the autograd function and its memory: of each default box four numbers are kept, and no table of default boxes by
+true boxes is ever written. Refuses to know networks and recipes. Limits: `accepts`. Invariant: the rule and the ties of
+`reconv.detection`; no host read and no shape that depends on a value, so that all of it can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.box_losses import triton as device
+from reconv.kernels.bias_relu.ops import channel_sums
+from reconv.kernels.dispatch import CHANNEL_MULTIPLE, available
+from reconv.kernels.jit.launch import launch
+
+Biases = Sequence[tuple[Tensor, Tensor]]  # of each map: its class head's and its box head's
+
+MOST_ANCHORS = 65536  # whose losses one program sorts
+MOST_CLASSES = 4096
+# Compiled for sm_90 the first needs 80 registers a thread and the second 48: most programs of that one end at once.
+_JUDGED_VALUES, _GRADIENT_VALUES = 2048, 1024
+_LANES = 256
+_CLAIMING_PROGRAMS = 16  # of an image; each takes every 16th true box
+_MINED_PER_WARP = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What n images show, and the rule by which default boxes learn it."""
+
+    boxes_xyxy: Tensor  # [n, rows, 4]
+    labels: Tensor  # [n, rows] int64
+    num_boxes: Tensor  # [n] int64: so many rows count
+    anchors_cxcywh: Tensor  # [num_anchors, 4]
+    variances: tuple[float, float]
+    threshold: float
+    negatives: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of each map the boxes of a pixel; of each of those, so many logits."""
+
+    per_cell: tuple[int, ...]
+    num_classes: int
+
+    def channels(self, boxes: int) -> int:
+        """Channels of a map with so many boxes a pixel: a multiple of what kernels and convolutions read at once."""
+        wanted = boxes * (self.num_classes + 4)
+        return -(-wanted // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+
+
+def nothing_shown(maps: Sequence[Tensor], layout: Layout) -> Truth:
+    """Images without boxes, for a pass in which nothing but shapes matters."""
+    num_anchors = sum(b * x.shape[2] * x.shape[3] for x, b in zip(maps, layout.per_cell, strict=True))
+    empty, n = maps[0].new_empty, len(maps[0])
+    boxes, anchors = (empty(*shape, 4, dtype=torch.float32) for shape in ((n, 1), (num_anchors,)))
+    labels, num_boxes = empty(n, 1, dtype=torch.int64), empty(n, dtype=torch.int64)
+    return Truth(boxes, labels, num_boxes, anchors, variances=(0.1, 0.2), threshold=0.5, negatives=3.0)
+
+
+def accepts(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> bool:
+    """Whether the kernels take these maps [n, channels, height, width] and boxes."""
+    tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)
+    return (
+        truth.anchors_cxcywh.shape[0] <= MOST_ANCHORS
+        and layout.num_classes <= MOST_CLASSES
+        and all(available(x) for x in maps)
+        and all(x.dtype == torch.float32 for x in tensors)
+    )
+
+
+def box_losses(maps: Sequence[Tensor], biases: Biases, layout: Layout, truth: Truth) -> tuple[Tensor, Tensor]:
+    """The class loss and the box loss of each image [n], over its number of positives."""
+    flat = (bias for pair in biases for bias in pair)
+    losses: tuple[Tensor, Tensor] = _Losses.apply(layout, truth, *maps, *flat)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _Losses(Function):
+    @staticmethod
+    def forward(ctx: Any, layout: Layout, truth: Truth, *given: Tensor) -> tuple[Tensor, Tensor]:
+        n, num_anchors = len(truth.num_boxes), len(truth.anchors_cxcywh)
+        shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
+        rows = matched(truth)
+        by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
+        for read, numbers, grid, known in _calls(given, layout, truth, _JUDGED_VALUES):
+            launch(device.judge, grid, *read, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
+        losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
+        block = 1 << (num_anchors - 1).bit_length()
+        launch(
+            device.mine, (n,), by_class, by_box, rows, *losses.unbind(), num_anchors, truth.negatives,
+            BLOCK=block, BITS=block.bit_length() - 1, num_warps=max(1, min(32, block // _MINED_PER_WARP)),
+        )  # fmt: skip
+        ctx.save_for_backward(rows, *shown, log_sums, losses, *given)
+        ctx.layout, ctx.truth = layout, truth
+        return losses[0].clone(), losses[1].clone()
+
+    @staticmethod
+    def backward(ctx: Any, dclasses: Tensor, dboxes: Tensor) -> tuple[Tensor | None, ...]:
+        rows, boxes, labels, anchors, log_sums, losses, *given = ctx.saved_tensors
+        known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
+        gradients, of_biases = [], []
+        for read, numbers, grid, constants in _calls(given, ctx.layout, ctx.truth, _GRADIENT_VALUES):
+            dx = torch.empty_like(read[0]).zero_()
+            launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
+            gradients.append(dx)
+            sums, widths = channel_sums(dx).to(read[1].dtype), [len(bias) for bias in read[1:]]
+            of_biases += sums[: sum(widths)].split(widths)
+        return None, None, *gradients, *of_biases
+
+
+def matched(truth: Truth) -> Tensor:
+    """The row of the true box that each default box belongs to [n, num_anchors] int32; below 0 where none does."""
+    n, num_rows = truth.labels.shape
+    num_anchors, on = len(truth.anchors_cxcywh), truth.labels.device
+    claimed = torch.empty(n, num_rows, dtype=torch.int32, device=on)
+    rows = torch.empty(n, num_anchors, dtype=torch.int32, device=on)
+    given = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), claimed)
+    # Ties and the threshold are those of the plain form, whose products are rounded before they are added.
+    known = {"LANES": _LANES, "enable_fp_fusion": False}
+    programs = min(num_rows, _CLAIMING_PROGRAMS)
+    launch(device.claim, (programs, n), *given, num_rows, num_anchors, **known)
+    grid = (-(-num_anchors // _LANES), n)
+    launch(device.match, grid, *given, rows, num_rows, num_anchors, truth.threshold, **known)
+    return rows
+
+
+def _calls(
+    given: Sequence[Tensor], layout: Layout, truth: Truth, tile_values: int
+) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], tuple[float, ...], tuple[int, int], dict[str, int]]]:
+    """Of each map: itself and its two biases, the numbers that kernels are told, their programs and constants."""
+    classes = 1 << (layout.num_classes - 1).bit_length()
+    known = {"ROWS": max(1, tile_values // classes), "CLASSES": classes}
+    first = 0
+    number = len(layout.per_cell)
+    maps, biases = given[:number], given[number:]
+    for x, class_bias, box_bias, boxes in zip(maps, biases[::2], biases[1::2], layout.per_cell, strict=True):
+        n, channels, height, width = x.shape
+        cells = height * width
+        counts = (truth.labels.shape[1], len(truth.anchors_cxcywh), cells, boxes, layout.num_classes, channels, first)
+        yield (x, class_bias, box_bias), (*counts, *truth.variances), (-(-cells * boxes // known["ROWS"]), n), known
+        first += cells * boxes

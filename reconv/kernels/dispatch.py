@@ -1,0 +1,61 @@
+"""Which tensors the fused forms take.
+
+Owns the limits of all kernels of this room: device, type, layout and shape. Refuses to know what a kernel computes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from reconv.kernels.jit.launch import is_rehearsed
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+CHANNEL_MULTIPLE = 8  # 16 bytes of halves: one vector load
+MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
+    return find_spec("triton") is not None
+
+
+def is_interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, which takes CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def reachable(x: Tensor) -> bool:
+    """Whether kernels run where this tensor is."""
+    return (x.is_cuda or is_interpreted() or is_rehearsed(x)) and has_triton()
+
+
+def available(x: Tensor) -> bool:
+    """Whether the kernels take this image tensor [n, channels, height, width]."""
+    return (
+        reachable(x)
+        and x.dim() == 4
+        and x.dtype in DTYPES
+        and x.shape[1] % CHANNEL_MULTIPLE == 0
+        and 0 < x.numel() <= MOST_VALUES
+        and x.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The type of a convolution's output: autocast's, else the input's; a rehearsed tensor may stand for any device."""
+    for kind in ("cuda", "cpu") if x.is_meta else (x.device.type,):
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
+def even_groups(groups: Sequence[int]) -> bool:
+    """Whether all groups but the last are of one size, as kernels count them."""
+    return len(set(groups[:-1])) <= 1

@@ -1,0 +1,93 @@
+"""Max-pool of channels_last images, in training and at evaluation.
+
+Owns the autograd function and the shapes of tiles. Refuses to know modules. Limits: `fused.available` of the images, a
+square window of at most 15 places a side, padded by at most half of it or as SAME, no dilation. Invariant: the value,
+and the gradient's way, of torch's own pool: the first of equal values, and a NaN above all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.max_pool import triton as device
+from reconv.kernels.jit.launch import MOST_ACROSS, launch
+from reconv.kernels.window import Window
+
+_BLOCKS = (64, 32)
+_TILE_PIXELS = 32
+_WIDEST_TILE = 16
+
+
+def max_pool(x: Tensor, window: Window) -> Tensor:
+    """The largest value of each window."""
+    output: Tensor = _MaxPool.apply(x, window)  # type: ignore[no-untyped-call]
+    return output
+
+
+def accepts(x: Tensor, window: Window) -> bool:
+    """Whether there are few enough images and tiles, of inputs and outputs."""
+    images, channels, height, width = x.shape
+    inputs, _, _ = _tiles(images, channels, height, width, window)
+    outputs, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
+    return max(*inputs[1:], *outputs[1:]) <= MOST_ACROSS
+
+
+def max_pool_values(x: Tensor, window: Window) -> Tensor:
+    """The same where no gradient is asked for: no places are written."""
+    return _pooled(x, window, None)
+
+
+def _pooled(x: Tensor, window: Window, place: Tensor | None) -> Tensor:
+    """The largest values, and in `place`, if there is one, where each lies in its window."""
+    images, channels, height, width = x.shape
+    sides = (window.out_side(height), window.out_side(width))
+    y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    grid, across, known = _tiles(images, channels, *sides, window)
+    known |= _before(x, window) | {"PLACES": int(place is not None)}
+    launch(
+        device.pool, grid, x, y, y if place is None else place, channels // 8, height, width, *sides, across, **known
+    )
+    return y
+
+
+def _before(x: Tensor, window: Window) -> dict[str, int]:
+    return {"ABOVE": window.before(x.shape[2]), "LEFT": window.before(x.shape[3])}
+
+
+class _MaxPool(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
+        images, channels, height, width = x.shape
+        out = (images, channels, window.out_side(height), window.out_side(width))
+        place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
+        ctx.sides = (height, width, out[2], out[3])
+        ctx.window, ctx.shape, ctx.before = window, x.shape, _before(x, window)
+        ctx.save_for_backward(place)
+        return _pooled(x, window, place)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (place,) = ctx.saved_tensors
+        images, channels, height, width = ctx.shape
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        dx = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=torch.channels_last)
+        grid, across, known = _tiles(images, channels, height, width, ctx.window)
+        launch(device.gradient, grid, dy, place, dx, channels // 8, *ctx.sides, across, **known, **ctx.before)
+        return dx, None
+
+
+def _tiles(
+    images: int, channels: int, height: int, width: int, window: Window
+) -> tuple[tuple[int, int, int], int, dict[str, int]]:
+    """The programs that cover images of these sides, tiles beside each other, and the constants."""
+    block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
+    wide = min(_WIDEST_TILE, 1 << (width - 1).bit_length())
+    tall = _TILE_PIXELS // wide
+    across, down = -(-width // wide), -(-height // tall)
+    known = {"TALL": tall, "WIDE": wide, "BLOCK": block}
+    known |= {"KERNEL": window.side, "STRIDE": window.stride}
+    return (-(-channels // block), across * down, images), across, known

@@ -1,0 +1,160 @@
+"""A 1x1 convolution of the activation of a batch norm, with nothing of the activation in memory.
+
+Owns the autograd function and its memory: forward reads the norm's input twice (statistics, product) and keeps it;
+backward reads it twice and writes its gradient once. Refuses to know modules. Limits: `accepts`, and as in `norm`.
+Worth it where the convolution has few outputs: their gradient is read in place of the activation's, and multiplied
+twice. Invariant: no host read and no choice by value, so that all of it can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.norm_conv1x1 import triton as device
+from reconv.kernels.dispatch import CHANNEL_MULTIPLE
+from reconv.kernels.jit.launch import launch
+from reconv.kernels.batch_norm.ops import ACTIVATIONS, Norm, Operand, counts, over_groups, statistics
+from reconv.kernels.reference import Activation
+from reconv.kernels.channels_last import Rows, counters, rows_of
+
+MOST_OUTPUTS = 64  # with 96 separate kernels were faster, over the layers of MobileNetV2 on an H200
+_LEAST = 16  # what tensor cores multiply at once
+_STAGES = 3  # tiles copied ahead
+_NARROW, _WIDE = 32, 64  # channels of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a kernel is launched: rows and channels of a tile, its warps, programs per processor."""
+
+    rows: int
+    block: int
+    warps: int
+    programs_per_sm: int
+    registers: int | None = None  # of a thread, at most
+
+
+# Counted in machine code for Hopper: 11 instructions a value forward, 22 for the sums, 17 for the gradient. With other
+# tiles Triton computes the activation up to four times, or keeps too many of the norms' numbers in registers.
+_FORWARD = _Form(128, _NARROW, 4, 1)
+_SUMS = {_NARROW: _Form(64, _NARROW, 4, 4, 128), _WIDE: _Form(64, _WIDE, 8, 2, 128)}
+_GRADIENT = {_NARROW: _Form(64, _NARROW, 4, 4), _WIDE: _Form(64, _WIDE, 8, 4)}
+
+
+def accepts(x: Tensor, filters: Tensor) -> bool:
+    """Whether a norm's input and filters [out, channels, 1, 1] are of a kind that this is worth it for."""
+    return (
+        x.dtype in (torch.bfloat16, torch.float16)
+        and tuple(filters.shape[1:]) == (x.shape[1], 1, 1)
+        and len(filters) % CHANNEL_MULTIPLE == 0
+        and len(filters) <= min(MOST_OUTPUTS, x.shape[1])
+    )
+
+
+def project(x: Tensor, norm: Norm, filters: Tensor, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
+    """The convolution of the activation of the norm of x, and mean, unbiased variance and 1 / deviation of x."""
+    output: tuple[Tensor, Tensor] = _Project.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, filters, norm, groups, act
+    )
+    return output
+
+
+class _Project(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        filters: Tensor,
+        norm: Norm,
+        groups: Sequence[int],
+        act: Activation,
+    ) -> tuple[Tensor, Tensor]:
+        rows = rows_of(x, groups)
+        operand = Operand(x, statistics(x, norm, rows), weight, bias)
+        filters = filters.contiguous()
+        ctx.save_for_backward(*operand.tensors(), filters)
+        ctx.rows, ctx.act = rows, act
+        ctx.mark_non_differentiable(operand.stats)
+        ctx.set_materialize_grads(False)
+        return write_product(operand, filters, rows, act), operand.stats
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        *saved, filters = ctx.saved_tensors
+        operand = Operand(*saved)
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        sums, dfilters = gradient_sums(dy, operand, filters, ctx.rows, ctx.act)
+        dx = input_gradient(dy, operand, filters, sums, ctx.rows, ctx.act)
+        dweight, dbias = over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias)
+        return dx, dweight, dbias, dfilters, None, None, None
+
+
+def write_product(operand: Operand, filters: Tensor, rows: Rows, act: Activation) -> Tensor:
+    """The convolution's output."""
+    samples, _, height, width = operand.x.shape
+    y = torch.empty(samples, height, width, len(filters), dtype=operand.x.dtype, device=operand.x.device)
+    launch(
+        device.project, (_num_tiles(rows, _FORWARD), 1, rows.num_groups),
+        *operand.tensors(), filters, y, *counts(rows), len(filters) // 8,
+        ACT=ACTIVATIONS[act], **_shape(filters, _FORWARD),
+    )  # fmt: skip
+    return y.permute(0, 3, 1, 2)
+
+
+def gradient_sums(dy: Tensor, operand: Operand, filters: Tensor, rows: Rows, act: Activation) -> tuple[Tensor, Tensor]:
+    """Sums of dz and dz * xhat [2, groups, channels], and the gradient of the filters."""
+    form = _SUMS[_block(rows)]
+    grid = _grid(rows, form)
+    num_parts, channels = grid[1] * rows.num_groups, rows.channels
+    sums = torch.empty(2, rows.num_groups, channels, dtype=torch.float32, device=dy.device)
+    partials = torch.empty(num_parts * 2 * channels, dtype=torch.float32, device=dy.device)
+    parts = torch.empty(num_parts, len(filters), channels, dtype=torch.float32, device=dy.device)
+    launch(
+        device.gradient_sums, grid,
+        dy, *operand.tensors(), filters, sums, parts, partials, counters(grid[0] * grid[2], dy.device),
+        *counts(rows), len(filters) // 8,
+        ACT=ACTIVATIONS[act], **_shape(filters, form),
+    )  # fmt: skip
+    return sums, parts.sum(0).to(filters.dtype).view(filters.shape)
+
+
+def input_gradient(dy: Tensor, operand: Operand, filters: Tensor, sums: Tensor, rows: Rows, act: Activation) -> Tensor:
+    """The gradient of the norm's input."""
+    form, dx = _GRADIENT[_block(rows)], torch.empty_like(operand.x)
+    launch(
+        device.gradient, _grid(rows, form),
+        dy, *operand.tensors(), filters, sums, dx, *counts(rows), len(filters) // 8,
+        ACT=ACTIVATIONS[act], **_shape(filters, form),
+    )  # fmt: skip
+    return dx
+
+
+def _block(rows: Rows) -> int:
+    return _NARROW if rows.channels <= _NARROW else _WIDE
+
+
+def _num_tiles(rows: Rows, form: _Form) -> int:
+    """Tiles below each other, in the largest group."""
+    last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
+    return -(-max(rows.group_rows, last) // form.rows)
+
+
+def _grid(rows: Rows, form: _Form) -> tuple[int, int, int]:
+    """Blocks of channels, splits of the rows, groups."""
+    num_blocks = -(-rows.channels // form.block)
+    wanted = max(1, form.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
+    return num_blocks, min(wanted, _num_tiles(rows, form)), rows.num_groups
+
+
+def _shape(filters: Tensor, form: _Form) -> dict[str, int]:
+    outputs = max(_LEAST, 1 << (len(filters) - 1).bit_length())
+    tile = {"ROWS": form.rows, "BLOCK": form.block, "OUT": outputs, "STAGES": _STAGES, "num_warps": form.warps}
+    return tile if form.registers is None else tile | {"maxnreg": form.registers}

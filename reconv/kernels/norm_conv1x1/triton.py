@@ -1,0 +1,147 @@
+"""A 1x1 convolution of the activation of a batch norm over rows of channels, and the way back, in Triton.
+
+Owns the device code. Refuses to know autograd and memory. The activation is never written: forward and backward
+compute it again from the norm's input, and the backward pass computes its gradient again, from the few output channels,
+in each of its two passes. Products are of the tensors' type, as if the activation had been written, and added in
+float32. Programs of the backward pass are (block of channels, split of the rows, group).
+"""
+
+import triton
+import triton.language as tl
+
+from reconv.kernels.batch_norm.triton import (
+    MEAN,
+    RSTD,
+    STATISTICS,
+    activated,
+    bounds,
+    channels_of,
+    deactivated,
+    is_last,
+    leave,
+    merged_sum,
+)
+
+_COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
+
+
+@triton.jit
+def _rows(start, tile, ROWS: tl.constexpr):
+    """Rows of a tile [rows, 1]."""
+    return start + tile * ROWS + tl.arange(0, ROWS)[:, None]
+
+
+@triton.jit
+def _line(stats, weight, bias, channels, channel, exists):
+    """Mean, 1 / deviation, factor and summand of each channel's norm: few numbers, which threads hold many times."""
+    mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
+    rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
+    factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * rstd
+    return mean, rstd, factor, tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32) - mean * factor
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def project(
+    x, stats, weight, bias, filters, y, eighths, num_rows, group_rows, out_eighths, ACT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """y[row, out] = the sum over channels of act(norm(x))[row, channel] * filters[out, channel]."""
+    channels, out_channels = eighths * 8, out_eighths * 8
+    start, end = bounds(num_rows, group_rows)
+    stats += tl.program_id(2) * STATISTICS * channels
+    row, out = _rows(start, tl.program_id(0), ROWS), tl.arange(0, OUT)
+    total = tl.zeros([ROWS, OUT], tl.float32)
+    for first in tl.range(0, channels, BLOCK, num_stages=STAGES):
+        channel = first + tl.arange(0, BLOCK)
+        exists = channel < channels
+        value = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
+        some = tl.load(
+            filters + channel[:, None] + out[None, :] * channels,
+            mask=exists[:, None] & (out < out_channels)[None, :],
+            other=0.0,
+        )
+        _mean, _rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
+        z = value.to(tl.float32) * factor[None, :] + summand[None, :]
+        total = tl.dot(activated(z, ACT).to(some.dtype), some, total, input_precision="ieee")
+    mask = (row < end) & (out < out_channels)[None, :]
+    tl.store(y + row * out_channels + out[None, :], total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _filters(filters, out_channels, channels, channel, exists, OUT: tl.constexpr):
+    """The filters of this program's channels [out, channels]."""
+    out = tl.arange(0, OUT)
+    mask = (out < out_channels)[:, None] & exists[None, :]
+    return tl.load(filters + out[:, None] * channels + channel[None, :], mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def gradient_sums(
+    dy, x, stats, weight, bias, filters, sums, filter_sums, partials, counters, eighths, num_rows, group_rows,
+    out_eighths, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Sums over a group of dz and dz * xhat, and over each split of its rows of dy * act(norm(x)) [out, channels]."""
+    channels, out_channels = eighths * 8, out_eighths * 8
+    start, end = bounds(num_rows, group_rows)
+    channel, exists = channels_of(channels, BLOCK)
+    stats += tl.program_id(2) * STATISTICS * channels
+    mean, rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
+    some = _filters(filters, out_channels, channels, channel, exists, OUT)
+    out = tl.arange(0, OUT)
+    plain_sum = tl.zeros([ROWS, BLOCK], tl.float32)
+    with_x = tl.zeros([ROWS, BLOCK], tl.float32)
+    of_filters = tl.zeros([OUT, BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = _rows(start, tile, ROWS)
+        given = tl.load(
+            dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
+        )
+        value = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
+        value = value.to(tl.float32)
+        z = value * factor[None, :] + summand[None, :]
+        # Where a row is masked its gradient is 0 and adds nothing, whatever z is there.
+        dz = deactivated(tl.dot(given, some, input_precision="ieee"), z, ACT)
+        plain_sum += dz
+        with_x += dz * (value - mean[None, :])
+        # In this order: the other way round Triton 3.6 copies no tile ahead.
+        of_filters = tl.dot(tl.trans(given), activated(z, ACT).to(given.dtype), of_filters, input_precision="ieee")
+    place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * out_channels + out
+    mask = (out < out_channels)[:, None] & exists[None, :]
+    tl.store(filter_sums + place[:, None] * channels + channel[None, :], of_filters, mask=mask)
+    leave(partials, 0, 2, channels, channel, exists, tl.sum(plain_sum, 0))
+    leave(partials, 1, 2, channels, channel, exists, tl.sum(with_x, 0))
+    if is_last(counters):
+        into = sums + tl.program_id(2) * channels + channel
+        tl.store(into, merged_sum(partials, 0, 2, channels, channel, exists, BLOCK), mask=exists)
+        merged = merged_sum(partials, 1, 2, channels, channel, exists, BLOCK)
+        tl.store(into + tl.num_programs(2) * channels, merged * rstd, mask=exists)
+
+
+@triton.jit(do_not_specialize=_COUNTS)
+def gradient(
+    dy, x, stats, weight, bias, filters, sums, dx, eighths, num_rows, group_rows, out_eighths, ACT: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the norm's input."""
+    channels, out_channels = eighths * 8, out_eighths * 8
+    start, end = bounds(num_rows, group_rows)
+    channel, exists = channels_of(channels, BLOCK)
+    stats += tl.program_id(2) * STATISTICS * channels
+    sums += tl.program_id(2) * channels
+    count = (end - start).to(tl.float32)
+    mean, rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
+    offset = tl.load(sums + channel, mask=exists, other=0.0) / count
+    slope = tl.load(sums + tl.num_programs(2) * channels + channel, mask=exists, other=0.0) / count * rstd
+    some = _filters(filters, out_channels, channels, channel, exists, OUT)
+    out = tl.arange(0, OUT)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = _rows(start, tile, ROWS)
+        given = tl.load(
+            dy + row * out_channels + out[None, :], mask=(row < end) & (out < out_channels)[None, :], other=0.0
+        )
+        at, mask = row * channels + channel[None, :], (row < end) & exists[None, :]
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        dz = deactivated(tl.dot(given, some, input_precision="ieee"), value * factor[None, :] + summand[None, :], ACT)
+        result = factor[None, :] * (dz - offset[None, :] - (value - mean[None, :]) * slope[None, :])
+        tl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)

@@ -1,0 +1,91 @@
+"""Batch norm, ReLU and the 3x3 max-pool of stride 2 that follow a stem's convolution.
+
+Owns the autograd function and its memory: forward reads the input twice (statistics, pool) and writes only pooled
+sizes; of the backward pass's two, the sums too read pooled sizes. Refuses to know modules. Limits: as in `norm`, and
+a pool of kernel 3 and stride 2, padded by 1 or as SAME (`window.STEM_WINDOWS`). Of equal values in a window the first
+wins, as in torch; values are compared before they are rounded to the output's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.norm_max_pool import triton as device
+from reconv.kernels.jit.launch import launch
+from reconv.kernels.batch_norm.ops import FORMS, Norm, Operand, counts, gradient_sums, over_groups, shape, statistics, uses
+from reconv.kernels.channels_last import rows_of
+from reconv.kernels.window import STEM_WINDOW, Window
+
+
+def normalise_pool(
+    x: Tensor, norm: Norm, groups: Sequence[int], window: Window = STEM_WINDOW
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The max-pool of the ReLU of the norm of x, twice (as of a join), and the statistics."""
+    output: tuple[Tensor, Tensor, Tensor] = _Pool.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, norm, tuple(groups), window
+    )
+    return output
+
+
+class _Pool(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], window: Window
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        operand = Operand(x, statistics(x, norm, rows_of(x, groups)), weight, bias)
+        y, peak, place = write_pooled(operand, groups, window)
+        ctx.save_for_backward(*operand.tensors(), peak, place)
+        ctx.groups, ctx.window = groups, window
+        ctx.mark_non_differentiable(operand.stats)
+        ctx.set_materialize_grads(False)
+        return y, y.detach(), operand.stats
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+        *saved, peak, place = ctx.saved_tensors
+        operand = Operand(*saved)
+        gradient, gradient2 = uses(first, second)
+        dz = None if gradient2 is None else torch.empty_like(peak)
+        peaks = Operand(peak, operand.stats, operand.weight, operand.bias)
+        sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, rows_of(peak, ctx.groups), "relu")
+        dx = input_gradient(gradient if dz is None else dz, place, operand, sums, ctx.groups, ctx.window)
+        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), None, None, None
+
+
+def write_pooled(
+    operand: Operand, groups: Sequence[int], window: Window = STEM_WINDOW
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pooled output, the inputs it came from, and their places in their windows."""
+    samples, channels, height, width = operand.x.shape
+    sides = (height, width, window.out_side(height), window.out_side(width))
+    y = torch.empty(samples, channels, *sides[2:], dtype=operand.x.dtype, device=operand.x.device,
+                    memory_format=torch.channels_last)  # fmt: skip
+    peak, place = torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
+    rows = rows_of(y, groups)
+    launch(
+        device.pool, rows.slab_grid(FORMS["pool"]),
+        *operand.tensors(), y, peak, place, *counts(rows), *sides, window.before(height), window.before(width),
+        **shape(rows, FORMS["pool"]),
+    )  # fmt: skip
+    return y, peak, place
+
+
+def input_gradient(
+    dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, groups: Sequence[int], window: Window = STEM_WINDOW
+) -> Tensor:
+    """The gradient of the input of norm, ReLU and pool."""
+    dx = torch.empty_like(operand.x)
+    rows = rows_of(operand.x, groups)
+    height, width = operand.x.shape[2:]
+    sides = (height, width, *place.shape[2:])
+    launch(
+        device.pool_gradient, rows.slab_grid(FORMS["pool"]),
+        dz, place, *operand.tensors(), sums, dx, *counts(rows), *sides, window.before(height), window.before(width),
+        **shape(rows, FORMS["pool"]),
+    )  # fmt: skip
+    return dx

@@ -1,0 +1,73 @@
+"""Passes over channels_last images of an answer, in Triton: the end of a convolution, images times their gate, and
+images side by side.
+
+Owns the device code. Refuses to know memory. Every value is read once and written once. Programs take values in the
+order of memory, whatever the number of channels; eight at once, what a thread loads, are always of one pixel.
+"""
+
+import triton
+import triton.language as tl
+
+from reconv.kernels.batch_norm.triton import activated
+
+SIGMOID: tl.constexpr = tl.constexpr(4)  # of a gate; others are a norm's
+
+
+@triton.jit
+def ended(value, ACT: tl.constexpr):
+    """The activation at the end of an operation."""
+    if ACT == SIGMOID:
+        return 1.0 / (1.0 + tl.exp(-value))
+    return activated(value, ACT)
+
+
+@triton.jit
+def _places(num_values, VALUES: tl.constexpr):
+    """This program's values, and which of them exist; beyond 32 bits a place is below zero."""
+    at = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    return at, (at >= 0) & (at < num_values)
+
+
+@triton.jit(do_not_specialize=["num_rows", "eighths"])
+def finish(y, bias, other, num_rows, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr):
+    """The activation of rows of channels plus their bias (plus the other), in place of y."""
+    channels = eighths * 8
+    at, mask = _places(num_rows * channels, VALUES)
+    value = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + at % channels, mask=mask, other=0.0).to(tl.float32)
+    if ADDS:
+        value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + at, ended(value, ACT).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["images", "pixels", "eighths"])
+def excite(x, gate, other, y, images, pixels, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr):
+    """The activation of every pixel times its image's gate (plus the other)."""
+    channels = eighths * 8
+    each = pixels * channels
+    at, mask = _places(images * each, VALUES)
+    factor = tl.load(gate + at // each * channels + at % channels, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * factor
+    if ADDS:
+        value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + at, ended(value, ACT).to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _part(value, x, row, channel, first, eighths, mask):
+    """Values with those of one of several tensors, whose channels begin at `first`."""
+    mine = (channel >= first) & (channel < first + eighths * 8)
+    return tl.where(mine, tl.load(x + row * (eighths * 8) + channel - first, mask=mask & mine, other=0.0), value)
+
+
+@triton.jit(do_not_specialize=["num_rows", "a_eighths", "b_eighths", "c_eighths", "d_eighths"])
+def beside(a, b, c, d, y, num_rows, a_eighths, b_eighths, c_eighths, d_eighths, VALUES: tl.constexpr):
+    """Rows of up to four tensors side by side."""
+    channels = (a_eighths + b_eighths + c_eighths + d_eighths) * 8
+    at, mask = _places(num_rows * channels, VALUES)
+    row, channel = at // channels, at % channels
+    value = tl.load(a + row * (a_eighths * 8) + channel, mask=mask & (channel < a_eighths * 8), other=0.0)
+    value = _part(value, b, row, channel, a_eighths * 8, b_eighths, mask)
+    value = _part(value, c, row, channel, (a_eighths + b_eighths) * 8, c_eighths, mask)
+    value = _part(value, d, row, channel, (a_eighths + b_eighths + c_eighths) * 8, d_eighths, mask)
+    tl.store(y + at, value, mask=mask)

@@ -1,0 +1,84 @@
+"""Squeeze and excitation over channels_last images: their means, and their product with a gate made from those.
+
+Owns the autograd functions. Refuses to know the small network between the two. Limits: `fused.available` of the
+images. Invariant: the gradient of the images is written once, when both their uses are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from reconv.kernels.squeeze_excite import triton as device
+from reconv.kernels.jit.launch import launch
+
+_LANES = 64
+_BLOCKS = (64, 32, 16)
+
+
+@dataclass(slots=True)
+class _Gate:
+    """The gate, once it is known."""
+
+    value: Tensor | None = None
+
+
+def squeeze_excite(x: Tensor, gate_of: Callable[[Tensor], Tensor]) -> Tensor:
+    """The images times the gate that a network makes of their means, both [n, channels, 1, 1]."""
+    # Between the two functions flows the gradient of the product, not yet multiplied with the gate: nobody else may
+    # use `again`.
+    gate = _Gate()
+    again, means = _Squeeze.apply(x, gate)  # type: ignore[no-untyped-call]
+    output: Tensor = _Excite.apply(again, gate_of(means).to(x.dtype), gate)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Squeeze(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: _Gate) -> tuple[Tensor, Tensor]:
+        means = torch.empty((*x.shape[:2], 1, 1), dtype=x.dtype, device=x.device)
+        grid, counts, known = _programs(x)
+        launch(device.means, grid, x, means, *counts, **known)
+        ctx.gate = gate
+        return x.detach(), means
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, dmeans: Tensor) -> tuple[Tensor, None]:
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        dx = torch.empty_like(dy)
+        grid, counts, known = _programs(dy)
+        launch(device.images_gradient, grid, dy, ctx.gate.value, dmeans.contiguous(), dx, *counts, **known)
+        return dx, None
+
+
+class _Excite(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor, gate: _Gate) -> Tensor:
+        y, factor = torch.empty_like(x), factor.contiguous()
+        grid, counts, known = _programs(x)
+        launch(device.scale, grid, x, factor, y, *counts, **known)
+        ctx.save_for_backward(x, factor)
+        gate.value = factor.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, factor = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        dfactor = torch.empty_like(factor)
+        grid, counts, known = _programs(x)
+        launch(device.gate_gradient, grid, dy, x, dfactor, *counts, **known)
+        return dy, dfactor, None
+
+
+def _programs(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
+    """The programs that cover the images, eighths of channels and pixels, and the constants."""
+    images, channels, height, width = x.shape
+    block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
+    known = {"LANES": _LANES, "BLOCK": block}
+    return (-(-channels // block), images), (channels // 8, height * width), known

@@ -1,0 +1,61 @@
+"""A 7x7 or 3x3 convolution of stride 2 over few channels as a 4x4 or 2x2 one of stride 1 over blocks of 2x2 pixels.
+
+Owns the two rearrangements: of the images (one pass, padding included) and of the weights (tensor operations, so that
+their gradient finds its way back). Refuses to know modules and who convolves. Invariant: the same products are added,
+so outputs and weight gradients are those of the plain convolution up to the order of sums, and what is saved are the
+plain weights. Limits: `accepts`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from reconv.kernels.stem import triton as device
+from reconv.kernels.dispatch import DTYPES, MOST_VALUES
+from reconv.kernels.jit.launch import launch
+from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
+
+_DEPTH = 4 * MOST_STEM_CHANNELS  # 2 x 2 pixels of 3 channels and zeros: 16 are what tensor cores read at once
+_PIXELS = 256
+
+
+def accepts(images: Tensor, weight: Tensor) -> bool:
+    """Whether images and weights [out, channels, k, k] have the space-to-depth form: few channels, even sides."""
+    channels, height, width = images.shape[1:]
+    kernel = weight.shape[-1]
+    return (
+        images.dtype in DTYPES
+        and not images.requires_grad
+        and kernel in STEM_KERNELS
+        and tuple(weight.shape[1:]) == (channels, kernel, kernel)
+        and channels <= MOST_STEM_CHANNELS
+        and height % 2 == width % 2 == 0
+        and images.shape[0] * (height // 2 + kernel // 2) * (width // 2 + kernel // 2) * _DEPTH <= MOST_VALUES
+    )
+
+
+def stem_images(images: Tensor, kernel: int, dtype: torch.dtype) -> Tensor:
+    """Blocks [n, 16, height / 2 + k // 2, width / 2 + k // 2] of images [n, channels, height, width] with padding."""
+    samples, channels, height, width = images.shape
+    before = (kernel + 1) // 4
+    after = kernel // 2 - before
+    sides = (height // 2 + kernel // 2, width // 2 + kernel // 2)
+    out = torch.empty(samples, *sides, _DEPTH, dtype=dtype, device=images.device)
+    num_pixels = samples * sides[0] * sides[1]
+    launch(
+        device.space_to_depth, (-(-num_pixels // _PIXELS),),
+        images, out, num_pixels, height, width, *images.stride(), CHANNELS=channels, BEFORE=before, AFTER=after,
+        DEPTH=_DEPTH, PIXELS=_PIXELS,
+    )  # fmt: skip
+    return out.permute(0, 3, 1, 2)
+
+
+def stem_weight(weight: Tensor) -> Tensor:
+    """Weights [out, 16, h, h] of the form over blocks, h = (k + 1) / 2, from [out, channels, k, k]."""
+    out_channels, channels, kernel, _ = weight.shape
+    half = (kernel + 1) // 2
+    taps = F.pad(weight, (1, 0, 1, 0)).view(out_channels, channels, half, 2, half, 2)
+    blocks = taps.permute(0, 3, 5, 1, 2, 4).reshape(out_channels, 4 * channels, half, half)
+    return F.pad(blocks, (0, 0, 0, 0, 0, _DEPTH - 4 * channels)).contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,168 @@
+"""A training pass of a network without its numbers: which kernels it would launch.
+
+Owns the twin (the same modules over tensors without memory) and the shapes of products there. Refuses to know when that
+is worth it. Invariant: the network itself is not touched, and nothing is computed: convolutions and products, which
+have no kernels of ours, only say the shape and type of their output.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function, Variable
+from torch.overrides import TorchFunctionMode
+
+from reconv.data.batch import Batch
+from reconv.kernels.dispatch import product_dtype
+from reconv.kernels.jit.launch import Variant, rehearsed
+from reconv.models.layers.batch_norm import LayerState
+from reconv.models.architecture import BoxMaps
+
+_NUM_IMAGES = 2  # chooses no variant
+
+
+def variants_of(
+    model: nn.Module, image: Sequence[int], dtype: torch.dtype, autocast: AbstractContextManager[None]
+) -> list[Variant]:
+    """The variants of kernels that a training pass over images [channels, height, width] launches, in that order."""
+    twin = _without_memory(model).train()
+    positions = torch.empty(_NUM_IMAGES, dtype=torch.int64, device="meta")
+    LayerState(twin).enter(Batch({}, positions, (_NUM_IMAGES,)), step=0)
+    images = torch.empty(_NUM_IMAGES, *image, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+    with rehearsed() as noted, _Shapes():
+        with autocast:
+            ends = _judged(twin(images))
+        outputs = tuple(y for y in _tensors(ends) if y.requires_grad)
+        gradients = tuple(torch.empty_like(y) for y in outputs)
+        trained = tuple(p for p in twin.parameters() if p.requires_grad)
+        # What `torch.autograd.grad` calls after it left the mode of shapes and imported what that is there to avoid.
+        Variable._execution_engine.run_backward(
+            outputs, gradients, False, False, trained, allow_unreachable=True, accumulate_grad=False
+        )
+    return list(noted)
+
+
+def _judged(output: Any) -> Any:
+    """A network's output, or the losses of a detector's maps: those are kernels too."""
+    if not isinstance(output, BoxMaps):
+        return output
+    from reconv.kernels.box_losses.ops import Layout, box_losses, nothing_shown
+
+    layout = Layout(output.per_cell, output.num_classes)
+    return box_losses(output.maps, output.biases, layout, nothing_shown(output.maps, layout))
+
+
+def _without_memory(model: nn.Module) -> nn.Module:
+    """The same modules, parameters and buffers, their numbers left out."""
+    twins: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        twins[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return copy.deepcopy(model, twins)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Every tensor of a network's output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        yield from _tensors(tuple(output.values()))
+    elif isinstance(output, Sequence):
+        for part in output:
+            yield from _tensors(part)
+
+
+class _Shapes(TorchFunctionMode):
+    """Products and joined tensors that answer with an empty tensor of the right shape, type and layout.
+
+    torch's own answers for tensors without memory know no autocast, and import its compiler first: 1.5 s.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.conv2d:
+            return _product(*args[:2], *_sides(*args, **kwargs))
+        if func is F.linear:
+            return _product(*args[:2])
+        if func is F.adaptive_avg_pool2d and args[1] == 1:
+            x = args[0]
+            return _Product.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
+        if func is F.pad:
+            return _Product.apply(args[0], None, _padded(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
+        if func is torch.cat:
+            return _Joined.apply(args[1] if len(args) > 1 else kwargs.get("dim", 0), *args[0])  # type: ignore[no-untyped-call]
+        if func is torch.empty_like:
+            return _empty_like(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device="meta")
+
+
+def _product(x: Tensor, weight: Tensor, *sides: int) -> Tensor:
+    middle = () if sides else x.shape[1:-1]
+    output: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+        x, weight, (x.shape[0], *middle, weight.shape[0], *sides), product_dtype(x)
+    )
+    return output
+
+
+def _sides(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Iterator[int]:
+    """Height and width of a convolution's output."""
+    for axis in range(2):
+        step, pad, spread = (v if isinstance(v, int) else v[axis] for v in (stride, padding, dilation))
+        yield (x.shape[2 + axis] + 2 * pad - spread * (weight.shape[2 + axis] - 1) - 1) // step + 1
+
+
+def _padded(x: Tensor, pad: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a tensor padded before and after its last axes, the last one first."""
+    shape = list(x.shape)
+    for axis, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
+        shape[-axis] += before + after
+    return tuple(shape)
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        y = torch.empty(shape, dtype=dtype, device="meta")
+        return y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None, None
+
+
+class _Joined(Function):
+    @staticmethod
+    def forward(ctx: Any, dim: int, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        shape = [*tensors[0].shape]
+        shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+        y = torch.empty(shape, dtype=reduce(torch.promote_types, (tensor.dtype for tensor in tensors)), device="meta")
+        return y.contiguous(memory_format=torch.channels_last) if y.dim() == 4 else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(_empty_like(tensor) for tensor in ctx.saved_tensors)

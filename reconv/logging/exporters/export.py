@@ -1,0 +1,80 @@
+"""The records a recipe names, told every event, each on its own: one that fails is given up and the others go on.
+
+Owns which name stands for which exporter and which package it needs. Refuses to know any output format. Invariant:
+no exception of an exporter reaches the run, and none is lost: the first becomes a warning in the run's own record.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from reconv.errors import UsageError
+from reconv.recipe.schema import Recipe
+from reconv.logging.events import Attempt, Event, Noted, read_events
+from reconv.logging.exporters.mlflow_store import MlflowStore
+from reconv.logging.exporters.mlperf_log import MlperfLog
+from reconv.logging.exporters.exporter import Exporter, Subject
+from reconv.logging.exporters.tables import Tables
+from reconv.logging.exporters.tensorboard_files import TensorBoardFiles
+from reconv.logging.exporters.wandb_run import WandbRun
+
+_EXPORTERS: dict[str, Callable[[Subject], Exporter]] = {
+    "csv": Tables,
+    "tensorboard": TensorBoardFiles,
+    "wandb": WandbRun,
+    "mlflow": MlflowStore,
+    "mlperf": MlperfLog,
+}
+_PACKAGES = ("tensorboard", "wandb", "mlflow")  # records named after the package, and the extra, that they need
+
+
+def require_packages(names: Sequence[str]) -> None:
+    """Refuse a record whose package is not installed, before anything is made."""
+    missing = [name for name in names if name in _PACKAGES and importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"records: {', '.join(missing)} cannot be written",
+            why=f"not installed here: {', '.join(missing)}",
+            then=f"pip install 'reconv[{','.join(missing)}]', or leave it out of records",
+        )
+
+
+class Records:
+    """All records of a run; they are opened by its attempt."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path, emit: Callable[[Event], None]) -> None:
+        events = run_dir / "events.jsonl"
+        self._recipe = recipe
+        self._run_dir = run_dir
+        self._past = tuple(read_events(events)) if recipe.records and events.exists() else ()
+        self._emit = emit
+        self._open: dict[str, Exporter] = {}
+
+    def observe(self, event: Event) -> None:
+        """Tell every record that still works."""
+        if isinstance(event, Attempt):
+            subject = Subject(self._run_dir, self._recipe, self._past, event)
+            for name in self._recipe.records:
+                self._try(name, partial(self._start, name, subject))
+        for opened, exporter in list(self._open.items()):
+            self._try(opened, partial(exporter.observe, event))
+
+    def close(self) -> None:
+        """Close every record that is open; harmless when called twice."""
+        for name, exporter in list(self._open.items()):
+            self._try(name, exporter.close)
+        self._open.clear()
+
+    def _start(self, name: str, subject: Subject) -> None:
+        self._open[name] = _EXPORTERS[name](subject)
+
+    def _try(self, name: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:  # whatever a record's package raises, the training is worth more
+            self._open.pop(name, None)
+            text = f"the record {name} is given up, the run goes on: {type(error).__name__}: {error}"
+            self._emit(Noted("warning", text))

@@ -1,0 +1,95 @@
+"""What an exporter is told before the first event, and the numbers most of them want from an event.
+
+Owns the names of series (`train/loss`, `val/top1`) and of settings. Refuses to know any output format. Invariant: a
+series has one name in every record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from reconv.recipe.fields import flatten
+from reconv.recipe.schema import Recipe
+from reconv.logging.events import Attempt, Evaluated, Event, Progress, latest_by_step
+
+_CLAIMS = ("expect", "published", "measured", "description", "records", "profile")
+
+
+class Exporter(Protocol):
+    """Someone who writes a run's events down in a form of their own."""
+
+    def observe(self, event: Event) -> None: ...
+    def close(self) -> None:
+        """Write what is held back; harmless when called twice."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The run a record is about, at the start of an attempt."""
+
+    run_dir: Path
+    recipe: Recipe
+    past: tuple[Event, ...]  # of earlier attempts, as written
+    attempt: Attempt
+
+    @property
+    def first_attempt(self) -> Attempt:
+        return next((event for event in self.past if isinstance(event, Attempt)), self.attempt)
+
+    @property
+    def label(self) -> str:
+        """The run's name among others: the last two parts of its folder, as in quickstart/1."""
+        return "/".join(self.run_dir.resolve().parts[-2:])
+
+    @property
+    def run_id(self) -> str:
+        """A name that all attempts of this run share, also in a folder that was moved."""
+        first = self.first_attempt
+        words = f"{first.time_s} {first.command} {sorted(first.environment.items())}"
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+    @property
+    def metric(self) -> str:
+        """The metric the recipe is judged by."""
+        if self.recipe.task == "detection":
+            return self.recipe.detection.metric
+        return self.recipe.expect.metric if self.recipe.expect is not None else "top1"
+
+    def kept(self) -> list[Event]:
+        """The past events that this attempt does not undo."""
+        return [e for e in latest_by_step([*self.past, self.attempt]) if e is not self.attempt]
+
+    def settings(self) -> dict[str, bool | int | float | str]:
+        """Every field of the recipe that decides the run, by dotted name; what is no scalar as text."""
+        return {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in flatten(self.recipe).items()
+            if name.split(".")[0] not in _CLAIMS
+        }
+
+
+def series(event: Progress | Evaluated) -> Mapping[str, float]:
+    """The numbers of a log point or an evaluation by the name of their series."""
+    if isinstance(event, Evaluated):
+        prefix = "val" if event.weights == "raw" else f"val_{event.weights}"
+        return {f"{prefix}/{name}": value for name, value in event.metrics.items()}
+    optional = {
+        "train/loss_scale": event.loss_scale,
+        "speed/images_per_s": event.images_per_s,
+        "speed/compute_images_per_s": event.compute_images_per_s,
+    }
+    return {
+        "train/loss": event.loss,
+        "train/lr": event.lr,
+        "train/epoch": event.epoch,
+        "train/grad_norm": event.grad_norm,
+        **{f"train/{name}": value for name, value in event.metrics.items()},
+        "speed/data_wait_fraction": event.data_wait_fraction,
+        "speed/memory_bytes": float(event.memory_bytes),
+        **{name: value for name, value in optional.items() if value is not None},
+    }

@@ -1,0 +1,77 @@
+"""An MLflow run in a database in the run folder's `mlflow/`, or where MLFLOW_TRACKING_URI says.
+
+Owns the mapping of events to an MLflow run. Refuses to know how MLflow stores it. Invariant: without
+MLFLOW_TRACKING_URI nothing leaves the machine; a resumed run goes on in the same MLflow run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import time
+from typing import Any
+
+from reconv.errors import Exit
+from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
+from reconv.logging.exporters.exporter import Subject, series
+
+_EXPERIMENT = "reconv"
+_TAG = "reconv.api"
+_MAX_PARAM_CHARS = 500  # what every store of MLflow takes
+_PARAMS_PER_CALL = 100
+
+
+class MlflowStore:
+    """One MLflow run for all attempts."""
+
+    def __init__(self, subject: Subject) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read at import
+        tracking: Any = importlib.import_module("mlflow.tracking")
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
+        folder = (subject.run_dir / "mlflow").resolve()
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:
+            folder.mkdir(exist_ok=True)
+        self._subject = subject
+        self._client: Any = tracking.MlflowClient(tracking_uri=uri or f"sqlite:///{folder / 'mlflow.db'}")
+        self._run_id = self._find_or_create(None if uri else (folder / "artifacts").as_uri())
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Progress() | Evaluated():
+                time_ms = round(1000 * (event.time_s or time.time()))
+                metrics = [self._entities.Metric(n, v, time_ms, event.step) for n, v in series(event).items()]
+                self._client.log_batch(self._run_id, metrics=metrics)
+            case Pictured():
+                self._client.log_artifact(self._run_id, str(self._subject.run_dir / event.path), "pictures")
+            case Ended():
+                stopped = event.exit_code in (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
+                status = "FINISHED" if event.exit_code == Exit.DONE else "KILLED" if stopped else "FAILED"
+                self._client.set_terminated(self._run_id, status)
+
+    def close(self) -> None:
+        """Every event is in the store as soon as it is told."""
+
+    def _find_or_create(self, artifacts: str | None) -> str:
+        found = self._client.get_experiment_by_name(_EXPERIMENT)
+        experiment = (
+            found.experiment_id
+            if found is not None
+            else self._client.create_experiment(_EXPERIMENT, artifact_location=artifacts)
+        )
+        tag = f"tags.`{_TAG}` = '{self._subject.run_id}'"
+        earlier = self._client.search_runs([experiment], filter_string=tag)
+        if len(earlier):
+            run_id = str(earlier[0].info.run_id)
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        run = self._client.create_run(experiment, run_name=self._subject.label, tags={_TAG: self._subject.run_id})
+        params = [
+            self._entities.Param(name, str(value)[:_MAX_PARAM_CHARS])
+            for name, value in self._subject.settings().items()
+        ]
+        for start in range(0, len(params), _PARAMS_PER_CALL):
+            self._client.log_batch(run.info.run_id, params=params[start : start + _PARAMS_PER_CALL])
+        return str(run.info.run_id)

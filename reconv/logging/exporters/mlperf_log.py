@@ -1,0 +1,143 @@
+"""mlperf.log: the run as `:::MLLOG` lines, the form MLPerf training results are published in.
+
+Owns keys, order and times of the lines. Refuses to know the submission (division, organisation, platform): those
+lines are the submitter's. Invariant: a pure function of the events; starts and stops alternate, times never fall, and
+a run has one `run_start` and, at its end, one `run_stop` with a status.
+
+Epochs are not events: an epoch ends at the first log point or evaluation at or after its end, which is exact
+wherever one of them falls on the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from reconv.errors import Exit
+from reconv.logging.events import Attempt, Ended, Evaluated, Event, Planned, Progress
+from reconv.logging.exporters.exporter import Subject
+from reconv.io.replace import write_whole
+
+_START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
+_EPOCH_SLACK = 1e-9  # of a division that should have given a whole number
+
+
+class MlperfLog:
+    """The log of a run, begun anew from its past at every attempt."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._path = subject.run_dir / "mlperf.log"
+        self._recipe = subject.recipe
+        self._metric = subject.metric
+        self._target = _target(subject)
+        self._weights = "ema" if subject.recipe.ema.decay > 0 else "raw"
+        self._is_running = False
+        self._epochs_done = 0
+        self._is_in_epoch = False
+        self._total_epochs = math.inf
+        self._last_ms = 0
+        self._is_reached = False
+        past = [e for e in subject.kept() if isinstance(e, Progress | Evaluated)]
+        first_plan = next((e for e in subject.past if isinstance(e, Planned)), None)
+        begin = [subject.first_attempt, first_plan] if subject.past else []
+        lines = [line for event in (*begin, *past) if event is not None for line in self._lines(event)]
+        write_whole(self._path, "".join(lines))
+
+    def observe(self, event: Event) -> None:
+        lines = "".join(self._lines(event))
+        if lines:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(lines)
+
+    def close(self) -> None:
+        """Every line is on its way to the disk as soon as it is known."""
+
+    def _lines(self, event: Event) -> Iterator[str]:
+        time_ms = round(1000 * (event.time_s or 0.0))
+        match event:
+            case Attempt() if self._last_ms == 0:
+                yield self._line(time_ms, _START, "init_start")
+            case Planned():
+                self._total_epochs = event.total_steps / event.steps_per_epoch
+                if not self._is_running:
+                    self._is_running = True
+                    yield from self._setup(time_ms, event)
+            case Progress():
+                yield from self._until(event.epoch, time_ms)
+            case Evaluated() if event.weights == self._weights and not event.partial:
+                began_ms = time_ms - round(1000 * event.wall_s)
+                yield from self._until(event.epoch, began_ms)
+                yield from self._evaluated(event, began_ms, time_ms)
+            case Ended() if self._is_running:
+                if self._is_in_epoch:
+                    yield self._epoch(time_ms, _STOP)
+                success = event.exit_code == Exit.DONE and (self._target is None or self._is_reached)
+                status = "success" if success else "aborted"
+                about = {"status": status, "target": self._target, "target_reached": self._is_reached}
+                yield self._line(time_ms, _STOP, "run_stop", None, about)
+
+    def _setup(self, time_ms: int, plan: Planned) -> Iterator[str]:
+        recipe = self._recipe
+        points = {
+            "seed": recipe.seed,
+            "global_batch_size": plan.global_batch,
+            "opt_name": recipe.optimizer.kind,
+            "opt_base_learning_rate": recipe.schedule.lr,
+            "opt_weight_decay": recipe.optimizer.weight_decay,
+            "opt_momentum": recipe.optimizer.momentum,
+            "opt_learning_rate_warmup": str(recipe.schedule.warmup),
+            "target_accuracy": self._target,
+        }
+        for key, value in points.items():
+            yield self._line(time_ms, _POINT, key, value)
+        yield self._line(time_ms, _STOP, "init_stop")
+        yield self._line(time_ms, _START, "run_start")
+
+    def _until(self, epoch: float, time_ms: int) -> Iterator[str]:
+        """The starts and stops of epochs up to a moment."""
+        while self._epochs_done < min(epoch, self._total_epochs) - _EPOCH_SLACK or self._is_in_epoch:
+            if not self._is_in_epoch:
+                yield self._epoch(self._last_ms, _START)
+            if epoch + _EPOCH_SLACK < self._epochs_done + 1:
+                return
+            yield self._epoch(time_ms, _STOP)
+
+    def _epoch(self, time_ms: int, event_type: str) -> str:
+        self._is_in_epoch = event_type == _START
+        number = self._epochs_done + 1
+        self._epochs_done += event_type == _STOP
+        key = "epoch_start" if event_type == _START else "epoch_stop"
+        return self._line(time_ms, event_type, key, None, {"epoch_num": number})
+
+    def _evaluated(self, event: Evaluated, began_ms: int, time_ms: int) -> Iterator[str]:
+        about = {"epoch_num": event.epoch, "step": event.step}
+        yield self._line(began_ms, _START, "eval_start", None, about)
+        if self._metric in event.metrics:
+            value = event.metrics[self._metric]
+            self._is_reached |= self._target is not None and value >= self._target
+            yield self._line(time_ms, _POINT, "eval_accuracy", value, about)
+        yield self._line(time_ms, _STOP, "eval_stop", None, about)
+
+    def _line(
+        self, time_ms: int, event_type: str, key: str, value: Any = None, metadata: Mapping[str, Any] | None = None
+    ) -> str:
+        self._last_ms = max(self._last_ms, time_ms)
+        record = {
+            "namespace": "",
+            "time_ms": self._last_ms,
+            "event_type": event_type,
+            "key": key,
+            "value": None if isinstance(value, float) and not math.isfinite(value) else value,
+            "metadata": metadata or {},
+        }
+        return f":::MLLOG {json.dumps(record, allow_nan=False, ensure_ascii=False)}\n"
+
+
+def _target(subject: Subject) -> float | None:
+    """The accuracy a run must reach: where it may stop early, else the least its recipe promises."""
+    recipe = subject.recipe
+    if recipe.stop.target != "off":
+        return float(recipe.stop.target)
+    return None if recipe.expect is None else recipe.expect.value - recipe.expect.tolerance

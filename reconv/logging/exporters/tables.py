@@ -1,0 +1,102 @@
+"""training.csv and validation.csv: log points and evaluations as tables.
+
+Owns the columns. Refuses to know where numbers come from. Invariant: a table holds each step once, as the last
+attempt has it, and a row that was cut short by a crash is not in it after the next start.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from reconv.logging.events import Evaluated, Event, Progress
+from reconv.logging.exporters.exporter import Subject
+from reconv.io.replace import write_whole
+
+Row = Mapping[str, object]
+
+
+class Tables:
+    """Both tables of a run."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._batch = subject.recipe.batch.size
+        self._began_s = subject.first_attempt.time_s or 0.0
+        kept = subject.kept()
+        self._training = Table(
+            subject.run_dir / "training.csv", [self._training_row(e) for e in kept if isinstance(e, Progress)]
+        )
+        self._validation = Table(
+            subject.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, Evaluated)]
+        )
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self._training.add(self._training_row(event))
+        elif isinstance(event, Evaluated):
+            self._validation.add(_validation_row(event))
+
+    def close(self) -> None:
+        """Every row is on its way to the disk as soon as it is added."""
+
+    def _training_row(self, event: Progress) -> Row:
+        return {
+            "step": event.step,
+            "epoch": event.epoch,
+            "lr": event.lr,
+            "loss": event.loss,
+            **event.metrics,
+            "grad_norm": event.grad_norm,
+            "loss_scale": event.loss_scale,
+            "images_per_s": event.images_per_s,
+            "compute_images_per_s": event.compute_images_per_s,
+            "data_wait_fraction": event.data_wait_fraction,
+            "step_s": self._batch / event.images_per_s if event.images_per_s else None,
+            "total_s": None if event.time_s is None else round(event.time_s - self._began_s, 3),
+            "memory_bytes": event.memory_bytes,
+        }
+
+
+def _validation_row(event: Evaluated) -> Row:
+    return {
+        "weights": event.weights,
+        "step": event.step,
+        "epoch": event.epoch,
+        **event.metrics,
+        "best": int(event.best),
+        "num_samples": event.num_samples,
+        "wall_s": event.wall_s,
+        "images_per_s": event.num_samples / event.wall_s if event.wall_s > 0 else None,
+    }
+
+
+class Table:
+    """A CSV file that grows by rows, and by columns when a row has a number that no row before it had."""
+
+    def __init__(self, path: Path, rows: list[Row]) -> None:
+        self._path = path
+        self._columns: list[str] = []
+        self._write(rows)
+
+    def add(self, row: Row) -> None:
+        """Append a row."""
+        if set(row) - set(self._columns):
+            with self._path.open(newline="", encoding="utf-8") as file:
+                before: list[Row] = list(csv.DictReader(file))
+            self._write([*before, row])
+            return
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            file.write(self._text([row]))
+
+    def _write(self, rows: list[Row]) -> None:
+        # The newest row says the order: a new column stands where that row has it.
+        self._columns = list(dict.fromkeys(name for row in reversed(rows) for name in row))
+        header = self._text([{name: name for name in self._columns}]) if rows else ""
+        write_whole(self._path, header + self._text(rows))
+
+    def _text(self, rows: list[Row]) -> str:
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()

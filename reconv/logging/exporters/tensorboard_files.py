@@ -1,0 +1,57 @@
+"""Scalars, hyperparameters and pictures as TensorBoard reads them, in the run folder's `tensorboard/`.
+
+Owns the mapping of events to TensorBoard's plug-ins. Refuses to know the file format, which the package writes.
+Invariant: steps that a resume undid are marked as purged, so curves show the last attempt.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
+from reconv.logging.exporters.exporter import Subject, series
+
+_FLUSH_S = 10
+
+
+class TensorBoardFiles:
+    """One event file an attempt."""
+
+    def __init__(self, subject: Subject) -> None:
+        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+        purge_step = subject.attempt.from_step + 1 if subject.past else None
+        self._subject = subject
+        self._scores: dict[str, float] = {}
+        self._writer: Any = tensorboard.SummaryWriter(
+            log_dir=str(subject.run_dir / "tensorboard"), purge_step=purge_step, flush_secs=_FLUSH_S
+        )
+
+    def observe(self, event: Event) -> None:
+        match event:
+            case Progress() | Evaluated():
+                for name, value in series(event).items():
+                    self._writer.add_scalar(name, value, event.step, walltime=event.time_s)
+                if isinstance(event, Evaluated):
+                    self._scores |= series(event)
+            case Pictured():
+                self._add_picture(event)
+            case Ended():
+                scores = {name.replace("val", "hparam", 1): value for name, value in self._scores.items()}
+                # run_name "." keeps the hyperparameters in the run's own folder, not in a run of their own beside it
+                self._writer.add_hparams(self._subject.settings(), scores, run_name=".", global_step=event.step)
+                self.close()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add_picture(self, event: Pictured) -> None:
+        import numpy as np
+        from PIL import Image
+
+        with Image.open(self._subject.run_dir / event.path) as picture:
+            pixels = np.asarray(picture.convert("RGB"))
+        self._writer.add_image(event.title, pixels, event.step, walltime=event.time_s, dataformats="HWC")
+        if event.captions:
+            text = "\n".join(f"{number}. {caption}" for number, caption in enumerate(event.captions, 1))
+            self._writer.add_text(event.title, text, event.step, walltime=event.time_s)

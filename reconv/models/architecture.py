@@ -1,0 +1,240 @@
+"""What every architecture here is: a frozen spec that builds a network of named stages.
+
+Owns the options common to all architectures and their checks. Refuses to know any architecture, or training.
+Invariant: a spec that exists is valid, and folding the input through `stages()` is the network's forward pass.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from reconv.errors import UsageError
+from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
+from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
+from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.norm import MOST_GROUPS, ProxyNorm, fit_groups
+
+ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated", "dirac"]
+LinearInit = Literal["torch", "glorot", "normal", "truncated", "uniform_out"]
+Stem = Literal["imagenet", "cifar"]
+# no-projection, of ResNets: bottlenecks without a projection, never basic blocks (Graphcore's rule); of inverted
+# residuals: blocks that have a shortcut.
+ZeroGamma = Literal["never", "always", "no-projection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Initialisation:
+    """How a network's parameters are drawn, apart from the seed."""
+
+    conv: str = "fan_out"
+    linear: str = "torch"
+    zero_norms: frozenset[str] = frozenset()  # names of the norms whose scale starts at zero
+    glorot_convs: frozenset[str] = frozenset()  # names of convolutions that Keras' default draws instead
+
+
+class Auxiliary(NamedTuple):
+    """What a network with auxiliary heads gives in training; at evaluation it gives the logits alone."""
+
+    logits: Tensor
+    auxiliary: tuple[Tensor, ...]
+    weight: float  # of each auxiliary loss, beside 1 for the logits
+
+
+class BoxAnswers(NamedTuple):
+    """What a detector says of each of its default boxes."""
+
+    codes: Tensor  # [n, boxes, 4]: how the box is to be moved and stretched
+    logits: Tensor  # [n, boxes, classes]; class 0 is the background
+
+
+class BoxMaps(NamedTuple):
+    """The same as its convolutions leave it, for losses that read it so: a detector trained by kernels."""
+
+    maps: tuple[Tensor, ...]  # [n, channels, height, width]: logits of all shapes, their codes, and nothing
+    biases: tuple[tuple[Tensor, Tensor], ...]  # of each map's logits and codes, still to be added
+    per_cell: tuple[int, ...]  # shapes of each map
+    num_classes: int
+
+    def answers(self) -> BoxAnswers:
+        """In the published order: map by map, in each the shape first, then the row, then the column."""
+        codes, logits = [], []
+        for x, (class_bias, box_bias) in zip(self.maps, self.biases, strict=True):
+            begin, end = len(class_bias), len(class_bias) + len(box_bias)
+            logits.append(by_box(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
+            codes.append(by_box(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
+        return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+
+
+def by_box(x: Tensor, numbers: int) -> Tensor:
+    """[n, shapes x numbers, rows, columns] as [n, shapes x rows x columns, numbers]."""
+    n, channels, rows, columns = x.shape
+    shapes = x.view(n, channels // numbers, numbers, rows, columns)
+    return shapes.permute(0, 1, 3, 4, 2).reshape(n, -1, numbers)
+
+
+class Network(nn.Module):
+    """A network as an ordered list of named stages."""
+
+    initialisation: Initialisation = Initialisation()
+    head_patterns: tuple[str, ...] = ()  # parameters that weights of another task lack; empty: the last layer's
+
+    def stages(self) -> list[tuple[str, nn.Module]]:
+        """Named parts in order; folding the input through them gives the output."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor | Auxiliary | BoxAnswers | BoxMaps:
+        raise NotImplementedError
+
+
+class Stage(nn.Module):
+    """A stage made of modules that belong to the network, and of plain functions between them."""
+
+    def __init__(self, function: Callable[[Any], Any], *modules: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+        self._function = function
+
+    def forward(self, value: Any) -> Any:
+        return self._function(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The options that every architecture has."""
+
+    num_classes: int = 1000  # 1001 where label 0 is the background
+    in_channels: int = 3
+    norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalised
+    norm_groups: int | None = None  # for group and proxy; at most one per channel; null: as many as fit, up to 32
+    norm_eps: float = 1e-5
+    proxy_eps: float = 0.03
+    bn_momentum: float = 0.1  # share of the new value; TensorFlow's decay is 1 - this
+    padding: Literal["torch", "same"] = "torch"  # same: TensorFlow's, which pads more at the end
+    conv_init: ConvInit = "fan_out"
+    linear_init: LinearInit = "torch"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, field.name, value)
+            _check_option(field.name, value, hints[field.name])
+            _check_range(field.name, value)
+
+    def make_conv(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
+    ) -> nn.Conv2d:
+        """A convolution without bias, of an odd kernel, that keeps the side at stride 1."""
+        if self.padding == "same" and stride > 1 and kernel > 1:
+            return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
+        if kernel in STEM_KERNELS and (stride, groups) == (2, 1) and in_channels <= MOST_STEM_CHANNELS:
+            return StemConv2d(in_channels, out_channels, kernel)
+        if stride <= 2 and kernel > 1 and in_channels == out_channels == groups:
+            return DepthwiseConv2d(in_channels, kernel, stride)
+        return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+
+    def make_norm(self, channels: int, activated: bool = True) -> nn.Module:
+        """The chosen norm; a proxy exists only where an activation follows."""
+        if self.norm == "batch":
+            return BatchNorm2d(channels, self.norm_eps, self.bn_momentum)
+        if self.norm == "layer":
+            return nn.GroupNorm(1, channels, self.norm_eps)
+        groups = min(self.norm_groups or MOST_GROUPS, channels)
+        if self.norm == "group" or not activated:
+            return nn.GroupNorm(groups, channels, self.norm_eps)
+        return ProxyNorm(groups, channels, self.norm_eps, self.proxy_eps)
+
+    def with_groups(self) -> Self:
+        """The spec with a number of groups that divides every layer: the one given, or the largest up to 32."""
+        if self.norm not in ("group", "proxy"):
+            return self
+        with torch.device("meta"):
+            plain = replace(self, norm="layer").build()
+        channels = {module.num_channels for module in plain.modules() if isinstance(module, nn.GroupNorm)}
+        return replace(self, norm_groups=fit_groups(self.norm_groups, channels))
+
+    def make_max_pool(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> nn.Module:
+        """A max-pool; padding and ceil are torch's, SAME has its own rule."""
+        if self.padding == "same":
+            return SameMaxPool2d(kernel, stride)
+        return MaxPool2d(kernel, stride, padding, ceil)
+
+    def build(self) -> Network:
+        """The network this spec describes, with torch's own initial values."""
+        raise NotImplementedError
+
+
+_POSITIVE = (lambda number: number > 0, "above 0")
+_WHOLE = (lambda number: number >= 1, "at least 1")
+_NOT_NEGATIVE = (lambda number: number >= 0, "at least 0")
+_FRACTION = (lambda number: 0 <= number <= 1, "between 0 and 1")
+_RATE = (lambda number: 0 <= number < 1, "at least 0 and below 1")
+# What an option of a name may be, whichever architecture has it; of a list: each item.
+_RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("norm_eps", "proxy_eps", "width_coefficient", "depth_coefficient", "head_scale"), _POSITIVE),
+    **dict.fromkeys(("num_classes", "in_channels", "norm_groups", "widths", "depths"), _WHOLE),
+    **dict.fromkeys(("width", "groups", "width_per_group", "depth_divisor", "expand_ratio", "group_dim"), _WHOLE),
+    **dict.fromkeys(("extra_widths", "boxes_per_cell"), _WHOLE),
+    **dict.fromkeys(("se_units", "se_ratio", "top_width", "num_halved"), _NOT_NEGATIVE),
+    **dict.fromkeys(("dropout", "aux_dropout", "drop_connect"), _RATE),
+    "bn_momentum": _FRACTION,
+}
+
+
+def _check_range(name: str, value: object) -> None:
+    """Refuse a number that an option of this name cannot have."""
+    is_right, words = _RANGES.get(name, (lambda number: True, ""))
+    for number in value if isinstance(value, tuple) else (value,):
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if is_number and not (math.isfinite(number) and is_right(number)):
+            raise UsageError(f"model option {name} cannot be {number}", why=f"it must be {words or 'a finite number'}")
+
+
+def _check_option(name: str, value: object, hint: Any) -> None:
+    """Refuse a value that is not of the option's type, naming what would be."""
+    if not _fits(value, hint):
+        raise UsageError(f"model option {name} cannot be {value!r}", why=f"it must be {_describe(hint)}")
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint) and type(value) in {type(choice) for choice in get_args(hint)}
+    if origin is tuple:
+        item = get_args(hint)[0]
+        return isinstance(value, tuple) and all(_fits(v, item) for v in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(choice) for choice in get_args(hint))
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in get_args(hint))
+    if origin is tuple:
+        return f"a list, each item {_describe(get_args(hint)[0])}"
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}[hint]
+
+
+def zero_gamma_norms(rule: ZeroGamma, last_norms: Iterable[tuple[str, bool]]) -> frozenset[str]:
+    """The norms a zero-gamma rule names, of networks without projections: each block's last norm, and whether the
+    block has a shortcut."""
+    return frozenset(
+        norm for norm, has_shortcut in last_norms if rule == "always" or (rule == "no-projection" and has_shortcut)
+    )

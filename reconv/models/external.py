@@ -1,0 +1,181 @@
+"""Networks of other packages by name: `timm:NAME` and `torchvision:NAME`, where the package is installed.
+
+Owns the call, the seed of their own initial values and the exchange of layers that the engine must drive. Refuses to
+know weights: they are loaded like any others. Invariant: nothing of this is imported until such a name is asked for,
+and no layer is left that draws from torch's own generator.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from reconv import random as keys
+from reconv.errors import UsageError
+from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.dropout import DropConnect, Dropout, Noise
+
+PACKAGES = ("timm", "torchvision")
+_ORIGIN = "reconv_origin"
+# Where a package keeps the rate of a dropout that it calls as a function, so that there is no layer to exchange.
+_RATES = re.compile(r"(attn_|attention_|proj_|pos_|path_|head_)?drop(out|_path|_connect)?(_rate|_prob)?")
+_RANDOM_NAMES = re.compile(r"drop|stochastic|noise|shake|random", re.IGNORECASE)
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a network of another package was made from."""
+
+    package: str
+    name: str
+    num_classes: int
+    options: Mapping[str, Any]
+
+
+def build_foreign(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
+    """Another package's network with its own initial values of a seed, our batch norms and our keyed drops."""
+    module = _import(package)
+    known = module.list_models() if package == "timm" else module.models.list_models()
+    if name not in known:
+        raise _unknown(package, name, known)
+    origin = Origin(package, name, num_classes, dict(options))
+    model = _create(origin, seed)
+    object.__setattr__(model, _ORIGIN, origin)
+    return model
+
+
+def redraw(model: nn.Module, seed: int) -> bool:
+    """Give a network of another package the values its own program draws from a seed; False: it is none."""
+    origin = getattr(model, _ORIGIN, None)
+    if not isinstance(origin, Origin):
+        return False
+    model.load_state_dict(_create(origin, seed).state_dict())
+    return True
+
+
+def _create(origin: Origin, seed: int) -> nn.Module:
+    """The network as its package builds it from torch's generator at a seed, with our layers in place."""
+    module = importlib.import_module(origin.package)
+    create = module.create_model if origin.package == "timm" else module.models.get_model
+    where = f"{origin.package}:{origin.name}"
+    # On the host whatever the caller's default is: programs read numbers back while they build.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(keys.key(seed, f"init:{where}") & 0x7FFFFFFFFFFFFFFF)
+        try:
+            model: nn.Module = create(origin.name, num_classes=origin.num_classes, **origin.options)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{where} cannot be built with {dict(origin.options)}", why=str(error)) from error
+        _exchange_layers(model)
+    _refuse_unkeyed(model, where)
+    return model
+
+
+def _import(package: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{package} is not installed",
+            why=str(error),
+            then=f"pip install {package}, in a version made for torch {torch.__version__}",
+        ) from error
+    except (ImportError, OSError, RuntimeError) as error:  # a build for another torch fails while it loads
+        raise UsageError(
+            f"{package} is installed but cannot be imported",
+            why=str(error).splitlines()[0],
+            then=f"install the version made for torch {torch.__version__}",
+        ) from error
+
+
+def _unknown(package: str, name: str, known: Sequence[str]) -> UsageError:
+    close = difflib.get_close_matches(name, known, n=1)
+    return UsageError(
+        f"{package} has no model called {name!r}", why=f"did you mean {package}:{close[0]}?" if close else ""
+    )
+
+
+class BatchNormThen(BatchNorm2d):
+    """Our batch norm with what another package does to its output: a drop, an activation."""
+
+    def __init__(self, theirs: nn.BatchNorm2d, *after: nn.Module) -> None:
+        super().__init__(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
+        self.after = nn.Sequential(*after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.after(super().forward(x))
+        return output
+
+
+def _exchange_layers(parent: nn.Module) -> None:
+    """Put our batch norms and drops where others stand, so that groups, gates and keys hold there too."""
+    for name, child in list(parent.named_children()):
+        _exchange_layers(child)
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(parent, name, _our_norm(child))
+        elif (drop := _our_drop(child)) is not None:
+            setattr(parent, name, drop)
+
+
+def _our_drop(theirs: nn.Module) -> nn.Module | None:
+    """Our keyed layer that does what another package's random one does; None: it is not one that we know."""
+    kind = type(theirs).__name__
+    if type(theirs) is nn.Dropout:
+        rate, per = theirs.p, None
+    elif kind == "StochasticDepth":  # torchvision's
+        rate, per = float(vars(theirs)["p"]), "batch" if vars(theirs)["mode"] == "batch" else "sample"
+    elif kind == "DropPath" and vars(theirs).get("scale_by_keep", True):  # timm's
+        rate, per = float(vars(theirs)["drop_prob"] or 0.0), "sample"
+    else:
+        return None
+    if not 0 <= rate < 1:
+        raise UsageError(f"this network has a {kind} of rate {rate:g}", why="a drop rate is at least 0 and below 1")
+    ours = Dropout(rate) if per is None else DropConnect(rate, "batch" if per == "batch" else "sample")
+    return ours.train(theirs.training)
+
+
+def _refuse_unkeyed(model: nn.Module, where: str) -> None:
+    """Refuse what would draw from torch's own generator in training: a resumed run would not be the same run."""
+    for name, module in model.named_modules():
+        if isinstance(module, Noise):
+            continue
+        is_leaf = next(module.children(), None) is None
+        is_named = is_leaf and _RANDOM_NAMES.search(type(module).__name__) is not None
+        draws = isinstance(module, _RANDOM) or is_named
+        rates = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, float) and (_RATES.fullmatch(key) or (draws and key in ("p", "prob")))
+        }
+        if any(rate > 0 for rate in rates.values()) or (draws and not rates):
+            kind = type(module).__name__
+            raise UsageError(
+                f"{where} has a random layer of the class {kind}" + (f" ({name})" if name else ""),
+                why="it draws from torch's own generator, so that a resumed run would not be the same run"
+                + "".join(f"; its {key} is {rate:g}" for key, rate in rates.items() if rate > 0),
+                then="switch it off in model.options, as in --set model.options.dropout=0, or take another network",
+            )
+
+
+def _our_norm(theirs: nn.BatchNorm2d) -> nn.Module:
+    """Our batch norm with the values of another."""
+    if not (theirs.affine and theirs.track_running_stats):
+        raise UsageError("this network has a batch norm without weights or running statistics, which is not supported")
+    kind = type(theirs).__name__
+    if kind == "BatchNorm2d":
+        ours = BatchNorm2d(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
+    elif kind == "BatchNormAct2d":  # timm's
+        ours = BatchNormThen(theirs, theirs.get_submodule("drop"), theirs.get_submodule("act"))
+    else:
+        raise UsageError(f"this network has batch norms of the class {kind}, which is not supported")
+    own = {key: value for key, value in theirs.state_dict().items() if key in ours.state_dict()}
+    ours.load_state_dict(own)
+    return ours.train(theirs.training)

@@ -1,7 +1,0 @@
-"""The world of processes; the sole importer of torch.distributed."""
-
-from __future__ import annotations
-
-from reconv.parallel.world import World, open_world
-
-__all__ = ["World", "open_world"]

@@ -1,0 +1,395 @@
+"""From YAML, `extends` and overrides to a frozen Recipe that knows where each value came from.
+
+Owns files, merging, origins and the sentences about what is wrong in them. Refuses to know derived numbers (plan).
+Invariant: either a valid `Recipe` comes back, or one `RecipeError` with every problem, each with its file and line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from reconv.errors import RecipeError
+from reconv.recipe import yaml_document as document
+from reconv.recipe.contradiction import ContradictionError
+from reconv.recipe.explain import explain
+from reconv.recipe.fields import flatten, holds_text, takes_null
+from reconv.recipe.presets import nearest, preset_names, preset_path
+from reconv.recipe.rules import SCHEDULE_FIELDS
+from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.units import split_rate
+
+Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin shown to people
+
+_ALL_FIELDS = "`reconv recipes show quickstart` prints every field there is"
+_OVERRIDES = 1_000_000  # sorts after every file
+_OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about the file that says them
+_PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
+_MAY_CHANGE = (
+    *("name", "description", "expect", "published", "measured"),
+    *("data.path", "data.workers", "data.prefetch", "data.cache", "data.backend", "data.transfer", "data.bad_images"),
+    *("engine.threads", "engine.cpus", "records", "profile"),
+    *("parallel.bucket_mb", "parallel.lost_after_s"),
+)
+_MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A recipe, where each of its values came from, and the file it was asked for by."""
+
+    recipe: Recipe
+    origins: Mapping[str, str]  # dotted leaf -> "default", "quickstart.yaml:12", "--batch-size", ...
+    file: Path | None
+    header: str  # the file's leading comment: its claim
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Origin:
+    layer: int  # 0: the file asked for, then what it extends; overrides last
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One file of an `extends` chain."""
+
+    path: Path
+    shown: str
+    text: str
+    content: document.Document
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The merged tree with the origin of every key, and the problems found so far."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    origins: dict[document.Path, _Origin] = field(default_factory=dict)
+    problems: list[tuple[_Origin, str]] = field(default_factory=list)
+
+    def put(self, path: document.Path, value: Any, origin: _Origin) -> None:
+        """Set a value, replacing whatever was there; mappings are merged key by key."""
+        node = self.tree
+        for depth, key in enumerate(path[:-1], 1):
+            if not isinstance(node.get(key), dict):
+                self._forget(path[:depth])
+                node[key] = {}
+                self.origins[path[:depth]] = origin
+            node = node[key]
+        if isinstance(value, dict) and isinstance(node.get(path[-1]), dict):
+            self.origins[path] = origin
+            return
+        self._forget(path)
+        node[path[-1]] = {} if isinstance(value, dict) else value
+        self.origins[path] = origin
+
+    def _forget(self, path: document.Path) -> None:
+        for known in [p for p in self.origins if p[: len(path)] == path]:
+            del self.origins[known]
+
+    def drop(self, key: str) -> None:
+        """Take a top-level key out, as if nobody had written it."""
+        self.tree.pop(key, None)
+        self._forget((key,))
+
+    def switch_schedule(self, kind: object) -> None:
+        """Take out what another kind of schedule than the present one does not use: it was said about the old curve."""
+        written = self.tree.get("schedule")
+        if kind not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("kind") == kind:
+            return
+        used = SCHEDULE_FIELDS[str(kind)]
+        for name in [name for name in written if name in Schedule.model_fields and name not in used]:
+            del written[name]
+            self._forget(("schedule", name))
+
+    def holds(self, path: document.Path, value: Any) -> bool:
+        """Whether a key has this value already."""
+        node: Any = self.tree
+        for key in path:
+            if not isinstance(node, dict) or key not in node:
+                return False
+            node = node[key]
+        return bool(node == value)
+
+    def origin(self, path: document.Path) -> _Origin:
+        """Where a key, or the nearest section around it, was written."""
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins[path] if path else _Origin(0, 0, "recipe")
+
+    def latest(self, fields: Sequence[str]) -> _Origin:
+        """Where the last word on any of these fields was said: an override, else the file nearest to the user's."""
+        paths = [tuple(field.split(".")) for field in fields]
+        written = [self.origins[path] for path in paths if path in self.origins]
+        return max(
+            written or [self.origin(path) for path in paths],
+            key=lambda origin: (origin.layer == _OVERRIDES, -origin.layer, origin.line),
+        )
+
+
+def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
+    """Resolve a preset's name or a file, with overrides, or raise RecipeError with all problems at once."""
+    layers = _read_chain(name_or_path)
+    asked = layers[0]
+    draft = _Draft()
+    for depth in reversed(range(len(layers))):
+        _add_layer(draft, layers[depth], depth)
+    if ("name",) not in draft.origins:
+        stem = re.sub(r"^\W+|[^\w .+-]", "-", asked.path.stem)[:100]
+        draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", _Origin(0, 0, "file name"))
+    draft.switch_schedule(_kind_of(overrides))
+    for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
+        _add_override(draft, override)
+    recipe = _validate(draft)
+    if recipe is None or draft.problems:
+        raise _error(asked.shown, draft.problems)
+    leaf_origins = {
+        name: draft.origins[tuple(name.split("."))].text if tuple(name.split(".")) in draft.origins else "default"
+        for name in flatten(recipe)
+    }
+    return Resolved(recipe, leaf_origins, asked.path, _header(asked.text))
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as YAML, every value written out; `load` reads it back equal."""
+    return document.write(recipe.model_dump(mode="json"))
+
+
+def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """The leaves that differ, old and new value each (None where one recipe has no such leaf)."""
+    before, after = flatten(old), flatten(new)
+    names = [*before, *(name for name in after if name not in before)]
+    return {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}
+
+
+def may_change(field: str) -> bool:
+    """Whether a run may be resumed with another value of this leaf (the data itself is held by its fingerprint)."""
+    return field in _MAY_CHANGE or field.startswith(_MAY_CHANGE_SECTIONS)
+
+
+def _read_chain(name_or_path: str) -> list[_Layer]:
+    """The file asked for, then what it extends, and so on."""
+    path, shown = _locate(name_or_path, Path(), "")
+    layers: list[_Layer] = []
+    while True:
+        if any(layer.path == path for layer in layers):
+            chain = " -> ".join([*(layer.shown for layer in layers), shown])
+            raise RecipeError("a recipe cannot extend itself", where=chain, then="remove one `extends`")
+        layer = _read_layer(path, shown)
+        layers.append(layer)
+        parent = layer.content.tree.pop("extends", None)
+        if ("extends",) not in layer.content.lines:
+            return layers
+        where = f"{shown}:{layer.content.lines[('extends',)]}"
+        if not isinstance(parent, str) or not parent:
+            raise RecipeError("extends takes one recipe: a preset's name or a file", where=where)
+        path, shown = _locate(parent, path.parent, where)
+
+
+def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
+    """The file of a preset's name or of a path relative to `folder`, and how to show it."""
+    presets = preset_names()
+    if name in presets:
+        return preset_path(name), f"{name}.yaml"
+    path = folder / os.path.expanduser(name)
+    why = ""
+    try:
+        if path.is_file():
+            return Path(os.path.abspath(path)), min(os.path.relpath(path), str(path), key=len) if where else name
+        why = "" if not path.exists() else "there is a folder of that name" if path.is_dir() else "it is no plain file"
+        beside = Path(f"{path}.yaml").is_file()
+    except (OSError, ValueError):  # a name no file system takes
+        beside = False
+    if beside:
+        hint = f"there is a file {name}.yaml; type it with its ending"
+    elif path.suffix in (".yaml", ".yml") or "/" in name:
+        hint = "check the path; `reconv recipes` lists the shipped recipes"
+    else:
+        near = nearest(name, presets)
+        hint = f"did you mean {near}?" if near else "`reconv recipes` lists the shipped recipes"
+    raise RecipeError(f"no recipe called {name!r}", where=where, why=why, then=hint)
+
+
+def _read_layer(path: Path, shown: str) -> _Layer:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError("the recipe is not UTF-8 text", where=str(path), then="save it as UTF-8") from error
+    content = document.read(text)
+    if content.broken:
+        problems = [(_Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
+        raise _error(shown, problems, then="correct the line: nothing else was read")
+    if not content.tree and not content.problems:
+        raise RecipeError("the recipe is empty", where=str(path), then="start it with, for example, extends: resnet50")
+    _split_schedule(content)
+    for section, name in _PATH_FIELDS:
+        part = content.tree.get(section)
+        if isinstance(part, dict) and isinstance(part.get(name), str):
+            part[name] = _anchor(part[name], path.parent)
+    return _Layer(path, shown, text, content)
+
+
+def _split_schedule(content: document.Document) -> None:
+    """A rate that names its batch says lr and per at once, so that it replaces both of a recipe it extends."""
+    section = content.tree.get("schedule")
+    if isinstance(section, dict):
+        content.tree["schedule"] = split_rate(section)
+        content.lines.setdefault(("schedule", "per"), content.lines.get(("schedule", "lr"), 0))
+
+
+def _anchor(value: str, folder: Path) -> str:
+    """A path made absolute; addresses and names of other zoos, as in torchvision:resnet50, stay."""
+    if not value or value.startswith(("torchvision:", "timm:", "http://", "https://")):
+        return value
+    return os.path.abspath(folder / os.path.expanduser(value))
+
+
+def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
+    def at(line: int) -> _Origin:
+        return _Origin(depth, line, f"{layer.shown}:{line}")
+
+    draft.problems += [(at(problem.line), problem.text) for problem in layer.content.problems]
+    if any(_decides(draft, path, value) for path, value in _keys(layer.content.tree, ())):
+        draft.drop("expect")  # another network or length promises nothing, unless this file says it anew
+    section = layer.content.tree.get("schedule")
+    draft.switch_schedule(section.get("kind") if isinstance(section, dict) else None)
+    for path, value in _keys(layer.content.tree, ()):
+        if depth == 0 or path[0] not in _OWN_FIELDS:
+            draft.put(path, value, at(layer.content.lines.get(path, 0)))
+
+
+def _decides(draft: _Draft, path: document.Path, value: Any) -> bool:
+    """Whether a key gives a recipe another result than it promises; a promise holds for every seed."""
+    if isinstance(value, dict) or path == ("seed",):
+        return False
+    return not may_change(".".join(path)) and not draft.holds(path, value)
+
+
+def _keys(tree: Mapping[str, Any], prefix: document.Path) -> Iterator[tuple[document.Path, Any]]:
+    """Every key of a tree, outer before inner."""
+    for key, value in tree.items():
+        yield (*prefix, key), value
+        if isinstance(value, dict):
+            yield from _keys(value, (*prefix, key))
+
+
+def _add_override(draft: _Draft, override: Override) -> None:
+    name, value, origin_text = override
+    origin = _Origin(_OVERRIDES, len(draft.problems), origin_text)
+    path = tuple(name.split("."))
+    if "" in path or name == "extends":
+        draft.problems.append((origin, f"{name!r} is not a field; write section.field=value"))
+        return
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        value = _typed(name, value)
+    if path in _PATH_FIELDS and isinstance(value, str):
+        value = _anchor(value, Path())
+    if path == ("schedule", "lr") and "per" in (said := split_rate({"lr": value})):
+        path, value = ("schedule",), said
+    elif path == ("schedule",) and isinstance(value, dict):
+        value = split_rate(value)
+    if _decides(draft, path, value):
+        draft.drop("expect")
+    draft.put(path, value, origin)
+    if isinstance(value, dict):
+        for inner, item in _keys(value, path):
+            draft.put(tuple(str(key) for key in inner), item, origin)
+
+
+def _kind_of(overrides: Sequence[Override]) -> object:
+    """The kind of schedule that overrides ask for, wherever among them it stands; None: they leave it."""
+    for name, value, _ in reversed(overrides):
+        typed = document.read_value(value) if isinstance(value, str) and name.startswith("schedule") else value
+        if name == "schedule.kind":
+            return typed
+        if name == "schedule" and isinstance(typed, dict) and "kind" in typed:
+            return typed["kind"]
+    return None
+
+
+def _typed(name: str, text: str) -> Any:
+    """The value of a text typed for a field: text fields take it as it stands, others as YAML."""
+    value = document.read_value(text)
+    if holds_text(name):
+        return None if value is None and takes_null(name) else text
+    return value
+
+
+def _validate(draft: _Draft) -> Recipe | None:
+    """The recipe, or None with every problem noted: faulty values are set aside so that the rest is checked too."""
+    faulty: set[str] = set()
+    tree = draft.tree
+    while True:
+        try:
+            return Recipe.model_validate(tree)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        causes = [detail.get("ctx", {}).get("error") for detail in details]
+        contradictory = [cause for cause in causes if isinstance(cause, ContradictionError)]
+        for cause in contradictory:
+            for item in (c for c in cause.found if not faulty.intersection(c.fields)):
+                draft.problems.append((draft.latest(item.fields), f"{item.fields[0]}: {item.text}"))
+        if contradictory:
+            return None
+        by_path: dict[document.Path, list[ErrorDetails]] = {}
+        for detail in details:
+            by_path.setdefault(_place(draft.tree, detail), []).append(detail)
+        for path, group in by_path.items():
+            draft.problems.append((draft.origin(path), explain(path, group)))
+            faulty.add(".".join(path))
+        tree = _without(tree, set(by_path))
+
+
+def _place(tree: Any, detail: ErrorDetails) -> document.Path:
+    """The keys an error is about: its location without union members and list positions."""
+    path: list[str] = []
+    for part in detail["loc"]:
+        if isinstance(tree, dict) and part in tree:
+            path.append(str(part))
+            tree = tree[part]
+        elif detail["type"] == "missing" and isinstance(tree, dict):
+            path.append(str(part))
+        else:
+            break
+    return tuple(path)
+
+
+def _without(tree: Mapping[str, Any], faulty: set[document.Path], prefix: document.Path = ()) -> dict[str, Any]:
+    """The tree less its faulty values; a section that lacks a needed value goes whole."""
+    kept: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = (*prefix, key)
+        lacking = isinstance(value, dict) and any(p[:-1] == path and p[-1] not in value for p in faulty)
+        if path not in faulty and not lacking:
+            kept[key] = _without(value, faulty, path) if isinstance(value, dict) else value
+    return kept
+
+
+def _error(shown: str, problems: Sequence[tuple[_Origin, str]], then: str = _ALL_FIELDS) -> RecipeError:
+    ordered = sorted(dict.fromkeys(problems))
+    count = f"{len(ordered)} problem{'' if len(ordered) == 1 else 's'}"
+    lines = [f"  {origin.text}: {text}" for origin, text in ordered]
+    return RecipeError("\n".join([f"{count} in the recipe {shown}", *lines]), then=then)
+
+
+def _header(text: str) -> str:
+    """The comment a file begins with, without its marks."""
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("#").removeprefix(" ").rstrip())
+    return "\n".join(lines).strip()

@@ -1,0 +1,351 @@
+"""Curves as inline SVG: axes, lines, marks and the numbers the page's script needs to show values.
+
+Owns geometry: scales, ticks, thinning. Refuses to know runs and metrics. Invariant: the same chart gives the same
+bytes, every point drawn is finite, and no chart has more than `MAX_POINTS` points a series.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from reconv.logging import text as words
+from reconv.report.markup import Html, data_block, el, join
+
+MAX_POINTS = 600
+NUM_COLOURS = 8
+_DASHES = ("", "7 4", "2 3", "9 3 2 3")
+Point = tuple[float, float]
+
+# The same names stand for the same formats in assets/page.js.
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "number": words.number,
+    "percent": lambda v: f"{100 * v:.4g} %",
+    "count": words.rate,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line; non-finite values break it."""
+
+    label: str
+    points: tuple[Point, ...]
+    colour: int
+    dash: int = 0
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a place on the horizontal axis."""
+
+    x: float
+    kind: str  # resume, nonfinite
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A level to be reached, with its tolerance."""
+
+    value: float
+    tolerance: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Everything one figure shows."""
+
+    title: str
+    format: str  # number, percent or count
+    series: tuple[Series, ...]
+    x_max: float
+    note: str = ""
+    marks: tuple[Mark, ...] = ()
+    band: Band | None = None
+    best: Point | None = None
+    may_be_log: bool = False
+    from_zero: bool = False
+    small: bool = False
+    y_range: tuple[float, float] | None = None  # what to show of the values; None: all of them
+    steps_per_epoch: float | None = None  # to tell steps in the hover box
+    x_name: str = "epoch"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where the plot lies, and the scales from values to it."""
+
+    width: int
+    height: int
+    x_max: float
+    y_min: float
+    y_max: float
+    log: bool
+    left: int = 58
+    right: int = 14
+    top: int = 16
+    bottom: int = 30
+    ticks: tuple[float, ...] = field(default=())
+
+    @property
+    def plot_width(self) -> int:
+        return self.width - self.left - self.right
+
+    @property
+    def plot_height(self) -> int:
+        return self.height - self.top - self.bottom
+
+    def x(self, value: float) -> float:
+        return self.left + self.plot_width * (value / self.x_max)
+
+    def y(self, value: float) -> float:
+        low, high, at = self.y_min, self.y_max, value
+        if self.log:
+            low, high, at = math.log10(low), math.log10(high), math.log10(max(value, low))
+        return self.top + self.plot_height * (1 - (at - low) / (high - low))
+
+
+def draw(chart: Chart) -> Html:
+    """The chart as a figure with a legend, an SVG and the data for its hover box."""
+    thinned = tuple(_thin(series.points) for series in chart.series)
+    frame = _frame(chart, thinned)
+    lines = [_line(frame, s, points, n) for n, (s, points) in enumerate(zip(chart.series, thinned, strict=True))]
+    svg = el(
+        "svg",
+        {
+            "viewBox": f"0 0 {frame.width} {frame.height}",
+            "role": "img",
+            "tabindex": 0,
+            "aria-label": _spoken(chart),
+        },
+        _axes(frame, chart),
+        _band(frame, chart),
+        *(_mark(frame, mark) for mark in chart.marks if 0 <= mark.x <= frame.x_max),
+        _clipped(frame, 0 if chart.y_range else 7, *lines, _best(frame, chart)),
+        el("g", {"class": "cursor", "aria-hidden": "true"}),
+    )
+    title = el("figcaption", None, el("h3", None, chart.title), *([el("p", None, chart.note)] if chart.note else []))
+    return el(
+        "figure",
+        {"class": "chart small" if chart.small else "chart"},
+        title,
+        svg,
+        _legend(chart),
+        el("div", {"class": "tip", "role": "status", "hidden": True}),
+        data_block(_hover_data(frame, chart, thinned)),
+    )
+
+
+def _clipped(frame: _Frame, room: int, *content: Html) -> Html:
+    """What lies in the plot; an inner SVG cuts off what does not, with some room for dots on the edge."""
+    x, y, width, height = frame.left - 7, frame.top - room, frame.plot_width + 14, frame.plot_height + 2 * room
+    box = {"x": x, "y": y, "width": width, "height": height, "viewBox": f"{x} {y} {width} {height}"}
+    return el("svg", box, *content)
+
+
+def _frame(chart: Chart, thinned: Sequence[Sequence[Point]]) -> _Frame:
+    width, height = (380, 210) if chart.small else (560, 290)
+    values = list(chart.y_range or (y for points in thinned for _, y in points if math.isfinite(y)))
+    if chart.band and not chart.y_range:
+        values += [chart.band.value - chart.band.tolerance, chart.band.value + chart.band.tolerance]
+    x_max = max([chart.x_max, *(x for points in thinned for x, _ in points)]) or 1.0
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if chart.may_be_log and low > 0 and high / low > 50:
+        y_min, y_max, ticks = _log_ticks(low, high)
+        return _Frame(width, height, x_max, y_min, y_max, True, ticks=ticks)
+    if chart.from_zero:
+        low = min(low, 0.0)
+    ceiling = 1.0 if chart.format == "percent" and high <= 1.0 else None
+    y_min, y_max, ticks = _linear_ticks(low, high, ceiling)
+    return _Frame(width, height, x_max, y_min, y_max, False, ticks=ticks)
+
+
+def _nice_step(span: float, wanted: int) -> float:
+    """The round number closest above span / wanted: 1, 2 or 5 times a power of ten."""
+    rough = span / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+
+
+def _linear_ticks(low: float, high: float, ceiling: float | None) -> tuple[float, float, tuple[float, ...]]:
+    """The ends of the axis and its ticks, around the values; a fraction's axis does not pass 100 %."""
+    if high - low < 1e-9 * max(abs(high), 1e-30):
+        low, high = (low - abs(low) * 0.5, high + abs(high) * 0.5) if high else (0.0, 1.0)
+    if ceiling is not None:
+        high = min(high, ceiling)
+        low = min(low, high - 1e-6)
+    step = _nice_step(high - low, 5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = tuple(round(n * step, 12) if step > 1e-9 else n * step for n in range(first, last + 1))
+    return first * step, last * step, ticks
+
+
+def _log_ticks(low: float, high: float) -> tuple[float, float, tuple[float, ...]]:
+    """The ends of a logarithmic axis and its ticks."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    stride = max(1, math.ceil((last - first) / 6))
+    factors = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0,)
+    ticks = [f * 10.0**n for n in range(first, last + 1, stride) for f in factors]
+    inner = [t for t in ticks if low * 0.7 <= t <= high * 1.5]
+    return min([low * 0.9, *inner]), max([high * 1.1, *inner]), tuple(inner)
+
+
+def _thin(points: Sequence[Point]) -> tuple[Point, ...]:
+    """At most `MAX_POINTS` points: of each stretch the lowest and the highest, and any that is not finite."""
+    if len(points) <= MAX_POINTS:
+        return tuple(points)
+    num_stretches = MAX_POINTS // 3
+    kept: list[Point] = []
+    for n in range(num_stretches):
+        stretch = points[n * len(points) // num_stretches : (n + 1) * len(points) // num_stretches]
+        finite = [p for p in stretch if math.isfinite(p[1])]
+        broken = [p for p in stretch if not math.isfinite(p[1])][:1]
+        extremes = [min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])] if finite else []
+        kept += sorted({*extremes, *broken}, key=lambda p: p[0])
+    return (*kept[:-1], points[-1])
+
+
+def _line(frame: _Frame, series: Series, points: Sequence[Point], number: int) -> Html:
+    """A path of the finite stretches; a point with no neighbour is drawn as a dot."""
+    path: list[str] = []
+    dots: list[tuple[str, str]] = []
+    pen_down, previous_alone = False, None
+    for x, y in points:
+        if not math.isfinite(y):
+            dots += [previous_alone] if previous_alone else []
+            pen_down, previous_alone = False, None
+            continue
+        at = (f"{frame.x(x):.1f}", f"{frame.y(y):.1f}")
+        path.append(f"{'L' if pen_down else 'M'}{at[0]} {at[1]}")
+        previous_alone = None if pen_down else at
+        pen_down = True
+        dots += [at] if series.dots and len(points) <= 60 else []
+    dots += [previous_alone] if previous_alone else []
+    return el(
+        "g",
+        {"class": f"series c{series.colour % NUM_COLOURS}", "data-series": number},
+        el("path", {"d": "".join(path), "stroke-dasharray": _DASHES[series.dash % len(_DASHES)] or False}),
+        *(el("circle", {"cx": x, "cy": y, "r": 2.6}) for x, y in dict.fromkeys(dots)),
+    )
+
+
+def _axes(frame: _Frame, chart: Chart) -> Html:
+    say = _FORMATS[chart.format]
+    parts: list[Html] = []
+    for tick in frame.ticks:
+        y = f"{frame.y(tick):.1f}"
+        parts.append(el("line", {"class": "grid", "x1": frame.left, "x2": frame.width - frame.right, "y1": y, "y2": y}))
+        label = {"class": "tick", "x": frame.left - 8, "y": y, "dy": "0.32em", "text-anchor": "end"}
+        parts.append(el("text", label, say(tick)))
+    bottom = frame.height - frame.bottom
+    _, _, x_ticks = _linear_ticks(0.0, frame.x_max, None)
+    for tick in (t for t in x_ticks if t <= frame.x_max * 1.0001):
+        label = {"class": "tick", "x": f"{frame.x(tick):.1f}", "y": bottom + 20, "text-anchor": "middle"}
+        parts.append(el("text", label, f"{tick:g}"))
+    parts.append(
+        el("text", {"class": "tick unit", "x": frame.left - 11, "y": bottom + 20, "text-anchor": "end"}, chart.x_name)
+    )
+    parts.append(
+        el("line", {"class": "axis", "x1": frame.left, "x2": frame.width - frame.right, "y1": bottom, "y2": bottom})
+    )
+    return el("g", {"class": "axes", "aria-hidden": "true"}, *parts)
+
+
+def _band(frame: _Frame, chart: Chart) -> Html:
+    if chart.band is None:
+        return Html("")
+    band = chart.band
+    top = frame.y(min(band.value + band.tolerance, frame.y_max))
+    bottom = frame.y(max(band.value - band.tolerance, frame.y_min))
+    y = frame.y(band.value)
+    area = {"x": frame.left, "y": f"{top:.1f}", "width": frame.plot_width, "height": f"{max(bottom - top, 0.5):.1f}"}
+    return el(
+        "g",
+        {"class": "band"},
+        el("rect", area),
+        el("line", {"x1": frame.left, "x2": frame.width - frame.right, "y1": f"{y:.1f}", "y2": f"{y:.1f}"}),
+        el("text", {"x": frame.width - frame.right - 4, "y": f"{bottom + 14:.1f}", "text-anchor": "end"}, band.label),
+    )
+
+
+def _mark(frame: _Frame, mark: Mark) -> Html:
+    x, bottom = frame.x(mark.x), frame.height - frame.bottom
+    if mark.kind == "resume":
+        shape = el("line", {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": frame.top, "y2": bottom})
+        flag = f"{x:.1f},{frame.top} {x + 8:.1f},{frame.top + 4} {x:.1f},{frame.top + 8}"
+        shape = join([shape, el("polygon", {"points": flag})])
+    else:
+        y = bottom - 1
+        shape = el("polygon", {"points": f"{x - 4.5:.1f},{y} {x + 4.5:.1f},{y} {x:.1f},{y - 9}"})
+    return el("g", {"class": f"mark {mark.kind}"}, el("title", None, mark.text), shape)
+
+
+def _best(frame: _Frame, chart: Chart) -> Html:
+    if chart.best is None or not math.isfinite(chart.best[1]):
+        return Html("")
+    x, y = frame.x(chart.best[0]), frame.y(chart.best[1])
+    text = f"best: {_FORMATS[chart.format](chart.best[1])} at {chart.x_name} {chart.best[0]:.4g}"
+    return el(
+        "g", {"class": "best"}, el("title", None, text), el("circle", {"cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": 6})
+    )
+
+
+def _legend(chart: Chart) -> Html:
+    """The names of the lines; each is a button that hides its line."""
+    items = [
+        el(
+            "button",
+            {"type": "button", "class": f"c{s.colour % NUM_COLOURS}", "data-series": n, "aria-pressed": "true"},
+            el(
+                "svg",
+                {"viewBox": "0 0 22 8", "aria-hidden": "true"},
+                el("path", {"d": "M0 4H22", "stroke-dasharray": _DASHES[s.dash % len(_DASHES)] or False}),
+                *([el("circle", {"cx": 11, "cy": 4, "r": 2.6})] if s.dots else []),
+            ),
+            s.label,
+        )
+        for n, s in enumerate(chart.series)
+    ]
+    return el("div", {"class": "legend", "role": "group", "aria-label": "Lines of this chart"}, *items)
+
+
+def _spoken(chart: Chart) -> str:
+    """What a screen reader says of the chart: each line's first and last value."""
+    say, parts = _FORMATS[chart.format], []
+    for series in chart.series:
+        finite = [p for p in series.points if math.isfinite(p[1])]
+        if finite:
+            first, last = finite[0], finite[-1]
+            parts.append(
+                f"{series.label}: {say(first[1])} at {chart.x_name} {first[0]:.3g}, "
+                f"{say(last[1])} at {chart.x_name} {last[0]:.3g}"
+            )
+    return f"{chart.title} by {chart.x_name}. " + ("; ".join(parts) or "no values") + ". Arrow keys tell single values."
+
+
+def _hover_data(frame: _Frame, chart: Chart, thinned: Sequence[Sequence[Point]]) -> dict[str, object]:
+    return {
+        "left": frame.left,
+        "top": frame.top,
+        "width": frame.plot_width,
+        "height": frame.plot_height,
+        "xMax": frame.x_max,
+        "yMin": frame.y_min,
+        "yMax": frame.y_max,
+        "log": frame.log,
+        "format": chart.format,
+        "stepsPerEpoch": chart.steps_per_epoch,
+        "xName": chart.x_name,
+        "series": [
+            {
+                "label": series.label,
+                "colour": series.colour % NUM_COLOURS,
+                "points": [[float(f"{x:.6g}"), float(f"{y:.6g}")] for x, y in points if math.isfinite(y)],
+            }
+            for series, points in zip(chart.series, thinned, strict=True)
+        ],
+    }

@@ -1,9 +1,0 @@
-"""A run's events in the forms other programs read; each is off until `records` names it, none needs a network.
-
-Owns those forms. Refuses to know the engine: an exporter is told events and nothing else. Invariant: what is written
-is a function of the events, and nothing an exporter does or fails to do changes the run.
-"""
-
-from reconv.report.exporters.records import Records, require_packages
-
-__all__ = ["Records", "require_packages"]

@@ -1,0 +1,190 @@
+"""A run folder as data: what its record and its recipe say, sorted for those who summarise or draw it.
+
+Owns the reading of `events.jsonl` and `recipe.yaml` and the accounting of attempts. Refuses to know how anything is
+shown. Invariant: a pure function of the run folder; a killed attempt is counted as far as its record goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from reconv.errors import RecipeError
+from reconv.logging.events import (
+    Attempt,
+    BadImage,
+    Ended,
+    Evaluated,
+    Event,
+    NonFiniteStep,
+    Noted,
+    Pictured,
+    Planned,
+    Progress,
+    Saved,
+    Waited,
+    latest_by_step,
+    read_events,
+)
+from reconv.report.detection_json import read_findings
+from reconv.report.scores import CheckpointScore, read_scores
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """One attempt and what it did; `timed_images` were trained on in `train_s`."""
+
+    start: Attempt
+    end: Ended | None  # None: killed, or still running
+    last_step: int
+    wall_s: float
+    images: int
+    timed_images: int
+    train_s: float
+    wait_s: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything a run folder says about its run."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    recipe_text: str
+    plan: Planned | None
+    tries: tuple[Try, ...]
+    progress: tuple[Progress, ...]  # by step; superseded ones left out, as below
+    evaluations: tuple[Evaluated, ...]
+    saves: tuple[Saved, ...]
+    non_finite: tuple[NonFiniteStep, ...]
+    bad_images: tuple[BadImage, ...]
+    pictures: tuple[Pictured, ...]
+    notes: tuple[Noted, ...]
+    waited: Waited | None
+    scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
+    findings: Mapping[str, Any] | None = None  # of a detector's last evaluation
+
+    @property
+    def label(self) -> str:
+        """The run's name among others: the last two parts of its folder, as in quickstart/1."""
+        return "/".join(self.folder.resolve().parts[-2:])
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.plan.recipe if self.plan else str(self.recipe.get("name", "run"))
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done in the run as it now stands."""
+        return self.tries[-1].last_step if self.tries else 0
+
+    @property
+    def end(self) -> Ended | None:
+        """How the last attempt ended, if it said so."""
+        return self.tries[-1].end if self.tries else None
+
+    def epoch(self, step: int) -> float:
+        """The step as a number of epochs."""
+        return step / self.plan.steps_per_epoch if self.plan and self.plan.steps_per_epoch > 0 else float(step)
+
+
+def load_record(run_dir: Path) -> Record:
+    """Read a run folder."""
+    events = read_events(run_dir / "events.jsonl")
+    kept = latest_by_step(events)
+    text, recipe = _read_recipe(run_dir / "recipe.yaml")
+    plan = next(iter(_of(kept, Planned)), None)
+    return Record(
+        folder=run_dir,
+        recipe=recipe,
+        recipe_text=text,
+        plan=plan,
+        tries=tuple(_tries(events, plan.global_batch if plan else 0)),
+        progress=tuple(sorted(_of(kept, Progress), key=lambda e: e.step)),
+        evaluations=tuple(sorted(_of(kept, Evaluated), key=lambda e: (e.step, e.weights))),
+        saves=tuple(sorted(_of(kept, Saved), key=lambda e: e.step)),
+        non_finite=tuple(sorted(_of(kept, NonFiniteStep), key=lambda e: e.step)),
+        bad_images=tuple(sorted(_of(kept, BadImage), key=lambda e: (e.step, e.split, e.index))),
+        pictures=tuple(_of(kept, Pictured)),
+        notes=tuple(_of(kept, Noted)),
+        waited=next(iter(_of(kept, Waited)), None),
+        scores=tuple(read_scores(run_dir)),
+        findings=read_findings(run_dir),
+    )
+
+
+def _of(events: Sequence[Event], kind: type[E]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
+    import yaml
+
+    if not path.exists():
+        return "", {}
+    text = path.read_text(encoding="utf-8")
+    try:
+        recipe = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError("this recipe is not YAML", where=str(path), why=str(error)) from error
+    return text, recipe if isinstance(recipe, dict) else {}
+
+
+def _tries(events: Sequence[Event], global_batch: int) -> list[Try]:
+    """The attempts of a record, each with the events up to its end or to the next attempt."""
+    starts = [number for number, event in enumerate(events) if isinstance(event, Attempt)]
+    stops = [*starts[1:], len(events)]
+    return [_try(events[start:stop], global_batch) for start, stop in zip(starts, stops, strict=False)]
+
+
+def _try(events: Sequence[Event], global_batch: int) -> Try:
+    start = events[0]
+    assert isinstance(start, Attempt)
+    end = next(iter(_of(events, Ended)), None)
+    progress = _of(events, Progress)
+    steps = [start.from_step, *(e.step for e in events if isinstance(e, Progress | Saved))]
+    last_step = end.step if end else max(steps)
+    peak_memory_bytes = max([end.peak_memory_bytes if end else 0, *(e.memory_bytes for e in progress)])
+    timed_images, train_s, wait_s = _timed(start.from_step, progress, global_batch)
+    if end and end.train_s > 0 and (end.timed_images is not None or not timed_images):
+        timed_images = end.images if end.timed_images is None else end.timed_images
+        train_s, wait_s = end.train_s, end.wait_s
+    return Try(
+        start=start,
+        end=end,
+        last_step=last_step,
+        wall_s=end.wall_s if end else _seen_s(events),
+        images=end.images if end else (last_step - start.from_step) * global_batch,
+        timed_images=timed_images,
+        train_s=train_s,
+        wait_s=wait_s,
+        peak_memory_bytes=peak_memory_bytes,
+    )
+
+
+def _timed(from_step: int, progress: Sequence[Progress], global_batch: int) -> tuple[int, float, float]:
+    """Images, seconds and seconds waited, put together again from the rates of the log points."""
+    images, train_s, wait_s, last = 0, 0.0, 0.0, from_step
+    for event in progress:
+        interval_images = (event.step - last) * global_batch
+        last = event.step
+        if event.images_per_s:
+            seconds = interval_images / event.images_per_s
+            images, train_s, wait_s = (
+                images + interval_images,
+                train_s + seconds,
+                wait_s + seconds * event.data_wait_fraction,
+            )
+    return images, train_s, wait_s
+
+
+def _seen_s(events: Sequence[Event]) -> float:
+    """The time between the first and the last thing heard of an attempt."""
+    stamps = [event.time_s for event in events if event.time_s is not None]
+    return max(stamps) - min(stamps) if stamps else 0.0

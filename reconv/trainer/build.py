@@ -1,0 +1,309 @@
+"""A job becomes a loop: the parts of a run, built one by one and restored to where the run left off.
+
+Owns the order of building. Refuses to know folders, consoles and endings (train). Invariant: a resumed run is built
+from the recipe exactly as a new one, and then takes the checkpoint's tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.store import Store
+from reconv.checkpoint.async_writer import Writer
+from reconv.data.pipeline.bad_samples import Faults
+from reconv.device import Device, is_out_of_memory
+from reconv.trainer.oom import Fitting, FittingStep
+from reconv.trainer.cuda_graph import GraphedStep
+from reconv.trainer.trainer import Counters, Fit
+from reconv.trainer.protocols import Optimizer
+from reconv.trainer.lr_schedule import learning_rate
+from reconv.trainer.step import PlainStep
+from reconv.trainer.stop_signal import StopRequest
+from reconv.trainer.profiler import Trace
+from reconv.trainer.nan_guard import Watch
+from reconv.models.pipeline_split import parts_of
+from reconv.optim import Ema
+from reconv.distributed.process_group import Cut, Shared, Sharing, World
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.logging.clock import Clock
+from reconv.logging.events import Event, Noted, Planned
+from reconv.trainer import builders as parts
+from reconv.trainer.detection_builders import boxes_left_out
+from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.data_context import Feed
+from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
+from reconv.trainer.sample_images import PicturedFirstBatch
+from reconv.trainer.checkpointer import Saver, about_checkpoint
+from reconv.trainer.datasets import Sources
+from reconv.trainer.init_weights import start_network
+from reconv.trainer.teacher import open_teacher
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Emit = Callable[[Event], None]
+Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
+
+
+AnyStep = PlainStep | GraphedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything decided before the first part is built."""
+
+    recipe: Recipe
+    plan: Plan
+    sources: Sources
+    device: Device
+    world: World
+    folder: RunFolder
+    point: RestorePoint
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """What learns: the network, its task, and what moves its weights."""
+
+    network: Network
+    task: parts.AnyTask
+    optimizer: Optimizer
+    average: Ema | None
+    teacher_fingerprint: str | None
+
+
+def assemble(
+    job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed, writer: Writer
+) -> tuple[Fit, Evaluation]:
+    """The loop of a run and its evaluation, restored to where the run left off."""
+    learner = build_learner(job, emit)
+    faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
+    evaluation = build_evaluation(job, learner, faults, feed)
+    fitting = Fitting(job.plan.micro_groups)
+    saver = build_saver(job, learner, evaluation, emit, writer, fitting)
+    counters = _restore(job, saver)
+    network, recipe = learner.network, job.recipe
+    step = fit_step(job, learner, build_step(job, learner, counters, emit, trace.mark), fitting, emit)
+    copy_number = job.world.rank // recipe.parallel.pipeline  # the processes of a pipeline read the same samples
+    fit = Fit(
+        plan=job.plan,
+        task=learner.task,
+        step=_in_phase(job.world, "training", trace.step(step)),
+        rate=lambda step: learning_rate(job.plan.schedule, step),
+        batches=trace.batches(
+            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, copy_number, feed)
+        ),
+        evaluate=_in_phase(job.world, "evaluating", evaluation),
+        save=None if job.plan.save is None else _saving(job.world, saver),
+        settle_save=writer.settle,
+        watch=build_watch(job, network, counters, emit),
+        clock=clock,
+        device=job.device,
+        emit=emit,
+        stop=stop,
+        counters=counters,
+        metric=learner.task.metric,
+        chosen_weights=evaluation.chosen_weights,
+        metrics_note="on mixed images" if recipe.augment.mixes else "",
+        keep_best=recipe.save.keep_best,
+        loss_scale=lambda: network.precision.loss_scale,
+        early=parts.build_early_stop(recipe),
+        agree=job.world.agree,
+    )
+    return fit, evaluation
+
+
+def _in_phase(world: World, phase: str, call: Callable[P, R]) -> Callable[P, R]:
+    """The same, told to the other processes while it runs; between phases a process waits for data."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        world.entering(phase)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            world.entering("waiting for data")
+
+    return run
+
+
+def _saving(world: World, saver: Saver) -> Callable[[Counters, str], None]:
+    """Rank 0 saves; all processes hold the same, but for shares of the optimizer's state."""
+    return _in_phase(world, "saving", saver if world.is_first else saver.take_part)
+
+
+def build_learner(job: Job, emit: Emit) -> Learner:
+    """The network with its starting weights, its task and its optimizer; what a person should know of it is told."""
+    recipe, plan = job.recipe, job.plan
+    network = build_network(recipe, plan.num_classes, job.device)
+    emit(
+        Planned(
+            recipe=recipe.name,
+            task=recipe.task,
+            model=recipe.model.name,
+            total_steps=plan.total_steps,
+            steps_per_epoch=plan.steps_per_epoch,
+            global_batch=plan.global_batch,
+            lines=plan.lines,
+            parameters=sum(p.numel() for p in network.model.parameters()),
+            num_devices=job.world.size,
+        )
+    )
+    teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
+    for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
+        emit(Noted("info", text, int(job.point.state.get("step", 0))))
+    network.model.train()
+    if job.device.kind == "cuda" and job.world.size == 1 and network.forward is network.model:
+        # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
+        network.precision.cast_together(network.model)
+    prepare = train_prepare(network, recipe, plan.num_classes, job.device)
+    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
+    task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
+    optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.world)
+    average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
+    return Learner(network, task, optimizer, average, teacher.fingerprint if teacher else None)
+
+
+def _start(job: Job, network: Network, emit: Emit) -> list[str]:
+    """Give the network the weights it starts from."""
+    recipe, is_resumed = job.recipe, job.point.loaded is not None
+    notes = start_network(
+        network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
+    )
+    if recipe.model.init is None and not is_resumed and (said := whiten(network, recipe, job.sources.train)):
+        notes.append(said)
+    if said := boxes_left_out(job.sources.train, recipe.detection.max_boxes):
+        notes.append(said)
+    if network.recomputed is not None:
+        notes.append(network.recomputed.words(job.plan.micro_batch))
+    return notes
+
+
+def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> Evaluation:
+    recipe, plan = job.recipe, job.plan
+    return Evaluation(
+        network=learner.network,
+        average=learner.average,
+        task=learner.task,
+        loader=parts.eval_loader(
+            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world, feed
+        ),
+        prepare=parts.eval_prepare(recipe, learner.network),
+        num_samples=plan.num_val,
+        faults=faults,
+        world=job.world,
+        tta=recipe.evaluate.tta,
+        is_partial=plan.num_val_left_out > 0,
+        boundary=job.device.step_boundary,
+    )
+
+
+def build_saver(
+    job: Job, learner: Learner, evaluation: Evaluation, emit: Emit, writer: Writer, fitting: Fitting
+) -> Saver:
+    return Saver(
+        folder=job.folder,
+        store=Store(job.folder.checkpoints),
+        recipe=job.recipe,
+        plan=job.plan,
+        network=learner.network,
+        optimizer=learner.optimizer,
+        average=learner.average,
+        about=about_checkpoint(job.recipe, job.plan, job.sources, job.device, learner.teacher_fingerprint),
+        metric=learner.task.metric,
+        chosen_weights=evaluation.chosen_weights,
+        emit=emit,
+        faults=evaluation.faults,
+        device=job.device,
+        writer=writer,
+        fitting=fitting,
+    )
+
+
+def _restore(job: Job, saver: Saver) -> Counters:
+    """Put the checkpoint's tensors back, if there is one, and return the counters to go on from."""
+    if job.point.loaded is None:
+        return Counters()
+    saver.restore(job.point.loaded.parts)
+    state = job.point.state
+    return Counters(state["step"], list(state["history"]), state["skipped"])
+
+
+def build_step(
+    job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark, shared: Shared | None = None
+) -> AnyStep:
+    """The step of a run, recorded as a graph where the device can and the recipe lets it."""
+    recipe, plan, network = job.recipe, job.plan, learner.network
+    prepare = train_prepare(network, recipe, plan.num_classes, job.device)
+    shared = shared or share(job, network)
+    plain = PlainStep(
+        model=shared.wrap(network.forward),
+        task=learner.task,
+        prepare=PicturedFirstBatch(
+            prepare=prepare,
+            recipe=recipe,
+            folder=job.folder,
+            class_names=tuple(job.sources.train.class_names),
+            emit=emit,
+            done=counters.step > 0 or not job.world.is_first,
+        ),
+        layers=network.layers,
+        precision=network.precision,
+        optimizer=learner.optimizer,
+        average=learner.average,
+        world=shared,
+        rate=lambda step: learning_rate(plan.schedule, step),
+        ordered=recipe.parallel.reduce == "ordered",
+        mark=mark,
+        boundary=job.device.step_boundary,
+    )
+    recorder = build_recorder(recipe, job.device, job.world)
+    return plain if recorder is None else GraphedStep(plain, recorder)
+
+
+def fit_step(job: Job, learner: Learner, step: AnyStep, fitting: Fitting, emit: Emit) -> AnyStep | FittingStep:
+    """The step with micro-batches halved where they do not fit, if the recipe leaves their size open."""
+    # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
+    if job.recipe.batch.micro != "auto" or job.world.size > 1:
+        return step
+    return FittingStep(
+        step=step,
+        fitting=fitting,
+        layers=learner.network.layers,
+        optimizer=learner.optimizer,
+        is_out_of_memory=is_out_of_memory,
+        release=job.device.release_memory,
+        tell=lambda step, text: emit(Noted("warning", text, step)),
+    )
+
+
+def share(job: Job, network: Network) -> Shared:
+    """Train the network together with the other processes, if there are some."""
+    parallel, plan = job.recipe.parallel, job.plan
+    is_ordered = parallel.reduce == "ordered"
+    ranks = range(plan.world_size)
+    passes = tuple(len(plan.device_groups[rank] if is_ordered else plan.micro_batches(rank)) for rank in ranks)
+    sharing = Sharing(is_ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress)
+    if parallel.pipeline > 1:
+        sharing = replace(sharing, cut=Cut(partial(parts_of, splits=parallel.splits), parallel.schedule))
+    shared = job.world.share(network.model, sharing)
+    network.layers.join(shared.statistics, shared.spread if plan.devices_per_group > 1 else None, shared.settle)
+    return shared
+
+
+def build_watch(job: Job, network: Network, counters: Counters, emit: Emit) -> Watch:
+    policy = job.recipe.engine.non_finite
+    return Watch(
+        job.device,
+        emit,
+        policy=policy.policy,
+        budget=policy.budget,
+        loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
+        skipped=counters.skipped,
+        gather=job.world.gather,
+    )

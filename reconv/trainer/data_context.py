@@ -1,0 +1,128 @@
+"""What feeds a run: who fills batches, how they reach the device, and where the time for it goes.
+
+Owns the choice of workers and carrier for a whole run, and the words about waiting for data. Refuses to know what a
+batch holds. Invariant: workers live as long as the run and no longer; the words follow from measured times alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from reconv.data.transforms.random_params import effective
+from reconv.data.pipeline.buffers import Carrier, as_type
+from reconv.data.decode.decode import train_preprocess
+from reconv.data.pipeline.gpu_decoder import EngineRows
+from reconv.data.pipeline.decode_balance import measured_share
+from reconv.data.dataset import Source
+from reconv.data.pipeline.stage_timing import STAGES, Stages
+from reconv.data.pipeline.thread_pool import Workers, open_workers
+from reconv.device import Device
+from reconv.device.nvjpeg import JpegEngine
+from reconv.errors import RecipeError
+from reconv.recipe.workers import IN_MEMORY
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.logging.clock import Clock
+from reconv.logging.events import Evaluated, Event, Waited
+
+WORTH_TELLING = 0.05  # of the time of steps; less than that is noise
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the loaders of a run share."""
+
+    workers: Workers
+    carrier: Carrier
+    stages: Stages  # of training
+    engine: EngineRows | None = None  # of the device that decodes some of the training pictures
+
+
+@contextmanager
+def open_feed(recipe: Recipe, plan: Plan, device: Device, stages: Stages) -> Iterator[Feed]:
+    """The workers and the way to the device of one run."""
+    engine = EngineRows(JpegEngine(device.torch)) if plan.gpu_share > 0 else None
+    workers = open_workers(plan.backend, plan.workers)
+    try:
+        yield Feed(workers, as_type(device, recipe.data.transfer), stages, engine)
+    finally:
+        workers.close()
+        if engine is not None:
+            engine.close()
+
+
+def share_of_gpu(recipe: Recipe, plan: Plan, source: Source, device: Device, kept: float | None) -> float:
+    """What the GPU makes of a run's training pictures: as recorded, as the recipe says, or measured now.
+
+    `kept` is None for a new run, 0 for one that began without the GPU.
+    """
+    if kept is not None and (kept > 0) != (plan.backend == "gpu"):
+        raise RecipeError(
+            f"this run began with {f'{kept:.0%} of' if kept else 'none of'} its pictures made by the GPU's JPEG engine",
+            where=f"data.backend: {recipe.data.backend}",
+            why="its pixels are not those of the host, and a run keeps who makes them",
+            then="--set data.backend=gpu" if kept else "leave data.backend as it was, or start a new run",
+        )
+    wish = recipe.data.gpu_share
+    if plan.backend != "gpu" or kept is not None or wish != "auto":
+        return kept or plan.gpu_share
+    augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
+    preprocess = train_preprocess(recipe.data.preprocess, augment, plan.size_at(0))
+    engine = JpegEngine(device.torch)
+    return measured_share(source, preprocess, augment, engine, plan.workers, recipe.seed)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Tells how long training waits for data and why: after the first evaluation, and when it is over."""
+
+    recipe: Recipe
+    plan: Plan
+    source: str  # the kind of data found
+    cores: int
+    clock: Clock
+    stages: Stages
+    emit: Callable[[Event], None]
+    is_told: bool = False
+
+    def observe(self, event: Event) -> None:
+        """Pass an event on; the first evaluation is a good moment to change a setting."""
+        self.emit(event)
+        if isinstance(event, Evaluated) and not self.is_told:
+            self.tell(event.step)
+
+    def tell(self, step: int) -> None:
+        """Tell what was measured so far."""
+        self.is_told = True
+        fraction = min(1.0, self.clock.wait_s / self.clock.train_s) if self.clock.train_s > 0 else 0.0
+        seconds = self.stages.seconds
+        stage = slowest(seconds, self.clock.wait_s) if fraction >= WORTH_TELLING else ""
+        helps = advice(stage, self.recipe, self.plan, self.source, self.cores) if stage else ""
+        self.emit(Waited(step, fraction, seconds, stage, helps))
+
+
+def slowest(seconds: Mapping[str, float], wait_s: float) -> str:
+    """The stage a run waited for: copying, where that took most of the wait, else what workers were busiest with."""
+    if seconds["copy"] > wait_s / 2:
+        return "copy"
+    return max((stage for stage in STAGES if stage != "copy"), key=lambda stage: seconds[stage])
+
+
+def advice(stage: str, recipe: Recipe, plan: Plan, source: str, cores: int) -> str:
+    """The setting most likely to shorten a stage."""
+    if source in IN_MEMORY:
+        held = "--set data.resident=device keeps the images there"
+        return held if source.startswith("cifar") or source == "digits" else "--set data.source=synthetic-device"
+    if stage == "copy":
+        return "--set data.transfer=uint8" if recipe.data.transfer != "uint8" else "smaller images, or a faster bus"
+    if stage == "disk" and recipe.data.cache == "off" and plan.backend != "processes":
+        return "--set data.cache=ram where the data fits into memory, or a faster disk"
+    if plan.workers < cores:
+        return f"--workers {cores}"
+    if source != "packed":
+        return "reconv data convert DIR FAST --to packed --shortest 320 --quality 90, then --data FAST"
+    if stage == "augment":
+        return "fewer changes of colour on the host (augment.policy, augment.jitter), or more cores"
+    return "reconv data convert with --raw or a smaller --shortest, or more cores"

@@ -1,0 +1,112 @@
+"""The evaluations of a run: each scores the raw weights and the averaged ones, over all processes.
+
+Owns that pass and the count of what it saw. Refuses to know how a score is computed. Invariant: each sample of the
+validation set is in the result exactly once, or known to be bad.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from reconv.checkpoint import load_weights as saved_weights
+from reconv.data.pipeline.bad_samples import Faults
+from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.trainer.evaluate_pass import EvaluationStopped, evaluate
+from reconv.trainer.protocols import Evaluator, Prepare
+from reconv.optim import Ema
+from reconv.distributed.process_group import World
+from reconv.logging.events import Evaluated
+from reconv.trainer.network import Network
+from reconv.trainer.builders import AnyTask
+from reconv.tasks.classification import ClassificationEvaluator
+from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.inference.tta import averaged_views
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Scores the raw weights, and the averaged ones where there are some."""
+
+    network: Network
+    average: Ema | None
+    task: AnyTask
+    loader: EvalLoader
+    prepare: Prepare
+    num_samples: int
+    faults: Faults
+    world: World
+    tta: str = "none"  # the views of an image whose answers are averaged
+    is_partial: bool = False  # not all of the validation set is scored
+    boundary: Callable[[], None] = lambda: None  # of the device
+    last: ClassificationEvaluator | DetectionEvaluator | None = None
+    last_weights: str = ""  # whose it is
+
+    @property
+    def chosen_weights(self) -> str:
+        return "raw" if self.average is None else "ema"
+
+    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[Evaluated]:
+        results = [self._score("raw", self.network.model, done, epoch, stop_requested)]
+        if self.average is not None:
+            results.append(self._score("ema", self.average.model, done, epoch, stop_requested))
+        return results
+
+    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> Evaluated:
+        """Score other weights of this network, under the name they go by."""
+        model = copy.deepcopy(self.network.model).requires_grad_(False)
+        tensors = self.world.from_first(lambda: saved_weights.read_weights(path))
+        saved_weights.apply(model, tensors, strict=True, source=str(path))
+        return self._score(weights, model, done, epoch, lambda: False)
+
+    def _score(
+        self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
+    ) -> Evaluated:
+        start_s = time.perf_counter()
+        evaluator = self.task.evaluator()
+        was_stopped = False
+        try:
+            evaluate(
+                model,
+                self.task,
+                evaluator,
+                self.loader.after(done),
+                self.prepare,
+                self.network.precision,
+                stop_requested,
+                averaged_views(model, self.tta),
+                self.boundary,
+            )
+        except EvaluationStopped:
+            was_stopped = True
+        self._meet(evaluator, was_stopped)
+        skipped = len(self.faults.known("val"))
+        if evaluator.num_samples + skipped != self.num_samples:
+            raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
+        self.last, self.last_weights = evaluator, weights
+        metrics = evaluator.result()
+        wall_s = time.perf_counter() - start_s
+        return Evaluated(
+            done,
+            epoch,
+            weights,
+            metrics,
+            evaluator.num_samples,
+            wall_s,
+            best=False,
+            partial=self.is_partial,
+            skipped=skipped,
+        )
+
+    def _meet(self, evaluator: Evaluator, was_stopped: bool) -> None:
+        """Put together what all processes have found; if one was asked to stop, all have stopped."""
+        if any(self.world.gather(was_stopped)):
+            raise EvaluationStopped
+        self.faults.settle()
+        if self.world.size > 1:
+            evaluator.take(self.world.gather(evaluator.share()))

@@ -1,0 +1,38 @@
+"""The trace a recipe asks for.
+
+Owns where traces lie and whether a range can be traced. Refuses to know the profiler. Invariant: a range that no step
+of the run falls into is refused before the run, or said.
+"""
+
+from __future__ import annotations
+
+from reconv.checkpoint.run_dir import RunFolder
+from reconv.device import Device
+from reconv.trainer.protocols import Emit
+from reconv.trainer.profiler import Trace
+from reconv.errors import UsageError
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.logging.clock import Clock
+from reconv.logging.events import Noted
+
+NO_STEP = (0, 0)  # steps count from 1
+
+
+def refuse_profile_beyond_end(recipe: Recipe, plan: Plan) -> None:
+    """Refuse a range whose last step the run will not reach."""
+    if recipe.profile != "off" and recipe.profile[1] > plan.total_steps:
+        raise UsageError(
+            f"step {recipe.profile[1]} cannot be traced",
+            where="profile",
+            why=f"the run has {plan.total_steps:,} steps",
+            then=f"--profile {max(1, plan.total_steps - 3)},{plan.total_steps}",
+        )
+
+
+def build_trace(recipe: Recipe, folder: RunFolder, device: Device, from_step: int, emit: Emit, clock: Clock) -> Trace:
+    """The trace of a run; without a range it never starts."""
+    first, last = NO_STEP if recipe.profile == "off" else recipe.profile
+    if (first, last) != NO_STEP and last <= from_step:
+        emit(Noted("warning", f"nothing is traced: steps {first} to {last} are done already", from_step))
+    return Trace(first, last, folder.path / "traces", device, emit, clock.paused)

@@ -1,0 +1,193 @@
+"""What the engine asks of the other rooms. Nothing here knows a task, a model, a device or a file format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from reconv.data.batch import Batch
+from reconv.logging.events import Event
+
+Tensors = Mapping[str, Tensor]
+Json = Mapping[str, Any]
+Result = TypeVar("Result")
+Summable = TypeVar("Summable", bound=Tensor | float)
+
+
+class Stateful(Protocol):
+    """A part whose tensors are saved and restored by name."""
+
+    def state(self) -> dict[str, Tensor]: ...
+    def restore(self, state: Tensors) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What a task returns for a micro-batch: sums over its samples, never means."""
+
+    loss: Tensor  # the sum to be divided by the global weight and differentiated
+    metrics: Mapping[str, Tensor]  # further sums, detached (e.g. correct)
+
+
+class Task(Protocol):
+    """Turns a batch into loss sums and a validation set into metrics."""
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        """The batch's share in the global weight, known before the forward pass."""
+        ...
+
+    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
+        """The network's outputs for a prepared batch."""
+        ...
+
+    def loss(self, outputs: Any, batch: Batch) -> Sums: ...
+    def evaluator(self) -> Evaluator: ...
+    def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Means for the log from the interval's summed metrics."""
+        ...
+
+
+class Evaluator(Protocol):
+    """Accumulates exact sums over a validation set."""
+
+    @property
+    def num_samples(self) -> int: ...
+    def update(self, outputs: Any, batch: Batch) -> None: ...
+    def result(self) -> dict[str, float]:
+        """Metrics as fractions; reads the device once."""
+        ...
+
+    def share(self) -> Any:
+        """What this process has found, as plain data for the others."""
+        ...
+
+    def take(self, shares: Sequence[Any]) -> None:
+        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
+        ...
+
+
+class TrainBatches(Protocol):
+    """The training stream, seekable to any step at no cost."""
+
+    def steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
+        """This rank's micro-batches of each step in [start, stop), on the device."""
+        ...
+
+
+class Prepare(Protocol):
+    """Device-side preparation of a batch (normalise, flip, mix): a pure function of batch and step."""
+
+    def __call__(self, batch: Batch, step: int | Tensor) -> Batch: ...
+
+
+class Layers(Protocol):
+    """The network's stateful layers (batch norm, dropout), driven per micro-batch."""
+
+    def enter(self, batch: Batch, step: int | Tensor) -> None:
+        """Tell the layers which groups and positions come next."""
+        ...
+
+    def forget(self) -> None:
+        """Drop what the passes of an unfinished step have recorded."""
+        ...
+
+    def commit(self, ok: Tensor) -> None:
+        """Move running statistics once, by the weighted mean over the step's groups, unless not ok."""
+        ...
+
+
+class Precision(Stateful, Protocol):
+    """One policy: cast, scale, unscale, finite."""
+
+    def autocast(self) -> AbstractContextManager[None]: ...
+    def scale(self, loss: Tensor) -> Tensor: ...
+    def unscale(self, grads: Sequence[Tensor]) -> None: ...
+    def update(self, ok: Tensor) -> None: ...
+
+
+class Optimizer(Stateful, Protocol):
+    """Updates parameters in place; a step that is not ok changes nothing, without a host read."""
+
+    def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
+    def zero_grad(self) -> None: ...
+    def grads(self) -> list[Tensor]: ...
+
+
+class Average(Stateful, Protocol):
+    """A moving average of the network (EMA)."""
+
+    def share_at(self, step: int) -> float:
+        """How far the average moves towards the network at a step, counted from 0."""
+        ...
+
+    def update(self, share: float | Tensor, ok: Tensor) -> None: ...
+
+
+class Device(Protocol):
+    """The few things that differ between chips."""
+
+    kind: str  # cpu, cuda, mps, hpu
+
+    def later(self, value: Tensor) -> Callable[[], Tensor]:
+        """Start copying a small tensor to the host; call the result to wait for it."""
+        ...
+
+    def synchronize(self) -> None: ...
+    def step_boundary(self) -> None: ...
+    def peak_memory_bytes(self) -> int: ...
+
+
+class Captures(Protocol):
+    """A device that can record work and launch it again as a whole."""
+
+    def beside(self, work: Callable[[], Result]) -> Result:
+        """Do work where it would be recorded, so that everything it needs is there when it is."""
+        ...
+
+    def capture(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
+        """Record work without doing it: its results' places, and the call that does it."""
+        ...
+
+
+class World(Protocol):
+    """The processes that train one network, as a step sees them; all of them ask the same in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def sum(self, value: Summable) -> Summable: ...
+    def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Of each name the sum over the passes of all processes, in order."""
+        ...
+
+    def passing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Around each forward and backward pass of a step."""
+        ...
+
+    @property
+    def is_piped(self) -> bool:
+        """Whether the network's parts are in several processes."""
+        ...
+
+    def piped(
+        self,
+        images: Sequence[Tensor],
+        enter: Callable[[int], None],
+        loss: Callable[[Any, int], Tensor],
+        autocast: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """All passes of a step there: `enter` comes before each forward pass, `loss` after it where outputs are."""
+        ...
+
+    def reduce_gradients(self) -> None:
+        """Give every process the gradients' sum over all."""
+        ...
+
+
+Emit = Callable[[Event], None]
+EvalBatches = Iterable[Batch]

@@ -1,0 +1,188 @@
+"""What is settled before a run has parts: which recipe it is, which folder is its, and whether there is work to do.
+
+Owns those decisions, which rank 0 makes for all processes. Refuses to know plans and parts. Invariant: nothing is
+written before the recipe is whole, and the run folder is written to by the holder of its lock alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from reconv.checkpoint.run_dir import RunFolder
+from reconv.device import count_devices, device_kind
+from reconv.device.affinity import shown_cpus
+from reconv.environment_checks import Machine, available_memory_bytes
+from reconv.errors import DataError, Exit, InterruptError, PeerError, ReconvError, UsageError
+from reconv.distributed.process_group import Ending, World
+from reconv.distributed.environment import Place
+from reconv.recipe.loader import Override, load
+from reconv.recipe.plan_text import count
+from reconv.recipe.schema import Recipe
+from reconv.recipe.batch_split import num_copies, split_batch
+from reconv.logging.exporters import require_packages
+from reconv.report.summary import read_summary
+from reconv.io.replace import write_whole
+from reconv.trainer.run_choice import Choice, check_same_run, choose_folder, existing_run, known_data_path
+from reconv.trainer.datasets import Sources, refuse_unread_path, with_data_path
+from reconv.trainer.init_weights import refuse_unusable_weights
+
+# What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
+FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
+_PROCESS_BYTES = 256 << 20  # of its own: measured for a quickstart process on a CPU, which is the least there is
+# What all processes find at the same step.
+_AGREED = (Exit.PREEMPTED, Exit.DIVERGED, Exit.INTERRUPTED, Exit.TERMINATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a command says about a run."""
+
+    recipe: str | Path
+    data: str | Path | None
+    overrides: Sequence[Override]
+    resume: bool
+    out: Path | None
+    runs: Path
+
+    def again(self, place: Place) -> Start:
+        """The same where an elastic agent has started the processes anew: the run of the first time goes on."""
+        return replace(self, resume=True) if place.restart else self
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The folder of a run, held, and what should be said about it."""
+
+    choice: Choice
+    said: tuple[str, ...] = ()
+    is_finished: bool = False
+    summary: dict[str, Any] = field(default_factory=dict)  # of a run that is finished
+
+
+def resolve(start: Start) -> Recipe:
+    """The whole recipe of a command, with what it needs at hand."""
+    given = [*start.overrides, *([("data.path", str(start.data), "--data")] if start.data is not None else [])]
+    recipe = load(str(start.recipe), given).recipe
+    refuse_unread_path(recipe, start.data)
+    earlier = existing_run(recipe, out=start.out, runs=start.runs) if start.resume else None
+    recipe = with_data_path(recipe, known_data_path(earlier) if earlier else None)
+    require_packages(recipe.records)
+    if not start.resume:  # a run that goes on no longer needs them
+        refuse_unusable_weights(recipe)
+    return recipe
+
+
+def refuse_devices(devices: int, device: str, recipe: Recipe) -> None:
+    """Refuse more processes than the batch or this machine allow, before any is started."""
+    if ":" in device:
+        raise UsageError(f"--device {device} names one device, and --devices {devices} takes several")
+    split_batch(recipe, num_copies(recipe, devices))
+    kind, room = device_kind(device), available_memory_bytes(Machine())
+    there = count_devices(kind)
+    if there is not None and devices > there:
+        raise UsageError(f"--devices {devices}, and this machine has {count(there, kind + ' device')}")
+    if room is not None and devices * _PROCESS_BYTES > room:
+        raise UsageError(
+            f"--devices {devices}: so many processes do not fit into memory",
+            why=f"each takes {_PROCESS_BYTES >> 20} MB or more, and {room >> 20} MB are free",
+            then=f"at most --devices {room // _PROCESS_BYTES}",
+        )
+
+
+def claim_folder(start: Start, recipe: Recipe, stack: ExitStack, place: Place) -> Claim:
+    """Choose the folder of a run and hold it until the stack is unwound."""
+    choice = choose_folder(recipe, out=start.out, resume=start.resume, runs=start.runs)
+    stack.enter_context(choice.folder.lock())
+    stack.push(marking(choice.folder, place))
+    said = check_same_run(choice.folder, recipe) if choice.exists else ()
+    if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
+        return Claim(choice, said, is_finished=True, summary=read_summary(choice.folder.path))
+    return Claim(choice, said)
+
+
+def marking(folder: RunFolder, place: Place) -> Callable[[object, BaseException | None, object], None]:
+    """Refuse to start what has ended for good already; the result leaves a mark when the run ends so.
+
+    An elastic agent restarts processes whatever their code was, so those that would end the same way end at once.
+    """
+    mark = folder.path / f"ended-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}.json"
+    if place.restart == 0:
+        mark.unlink(missing_ok=True)
+    elif mark.exists():
+        raise PeerError.from_record(json.loads(mark.read_text()))
+
+    def leave(kind: object, error: BaseException | None, trace: object) -> None:
+        may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not place.words
+        if isinstance(error, ReconvError) and error.code in FOR_GOOD and may_restart:
+            write_whole(mark, json.dumps(error.record()))
+
+    return leave
+
+
+@contextmanager
+def telling_others(world: World) -> Iterator[None]:
+    """Leave the other processes at the end; tell them what ends this one, or learn from them what has.
+
+    What ends several in the same way is told to people by one.
+    """
+    ending: Ending = "failing"
+    try:
+        yield
+        ending = "done"
+    except PeerError:
+        raise
+    except ReconvError as error:
+        if error.code in _AGREED:
+            ending, error.is_told = "agreed", not world.is_first
+        else:
+            error.is_told = world.post(error)
+        raise
+    except Exception as error:
+        lost = world.explain(error)
+        if lost is not None:
+            raise lost from error
+        mine = ReconvError(f"unexpected {type(error).__name__}: {error}")
+        if world.post(mine):
+            raise PeerError.of(mine, is_told=True) from error
+        raise
+    except KeyboardInterrupt:
+        world.post(InterruptError())
+        raise
+    finally:
+        world.close(ending)
+
+
+def topology(world: World, device: str) -> list[str]:
+    """Who takes part, machine by machine: ranks, devices and the cores each may use; nothing for one process."""
+    if world.size == 1:
+        return []
+    found = world.gather((platform.node(), world.rank, device, shown_cpus()))
+    machines: dict[str, list[str]] = {}
+    for host, rank, of_rank, cpus in found:
+        machines.setdefault(host, []).append(f"rank {rank} on {of_rank}, cores {cpus}")
+    launcher = f", started by {world.place.launcher}"
+    lines = [f"{world.size} processes on {len(machines)} machine{'s' if len(machines) > 1 else ''}{launcher}"]
+    return lines + [f"  {host}: {'; '.join(ranks)}" for host, ranks in machines.items()]
+
+
+def refuse_different_data(world: World, sources: Sources) -> None:
+    """Refuse to train together on data that is not the same everywhere."""
+    if world.size == 1:
+        return
+    found = world.gather((platform.node(), sources.fingerprint()))
+    others = [(rank, host) for rank, (host, fingerprint) in enumerate(found) if fingerprint != found[0][1]]
+    if others:
+        listed = ", ".join(f"rank {rank} on {host}" for rank, host in others[:4])
+        raise DataError(
+            "the processes do not have the same data",
+            where=f"{listed}, unlike rank 0 on {found[0][0]}",
+            why="files are missing, or --data names another folder there",
+            then="compare `reconv data check PATH` on both machines",
+        )

@@ -1,0 +1,87 @@
+"""The pictures of a run: its first batch as the network saw it, and the worst mistakes of its last evaluation.
+
+Owns what is shown. Refuses to know how a picture is encoded. Invariant: making one changes nothing of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from reconv.data.batch import Batch
+from reconv.checkpoint.run_dir import RunFolder
+from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.readers.factory import taken
+from reconv.data.inspect.contact_sheet import grid
+from reconv.data.transforms.on_device import TrainPrepare, unprepare
+from reconv.trainer.protocols import Emit
+from reconv.recipe.schema import Recipe
+from reconv.logging.events import Pictured
+from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.datasets import Sources
+from reconv.tasks.classification import ClassificationEvaluator
+
+NUM_PICTURED = 32
+PICTURE_COLUMNS = 8
+
+
+@dataclass(slots=True)
+class PicturedFirstBatch:
+    """A `Prepare` that also keeps a picture of the first batch as the network sees it."""
+
+    prepare: TrainPrepare
+    recipe: Recipe
+    folder: RunFolder
+    class_names: tuple[str, ...]
+    emit: Emit
+    done: bool = False
+
+    def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
+        prepared = self.prepare(batch, step)
+        if not self.done:
+            self.done = True
+            self._picture(prepared, int(step))
+        return prepared
+
+    def _picture(self, batch: Batch, step: int) -> None:
+        images = unprepare(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
+        names = tuple(_caption(self.class_names, batch, row) for row in range(len(images)))
+        save_picture(
+            self.folder, "first-batch.png", images, self.emit, "The first batch as the network saw it", names, step
+        )
+
+
+def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
+    """What a picture shows: its class, or the classes of its boxes."""
+    if "targets" in batch.tensors:
+        return class_names[int(batch["targets"][row])]
+    labels = batch["labels"][row, : int(batch["num_boxes"][row])].tolist()
+    return ", ".join(class_names[label - 1] for label in labels)
+
+
+def save_picture(
+    folder: RunFolder, name: str, images: Tensor, emit: Emit, title: str, captions: tuple[str, ...], step: int
+) -> None:
+    """Write a grid of images to the run folder and tell the report."""
+    folder.pictures.mkdir(parents=True, exist_ok=True)
+    (folder.pictures / name).write_bytes(grid(images, PICTURE_COLUMNS))
+    emit(Pictured(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
+
+
+def picture_mistakes(
+    evaluation: Evaluation, sources: Sources, folder: RunFolder, recipe: Recipe, step: int, emit: Emit
+) -> None:
+    """Picture the validation images the network got most wrong."""
+    mistakes = evaluation.last.mistakes() if isinstance(evaluation.last, ClassificationEvaluator) else []
+    if not mistakes:
+        return
+    wrong = taken(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
+    [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
+    names = sources.train.class_names
+    captions = tuple(
+        f"said {names[m.predicted]} ({m.confidence:.0%}), really {names[m.target]} · {sources.val.sample(m.index).name}"
+        for m in mistakes
+    )
+    save_picture(folder, "mistakes.png", batch["images"], emit, "Worst mistakes", captions, step)
