@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from reconv.inference.predict import predict
-    from reconv.trainer.training_run import train
     from reconv.inference.predictor import evaluate
+    from reconv.trainer.training_run import train
 
 __all__ = ["__version__", "evaluate", "predict", "train"]
 

@@ -30,7 +30,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """One fact about the machine, in words and as a plain value, with advice where something can be done."""
 
     topic: str
@@ -53,7 +53,7 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-def examine(machine: Machine | None = None) -> list[Finding]:
+def examine(machine: Machine | None = None) -> list[CheckResult]:
     """Every finding about this machine, grouped by topic."""
     here = machine or Machine()
     return [
@@ -66,12 +66,12 @@ def examine(machine: Machine | None = None) -> list[Finding]:
     ]
 
 
-def is_fit(findings: Sequence[Finding]) -> bool:
+def is_fit(findings: Sequence[CheckResult]) -> bool:
     """Whether nothing required is missing."""
     return all(finding.level != "missing" for finding in findings)
 
 
-def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+def as_json(findings: Sequence[CheckResult]) -> dict[str, Any]:
     """The findings as plain data: values by topic and name, then the advice."""
     topics: dict[str, dict[str, Any]] = {}
     for finding in findings:
@@ -134,37 +134,37 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _versions() -> Iterator[Finding]:
+def _versions() -> Iterator[CheckResult]:
     topic = "versions"
     python = platform.python_version()
-    yield Finding(topic, "python", python, f"{python} ({platform.python_implementation()})")
+    yield CheckResult(topic, "python", python, f"{python} ({platform.python_implementation()})")
     if _installed("reconv") is None:
         text = f"{__version__}, not installed: which versions it needs is not known here"
-        yield Finding(topic, "reconv", __version__, text, "note", "pip install -e .")
+        yield CheckResult(topic, "reconv", __version__, text, "note", "pip install -e .")
     else:
-        yield Finding(topic, "reconv", __version__, __version__)
-    yield Finding(topic, "system", platform.platform(), platform.platform())
+        yield CheckResult(topic, "reconv", __version__, __version__)
+    yield CheckResult(topic, "system", platform.platform(), platform.platform())
     for need in requirements():
         if need.extra:
             continue
         version = _installed(need.name)
         if version is None:
             advice = f"pip install '{need.name}{need.bounds}'"
-            yield Finding(topic, need.name, None, "not installed", "missing", advice)
+            yield CheckResult(topic, need.name, None, "not installed", "missing", advice)
         elif not fits(version, need.bounds):
             advice = f"pip install '{need.name}{need.bounds}'"
-            yield Finding(topic, need.name, version, f"{version}, but {need.bounds} is needed", "missing", advice)
+            yield CheckResult(topic, need.name, version, f"{version}, but {need.bounds} is needed", "missing", advice)
         else:
-            yield Finding(topic, need.name, version, version)
+            yield CheckResult(topic, need.name, version, version)
 
 
-def _devices(machine: Machine) -> Iterator[Finding]:
+def _devices(machine: Machine) -> Iterator[CheckResult]:
     topic = "devices"
-    yield Finding(topic, "cpu", _cpu_model(machine), _cpu_model(machine))
+    yield CheckResult(topic, "cpu", _cpu_model(machine), _cpu_model(machine))
     try:
         import torch
     except (ImportError, OSError) as error:
-        yield Finding(
+        yield CheckResult(
             topic, "torch", None, f"cannot be imported: {error}", "missing", "pip install --force-reinstall torch"
         )
         return
@@ -172,22 +172,22 @@ def _devices(machine: Machine) -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"
         text = f"{properties.name}, {properties.total_memory / _GIB:.1f} GiB, capability {capability}"
-        yield Finding(topic, f"cuda:{index}", properties.name, text)
+        yield CheckResult(topic, f"cuda:{index}", properties.name, text)
     if importlib.util.find_spec("habana_frameworks") is not None:
-        yield Finding(topic, "hpu", "installed", "Gaudi's packages are installed; `hl-smi` shows the devices")
+        yield CheckResult(topic, "hpu", "installed", "Gaudi's packages are installed; `hl-smi` shows the devices")
     if torch.backends.mps.is_available():
-        yield Finding(topic, "mps", "available", "available")
+        yield CheckResult(topic, "mps", "available", "available")
     elif torch.cuda.device_count() == 0:
         yield _no_accelerator(machine, torch.version.cuda)
 
 
-def _no_accelerator(machine: Machine, torch_cuda: str | None) -> Finding:
+def _no_accelerator(machine: Machine, torch_cuda: str | None) -> CheckResult:
     """Why there is no GPU: none here, or a torch that cannot use it."""
     if not (machine.proc / "driver" / "nvidia" / "version").exists():
-        return Finding("devices", "accelerator", None, "none: training runs on the CPU")
+        return CheckResult("devices", "accelerator", None, "none: training runs on the CPU")
     why = "this torch is a CPU build" if torch_cuda is None else f"torch is built for CUDA {torch_cuda}"
     advice = "install the torch build for your driver, as pytorch.org/get-started says; or set CUDA_VISIBLE_DEVICES"
-    return Finding(
+    return CheckResult(
         "devices", "accelerator", None, f"an NVIDIA driver is loaded, but {why} and sees no GPU", "note", advice
     )
 
@@ -203,32 +203,32 @@ def _cpu_model(machine: Machine) -> str:
     return f"{name} ({', '.join(units)})" if units else name
 
 
-def _resources(machine: Machine) -> Iterator[Finding]:
+def _resources(machine: Machine) -> Iterator[CheckResult]:
     topic = "resources"
     cores = usable_cores(machine)
     online = os.cpu_count() or 1
-    yield Finding(topic, "cores", cores, f"{cores} usable of {online} (affinity and container quota counted)")
+    yield CheckResult(topic, "cores", cores, f"{cores} usable of {online} (affinity and container quota counted)")
     memory = usable_memory_bytes(machine)
-    yield Finding(topic, "memory_bytes", memory, "unknown" if memory is None else f"{memory / _GIB:.1f} GiB")
+    yield CheckResult(topic, "memory_bytes", memory, "unknown" if memory is None else f"{memory / _GIB:.1f} GiB")
     free = shutil.disk_usage(machine.folder).free
     low = free < _LOW_DISK_BYTES
     advice = "checkpoints need room: free some, or write runs elsewhere with --out DIR" if low else ""
     text = f"{free / _GIB:.1f} GiB free in {machine.folder}"
-    yield Finding(topic, "disk_free_bytes", free, text, "note" if low else "ok", advice)
+    yield CheckResult(topic, "disk_free_bytes", free, text, "note" if low else "ok", advice)
     yield _shared_memory(machine)
 
 
-def _shared_memory(machine: Machine) -> Finding:
+def _shared_memory(machine: Machine) -> CheckResult:
     topic, name = "resources", "shared_memory_bytes"
     if not machine.shm.is_dir():
-        return Finding(topic, name, None, f"{machine.shm} does not exist")
+        return CheckResult(topic, name, None, f"{machine.shm} does not exist")
     total = shutil.disk_usage(machine.shm).total
     if total >= _LOW_SHM_BYTES:
-        return Finding(topic, name, total, f"{total / _GIB:.1f} GiB in {machine.shm}")
+        return CheckResult(topic, name, total, f"{total / _GIB:.1f} GiB in {machine.shm}")
     advice = (
         "several processes on one machine need more: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
     )
-    return Finding(topic, name, total, f"only {total / 2**20:.0f} MiB in {machine.shm}", "note", advice)
+    return CheckResult(topic, name, total, f"only {total / 2**20:.0f} MiB in {machine.shm}", "note", advice)
 
 
 def usable_cores(machine: Machine) -> int:
@@ -296,7 +296,7 @@ def _cgroup_files(machine: Machine, unified: str, legacy: str) -> list[str]:
     return texts
 
 
-def _threads(machine: Machine) -> Iterator[Finding]:
+def _threads(machine: Machine) -> Iterator[CheckResult]:
     """Thread counts asked for in the environment, against the cores there are."""
     topic = "threads"
     cores = usable_cores(machine)
@@ -304,34 +304,34 @@ def _threads(machine: Machine) -> Iterator[Finding]:
     for name, threads in asked:
         if threads is not None and threads > cores:
             text = f"{threads} threads for {cores} usable cores: they will fight"
-            yield Finding(topic, name, threads, text, "note", f"export {name}={cores}")
+            yield CheckResult(topic, name, threads, text, "note", f"export {name}={cores}")
         elif threads is not None:
-            yield Finding(topic, name, threads, f"{threads} of {cores} usable cores")
+            yield CheckResult(topic, name, threads, f"{threads} of {cores} usable cores")
     if all(threads is None for _, threads in asked):
         crowded = cores < len(os.sched_getaffinity(0)) if platform.system() == "Linux" else False
         text = f"not set; the recipe's engine.threads decides ({cores} usable cores)"
         advice = f"export OMP_NUM_THREADS={cores}: the container's quota is below its visible cores" if crowded else ""
-        yield Finding(topic, "OMP_NUM_THREADS", None, text, "note" if crowded else "ok", advice)
+        yield CheckResult(topic, "OMP_NUM_THREADS", None, text, "note" if crowded else "ok", advice)
 
 
-def _memory_settings(machine: Machine) -> Iterator[Finding]:
+def _memory_settings(machine: Machine) -> Iterator[CheckResult]:
     topic = "allocation"
     allocator = allocator_name(machine)
     if allocator in _ALLOCATORS:
-        yield Finding(topic, "allocator", allocator, f"{allocator}, loaded in this process")
+        yield CheckResult(topic, "allocator", allocator, f"{allocator}, loaded in this process")
     else:
         text = f"{allocator}; jemalloc or tcmalloc often keeps memory lower with many decoding threads"
-        yield Finding(topic, "allocator", allocator, text, "note", _preload_advice(machine))
+        yield CheckResult(topic, "allocator", allocator, text, "note", _preload_advice(machine))
     pages = re.search(r"\[(\w+)\]", _read(machine.sys / "kernel/mm/transparent_hugepage/enabled") or "")
     mode = pages[1] if pages else None
     if mode == "madvise" and machine.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
         text = "madvise: used only by programs that ask"
-        yield Finding(topic, "huge_pages", mode, text, "note", "export THP_MEM_ALLOC_ENABLE=1 makes torch ask")
+        yield CheckResult(topic, "huge_pages", mode, text, "note", "export THP_MEM_ALLOC_ENABLE=1 makes torch ask")
     elif mode == "never":
         advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled; export THP_MEM_ALLOC_ENABLE=1"
-        yield Finding(topic, "huge_pages", mode, "never: switched off on this machine", "note", advice)
+        yield CheckResult(topic, "huge_pages", mode, "never: switched off on this machine", "note", advice)
     else:
-        yield Finding(topic, "huge_pages", mode, mode or "unknown on this system")
+        yield CheckResult(topic, "huge_pages", mode, mode or "unknown on this system")
 
 
 def allocator_name(machine: Machine) -> str:
@@ -350,14 +350,14 @@ def _preload_advice(machine: Machine) -> str:
     return f"apt-get install libjemalloc2, then export LD_PRELOAD={library}"
 
 
-def _extras() -> Iterator[Finding]:
+def _extras() -> Iterator[CheckResult]:
     """Which optional sets of packages are incomplete, and the command that completes them."""
     needed = [need for need in requirements() if need.extra]
     for extra in dict.fromkeys(need.extra for need in needed):
         absent = [need.name for need in needed if need.extra == extra and _installed(need.name) is None]
         text = f"without {', '.join(absent)}" if absent else "complete"
         advice = f"pip install 'reconv[{extra}]'" if absent else ""
-        yield Finding("optional packages", extra, ", ".join(absent), text, "note" if absent else "ok", advice)
+        yield CheckResult("optional packages", extra, ", ".join(absent), text, "note" if absent else "ok", advice)
 
 
 def _read(path: Path) -> str | None:

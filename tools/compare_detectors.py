@@ -1,4 +1,4 @@
-"""Train our SSD-ResNet34 and torchvision's SSD300 (VGG16) from scratch on the same pictures, and score both alike.
+"""Train our SSD-ResNet34 and torchvision's SSD300 (VGG16) from scratch on the same images, and score both alike.
 
     python tools/compare_detectors.py --data VOC --out RUN --json compared.json [--images 90000] [--limit-s 560]
 
@@ -8,7 +8,7 @@ weights to begin with. Theirs is `ssd300_vgg16(weights=None, weights_backbone=No
 post-processing, fed by our loader: the same order, crops, flips and colours (fields of `augment` and `data` that --set
 gives are for both). Both see as many images, by SGD with momentum 0.9 and a decay of 5e-4, in bf16 with losses in fp32,
 with a warm-up over 8 % and a cosine to zero; each has a rate (for 32 images) and a batch of its own, theirs those of
-torchvision's reference (0.002, 32). Both give up to 200 boxes with a score above 0.01 for each validation picture
+torchvision's reference (0.002, 32). Both give up to 200 boxes with a score above 0.01 for each validation image
 squeezed to 300 x 300, and VOC's precision is counted by the same function.
 
 What differs from torchvision's reference, meant to help it: inputs are scaled to a deviation near 1 (its default, 0 to
@@ -35,18 +35,18 @@ import torch
 from torch import Tensor, nn
 from try_settings import Result, as_overrides, as_typed, for_images, print_table, trained, write_json
 
-from reconv.data.batch import Batch
-from reconv.bench.bench_target import Subject, about, open_subject
+from reconv.batch import Batch
+from reconv.bench.bench_target import BenchTarget, about, open_subject
+from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
 from reconv.detection.detections import Detections
-from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare
-from reconv.data.pipeline.stage_timing import Stages
-from reconv.trainer.lr_schedule import learning_rate
+from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.recipe.loader import Override
 from reconv.trainer import builders as parts
-from reconv.trainer.detection_builders import with_boxes
-from reconv.trainer.data_context import Feed, open_feed
+from reconv.trainer.data_context import DataContext, open_data_context
 from reconv.trainer.datasets import data_path, open_split
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.trainer.detection_builders import with_boxes
+from reconv.trainer.lr_schedule import learning_rate
 
 RECIPE = "ssd-resnet34-voc"
 METRIC = "voc10"
@@ -62,7 +62,7 @@ def main() -> None:
     given = _arguments()
     ends_s = time.perf_counter() + given.limit_s - SCORING_S * given.their_points
     subject = _opened(given, given.images)
-    with open_feed(subject.recipe, subject.plan, subject.device, Stages()) as feed:
+    with open_data_context(subject.recipe, subject.plan, subject.device, StageTimes()) as feed:
         rate = Theirs(subject, feed).probe(min(PROBE_STEPS, subject.plan.total_steps))
         images = min(given.images, int(rate * (ends_s - time.perf_counter() - given.ours_s)))
         if images < given.their_batch:
@@ -101,7 +101,7 @@ def _arguments() -> argparse.Namespace:
 
 def _overrides(workers: int, batch: int, lr: float) -> list[Override]:
     """The recipe for a short run from scratch."""
-    # Choosing a crop takes 0.4 ms under the interpreter's lock, so processes decode.
+    # Choosing a crop takes 0.4 ms under the GIL, so processes decode.
     fields = {
         "batch.size": batch,
         "schedule.kind": "cosine",
@@ -130,7 +130,7 @@ def _ours(given: argparse.Namespace, images: int) -> Result:
     return trained(result, RECIPE, data=given.data, out=given.out, overrides=overrides, device=given.device)
 
 
-def _opened(given: argparse.Namespace, images: int) -> Subject:
+def _opened(given: argparse.Namespace, images: int) -> BenchTarget:
     """The data and the plan of theirs."""
     both = [override for override in as_typed(given.set) if override[0].startswith(("augment.", "data."))]
     overrides = [*_overrides(given.workers, given.their_batch, given.their_lr), *both]
@@ -141,7 +141,7 @@ def _opened(given: argparse.Namespace, images: int) -> Subject:
 class Theirs:
     """torchvision's SSD300 on the batches of ours."""
 
-    def __init__(self, subject: Subject, feed: Feed, points: int = 1) -> None:
+    def __init__(self, subject: BenchTarget, feed: DataContext, points: int = 1) -> None:
         from torchvision.models.detection import ssd300_vgg16  # an oracle here, never a part of the product
 
         recipe, self._device = subject.recipe, subject.device
@@ -165,8 +165,8 @@ class Theirs:
             weight_decay=recipe.optimizer.weight_decay,
         )
         plain = preprocess.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})  # 0 to 1, as it wants
-        self._prepare = TrainPrepare(plain, recipe.augment, subject.plan.num_classes, torch.float32)
-        self._prepare_eval = EvalPrepare(plain, torch.float32)
+        self._prepare = TrainPreprocess(plain, recipe.augment, subject.plan.num_classes, torch.float32)
+        self._prepare_eval = EvalPreprocess(plain, torch.float32)
         self._plan, self._side = subject.plan, preprocess.size
         self._score_every = -(-subject.plan.total_steps // points)
         self._loader = parts.train_loader(recipe, subject.plan, subject.source, self._device.move, feed=feed)
@@ -231,7 +231,7 @@ class Theirs:
         return loss.detach()
 
     def _score(self) -> dict[str, float]:
-        """VOC's numbers of the validation pictures by its own post-processing."""
+        """VOC's numbers of the validation images by its own post-processing."""
         evaluator = DetectionEvaluator(
             lambda found: _padded(found, self._side), self._val.annotation, self._val.class_names
         )
@@ -264,7 +264,7 @@ def _targets(batch: Batch, side: int) -> list[dict[str, Tensor]]:
 
 
 def _padded(found: Sequence[dict[str, Tensor]], side: int) -> Detections:
-    """torchvision's lists as our padded batch, boxes as fractions of the picture."""
+    """torchvision's lists as our padded batch, boxes as fractions of the image."""
     counts = [len(one["scores"]) for one in found]
     device = found[0]["scores"].device
     boxes = torch.zeros(len(found), MAX_DETECTIONS, 4, device=device)

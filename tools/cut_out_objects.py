@@ -1,4 +1,4 @@
-"""Cut the objects out of pictures with boxes, as a folder of classes: what a trunk can learn from before its detector.
+"""Cut the objects out of images with boxes, as a folder of classes: what a trunk can learn from before its detector.
 
     python tools/cut_out_objects.py --data VOC --out OBJECTS [--margin 0.1] [--smallest 16]
     reconv train resnet34 --data OBJECTS ...
@@ -14,12 +14,12 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
-from reconv.data.boxes.annotations import DetectionSource
-from reconv.data.pipeline.box_samples import picture_as_annotated
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Split
+from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.recipe.loader import load
-from reconv.trainer.detection_builders import with_boxes
 from reconv.trainer.datasets import open_split
+from reconv.trainer.detection_builders import with_boxes
 
 RECIPE = "ssd-resnet34-voc"
 QUALITY = 95
@@ -37,10 +37,10 @@ def main() -> None:
     for split in splits:
         source = with_boxes(open_split(recipe, given.data, split))
         counts = _cut(source, given.out / split, given.margin, given.smallest)
-        print(f"{split}: {sum(counts.values()):,} objects of {len(counts)} classes from {len(source):,} pictures")
+        print(f"{split}: {sum(counts.values()):,} objects of {len(counts)} classes from {len(source):,} images")
 
 
-def _cut(source: DetectionSource, folder: Path, margin: float, smallest: int) -> Counter[str]:
+def _cut(source: DetectionDataset, folder: Path, margin: float, smallest: int) -> Counter[str]:
     """Write every object of a split, and count them by class."""
     for name in source.class_names:
         (folder / name).mkdir(parents=True)

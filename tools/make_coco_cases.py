@@ -3,9 +3,9 @@
     pip install pycocotools      # made with 2.0.11
     python tools/make_coco_cases.py
 
-The problems are drawn from fixed seeds and have what scorers stumble over: crowds, pictures without boxes or without
-detections, gaps in the numbers of pictures and classes, classes that never occur, equal scores, more than 100
-detections in a picture, and sizes that no object has.
+The problems are drawn from fixed seeds and have what scorers stumble over: crowds, images without boxes or without
+detections, gaps in the numbers of images and classes, classes that never occur, equal scores, more than 100
+detections in an image, and sizes that no object has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-OUT = Path(__file__).parent.parent / "tests" / "tasks" / "fixtures" / "coco_cases.json"
+OUT = Path(__file__).parent.parent / "tests" / "metrics" / "fixtures" / "coco_cases.json"
 CASES: dict[str, dict[str, Any]] = {
     "crowds": {"num_images": 12, "crowd": 0.3},
     "empty images": {"num_images": 20, "empty": 0.5, "blind": 0.3},

@@ -4,9 +4,9 @@
     tf/bin/python tools/make_tfrecord_fixture.py tests/data/fixtures/tfrecord
 
 Both published layouts, with the published features: `folders/` has train/ and validation/, labels 1 to 5, synsets,
-texts and box lists, and among its pictures a PNG under the name of a JPEG and a CMYK JPEG; `flat/` has all shards in
-one folder, the label and the picture alone. `expected.json` has for every record, in the order of the shards, its
-label, its text and the sha256 of its picture as TensorFlow's own reader gives them back.
+texts and box lists, and among its images a PNG under the name of a JPEG and a CMYK JPEG; `flat/` has all shards in
+one folder, the label and the image alone. `expected.json` has for every record, in the order of the shards, its
+label, its text and the sha256 of its image as TensorFlow's own reader gives them back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TEXTS = ("tench, Tinca tinca", "goldfish", "great white shark", "tiger shark", "
 
 
 def picture(number: int, form: str, mode: str = "RGB") -> bytes:
-    """A small picture of smooth colours."""
+    """A small image of smooth colours."""
     down, across = np.mgrid[0 : 20 + number, 0 : 26 - number % 5]
     planes = [(down * (3 + band) + across * (7 - band) + 40 * number) % 256 for band in range(len(mode))]
     file = io.BytesIO()
@@ -47,7 +47,7 @@ def floats(*values: float) -> tf.train.Feature:
 
 
 def example(number: int, is_full: bool) -> bytes:
-    """One record: every seventh picture is a PNG, every fifth CMYK."""
+    """One record: every seventh image is a PNG, every fifth CMYK."""
     label = number % len(SYNSETS) + 1
     form = "PNG" if number % 7 == 3 else "JPEG"
     encoded = picture(number, form, "CMYK" if number % 5 == 4 and form == "JPEG" else "RGB")

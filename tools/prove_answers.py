@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from proof_values import TOLERANCES, draw, error
 
-from reconv.kernels.pointwise import ops as passes
 from reconv.kernels.conv_bias_act.candidates import Form, Given, Shape, by_filters, forms_for, plain
+from reconv.kernels.pointwise import ops as passes
 
 HALVES = (torch.float16, torch.bfloat16)  # cuDNN may multiply float32 in TF32
 GATED = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7), (2048, 7), (72, 13))  # channels, side

@@ -2,7 +2,7 @@
 
     reconv data convert SOURCE DIR --to tfrecord --shards 4,2
     python tools/prove_box_tfrecord.py tell DIR           # where reconv is installed: what it reads from the records
-    tf/bin/python tools/prove_box_tfrecord.py read DIR    # where tensorflow is: compares, and decodes every picture
+    tf/bin/python tools/prove_box_tfrecord.py read DIR    # where tensorflow is: compares, and decodes every image
 
 The last ends with an error at the first record that TensorFlow reads otherwise. What it printed is in docs/data.md.
 """
@@ -20,12 +20,12 @@ MOST_PX = 1e-3
 
 
 def tell(folder: Path) -> None:
-    from reconv.data.boxes.annotations import DetectionSource
-    from reconv.data.readers.factory import open_source
-    from reconv.recipe.data_fields import Data
+    from reconv.data.boxes.annotations import DetectionDataset
+    from reconv.data.readers.factory import open_dataset
+    from reconv.recipe.data_fields import DataConfig
 
-    source = open_source("tfrecord", folder, "train", Data(empty_images="keep"), boxes=True)
-    if not isinstance(source, DetectionSource):
+    source = open_dataset("tfrecord", folder, "train", DataConfig(empty_images="keep"), boxes=True)
+    if not isinstance(source, DetectionDataset):
         raise SystemExit("these records have no boxes")
     told = []
     for said in (source.annotation(index) for index in range(len(source))):

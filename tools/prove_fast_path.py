@@ -22,13 +22,13 @@ import torch
 
 from reconv.bench.bench_target import open_subject
 from reconv.bench.timing import Marks, Wish, measure
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.trainer.trainer import Counters
-from reconv.distributed.process_group import World
+from reconv.checkpoint.run_dir import RunDir
+from reconv.distributed.process_group import ProcessGroup
 from reconv.trainer import builders as parts
-from reconv.trainer.build import Job, build_learner, build_step
+from reconv.trainer.build import TrainingRun, build_learner, build_step
+from reconv.trainer.datasets import Datasets
 from reconv.trainer.run_choice import RestorePoint
-from reconv.trainer.datasets import Sources
+from reconv.trainer.trainer import Counters
 
 TOLERANCES = {"bf16": 0.02, "fp32": 0.01}  # of a loss after ten steps: the two ways round at other places, which grows
 SMALL_RATE = {"schedule.kind": "constant", "schedule.lr": 0.005, "schedule.values": [], "schedule.milestones": []}
@@ -50,8 +50,10 @@ def train(name: str, batch: int, steps: int, settings: Mapping[str, object]) -> 
     given += [(field, value, "tool") for field, value in settings.items()]
     subject = open_subject(name, input="device", data=None, overrides=given, device="cuda")
     recipe, plan, device = subject.recipe, subject.plan, subject.device
-    sources = Sources(subject.source, subject.source)
-    job = Job(recipe, plan, sources, device, World.single(), RunFolder(Path("tool")), RestorePoint(None, ()))
+    sources = Datasets(subject.source, subject.source)
+    job = TrainingRun(
+        recipe, plan, sources, device, ProcessGroup.single(), RunDir(Path("tool")), RestorePoint(None, ())
+    )
     learner = build_learner(job, lambda event: None)
     marks = Marks(device)
     step = build_step(job, learner, Counters(step=1), lambda event: None, marks.mark)

@@ -1,9 +1,9 @@
-"""Prove on a CUDA GPU that its JPEG engine makes the host's crops, then measure how fast pictures come from files.
+"""Prove on a CUDA GPU that its JPEG engine makes the host's crops, then measure how fast images come from files.
 
     python tools/prove_gpu_jpeg.py PICTURES [--workers N] [--shares auto 0.5] [--steps 60] [--json FILE]
 
 PICTURES is a folder of JPEG files; links to them make a tree of 1000 classes in a temporary folder. Equality: the crops
-of every picture by engine and kernel against those of the host (Pillow's decoder, torch's resize). The JPEG standard
+of every image by engine and kernel against those of the host (Pillow's decoder, torch's resize). The JPEG standard
 leaves the inverse transform a level of room, and nvJPEG repeats halved colours where the usual decoder interpolates
 them, so edges of strong colours are apart by many levels and most pixels by none or one: TOLERANCES says how far on
 average. The kernel alone, on the same decoded pixels, may be one level away. Then the rates: decoding alone, decoding
@@ -30,26 +30,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.bench.bench_target import Subject, open_subject
+from reconv.bench.bench_target import BenchTarget, open_subject
 from reconv.bench.timing import Marks, Wish, measure
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.data.transforms.random_params import effective
+from reconv.checkpoint.run_dir import RunDir
 from reconv.data.decode.decode import train_preprocess
-from reconv.data.pipeline.gpu_decode import HANDED, HandOver
 from reconv.data.decode.native import available
-from reconv.data.pipeline.stage_timing import Stages
-from reconv.device.nvjpeg import JpegEngine
-from reconv.trainer.trainer import Counters
+from reconv.data.pipeline.gpu_decode import HANDED, HandOver
+from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.transforms.random_params import effective
+from reconv.device.nvjpeg import NvJpegDecoder
+from reconv.distributed.process_group import ProcessGroup
 from reconv.kernels.crop.ops import crop, crop_plainly
-from reconv.distributed.process_group import World
-from reconv.recipe.data_fields import Augment
+from reconv.recipe.data_fields import AugmentConfig
 from reconv.trainer import builders as parts
-from reconv.trainer.build import Job, build_learner, build_step, share
-from reconv.trainer.data_context import open_feed
+from reconv.trainer.build import TrainingRun, build_learner, build_step, share
+from reconv.trainer.data_context import open_data_context
+from reconv.trainer.datasets import Datasets
 from reconv.trainer.run_choice import RestorePoint
-from reconv.trainer.datasets import Sources
+from reconv.trainer.trainer import Counters
 
-TOLERANCES = {"mean": 1.5, "mean of the worst picture": 5.0}  # in grey levels, against the host's crops
+TOLERANCES = {"mean": 1.5, "mean of the worst image": 5.0}  # in grey levels, against the host's crops
 NUM_CLASSES, PER_CLASS = 1000, 13  # 50 steps of 256 an epoch
 RATE_S = 1.5  # how long a rate is measured, three times
 BATCH = 128  # of a call to the engine
@@ -57,7 +57,7 @@ BATCH = 128  # of a call to the engine
 
 @contextmanager
 def tree_of(pictures: Path) -> Iterator[Path]:
-    """A tree of classes whose files are links to the pictures, in turn."""
+    """A tree of classes whose files are links to the images, in turn."""
     files = sorted(path for path in pictures.resolve().iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         raise SystemExit(f"no JPEG files in {pictures}")
@@ -70,7 +70,7 @@ def tree_of(pictures: Path) -> Iterator[Path]:
         yield Path(root)
 
 
-def opened(tree: Path | None, settings: Mapping[str, object], device: str = "cuda") -> Subject:
+def opened(tree: Path | None, settings: Mapping[str, object], device: str = "cuda") -> BenchTarget:
     """ResNet-50 at 256 images a step on the tree, or on made-up images that stay on the device."""
     given = {"batch.size": 256, "batch.group": "all", "batch.micro": "auto", **settings}
     overrides = [(field, value, "tool") for field, value in given.items()]
@@ -80,29 +80,29 @@ def opened(tree: Path | None, settings: Mapping[str, object], device: str = "cud
     )
 
 
-def prove_crops(subject: Subject, num_pictures: int) -> tuple[bool, dict[str, Any]]:
+def prove_crops(subject: BenchTarget, num_pictures: int) -> tuple[bool, dict[str, Any]]:
     """How far the engine's crops are from the host's, and the kernel's from the plain form's on the same pixels."""
     augment = effective(subject.recipe.augment)
     spec = train_preprocess(subject.recipe.data.preprocess, augment, subject.plan.size_at(0))
-    engine, indices = JpegEngine(subject.device.torch), np.arange(num_pictures, dtype=np.int64)
+    engine, indices = NvJpegDecoder(subject.device.torch), np.arange(num_pictures, dtype=np.int64)
 
-    def filled(by_engine: float, form: Augment | None) -> dict[str, Any]:
+    def filled(by_engine: float, form: AugmentConfig | None) -> dict[str, Any]:
         preprocess = subject.recipe.data.preprocess if form is None else spec
         fetch = HandOver(subject.source, preprocess, form, by_engine)
         rows = {column.name: column.empty(num_pictures) for column in fetch.columns}
         fetch(indices, fetch.draw(subject.recipe.seed, indices), rows)
         return rows
 
-    def apart_from(form: Augment | None) -> dict[str, float]:
+    def apart_from(form: AugmentConfig | None) -> dict[str, float]:
         apart = (ours - torch.from_numpy(filled(0.0, form)["images"])[rows].float()).abs()
         return {
             "mean": float(apart.mean()),
-            "mean of the worst picture": float(apart.mean((1, 2, 3)).max()),
+            "mean of the worst image": float(apart.mean((1, 2, 3)).max()),
             "max": int(apart.max()),
             "99.9 % within": float(np.quantile(apart.numpy(), 0.999)),
         }
 
-    result: dict[str, Any] = {"pictures": num_pictures}
+    result: dict[str, Any] = {"images": num_pictures}
     of = {name: augment.model_copy(update={"decoder": name}) for name in ("plain", *["native"][: int(available())])}
     files, boxes = handed_files(filled(1.0, None))
     crops, taken = engine.crops(files, boxes, subject.recipe.data.preprocess.size, is_cut=False)
@@ -141,8 +141,8 @@ def handed_rows(rows: Mapping[str, Any], taken: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.flatnonzero(rows[HANDED][:, 0])[list(taken)])
 
 
-def engine_rates(engine: JpegEngine, files: list[Any], boxes: Sequence[Any], size: int) -> dict[str, list[float]]:
-    """Pictures a second, decoded alone and with their crops; three times each."""
+def engine_rates(engine: NvJpegDecoder, files: list[Any], boxes: Sequence[Any], size: int) -> dict[str, list[float]]:
+    """Images a second, decoded alone and with their crops; three times each."""
     some, some_boxes = (files * BATCH)[:BATCH], (list(boxes) * BATCH)[:BATCH]
 
     def decode() -> None:
@@ -156,7 +156,7 @@ def engine_rates(engine: JpegEngine, files: list[Any], boxes: Sequence[Any], siz
 
 
 def rate(work: Callable[[], object]) -> float:
-    """Pictures of a call a second."""
+    """Images of a call a second."""
     work()
     began_s, calls = time.perf_counter(), 0
     while (spent_s := time.perf_counter() - began_s) < RATE_S:
@@ -165,9 +165,9 @@ def rate(work: Callable[[], object]) -> float:
     return calls * BATCH / spent_s
 
 
-def loader_rate(subject: Subject, steps: int) -> float:
+def loader_rate(subject: BenchTarget, steps: int) -> float:
     """Images a second that reach the device while nothing trains."""
-    with open_feed(subject.recipe, subject.plan, subject.device, Stages()) as feed:
+    with open_data_context(subject.recipe, subject.plan, subject.device, StageTimes()) as feed:
         loader = parts.train_loader(subject.recipe, subject.plan, subject.source, subject.device.move, feed=feed)
         stream = loader.steps(0, sys.maxsize)
         for _ in islice(stream, 5):
@@ -184,17 +184,17 @@ def loader_rate(subject: Subject, steps: int) -> float:
 class Trainer:
     """One training step, fed from different places."""
 
-    def __init__(self, subject: Subject) -> None:
-        sources, point = Sources(subject.source, subject.source), RestorePoint(None, ())
-        folder, world = RunFolder(Path("tool")), World.single()
-        job = Job(subject.recipe, subject.plan, sources, subject.device, world, folder, point)
+    def __init__(self, subject: BenchTarget) -> None:
+        sources, point = Datasets(subject.source, subject.source), RestorePoint(None, ())
+        folder, process_group = RunDir(Path("tool")), ProcessGroup.single()
+        job = TrainingRun(subject.recipe, subject.plan, sources, subject.device, process_group, folder, point)
         learner = build_learner(job, lambda event: None)
         self._marks, shared = Marks(subject.device), share(job, learner.network)
         self._step = build_step(job, learner, Counters(step=1), lambda event: None, self._marks.mark, shared)
 
-    def rates(self, subject: Subject, wish: Wish) -> dict[str, Any]:
+    def rates(self, subject: BenchTarget, wish: Wish) -> dict[str, Any]:
         """Images a second of each window, and the host's wait for input in a step."""
-        with open_feed(subject.recipe, subject.plan, subject.device, stages := Stages()) as feed:
+        with open_data_context(subject.recipe, subject.plan, subject.device, stages := StageTimes()) as feed:
             loader = parts.train_loader(subject.recipe, subject.plan, subject.source, subject.device.move, feed=feed)
             windows = measure(self._step, loader, subject.device, wish, self._marks)
         rates = [subject.plan.global_batch / step_s for step_s in windows.step_s]
@@ -208,7 +208,7 @@ class Trainer:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", type=Path)
+    parser.add_argument("images", type=Path)
     parser.add_argument("--workers", type=int, default=0, help="0: as many as the plan would take")
     parser.add_argument("--shares", nargs="*", default=["auto", "0.5"])
     parser.add_argument("--backends", nargs="*", default=["processes"], help="without the GPU")

@@ -16,16 +16,16 @@ import datasets
 import numpy as np
 from PIL import Image
 
+from reconv.data.dataset import Dataset
 from reconv.data.readers.detect import detect
-from reconv.data.dataset import Source
-from reconv.data.readers.hf import HfSource
+from reconv.data.readers.hf import HFDataset
 
 COUNTS = {"train": 3000, "validation": 100}
 NAMES = ["ant", "bee", "cat"]
 
 
 def picture(number: int) -> bytes:
-    """A small picture that depends on its number."""
+    """A small image that depends on its number."""
     file = io.BytesIO()
     pixels = np.random.default_rng(number).integers(0, 256, (12, 10, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file, "PNG" if number % 2 else "JPEG")
@@ -47,7 +47,7 @@ def save(root: Path) -> None:
     datasets.DatasetDict(splits).save_to_disk(str(root), num_shards={"train": 3, "validation": 1})
 
 
-def check(source: Source, count: int) -> None:
+def check(source: Dataset, count: int) -> None:
     if len(source) != count or list(source.class_names) != NAMES:
         raise SystemExit(f"{len(source)} samples of {source.class_names}")
     with ThreadPoolExecutor(8) as pool:  # read by many threads at once, as the loader does
@@ -62,9 +62,9 @@ def main() -> None:
         save(root)
         found = detect(root)
         for split, name in (("train", "train"), ("val", "validation")):
-            source = HfSource(found.path, split, found.why)  # type: ignore[arg-type]
+            source = HFDataset(found.path, split, found.why)  # type: ignore[arg-type]
             check(source, COUNTS[name])
-            if HfSource(found.path, split).fingerprint() != source.fingerprint():  # type: ignore[arg-type]
+            if HFDataset(found.path, split).fingerprint() != source.fingerprint():  # type: ignore[arg-type]
                 raise SystemExit("the fingerprint changed")
             print(f"datasets {datasets.__version__}: {len(source)} samples of {name} equal; {found.kind}: {found.why}")
 

@@ -23,21 +23,21 @@ from torch import Tensor
 
 from reconv.detection.anchors import default_boxes
 from reconv.kernels import reference
-from reconv.kernels.squeeze_excite import ops as excite
-from reconv.kernels.norm_squeeze_excite import ops as gated
-from reconv.kernels.max_pool import ops as max_pool
 from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.norm_max_pool import ops as pool
-from reconv.kernels.stem import ops as stem
-from reconv.kernels.box_losses.ops import Layout, Truth, box_losses
-from reconv.kernels.depthwise.ops import depthwise
 from reconv.kernels.batch_norm.ops import Norm
-from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses
+from reconv.kernels.depthwise.ops import depthwise
+from reconv.kernels.max_pool import ops as max_pool
 from reconv.kernels.norm_conv1x1.ops import project
-from reconv.kernels.window import STEM_KERNELS, Window
+from reconv.kernels.norm_max_pool import ops as pool
+from reconv.kernels.norm_squeeze_excite import ops as gated
+from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.kernels.squeeze_excite import ops as excite
+from reconv.kernels.stem import ops as stem
+from reconv.kernels.window import STEM_KERNELS, PoolWindow
+from reconv.models.architecture import SSDFeatureMaps
 from reconv.models.layers.conv import SameMaxPool2d
-from reconv.models.architecture import BoxMaps
-from reconv.tasks.detection import Rules, image_losses
+from reconv.tasks.detection import MatchConfig, image_losses
 
 GRID = 16
 STAGES = ((64, 56, 3), (128, 28, 4), (256, 14, 6), (512, 7, 3))  # planes, side, blocks of ResNet-50
@@ -88,7 +88,7 @@ def errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: 
         y64, outputs = F.max_pool2d(F.relu(z), 3, 2, 1), list(pool.normalise_pool(x, of, groups)[:2])
     elif form == "pool_same":
         y64 = SameMaxPool2d(3, 2)(F.relu(z))
-        outputs = list(pool.normalise_pool(x, of, groups, Window(3, 2, "same"))[:2])
+        outputs = list(pool.normalise_pool(x, of, groups, PoolWindow(3, 2, "same"))[:2])
     elif form == "join":
         leaves.append(other.requires_grad_())
         leaves64.append(other64)
@@ -220,8 +220,8 @@ def apart(tensors: list[Tensor], ours: Callable[..., Tensor], plainly: Callable[
 def prove_max_pool() -> bool:
     """Print whether the max-pools of GoogLeNet and ResNet give torch's bits, values and gradients."""
     is_right = True
-    windows = (Window(3, 1, 1, True), Window(3, 2, 0, True), Window(2, 2, 0, True))
-    for window in (*windows, Window(3, 2, 1, False)):
+    windows = (PoolWindow(3, 1, 1, True), PoolWindow(3, 2, 0, True), PoolWindow(2, 2, 0, True))
+    for window in (*windows, PoolWindow(3, 2, 1, False)):
         for dtype in TOLERANCES:
             x = draw(8, 192, 29, 28, dtype=dtype).mul(2).round().requires_grad_()  # many equal values
             again = x.detach().clone().requires_grad_()
@@ -294,7 +294,7 @@ def prove_box_losses() -> bool:
     sides, per_cell, num_classes, n = (38, 19, 10, 5, 3, 1), (4, 6, 6, 6, 4, 4), 81, 8
     ratios = [(2.0,), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0), (2.0,), (2.0,)]
     anchors = default_boxes([1 / side for side in sides], sides, [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], ratios)
-    layout, rules = Layout(per_cell, num_classes), Rules()
+    layout, rules = AnchorLayout(per_cell, num_classes), MatchConfig()
     low = torch.rand(n, 200, 2, device="cuda") * 0.7
     boxes = torch.cat([low, low + 0.02 + 0.28 * torch.rand_like(low)], dim=2)
     labels = torch.randint(1, num_classes, (n, 200), device="cuda")
@@ -310,7 +310,7 @@ def prove_box_losses() -> bool:
             (torch.randn(num_classes * b, device="cuda"), torch.randn(4 * b, device="cuda")) for b in per_cell
         )
         found = box_losses(maps, biases, layout, truth)
-        expected = image_losses(*BoxMaps(tuple(again), biases, per_cell, num_classes).answers(), *shown, rules)
+        expected = image_losses(*SSDFeatureMaps(tuple(again), biases, per_cell, num_classes).answers(), *shown, rules)
         worst = max(error(a, b) for a, b in zip(found, expected, strict=True))
         torch.stack(found).sum().backward()
         torch.stack(expected).sum().backward()

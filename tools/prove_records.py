@@ -66,7 +66,7 @@ def read_tensorboard(run: Path) -> dict[int, float]:
 
     found: Any = EventAccumulator(str(run / "tensorboard"))
     found.Reload()
-    assert found.Tags()["images"], "no pictures"
+    assert found.Tags()["images"], "no images"
     return {scalar.step: scalar.value for scalar in found.Scalars("train/loss")}
 
 
@@ -111,7 +111,7 @@ def read_mlflow(run: Path) -> dict[int, float]:
     [found] = client.search_runs([experiment.experiment_id])
     assert found.info.status == "FINISHED", found.info.status
     assert found.data.params["model.name"] == "resnet8_cifar"
-    assert [a.path for a in client.list_artifacts(found.info.run_id)] == ["pictures"]
+    assert [a.path for a in client.list_artifacts(found.info.run_id)] == ["images"]
     return {metric.step: metric.value for metric in client.get_metric_history(found.info.run_id, "train/loss")}
 
 

@@ -16,9 +16,9 @@ import torch
 
 from reconv.data.pipeline.data_loader import TrainLoader
 from reconv.data.readers.synthetic import Synthetic
-from reconv.recipe.data_fields import Augment, Data, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
 _EPOCH = 45  # begun in its middle
 
@@ -42,9 +42,9 @@ def main() -> None:
 
 def seek_s(num_samples: int, tail: str, epoch_samples: int | None, seed: int) -> float:
     """Seconds from nothing to the first batch of a step in the middle of an epoch."""
-    spec = Preprocess(size=8, resize=None)
-    data = Data.model_validate({"preprocess": spec, "tail": tail, "epoch_samples": epoch_samples, "workers": 0})
-    recipe = Recipe(seed=seed, data=data, augment=Augment(crop="none"), batch=BatchSizes(size=256))
+    spec = PreprocessConfig(size=8, resize=None)
+    data = DataConfig.model_validate({"preprocess": spec, "tail": tail, "epoch_samples": epoch_samples, "workers": 0})
+    recipe = Recipe(seed=seed, data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=256))
     source = Synthetic("train", num_samples, 1000, 8, 3)
     plan = make_plan(recipe, Facts(num_samples, 1, 1000))
     step = round((_EPOCH + 0.5) * plan.steps_per_epoch)

@@ -114,7 +114,7 @@ def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
     for mode, width in MODES.items():
         if mode == "tf32" and not is_gpu:
             continue
-        build_precision(schema.Precision.model_validate({"mode": mode}), opened.kind)  # switches TF32
+        build_precision(schema.PrecisionConfig.model_validate({"mode": mode}), opened.kind)  # switches TF32
         dtype = torch.float32 if width == 4 else torch.bfloat16 if mode == "bf16" else torch.float16
         a, b = (torch.randn(side, side, device=opened.torch).to(dtype) for _ in range(2))
         peaks[mode] = 2 * side**3 / best_s(lambda a=a, b=b: a @ b), bytes_per_s  # type: ignore[misc]
@@ -148,8 +148,8 @@ def trained(task: Task, mode: str, is_measured: bool = True) -> Iterator[Found]:
     """The rate of a training step in short windows; then once more, with the peer's."""
     from reconv.bench.baselines import compare
     from reconv.bench.bench_target import open_subject
-    from reconv.bench.timing import Wish
     from reconv.bench.bench_train import bench_train, say_nothing
+    from reconv.bench.timing import Wish
 
     name, overrides = task.recipe.split("+")[0], task.overrides(mode)
     wish = Wish(WINDOWS) if is_measured else Wish(1, 1, 0)
@@ -244,8 +244,8 @@ def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool)
     """The share of the roofline and what makes it, by the peaks measured on this device."""
     import torch
 
-    from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
     from reconv.bench.bench_target import num_classes_of
+    from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
     from reconv.models import build_model
     from reconv.recipe.loader import load
     from reconv.trainer.network import model_options

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from reconv.kernels.autotune import on_device_ms, tolerance_of
-from reconv.kernels.conv_bias_act.ops import product
-from reconv.kernels.conv_bias_act.candidates import Form, Given, Shape, forms_for, plain
-from reconv.models import build_model, initialise
 from reconv.inference.compiler import answering
 from reconv.inference.fold import folded
+from reconv.kernels.autotune import on_device_ms, tolerance_of
+from reconv.kernels.conv_bias_act.candidates import Form, Given, Shape, forms_for, plain
+from reconv.kernels.conv_bias_act.ops import product
+from reconv.models import build_model, initialise
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

@@ -16,9 +16,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from reconv.data.batch import Batch
-from reconv.detection.detections import Detections
+from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.detection.detections import Detections
 from reconv.metrics.coco_eval import coco_scores
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.metrics.overlaps import overlaps_of
@@ -86,7 +86,7 @@ def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) ->
 
 
 def made_up_truth(draw: np.random.Generator, index: int) -> Annotation:
-    """As many boxes as COCO's pictures have, of frequent and rare classes, one in a hundred pictures without."""
+    """As many boxes as COCO's images have, of frequent and rare classes, one in a hundred images without."""
     height, width = draw.integers(240, 640, 2)
     count = 0 if draw.random() < 0.01 else draw.poisson(7.3)
     sides = np.minimum(np.exp(draw.uniform(np.log(8), np.log(300), (count, 2))), (width - 1, height - 1))

@@ -17,19 +17,19 @@ import torch
 from time_detection_scores import NUM_CLASSES, made_up_truth
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
+from reconv.data.boxes.annotations import Annotation
 from reconv.detection.box_coder import encode
 from reconv.detection.box_ops import to_xyxy
 from reconv.detection.detections import Detections
 from reconv.detection.matcher import match
-from reconv.detection.postprocess import Keep, postprocess
-from reconv.data.boxes.annotations import Annotation
+from reconv.detection.postprocess import PostprocessConfig, postprocess
 from reconv.device import Device, open_device
-from reconv.models.architecture import BoxAnswers
-from reconv.recipe.loader import load
-from reconv.trainer.detection_builders import build_default_boxes
 from reconv.metrics.coco_eval import can_score_coco
 from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.models.architecture import SSDOutput
+from reconv.recipe.loader import load
+from reconv.trainer.detection_builders import build_default_boxes
 
 VARIANCES = (0.1, 0.2)
 MOST_BOXES = 32
@@ -39,7 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--score", type=float, default=Keep().score, help="that detections must be above")
+    parser.add_argument("--score", type=float, default=PostprocessConfig().score, help="that detections must be above")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     device = open_device(given.device)
@@ -51,15 +51,19 @@ def main() -> None:
         _batch(truths, range(start, min(start + given.batch, given.images)), anchors)
         for start in range(0, given.images, given.batch)
     ]
-    print(_timed(truths, batches, anchors, Keep(score=given.score), device))
+    print(_timed(truths, batches, anchors, PostprocessConfig(score=given.score), device))
 
 
 def _timed(
-    truths: list[Annotation], batches: list[tuple[Batch, BoxAnswers]], anchors: Tensor, keep: Keep, device: Device
+    truths: list[Annotation],
+    batches: list[tuple[Batch, SSDOutput]],
+    anchors: Tensor,
+    keep: PostprocessConfig,
+    device: Device,
 ) -> str:
     """One evaluation, after one batch that is not counted."""
 
-    def detect(answers: BoxAnswers) -> Detections:
+    def detect(answers: SSDOutput) -> Detections:
         return postprocess(answers.codes, answers.logits, anchors, VARIANCES, keep)
 
     detect(batches[0][1])
@@ -86,7 +90,7 @@ def _timed(
     )
 
 
-def _batch(truths: list[Annotation], indices: range, anchors: Tensor) -> tuple[Batch, BoxAnswers]:
+def _batch(truths: list[Annotation], indices: range, anchors: Tensor) -> tuple[Batch, SSDOutput]:
     """The answers of a network that finds most objects of a batch."""
     boxes, labels, counts = (x.to(anchors.device) for x in _padded([truths[index] for index in indices]))
     row, positive = match(to_xyxy(anchors), boxes, counts, 0.5)
@@ -100,11 +104,11 @@ def _batch(truths: list[Annotation], indices: range, anchors: Tensor) -> tuple[B
     said = torch.where(is_wrong | positive, 5 + 6 * torch.rand(n, num_anchors, device=anchors.device), 0)
     logits.scatter_add_(2, claimed[:, :, None], said[:, :, None])
     kept = torch.tensor(list(indices), device=anchors.device)
-    return Batch({"indices": kept}, kept, (n,)), BoxAnswers(codes.bfloat16(), logits.bfloat16())
+    return Batch({"indices": kept}, kept, (n,)), SSDOutput(codes.bfloat16(), logits.bfloat16())
 
 
 def _padded(truths: list[Annotation]) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes as fractions of their pictures [n, M, 4], labels from 1 on, and counts."""
+    """Boxes as fractions of their images [n, M, 4], labels from 1 on, and counts."""
     boxes = torch.zeros(len(truths), MOST_BOXES, 4)
     labels = torch.ones(len(truths), MOST_BOXES, dtype=torch.int64)
     counts = torch.tensor([min(len(truth), MOST_BOXES) for truth in truths])

@@ -25,10 +25,10 @@ from prove_kernels import STAGES, draw_norm
 from torch import Tensor
 
 from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.norm_max_pool import ops as pool
-from reconv.kernels.norm_conv1x1 import ops as projection
 from reconv.kernels.batch_norm.ops import Operand
 from reconv.kernels.channels_last import rows_of
+from reconv.kernels.norm_conv1x1 import ops as projection
+from reconv.kernels.norm_max_pool import ops as pool
 
 ROTATED_BYTES = 400e6
 REPEATS = 3

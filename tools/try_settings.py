@@ -30,8 +30,8 @@ import yaml
 
 from reconv import train
 from reconv.errors import ReconvError
-from reconv.recipe.loader import Override, load
 from reconv.logging.events import Evaluated, Event
+from reconv.recipe.loader import Override, load
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """The ordinary input pipeline, written plainly: what the loader is compared with.
 
-Owns the baseline: Pillow decodes the whole picture, a random part of it is cut out and resized by antialiased bilinear
+Owns the baseline: Pillow decodes the whole image, a random part of it is cut out and resized by antialiased bilinear
 interpolation, mirrored or not, and becomes uint8 planes, as torchvision's RandomResizedCrop, RandomHorizontalFlip and
 PILToTensor do. Refuses to be clever. Invariant: boxes and flips are those of our own loader, so both make the same
-pictures and the ratio compares work alone; drawing the boxes is thus our own code on both sides.
+images and the ratio compares work alone; drawing the boxes is thus our own code on both sides.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.data.transforms.random_params import F64, resized_box
-from reconv.data.decode.decode import picture
 from reconv.data.dataset import Sample
-from reconv.recipe.data_fields import Augment
+from reconv.data.decode.decode import picture
+from reconv.data.transforms.random_params import F64, resized_box
+from reconv.recipe.data_fields import AugmentConfig
 
 
-def ordinary_picture(sample: Sample, size: int, augment: Augment, draws: F64, is_flipped: bool) -> Tensor:
-    """One training picture [3, size, size], uint8."""
+def ordinary_picture(sample: Sample, size: int, augment: AugmentConfig, draws: F64, is_flipped: bool) -> Tensor:
+    """One training image [3, size, size], uint8."""
     if isinstance(sample.data, bytes):
         image = Image.open(io.BytesIO(sample.data)).convert("RGB")
     else:

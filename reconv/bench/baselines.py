@@ -17,11 +17,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from reconv.data.batch import Batch
-from reconv.bench.bench_target import Subject
+from reconv.batch import Batch
+from reconv.bench.bench_target import BenchTarget
 from reconv.bench.timing import Marks, Wish, measure
 from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.transforms.on_device import TrainPrepare
+from reconv.data.transforms.on_device import TrainPreprocess
 from reconv.device import is_out_of_memory
 from reconv.errors import UsageError
 from reconv.trainer.network import wants_kernels
@@ -107,7 +107,7 @@ def _both(package: str, build: Callable[[int], nn.Module]) -> list[Peer]:
 
 
 def compare(
-    subject: Subject, peers: Sequence[Peer], wish: Wish, ours_images_per_s: float, tell: Callable[[str], None]
+    subject: BenchTarget, peers: Sequence[Peer], wish: Wish, ours_images_per_s: float, tell: Callable[[str], None]
 ) -> tuple[dict[str, dict[str, float | str]], list[str]]:
     """Each peer's speed and how many times ours is of it; and which could not be measured."""
     precision = "fp32" if subject.device.kind == "cpu" else ""
@@ -130,14 +130,14 @@ def compare(
     return results, notes
 
 
-def images_per_s(subject: Subject, step: PeerStep, wish: Wish) -> float:
+def images_per_s(subject: BenchTarget, step: PeerStep, wish: Wish) -> float:
     """How many of the subject's images a peer's step takes a second."""
     plan, device = subject.plan, subject.device
     windows = measure(step, TrainLoader(subject.source, subject.recipe, plan, device.move), device, wish, Marks(device))
     return plan.global_batch / windows.median_s
 
 
-def open_peer(subject: Subject, peer: Peer) -> PeerStep:
+def open_peer(subject: BenchTarget, peer: Peer) -> PeerStep:
     """A peer's training step on the subject's batches, with weights of its own."""
     recipe, plan, device = subject.recipe, subject.plan, subject.device
     if peer.compiled:
@@ -150,7 +150,7 @@ def open_peer(subject: Subject, peer: Peer) -> PeerStep:
         model=torch.compile(model) if peer.compiled else model,
         optimizer=torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY),
         loss=nn.CrossEntropyLoss(label_smoothing=recipe.loss.label_smoothing),
-        prepare=TrainPrepare(
+        prepare=TrainPreprocess(
             recipe.data.preprocess,
             recipe.augment,
             plan.num_classes,
@@ -172,7 +172,7 @@ class PeerStep:
         model: Callable[..., Any],
         optimizer: torch.optim.Optimizer,
         loss: nn.CrossEntropyLoss,
-        prepare: TrainPrepare,
+        prepare: TrainPreprocess,
         device_kind: str,
         half: torch.dtype | None,
     ) -> None:

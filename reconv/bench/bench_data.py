@@ -1,7 +1,7 @@
-"""`bench data`: how many training pictures a second the loader makes, on one core and on all.
+"""`bench data`: how many training images a second the loader makes, on one core and on all.
 
 Owns the result's fields and the alternation of ours and the ordinary pipeline. Refuses to know how either works.
-Invariant: what is compared is measured in turn in one process, on the same pictures, boxes and flips, from bytes to
+Invariant: what is compared is measured in turn in one process, on the same images, boxes and flips, from bytes to
 mirrored uint8 planes in a batch; nothing trains.
 """
 
@@ -21,22 +21,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.bench.baseline_pipeline import ordinary_picture
-from reconv.bench.bench_target import Subject, about, open_subject
-from reconv.bench.timing import percentile
+from reconv.bench.bench_target import BenchTarget, about, open_subject
 from reconv.bench.data_paths import AS_GIVEN, Way, open_ways
-from reconv.data.transforms.random_params import draw_flips, draw_host, effective, is_recolouring
+from reconv.bench.timing import percentile
 from reconv.data.decode.jpeg_decoder import jpeg_decoder
-from reconv.data.sampler import Order
-from reconv.data.pipeline.process_pool import Processes
-from reconv.data.pipeline.stage_timing import Stages
-from reconv.data.pipeline.thread_pool import Caller, Workers, open_workers
+from reconv.data.pipeline.process_pool import ProcessPool
+from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.pipeline.thread_pool import InlineWorker, Workers, open_workers
+from reconv.data.sampler import Sampler
+from reconv.data.transforms.random_params import draw_flips, draw_host, effective, is_recolouring
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer import builders as parts
-from reconv.trainer.data_context import Feed
+from reconv.trainer.data_context import DataContext
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32
@@ -47,14 +47,14 @@ _MEASURED_AS = {  # one stream of small batches that never ends, and no threads 
     "data.tail": "wrap",
     "engine.threads": 1,
 }
-_BATCHES_LOOKED_AT = 4  # for the difference between two pipelines' pictures
+_BATCHES_LOOKED_AT = 4  # for the difference between two pipelines' images
 _ORDINARY = "ordinary"
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class MeasuredWindow:
     """Images a second of wall clock, and of processor time.
 
     The second is what a core would do if nobody else used it: on a busy machine only that can be compared.
@@ -65,10 +65,10 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class DataRates:
     """The windows of one pipeline."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[MeasuredWindow, ...]
 
     @property
     def median(self) -> float:
@@ -90,7 +90,7 @@ class Rates:
             "images_per_cpu_s": self.median_cpu,
         }
 
-    def over(self, other: Rates) -> dict[str, Any]:
+    def over(self, other: DataRates) -> dict[str, Any]:
         """These as multiples of others measured in turn with them: the median over windows, and each window."""
         pairs = list(zip(self.windows, other.windows, strict=True))
         ratios = [mine.images_per_s / theirs.images_per_s for mine, theirs in pairs]
@@ -119,7 +119,7 @@ def bench_data(
     given += [("data.workers", workers, "--workers")] if workers is not None else []
     _refuse_gpu(load(recipe, given).recipe, recipe)
     subject = open_subject(recipe, input="real", data=data, overrides=given, device="cpu")
-    tell(f"{subject.source.origin}: {len(subject.source):,} pictures to {subject.plan.size_at(0)} px")
+    tell(f"{subject.source.origin}: {len(subject.source):,} images to {subject.plan.size_at(0)} px")
     steps = max(1, round(images / BATCH))
     compared: dict[str, Any] = {}
     if compare:
@@ -152,7 +152,7 @@ def bench_data(
 
 
 def _compared(ways: Sequence[Way], steps: int, windows: int, tell: Tell) -> dict[str, Any]:
-    """The ordinary pipeline's rate on the data as they are, each way as a multiple of it, and how far its pictures are
+    """The ordinary pipeline's rate on the data as they are, each way as a multiple of it, and how far its images are
     from the ordinary pipeline's on the same data, in grey levels."""
     tell(f"the ordinary pipeline and {len(ways)} ways of ours in turn, {windows} windows each")
     pipelines = {_ORDINARY: _ordinary(ways[0].subject)} | {way.name: _ours(way.subject, 0) for way in ways}
@@ -171,15 +171,15 @@ def _compared(ways: Sequence[Way], steps: int, windows: int, tell: Tell) -> dict
     return {"ordinary": ordinary.spread(), "paths": paths, **top}
 
 
-def _scaled(subject: Subject, steps: int, windows: int) -> tuple[Rates, Rates]:
+def _scaled(subject: BenchTarget, steps: int, windows: int) -> tuple[DataRates, DataRates]:
     """Our loader in the calling thread alone and, in turn with it, with all workers.
 
-    Each window is a stream of its own, from its first picture to its last: nothing was read ahead before it began. The
+    Each window is a stream of its own, from its first image to its last: nothing was read ahead before it began. The
     workers are those of all windows: processes take seconds to start, once in a run.
     """
     num_workers = subject.plan.workers or 1
     workers = open_workers(subject.plan.backend, num_workers)
-    feed = Feed(workers, subject.device, Stages())
+    feed = DataContext(workers, subject.device, StageTimes())
     one = _Whole(lambda: _ours(subject, 0, steps), steps)
     everyone = _Whole(lambda: _ours(subject, num_workers, steps, feed), steps, partial(_cpu_s, workers))
     try:
@@ -191,15 +191,15 @@ def _scaled(subject: Subject, steps: int, windows: int) -> tuple[Rates, Rates]:
 
 def _cpu_s(workers: Workers) -> float:
     """Processor time of this process and of its workers."""
-    ids = workers.process_ids if isinstance(workers, Processes) else []
+    ids = workers.process_ids if isinstance(workers, ProcessPool) else []
     ticks = [Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13] for number in ids]
     return time.process_time() + sum(int(tick) for pair in ticks for tick in pair) / os.sysconf("SC_CLK_TCK")
 
 
-def _in_turn(pipelines: Mapping[str, _Stream | _Whole], windows: int) -> dict[str, Rates]:
+def _in_turn(pipelines: Mapping[str, _Stream | _Whole], windows: int) -> dict[str, DataRates]:
     """A window of each, then again; the first time is the warm-up: files are in the page cache from then on."""
     rounds = [{name: pipeline.window() for name, pipeline in pipelines.items()} for _ in range(windows + 1)]
-    return {name: Rates(tuple(measured[name] for measured in rounds[1:])) for name in pipelines}
+    return {name: DataRates(tuple(measured[name] for measured in rounds[1:])) for name in pipelines}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class _Stream:
     batches: Iterator[Tensor]
     steps: int
 
-    def window(self) -> Window:
+    def window(self) -> MeasuredWindow:
         """The rates over the next steps."""
         return _timed(self.batches, self.steps)
 
@@ -222,29 +222,31 @@ class _Whole:
     steps: int
     cpu_s: Callable[[], float] = time.process_time
 
-    def window(self) -> Window:
+    def window(self) -> MeasuredWindow:
         """The rates over a stream's first steps; nothing is under way when it ends."""
         return _timed(self.begin(), self.steps, self.cpu_s)
 
 
-def _timed(batches: Iterator[Tensor], steps: int, clock_s: Callable[[], float] = time.process_time) -> Window:
+def _timed(batches: Iterator[Tensor], steps: int, clock_s: Callable[[], float] = time.process_time) -> MeasuredWindow:
     began_s, began_cpu_s = time.perf_counter(), clock_s()
     num_images = sum(len(images) for images in islice(batches, steps))
     cpu_s, wall_s = clock_s() - began_cpu_s, time.perf_counter() - began_s
-    return Window(num_images / wall_s, num_images / cpu_s)
+    return MeasuredWindow(num_images / wall_s, num_images / cpu_s)
 
 
-def _stage_ms(subject: Subject, steps: int) -> dict[str, float]:
-    """Where the time of one picture goes on one core, in a pass apart from all timing of rates."""
-    stages, plan = Stages(), replace(subject.plan, workers=0)
-    feed = Feed(Caller(), subject.device, stages)
+def _stage_ms(subject: BenchTarget, steps: int) -> dict[str, float]:
+    """Where the time of one image goes on one core, in a pass apart from all timing of rates."""
+    stages, plan = StageTimes(), replace(subject.plan, workers=0)
+    feed = DataContext(InlineWorker(), subject.device, stages)
     loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move, feed=feed)
     num_images = sum(len(batch) for micro_batches in loader.steps(0, steps) for batch in micro_batches)
     return {stage: 1000 * seconds / num_images for stage, seconds in stages.seconds.items()}
 
 
-def _ours(subject: Subject, workers: int, steps: int = sys.maxsize, feed: Feed | None = None) -> Iterator[Tensor]:
-    """The training loader's pictures, mirrored as the device would mirror them."""
+def _ours(
+    subject: BenchTarget, workers: int, steps: int = sys.maxsize, feed: DataContext | None = None
+) -> Iterator[Tensor]:
+    """The training loader's images, mirrored as the device would mirror them."""
     plan = replace(subject.plan, workers=workers)
     loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move, feed=feed)
     for micro_batches in loader.steps(0, steps):
@@ -259,11 +261,11 @@ def _mirrored(batch: Batch) -> Tensor:
     return images
 
 
-def _ordinary(subject: Subject) -> Iterator[Tensor]:
-    """The same pictures by the ordinary pipeline, in batches of the same size."""
+def _ordinary(subject: BenchTarget) -> Iterator[Tensor]:
+    """The same images by the ordinary pipeline, in batches of the same size."""
     recipe, source, plan = subject.recipe, subject.source, subject.plan
     augment, size = effective(recipe.augment), plan.size_at(0)
-    order = Order(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
+    order = Sampler(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
     for step in range(sys.maxsize):
         positions = order.positions(step)
         draws, flips = draw_host(augment, recipe.seed, positions), draw_flips(augment, recipe.seed, positions)
@@ -276,8 +278,8 @@ def _ordinary(subject: Subject) -> Iterator[Tensor]:
         )
 
 
-def _mean_difference(subject: Subject) -> float:
-    """How far the first batches' pictures are apart, in grey levels; computed apart from all timing."""
+def _mean_difference(subject: BenchTarget) -> float:
+    """How far the first batches' images are apart, in grey levels; computed apart from all timing."""
     both = zip(_ours(subject, 0), _ordinary(subject), strict=True)
     apart = [(ours.float() - theirs.float()).abs().mean() for ours, theirs in islice(both, _BATCHES_LOOKED_AT)]
     return float(torch.stack(apart).mean())
@@ -292,12 +294,12 @@ def _refuse_gpu(recipe: Recipe, name: str) -> None:
         )
 
 
-def _refuse_other_than_ordinary(subject: Subject) -> None:
-    """Refuse to compare a pipeline that makes other pictures than the ordinary one."""
+def _refuse_other_than_ordinary(subject: BenchTarget) -> None:
+    """Refuse to compare a pipeline that makes other images than the ordinary one."""
     augment, preprocess = effective(subject.recipe.augment), subject.recipe.data.preprocess
     others = {
         "augment.crop is not resized": augment.crop != "resized",
-        "pictures are recoloured": is_recolouring(augment),
+        "images are recoloured": is_recolouring(augment),
         "images are not resized bilinearly": (augment.interpolation or preprocess.interpolation) != "bilinear",
         "images have one channel": preprocess.channels != 3,
         "flips alternate": augment.flip_form != "random",

@@ -1,7 +1,7 @@
 """`bench infer`: how fast a network answers, batch size by batch size.
 
 Owns the network as it would be served (norms folded, weights in the precision of the answer; on CUDA one recording of
-joint operations for each batch size) and the result's fields. Refuses to know files of pictures: decoding and
+joint operations for each batch size) and the result's fields. Refuses to know files of images: decoding and
 normalising are not part of an answer here.
 Invariant: an answer's latency ends when the device has finished it.
 """
@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv.bench.roofline import layer_costs, shares
 from reconv.bench.baselines import find_peers
-from reconv.bench.inference_baselines import Launch, Other, Serving, others
 from reconv.bench.bench_target import about, num_classes_of
+from reconv.bench.inference_baselines import Launch, Other, Serving, others
+from reconv.bench.roofline import layer_costs, shares
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import Located, locate
-from reconv.device import Device, Recorder, choose_algorithms, is_out_of_memory, open_device
+from reconv.device import CudaGraph, Device, choose_algorithms, is_out_of_memory, open_device
 from reconv.environment_checks import Machine, usable_cores
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.fold import folded
+from reconv.inference.load_model import build_saved, read_saved
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.network import Network, build_network, compiled, is_compiled
-from reconv.inference.load_model import build_saved, read_saved
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEAST_ANSWERS, MOST_ANSWERS = 20, 500  # of one batch size, where their number is not given
@@ -216,7 +216,7 @@ def _wants_compiler(recipe: Recipe, device: Device) -> bool:
     return is_compiled(recipe, device) and (recipe.engine.compile == "on" or device.kind != "cuda")
 
 
-def _recorder(recipe: Recipe, device: Device) -> Recorder | None:
+def _recorder(recipe: Recipe, device: Device) -> CudaGraph | None:
     """What records answers: where the device can, unless the recipe says no or wants a compiler."""
     if recipe.engine.graph == "off" or recipe.engine.compile != "auto":
         return None

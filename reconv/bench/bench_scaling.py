@@ -13,27 +13,27 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
+from reconv.bench.bench_target import BenchTarget
 from reconv.bench.measure_step import Own, measure_own
-from reconv.bench.bench_target import Subject
 from reconv.bench.timing import Marks, Windows, Wish, measure
+from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, usable_cores
-from reconv.distributed.process_group import World
 from reconv.recipe.plan import Plan
 
 
 def measure_scaling(
-    subject: Subject, together: Own, world: World, wish: Wish, tell: Callable[[str], None]
+    subject: BenchTarget, together: Own, process_group: ProcessGroup, wish: Wish, tell: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The numbers of a step of several devices beside those of one, and what a person should know of them."""
     tell("measuring the reduction alone")
     reduction = together.shared.reduction()
-    reduced = _repeated(reduction.again, subject, world, wish)
+    reduced = _repeated(reduction.again, subject, process_group, wish)
     plan = subject.plan.one_device()
     tell("measuring all devices without the reduction")
-    apart_s = max(world.gather(_single(subject, plan, wish, world)))
+    apart_s = max(process_group.gather(_single(subject, plan, wish, process_group)))
     tell("measuring one device alone")
-    alone_s = world.from_first(lambda: _single(subject, plan, wish, World.single()))
+    alone_s = process_group.on_rank0(lambda: _single(subject, plan, wish, ProcessGroup.single()))
     step_s = together.windows.median_s
     numbers = {
         "weak_scaling": alone_s / step_s,
@@ -49,12 +49,12 @@ def measure_scaling(
         "exposed_ms": 1000 * (step_s - apart_s),
         "exposed_share": (step_s - apart_s) / step_s,
     }
-    return numbers, _notes(subject, world)
+    return numbers, _notes(subject, process_group)
 
 
-def _single(subject: Subject, plan: Plan, wish: Wish, beside: World) -> float:
+def _single(subject: BenchTarget, plan: Plan, wish: Wish, beside: ProcessGroup) -> float:
     """The time of a step of one device that tells nobody anything, while those beside it measure theirs."""
-    return measure_own(subject, plan, World.single(), wish, lambda text: None, beside).windows.median_s
+    return measure_own(subject, plan, ProcessGroup.single(), wish, lambda text: None, beside).windows.median_s
 
 
 class _NoBatches:
@@ -64,7 +64,7 @@ class _NoBatches:
         return repeat(())
 
 
-def _repeated(work: Callable[[], None], subject: Subject, world: World, wish: Wish) -> Windows:
+def _repeated(work: Callable[[], None], subject: BenchTarget, process_group: ProcessGroup, wish: Wish) -> Windows:
     """Windows of something that is no step."""
     device = subject.device
     return measure(
@@ -73,14 +73,14 @@ def _repeated(work: Callable[[], None], subject: Subject, world: World, wish: Wi
         device,
         wish,
         Marks(device),
-        world.told_by_first,
+        process_group.told_by_first,
     )
 
 
-def _notes(subject: Subject, world: World) -> list[str]:
+def _notes(subject: BenchTarget, process_group: ProcessGroup) -> list[str]:
     """What makes these numbers less than they look."""
     plan, notes = subject.plan, []
-    cores, threads = usable_cores(Machine()), world.place.local_size * plan.threads
+    cores, threads = usable_cores(Machine()), process_group.place.local_size * plan.threads
     if subject.device.kind == "cpu" and threads > cores:
         notes.append(f"{threads} threads share {cores} cores: this is no measure of scaling")
     if len({sum(groups) for groups in plan.device_groups}) > 1:

@@ -14,18 +14,18 @@ from typing import Any, Literal
 import torch
 
 from reconv import __version__
+from reconv.data.dataset import Dataset
 from reconv.data.decode.native import choose_decoder
-from reconv.data.dataset import Source
 from reconv.device import Device, choose_algorithms, open_device
-from reconv.environment_checks import Machine, cores_of_one
+from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.process_group import ALONE
-from reconv.distributed.environment import Place
+from reconv.environment_checks import Machine, cores_of_one
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.data_context import share_of_gpu
-from reconv.trainer.network import check_model
 from reconv.trainer.datasets import data_path, open_split
+from reconv.trainer.network import check_model
 
 Input = Literal["device", "host", "real"]
 IMAGENET_CLASSES = 1000
@@ -37,12 +37,12 @@ _SOURCES = {"device": "synthetic-device", "host": "synthetic"}
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class BenchTarget:
     """A recipe with its data, plan and device."""
 
     recipe: Recipe
     plan: Plan
-    source: Source
+    source: Dataset
     device: Device
     input: Input
 
@@ -54,8 +54,8 @@ def open_subject(
     data: str | None,
     overrides: Sequence[Override],
     device: str,
-    place: Place = ALONE,
-) -> Subject:
+    place: LaunchEnv = ALONE,
+) -> BenchTarget:
     """Open the recipe on real data, or on made-up images of its size, made once for the device or anew on the host."""
     given = list(overrides)
     if input == "real":
@@ -79,7 +79,7 @@ def open_subject(
     share = share_of_gpu(recipe, plan, source, opened, kept=None)
     plan = make_plan(recipe, replace(facts, gpu_share=share))
     choose_algorithms(opened, recipe.engine)
-    return Subject(recipe, plan, source, opened, input)
+    return BenchTarget(recipe, plan, source, opened, input)
 
 
 def num_classes_of(recipe: Recipe) -> int:

@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from reconv.bench.roofline import layer_costs, shares
-from reconv.bench.measure_step import Own, job_of, measure_own
 from reconv.bench.baselines import Peer, compare
 from reconv.bench.bench_scaling import measure_scaling
-from reconv.bench.bench_target import Input, Subject, about, open_subject
+from reconv.bench.bench_target import BenchTarget, Input, about, open_subject
+from reconv.bench.measure_step import Own, job_of, measure_own
+from reconv.bench.roofline import layer_costs, shares
 from reconv.bench.timing import Windows, Wish, process_age_s
 from reconv.device import device_kind
 from reconv.device.affinity import bound
-from reconv.errors import UsageError
+from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.nic import choose_nic
-from reconv.distributed.process_group import World, open_world
-from reconv.distributed.environment import must_launch, read_place
+from reconv.distributed.process_group import ProcessGroup, open_process_group
+from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
-from reconv.trainer.run_setup import refuse_devices, telling_others, topology
 from reconv.trainer.micro_batch import settle_micro
+from reconv.trainer.run_setup import refuse_devices, telling_others, topology
 
 Tell = Callable[[str], None]
 
@@ -65,7 +65,7 @@ def bench_train(
 
     With `devices`, so many processes measure together, and `tell` is a function of a module; rank 0's result returns.
     """
-    place = read_place()
+    place = read_launch_env()
     ask = _Ask(recipe, input, data, tuple(overrides), device, nic, wish or Wish(), tell)
     _refuse_with_several(ask, devices or place.size, peers)
     if devices is not None and must_launch(devices, place):
@@ -94,32 +94,34 @@ def _refuse_with_several(ask: _Ask, num_devices: int, peers: Sequence[Peer] | No
 
 def _bench(ask: _Ask, peers: Sequence[Peer] | None = None) -> dict[str, Any]:
     """Measure in this process, alone or with the others."""
-    place = read_place()
+    place = read_launch_env()
     choose_nic(ask.nic)
-    world = open_world(place, device_kind(ask.device))
+    process_group = open_process_group(place, device_kind(ask.device))
 
-    def open_here() -> Subject:
+    def open_here() -> BenchTarget:
         return open_subject(
             ask.recipe, input=ask.input, data=ask.data, overrides=ask.overrides, device=ask.device, place=place
         )
 
-    with telling_others(world):
-        if world.size > 1:
-            world.from_first(lambda: bool(open_here()))  # what is refused is said once
+    with telling_others(process_group):
+        if process_group.size > 1:
+            process_group.on_rank0(lambda: bool(open_here()))  # what is refused is said once
         subject = open_here()
-        subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, world)).plan)
+        subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, process_group)).plan)
         wish = subject.recipe.engine.cpus
         with bound(wish, subject.device.pci_address, place=place.local_rank, num_places=place.local_size):
-            return _measure(subject, world, ask, peers)
+            return _measure(subject, process_group, ask, peers)
 
 
-def _measure(subject: Subject, world: World, ask: _Ask, peers: Sequence[Peer] | None) -> dict[str, Any]:
+def _measure(
+    subject: BenchTarget, process_group: ProcessGroup, ask: _Ask, peers: Sequence[Peer] | None
+) -> dict[str, Any]:
     """The whole result."""
-    tell = ask.tell if world.is_first else say_nothing
+    tell = ask.tell if process_group.is_rank0 else say_nothing
     tell(f"{subject.recipe.name}: {subject.recipe.model.name}, {subject.source.origin}, {subject.device.describe()}")
-    for line in topology(world, subject.device.describe()):
+    for line in topology(process_group, subject.device.describe()):
         tell(line)
-    own = measure_own(subject, subject.plan, world, ask.wish, tell)
+    own = measure_own(subject, subject.plan, process_group, ask.wish, tell)
     costs = layer_costs(own.model, _image(subject), training=True)
     age_s, images_per_s = process_age_s(), subject.plan.global_batch / own.windows.median_s
     result: dict[str, Any] = {
@@ -127,7 +129,7 @@ def _measure(subject: Subject, world: World, ask: _Ask, peers: Sequence[Peer] | 
         "images_per_s": images_per_s,
         **_speed(subject, own.windows),
         "startup_s": None if age_s is None else age_s - (time.time() - own.windows.first_step_at_s),
-        "peak_memory_bytes": max(world.gather(subject.device.peak_memory_bytes())),
+        "peak_memory_bytes": max(process_group.gather(subject.device.peak_memory_bytes())),
         **shares(
             costs,
             subject.plan.micro_batch,
@@ -136,15 +138,15 @@ def _measure(subject: Subject, world: World, ask: _Ask, peers: Sequence[Peer] | 
             subject.recipe.precision.mode,
             training=True,
         ),
-        "devices": world.size,
-        "images_per_s_per_device": images_per_s / world.size,
+        "devices": process_group.size,
+        "images_per_s_per_device": images_per_s / process_group.size,
         "scaling": None,
         "peers": {},
         "notes": [*own.notes, *_notes(subject, own)],
         **about(subject.recipe, subject.device),
     }
-    if world.size > 1:
-        result["scaling"], said = measure_scaling(subject, own, world, ask.wish, tell)
+    if process_group.size > 1:
+        result["scaling"], said = measure_scaling(subject, own, process_group, ask.wish, tell)
         result["notes"] += said
     if peers is not None:
         result["peers"], said = compare(subject, peers, ask.wish, images_per_s, tell)
@@ -152,7 +154,7 @@ def _measure(subject: Subject, world: World, ask: _Ask, peers: Sequence[Peer] | 
     return result
 
 
-def _speed(subject: Subject, windows: Windows) -> dict[str, Any]:
+def _speed(subject: BenchTarget, windows: Windows) -> dict[str, Any]:
     """The windows, and what was measured in them."""
     plan = subject.plan
     return {
@@ -170,13 +172,13 @@ def _speed(subject: Subject, windows: Windows) -> dict[str, Any]:
     }
 
 
-def _image(subject: Subject) -> tuple[int, int, int]:
+def _image(subject: BenchTarget) -> tuple[int, int, int]:
     """The shape of the first training images."""
     side = subject.plan.size_at(0)
     return subject.recipe.data.preprocess.channels, side, side
 
 
-def _notes(subject: Subject, own: Own) -> list[str]:
+def _notes(subject: BenchTarget, own: Own) -> list[str]:
     """What a person should know of the numbers."""
     plan, notes = subject.plan, []
     if not own.windows.parts_s:

@@ -1,7 +1,7 @@
-"""The ways from stored pictures to training pictures that `bench data --compare` sets beside each other.
+"""The ways from stored images to training images that `bench data --compare` sets beside each other.
 
 Owns which ways there are for a data set, and the packed copies that some of them need. Refuses to time anything.
-Invariant: every way has the same pictures in the same order; copies lie in a temporary folder and are gone at the end.
+Invariant: every way has the same images in the same order; copies lie in a temporary folder and are gone at the end.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from reconv.bench.bench_target import Subject
-from reconv.data.convert.transcode import Form
+from reconv.bench.bench_target import BenchTarget
 from reconv.data.convert.convert import Target, convert
-from reconv.data.dataset import Source, Subset, spread
-from reconv.data.readers.packed import PackedSource
+from reconv.data.convert.transcode import OutputFormat
+from reconv.data.dataset import Dataset, Subset, spread
+from reconv.data.readers.packed import PackedDataset
 
 AS_GIVEN, FAST = "as-given", "fast"
 PACKED = {
-    "packed-320": Form(shortest=320, quality=90),
-    "raw-400": Form(raw=True, longest=400),
+    "packed-320": OutputFormat(shortest=320, quality=90),
+    "raw-400": OutputFormat(raw=True, longest=400),
 }
 WORDS = {
     AS_GIVEN: "the data as they are",
@@ -36,12 +36,12 @@ class Way:
     """One way, by its name."""
 
     name: str
-    subject: Subject
+    subject: BenchTarget
 
 
 @contextmanager
-def open_ways(subject: Subject, num_pictures: int, tell: Callable[[str], None]) -> Iterator[list[Way]]:
-    """The ways for some of the subject's pictures: as they are, sampled instead of averaged and, if they are files,
+def open_ways(subject: BenchTarget, num_pictures: int, tell: Callable[[str], None]) -> Iterator[list[Way]]:
+    """The ways for some of the subject's images: as they are, sampled instead of averaged and, if they are files,
     from packed copies of them."""
     few = replace(subject, source=_few(subject.source, num_pictures))
     found = [Way(AS_GIVEN, few)]
@@ -50,23 +50,23 @@ def open_ways(subject: Subject, num_pictures: int, tell: Callable[[str], None]) 
         found.append(Way(FAST, replace(few, recipe=subject.recipe.model_copy(update={"augment": augment}))))
     with TemporaryDirectory(prefix="reconv-bench-") as folder:
         for name, form in PACKED.items() if _are_files(few.source) else ():
-            tell(f"packing {len(few.source):,} pictures: {form.words}")
+            tell(f"packing {len(few.source):,} images: {form.words}")
             copy = Path(folder) / name
             convert({"train": few.source}, None, copy, Target("packed", form), subject.plan.workers or 1, _silent)
-            found.append(Way(name, replace(few, source=PackedSource(copy, "train"))))
+            found.append(Way(name, replace(few, source=PackedDataset(copy, "train"))))
         yield found
 
 
-def _few(source: Source, num_pictures: int) -> Source:
-    """So many pictures, from all over the data set."""
+def _few(source: Dataset, num_pictures: int) -> Dataset:
+    """So many images, from all over the data set."""
     if len(source) <= num_pictures:
         return source
     return Subset(source, spread(len(source), 100 * num_pictures / len(source)))
 
 
-def _are_files(source: Source) -> bool:
-    return source.kind != PackedSource.kind and isinstance(source.sample(0).data, bytes)
+def _are_files(source: Dataset) -> bool:
+    return source.kind != PackedDataset.kind and isinstance(source.sample(0).data, bytes)
 
 
 def _silent(done: int, total: int) -> None:
-    """A conversion of a few pictures needs no bar."""
+    """A conversion of a few images needs no bar."""

@@ -28,7 +28,7 @@ WARM_ANSWERS = 3  # given before the recording: they choose every algorithm that
 Launch = Callable[[], Any]
 
 
-class Records(Protocol):
+class InferenceRecord(Protocol):
     """What is asked of a device that records."""
 
     def beside(self, work: Launch) -> Any: ...
@@ -48,7 +48,9 @@ class Served:
 class Serving:
     """A network's operations, listed once and joined where they can be; recorded as one for each batch."""
 
-    def __init__(self, model: nn.Module, recorder: Records, exact: Callable[[Tensor], Any] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, recorder: InferenceRecord, exact: Callable[[Tensor], Any] | None = None
+    ) -> None:
         self._model = model
         self._recorder = recorder
         self._exact = exact or model  # the same network in a type that rounds less

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.device import Device
 from reconv.trainer.protocols import TrainBatches
 

@@ -32,7 +32,7 @@ class _Write(Generic[T]):
             self.error = error
 
 
-class Writer:
+class AsyncWriter:
     """Does one piece of work at a time in a thread; as a context manager it waits for the last one."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Writer:
         if thread is not None:
             thread.join(limit_s)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> AsyncWriter:
         return self
 
     def __exit__(

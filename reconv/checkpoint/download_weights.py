@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from reconv.io.cache import CACHE_VARIABLE, cache_folder
-from reconv.io.atomic import replace_file
-from reconv.io.download import Progress, digest, download, silent
 from reconv.errors import CheckpointError, ResourceError, UsageError
+from reconv.io.atomic import replace_file
+from reconv.io.cache import CACHE_VARIABLE, cache_folder
+from reconv.io.download import Progress, digest, download, silent
 
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 HUB_URL = "https://huggingface.co/"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.run_dir import RunFolder, runs_in
-from reconv.checkpoint.store import SUFFIX, Store, is_checkpoint_name
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
+from reconv.checkpoint.run_dir import RunDir, runs_in
+from reconv.checkpoint.store import SUFFIX, Store, is_checkpoint_name
 from reconv.errors import CheckpointError
 
 MODEL = f"model{SUFFIX}"
@@ -25,7 +25,7 @@ class Located:
     """What RUN stands for."""
 
     kind: Literal["run", "checkpoint", "weights"]
-    run: RunFolder | None  # None: weights or a checkpoint from elsewhere
+    run: RunDir | None  # None: weights or a checkpoint from elsewhere
     checkpoint: Path | None  # of a weights file: the one it lies in; None: a bare weights file
     weights: Path  # of the network itself; `ema` has the averaged ones
     skipped: tuple[tuple[Path, str], ...] = ()  # newer checkpoints passed over, and why
@@ -62,7 +62,7 @@ def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest"
     return _checkpoint("run", folder, chosen)
 
 
-def find_run(run: str | Path) -> RunFolder:
+def find_run(run: str | Path) -> RunDir:
     """The run folder that RUN means, with or without checkpoints; of a folder of runs, the newest."""
     path = Path(run)
     if not path.exists():
@@ -70,8 +70,8 @@ def find_run(run: str | Path) -> RunFolder:
         then = f"RUN may be '{like}'" if like.exists() else "ls runs/*, or train first: reconv train quickstart"
         raise CheckpointError("no such run", where=str(path), then=then)
     if path.is_dir():
-        if RunFolder(path).is_run():
-            return RunFolder(path)
+        if RunDir(path).is_run():
+            return RunDir(path)
         if runs := runs_in(path):
             return runs[0]
         if (around := _run_around(path)) is not None:
@@ -94,7 +94,7 @@ def find_run(run: str | Path) -> RunFolder:
 
 def _checkpoint(
     kind: Literal["run", "checkpoint"],
-    run: RunFolder | None,
+    run: RunDir | None,
     path: Path,
     skipped: tuple[tuple[Path, str], ...] = (),
 ) -> Located:
@@ -112,14 +112,14 @@ def _checkpoint_around(path: Path) -> Path | None:
     return folder
 
 
-def _run_around(path: Path) -> RunFolder | None:
+def _run_around(path: Path) -> RunDir | None:
     """The run that a checkpoint folder, or a file's folder, lies in."""
     inside = path.absolute()
     parents = [inside.parent.parent] if inside.parent.name == "checkpoints" else [inside]
-    return next((RunFolder(p) for p in parents if RunFolder(p).recipe.is_file()), None)
+    return next((RunDir(p) for p in parents if RunDir(p).recipe.is_file()), None)
 
 
-def _best_step(folder: RunFolder) -> int:
+def _best_step(folder: RunDir) -> int:
     best = folder.read_best()
     if best is None:
         raise CheckpointError(
@@ -131,7 +131,7 @@ def _best_step(folder: RunFolder) -> int:
     return best.step
 
 
-def _no_checkpoint(folder: RunFolder, skipped: tuple[tuple[Path, str], ...]) -> CheckpointError:
+def _no_checkpoint(folder: RunDir, skipped: tuple[tuple[Path, str], ...]) -> CheckpointError:
     reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)
     return CheckpointError(
         "the run has no valid checkpoint",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reconv.io.atomic import Files
 from reconv.errors import CheckpointError
+from reconv.io.atomic import Files
 
 NAME = "manifest.json"
 FORMAT = 1

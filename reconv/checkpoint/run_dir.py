@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from reconv.io.atomic import Files, replace_file, writing
 from reconv.checkpoint.manifest import damaged
 from reconv.errors import InUseError, ResourceError, UsageError
+from reconv.io.atomic import Files, replace_file, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class RunFolder:
+class RunDir:
     """The folder of one run, by its contract."""
 
     path: Path
 
     @classmethod
-    def at(cls, path: Path, files: Files | None = None) -> RunFolder:
+    def at(cls, path: Path, files: Files | None = None) -> RunDir:
         """The run folder at a path, made if it is not there."""
         files = files or Files()
         with writing(files, path):
@@ -49,7 +49,7 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def create(cls, root: Path, recipe_name: str, files: Files | None = None) -> RunFolder:
+    def create(cls, root: Path, recipe_name: str, files: Files | None = None) -> RunDir:
         """A new run folder `root/recipe_name/n`, which no other process has been given."""
         if recipe_name in ("", ".", "..") or "/" in recipe_name or "\0" in recipe_name:
             raise UsageError(f"{recipe_name!r} cannot name a run folder", then="use --out DIR")
@@ -67,12 +67,12 @@ class RunFolder:
                 return cls(parent / str(number))
 
     @classmethod
-    def all(cls, root: Path, recipe_name: str) -> list[RunFolder]:
+    def all(cls, root: Path, recipe_name: str) -> list[RunDir]:
         """The runs of a recipe that have begun, newest first."""
         return runs_in(root / recipe_name)
 
     @classmethod
-    def newest_unfinished(cls, root: Path, recipe_name: str) -> RunFolder | None:
+    def newest_unfinished(cls, root: Path, recipe_name: str) -> RunDir | None:
         """The newest run of a recipe that was begun and is not finished."""
         return next((run for run in cls.all(root, recipe_name) if not run.is_finished()), None)
 
@@ -103,7 +103,7 @@ class RunFolder:
 
     @property
     def pictures(self) -> Path:
-        return self.path / "pictures"
+        return self.path / "images"
 
     @property
     def logs(self) -> Path:
@@ -153,9 +153,9 @@ class RunFolder:
         replace_file(self.best, json.dumps(asdict(best)).encode(), files)
 
 
-def runs_in(folder: Path) -> list[RunFolder]:
+def runs_in(folder: Path) -> list[RunDir]:
     """The numbered runs in a folder that have begun, newest first."""
-    runs = (RunFolder(folder / str(number)) for number in sorted(_numbers(folder), reverse=True))
+    runs = (RunDir(folder / str(number)) for number in sorted(_numbers(folder), reverse=True))
     return [run for run in runs if run.is_run()]
 
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
-from reconv.io.atomic import Files, cannot_write, disk_full, write_new, writing
 from reconv.checkpoint.manifest import Entry, Manifest
 from reconv.errors import CheckpointError
+from reconv.io.atomic import Files, cannot_write, disk_full, write_new, writing
 
 STATE = "state.json"
 SUFFIX = ".safetensors"

@@ -22,10 +22,10 @@ from reconv.cli.bench import bench
 from reconv.cli.data import data
 from reconv.cli.data_inspect import check, show
 from reconv.cli.doctor import completion, doctor
+from reconv.cli.evaluate import evaluate, predict
 from reconv.cli.options import NearestGroup
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report
-from reconv.cli.evaluate import evaluate, predict
 from reconv.cli.train import train
 from reconv.errors import Exit, ReconvError
 

@@ -43,7 +43,7 @@ def average(run: Path, last: str, kind: str, decay: float, ema: bool, out: Path 
       reconv average runs/resnet50/1 --last 20ep --kind exponential --decay 0.97 --out mean.safetensors
       reconv eval runs/resnet50/1 --averaged
     """
-    from reconv.trainer import checkpoint_average as run_average
+    from reconv.api import average as run_average
 
     result = run_average(run, last=last, kind=kind, decay=decay, weights="ema" if ema else "raw", out=out)
     if json_file is not None:

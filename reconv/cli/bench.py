@@ -24,8 +24,8 @@ from reconv.cli.options import (
     percent,
     print_table,
 )
+from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
-from reconv.distributed.environment import read_place
 
 LEAST_WINDOWS = 5
 
@@ -103,15 +103,15 @@ def train(
     if data is not None and where not in (None, "real"):
         raise UsageError(f"--data is real data, --input {where} is made up", then="leave one of them out")
     given = [
-        batch_override(batch_size, batch_per_device, devices or read_place().size),
+        batch_override(batch_size, batch_per_device, devices or read_launch_env().size),
         ("data.workers", workers, "--workers"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     begin_compiler(device, devices)
 
     from reconv.bench.baselines import find_peers
-    from reconv.bench.timing import Wish
     from reconv.bench.bench_train import bench_train
+    from reconv.bench.timing import Wish
     from reconv.recipe.loader import load
 
     compare = compare or peers is not None
@@ -128,7 +128,7 @@ def train(
         peers=found,
         tell=_teller(quiet, json_file),
     )
-    if read_place().rank > 0:
+    if read_launch_env().rank > 0:
         return
     result["notes"] += missing
     if json_file is not None:
@@ -219,11 +219,11 @@ def data(
     quiet: bool,
     json_file: str | None,
 ) -> None:
-    """Measure the loader alone: files to batches of uint8 pictures, on one core and on all.
+    """Measure the loader alone: files to batches of uint8 images, on one core and on all.
 
-    RECIPE says what becomes of a picture; without it, a random part resized to 224 px and a flip. With --compare the
-    ordinary pipeline and ours make the same pictures in turn, on one core: from the data as they are, without
-    antialiasing and, where they are files, from packed copies of a window's pictures in a temporary folder.
+    RECIPE says what becomes of an image; without it, a random part resized to 224 px and a flip. With --compare the
+    ordinary pipeline and ours make the same images in turn, on one core: from the data as they are, without
+    antialiasing and, where they are files, from packed copies of a window's images in a temporary folder.
 
     \b
     Examples:
@@ -309,11 +309,11 @@ def data_lines(result: dict[str, Any]) -> list[str]:
     one, everyone = result["one_core"], result["all_cores"]
     return [
         f"{one['images_per_s']:,.1f} images/s on one core ({one['lowest']:,.1f} to {one['highest']:,.1f} in "
-        f"{one['windows']} windows of {result['images_per_window']} pictures; {result['jpeg_decoder']})",
+        f"{one['windows']} windows of {result['images_per_window']} images; {result['jpeg_decoder']})",
         f"{everyone['images_per_s']:,.1f} images/s with {result['workers']} workers ({everyone['lowest']:,.1f} to "
         f"{everyone['highest']:,.1f}): {result['scaling']:.2f} x one core ({result['scaling_cpu']:.2f} x by processor "
         "time)",
-        "of a picture on one core: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["stage_ms"].items()),
+        "of an image on one core: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["stage_ms"].items()),
     ]
 
 

@@ -83,10 +83,10 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     "--from", "source_kind", metavar="KIND", default="auto", help="What SOURCE is, where it could be two things."
 )
 @click.option("--raw", is_flag=True, help="Keep pixels instead of encoded files (packed).")
-@click.option("--longest", metavar="PX", type=click.IntRange(1), help="Make pictures with a longer side smaller.")
+@click.option("--longest", metavar="PX", type=click.IntRange(1), help="Make images with a longer side smaller.")
 @click.option("--shortest", metavar="PX", type=click.IntRange(1), help="The same, by the shorter side.")
 @click.option(
-    "--quality", metavar="1-100", type=click.IntRange(1, 100), help="Encode every picture as JPEG of this quality."
+    "--quality", metavar="1-100", type=click.IntRange(1, 100), help="Encode every image as JPEG of this quality."
 )
 @click.option("--per-shard", metavar="N", type=click.IntRange(1), help="Samples in a shard (packed, tar); else 4096.")
 @click.option("--shards", metavar="TRAIN,VAL", callback=_pair, help="Numbers of shards (tfrecord); else 1024,128.")
@@ -95,10 +95,10 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     "--expect", metavar="TRAIN,VAL", callback=_pair, help="Samples there must be; archives: else as published."
 )
 @click.option(
-    "--bad-boxes", type=click.Choice(["skip", "clip", "stop"]), default="skip", help="Boxes beyond a picture's edge."
+    "--bad-boxes", type=click.Choice(["skip", "clip", "stop"]), default="skip", help="Boxes beyond an image's edge."
 )
 @click.option(
-    "--empty-images", type=click.Choice(["drop", "keep"]), default="drop", help="Training pictures without a box."
+    "--empty-images", type=click.Choice(["drop", "keep"]), default="drop", help="Training images without a box."
 )
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Threads; else one a core.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
@@ -123,8 +123,8 @@ def convert(
     """Write the data at SOURCE in another form to DEST, which must not exist yet.
 
     SOURCE is what --data takes, `digits`, or the folder with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar (and
-    a label list or the devkit). DEST appears when it is whole; the same command goes on after a kill. Pictures with
-    boxes become TFRecords or COCO's layout; training pictures without a usable box are left out, and counted.
+    a label list or the devkit). DEST appears when it is whole; the same command goes on after a kill. Images with
+    boxes become TFRecords or COCO's layout; training images without a usable box are left out, and counted.
 
     \b
     Examples:
@@ -133,17 +133,17 @@ def convert(
       reconv data convert digits digits-tar --to tar
       reconv data convert /coco2017 /fast/coco --to tfrecord
     """
-    from reconv.data.boxes.annotations import DetectionSource
-    from reconv.data.convert.transcode import Form
+    from reconv.data.boxes.annotations import DetectionDataset
     from reconv.data.convert.convert import convert as write
     from reconv.data.convert.convert import make_target
     from reconv.data.convert.inputs import open_splits
-    from reconv.recipe.data_fields import Data
+    from reconv.data.convert.transcode import OutputFormat
+    from reconv.recipe.data_fields import DataConfig
 
-    form = Form(raw, longest, shortest, quality)
-    policy = Data.model_validate({"bad_boxes": bad_boxes, "empty_images": empty_images})
+    form = OutputFormat(raw, longest, shortest, quality)
+    policy = DataConfig.model_validate({"bad_boxes": bad_boxes, "empty_images": empty_images})
     splits, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect), policy)
-    boxed = {split: opened for split, opened in splits.items() if isinstance(opened, DetectionSource)}
+    boxed = {split: opened for split, opened in splits.items() if isinstance(opened, DetectionDataset)}
     target = make_target(kind, form, per_shard, None if shards is None else _splits(shards), has_boxes=bool(boxed))
     with _progress(quiet) as advance:
         done = write(splits, root, destination, target, workers or _num_cores(), advance)

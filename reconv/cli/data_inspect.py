@@ -18,7 +18,7 @@ from reconv.errors import Exit, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from reconv.data.inspect.check import Checked
-    from reconv.data.inspect.issue import Finding
+    from reconv.data.inspect.issue import DataIssue
 
 _CLASSES_SHOWN = 30
 _PATHS_SHOWN = 5
@@ -35,9 +35,9 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 
     PATH is whatever --data takes, or the name of a data set in the package (digits). Found are files that do not
     decode, the same image in training and validation or under two labels, empty classes, classes that validation
-    alone has, and labels that look like mistakes; of pictures with boxes, boxes that leave their picture, have no
-    area, swapped corners or an unknown class, missing pictures, pictures of another size, and ids that come twice.
-    DIR gets check.json with every path and contact.png with pictures of each class. No file of PATH is changed.
+    alone has, and labels that look like mistakes; of images with boxes, boxes that leave their image, have no
+    area, swapped corners or an unknown class, missing images, images of another size, and ids that come twice.
+    DIR gets check.json with every path and contact.png with images of each class. No file of PATH is changed.
 
     \b
     Examples:
@@ -50,7 +50,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 
     from reconv.data.inspect.check import check as look
     from reconv.environment_checks import Machine, usable_cores
-    from reconv.recipe.data_fields import Data
+    from reconv.recipe.data_fields import DataConfig
 
     _refuse_inside(out, Path(path))
     hidden = quiet or not sys.stderr.isatty()
@@ -61,7 +61,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
         def advance(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        checked = look(path, Data(), workers or usable_cores(Machine()), advance)
+        checked = look(path, DataConfig(), workers or usable_cores(Machine()), advance)
     emit_json(checked.as_json(), str(out / "check.json"))
     write_picture(out / "contact.png", _contact_sheet(checked))
     if json_file is not None:
@@ -80,7 +80,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
 @click.option("--step", metavar="N", type=click.IntRange(min=0), default=0, show_default=True, help="Of training.")
 @click.option("--set", "settings", metavar="FIELD=VALUE", multiple=True, help="Any recipe field; may be repeated.")
 def show(path: str, recipe: str | None, out: Path, images: int, step: int, settings: tuple[str, ...]) -> None:
-    """Picture what a network trained on PATH will see: augmented training images, and evaluation's.
+    """Image what a network trained on PATH will see: augmented training images, and evaluation's.
 
     \b
     Examples:
@@ -97,7 +97,7 @@ def show(path: str, recipe: str | None, out: Path, images: int, step: int, setti
 
 
 def write_picture(path: Path, png: bytes) -> None:
-    """Write a picture the user named, or say why it cannot be written."""
+    """Write an image the user named, or say why it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
@@ -164,7 +164,7 @@ def _print_classes(checked: Checked) -> None:
     click.echo()
 
 
-def _print_finding(finding: Finding, whys: Mapping[str, str]) -> None:
+def _print_finding(finding: DataIssue, whys: Mapping[str, str]) -> None:
     colour = "red" if finding.level == "fault" else "yellow"
     click.secho(f"{finding.level}: {finding.text} ({finding.total:,})", fg=colour)
     for path in finding.paths[:_PATHS_SHOWN]:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import click
 
 from reconv.cli.options import Override, emit_json
-from reconv.distributed.environment import read_place
+from reconv.distributed.environment import read_launch_env
 
 if TYPE_CHECKING:
     from reconv.logging.events import Event
-    from reconv.trainer.dry_run import Rehearsal
+    from reconv.trainer.dry_run import DryRunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Asked:
 
 def rehearse(asked: Asked, steps: int | None) -> int:
     """Rehearse a run (without `steps`: only what compiles) and say what it showed."""
-    from reconv.trainer.dry_run import rehearse as run_rehearsal
+    from reconv.api import dry_run as run_rehearsal
 
     result = run_rehearsal(
         asked.recipe,
@@ -48,7 +48,7 @@ def rehearse(asked: Asked, steps: int | None) -> int:
         nic=asked.nic,
         on_event=None if asked.quiet or asked.json_file is not None else _say,
     )
-    if read_place().rank > 0:
+    if read_launch_env().rank > 0:
         return 0
     if asked.json_file is not None:
         emit_json(asdict(result), asked.json_file)
@@ -67,7 +67,7 @@ def _say(event: Event) -> None:
         click.echo(event.text)
 
 
-def lines(result: Rehearsal, *, is_compiling_only: bool) -> list[str]:
+def lines(result: DryRunResult, *, is_compiling_only: bool) -> list[str]:
     """The result of a rehearsal, a line a matter."""
     from reconv.logging import text as words
 

@@ -134,7 +134,7 @@ def _metric(name: str, value: float | None) -> str:
 @click.option(
     "--score", metavar="X", type=click.FloatRange(0, 1), help="Detectors: the least score of a box, else 0.3."
 )
-@click.option("--pictures", metavar="DIR", type=click.Path(), help="Detectors: draw the boxes into pictures there.")
+@click.option("--images", metavar="DIR", type=click.Path(), help="Detectors: draw the boxes into images there.")
 @model_options
 @json_option
 def predict(
@@ -159,9 +159,9 @@ def predict(
       reconv predict runs/quickstart/1 digit.png
       reconv predict runs/resnet50/1 photos/ cat.jpg --top 3
       reconv predict runs/resnet50/1 photos/ --json predictions.json
-      reconv predict runs/ssd-resnet34/1 street.jpg --pictures drawn/
+      reconv predict runs/ssd-resnet34/1 street.jpg --images drawn/
     """
-    from reconv.inference import predict as run_predict
+    from reconv.api import predict as run_predict
 
     predictions = run_predict(
         run,
@@ -190,14 +190,14 @@ def predict(
         _print_boxes([prediction for prediction in predictions if not prediction.error])
     if bad:
         raise DataError(
-            f"{len(bad)} of {len(predictions)} pictures could not be read"
+            f"{len(bad)} of {len(predictions)} images could not be read"
             + ("; the others are answered" if len(bad) < len(predictions) else ""),
             where="; ".join(f"{prediction.path}: {prediction.error}" for prediction in bad[:NUM_BAD_NAMED]),
         )
 
 
 def _print_boxes(predictions: Sequence[Prediction]) -> None:
-    """A row for each box; a picture without one is told too."""
+    """A row for each box; an image without one is told too."""
     rows = []
     for prediction in predictions:
         found = [

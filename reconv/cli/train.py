@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from reconv.cli.dry_run_output import Asked, rehearse
 from reconv.cli.options import (
     DEVICE_HELP,
     STDOUT,
@@ -27,9 +28,8 @@ from reconv.cli.options import (
     json_option,
     parse_settings,
 )
-from reconv.cli.dry_run_output import Asked, rehearse
+from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
-from reconv.distributed.environment import read_place
 
 
 @click.command(cls=Verb)
@@ -97,7 +97,7 @@ def train(
     """
     given: list[Override] = [
         ("length", None if epochs is None else _epochs(epochs), "--epochs"),
-        batch_override(batch_size, batch_per_device, devices or read_place().size),
+        batch_override(batch_size, batch_per_device, devices or read_launch_env().size),
         ("schedule.lr", lr, "--lr"),
         ("data.workers", workers, "--workers"),
         ("seed", seed, "--seed"),
@@ -124,7 +124,7 @@ def _hush_torch() -> None:
 
 def _run(asked: Asked, out: str | None, resume: bool) -> int:
     """Train, and say what nobody has said before: what was finished already, and the summary in a file."""
-    from reconv.trainer import training_run as run_train
+    from reconv.api import train as run_train
 
     console = "json" if asked.json_file == STDOUT else "quiet" if asked.quiet else "auto"
     result = run_train(
@@ -139,7 +139,7 @@ def _run(asked: Asked, out: str | None, resume: bool) -> int:
         console=console,
         command=["reconv", *sys.argv[1:]],
     )
-    if read_place().rank == 0:
+    if read_launch_env().rank == 0:
         if result.was_finished:
             _say_finished(result.summary, result.folder, console)
         if asked.json_file is not None and asked.json_file != STDOUT:

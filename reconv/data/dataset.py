@@ -28,7 +28,7 @@ Split = Literal["train", "val"]
 class Sample:
     """One sample: an encoded file or pixels [height, width, channels], its class and a name a person can find.
 
-    A picture with boxes has an annotation, and no class of its own.
+    An image with boxes has an annotation, and no class of its own.
     """
 
     data: bytes | U8
@@ -44,7 +44,7 @@ class LabelError(DataError):
 BACKGROUND = "background"
 
 
-class Source(Protocol):
+class Dataset(Protocol):
     """Samples by index."""
 
     @property
@@ -74,7 +74,7 @@ class InFiles(ABC):
         """Files whose bytes are the data of these samples, and their classes; None where there are no such files."""
 
 
-def files_of(source: Source, indices: I64) -> Files | None:
+def files_of(source: Dataset, indices: I64) -> Files | None:
     """The files of samples, if their source has some."""
     return source.files(indices) if isinstance(source, InFiles) else None
 
@@ -82,7 +82,7 @@ def files_of(source: Source, indices: I64) -> Files | None:
 class Subset(InFiles):
     """Some samples of a source, in the given order."""
 
-    def __init__(self, source: Source, indices: I64) -> None:
+    def __init__(self, source: Dataset, indices: I64) -> None:
         self._source = source
         self._indices = indices
         self.kind = source.kind
@@ -108,7 +108,7 @@ class Subset(InFiles):
 class WithBackground(InFiles):
     """A source whose classes are counted from 1: class 0 is a background that no sample has."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Dataset) -> None:
         self._source = source
         self.kind = source.kind
         self.class_names = (BACKGROUND, *source.class_names)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urljoin
 
-from reconv.io.download import Progress, digest, download, silent
 from reconv.errors import DataError, ResourceError, UsageError
+from reconv.io.download import Progress, digest, download, silent
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from reconv.errors import DataError
 from reconv.random import key, permutation
 
 
-class Order:
+class Sampler:
     """The order of a training run; position = step x global_batch + row."""
 
     def __init__(self, num_samples: int, global_batch: int, tail: Literal["drop", "wrap"], seed: int) -> None:

@@ -1,6 +1,6 @@
 """What a detector found: boxes, scores and classes of a batch, padded to one length.
 
-Owns the container. Refuses to know networks, thresholds and pictures. Invariant: the first `counts[i]` rows of image i
+Owns the container. Refuses to know networks, thresholds and images. Invariant: the first `counts[i]` rows of image i
 are its detections, best score first, and the rows after them are zeros.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 class Detections:
     """The detections of n images, K rows each."""
 
-    boxes_xyxy: Tensor  # [n, K, 4] float32, fractions of the input picture's width and height
+    boxes_xyxy: Tensor  # [n, K, 4] float32, fractions of the input image's width and height
     scores: Tensor  # [n, K] float32
     labels: Tensor  # [n, K] int64: 1 to the number of classes; 0 in rows that hold nothing
     counts: Tensor  # [n] int64

@@ -18,14 +18,14 @@ from torch import Tensor
 from reconv.detection.box_ops import iou
 
 
-class Match(NamedTuple):
+class MatchResult(NamedTuple):
     """For each default box of each image: the true box it belongs to, and whether it does."""
 
     row: Tensor  # [n, num_anchors] int64; some row of the true boxes where not positive
     positive: Tensor  # [n, num_anchors] bool
 
 
-def match(anchors_xyxy: Tensor, boxes_xyxy: Tensor, num_boxes: Tensor, threshold: float) -> Match:
+def match(anchors_xyxy: Tensor, boxes_xyxy: Tensor, num_boxes: Tensor, threshold: float) -> MatchResult:
     """Match default boxes [num_anchors, 4] with true boxes [n, M, 4], of which the first `num_boxes` [n] count."""
     n, num_rows = boxes_xyxy.shape[:2]
     num_anchors = anchors_xyxy.shape[0]
@@ -43,4 +43,4 @@ def match(anchors_xyxy: Tensor, boxes_xyxy: Tensor, num_boxes: Tensor, threshold
 
     is_claimed = claimant < num_rows
     row = torch.where(is_claimed, claimant, best_row)
-    return Match(row, is_claimed | (best_overlap >= threshold))
+    return MatchResult(row, is_claimed | (best_overlap >= threshold))

@@ -14,8 +14,8 @@ from reconv.detection.box_ops import iou
 MOST_PAIRS = 2**25  # of boxes whose overlaps are held at a time
 
 
-def suppress(boxes_xyxy: Tensor, valid: Tensor, threshold: float) -> Tensor:
-    """Which boxes [rows, k, 4] stay, best first in each row; those not `valid` [rows, k] neither stay nor suppress."""
+def nms(boxes_xyxy: Tensor, valid: Tensor, threshold: float) -> Tensor:
+    """Which boxes [rows, k, 4] stay, best first in each row; those not `valid` [rows, k] neither stay nor nms."""
     num_rows, k = valid.shape
     if num_rows == 0 or k == 0:
         return valid

@@ -1,4 +1,4 @@
-"""From a detector's raw answers to detections: decode, keep what is likely, suppress doubles, keep the best.
+"""From a detector's raw answers to detections: decode, keep what is likely, nms doubles, keep the best.
 
 Owns the order of those and their ties. Refuses to know networks and files. Invariant: the same answers give the same
 detections on every device; of equal scores the lower default box, then the lower class, comes first.
@@ -14,21 +14,21 @@ from torch import Tensor
 
 from reconv.detection.box_coder import decode
 from reconv.detection.detections import Detections
-from reconv.detection.nms import suppress
+from reconv.detection.nms import nms
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class PostprocessConfig:
     """What is kept of a network's answers."""
 
     score: float = 0.05  # scores must be above
-    suppress: float = 0.5  # overlap with a better box of the class that drops a box
+    nms: float = 0.5  # overlap with a better box of the class that drops a box
     max_per_class: int = 200  # before suppression
     max_per_image: int = 200
 
 
 def postprocess(
-    codes: Tensor, logits: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float], keep: Keep
+    codes: Tensor, logits: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float], keep: PostprocessConfig
 ) -> Detections:
     """Detections of codes [n, num_anchors, 4] and logits [n, num_anchors, classes], class 0 being background."""
     n, num_classes = logits.shape[0], logits.shape[2] - 1
@@ -41,7 +41,7 @@ def postprocess(
     image, anchor, label, score, group = (x[order] for x in (image, anchor, label, score, group))
     boxes = decode(codes[image, anchor].float(), anchors_cxcywh[anchor], variances)
 
-    stays = _suppressed(boxes, group, rank, keep.suppress)
+    stays = _suppressed(boxes, group, rank, keep.nms)
     image, label, score, boxes, anchor = (x[stays] for x in (image, label, score, boxes, anchor))
     by_anchor = (anchor * num_classes + label).argsort(stable=True)
     image, label, score, boxes = (x[by_anchor] for x in (image, label, score, boxes))
@@ -70,7 +70,7 @@ def _suppressed(boxes_xyxy: Tensor, group: Tensor, rank: Tensor, threshold: floa
     dense[row, rank] = boxes_xyxy
     valid = torch.zeros(shape, dtype=torch.bool, device=group.device)
     valid[row, rank] = True
-    return suppress(dense, valid, threshold)[row, rank]
+    return nms(dense, valid, threshold)[row, rank]
 
 
 def _padded(

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from reconv.data.batch import Batch, Copied
+from reconv.batch import Batch, Copied
 from reconv.device.cpu import Cpu
-from reconv.device.cuda import Cuda, Recorder
+from reconv.device.cuda import Cuda, CudaGraph
 from reconv.device.hpu import Hpu, count_hpus, has_hpu, load_collectives
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
-from reconv.recipe.schema import Engine
+from reconv.recipe.schema import EngineConfig
 
 __all__ = [
     "Cpu",
     "Cuda",
+    "CudaGraph",
     "Device",
     "Hpu",
     "Mps",
-    "Recorder",
     "choose_algorithms",
     "count_devices",
     "device_kind",
@@ -57,7 +57,7 @@ class Device(Protocol):
         ...
 
     def later(self, value: Tensor) -> Callable[[], Tensor]: ...
-    def recorder(self) -> Recorder | None:
+    def recorder(self) -> CudaGraph | None:
         """What records work and launches it again as a whole, where the device has that."""
         ...
 
@@ -116,7 +116,7 @@ def open_device(name: str = "auto", threads: int | None = None, place: int = 0) 
     return Cuda(int(match[2] or 0), threads)
 
 
-def choose_algorithms(device: Device, engine: Engine) -> None:
+def choose_algorithms(device: Device, engine: EngineConfig) -> None:
     """Let torch try algorithms and keep the fastest, or take only those that give the same bits every time.
 
     From then on the device may load its libraries.

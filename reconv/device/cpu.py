@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.device.amx import avoid_broken_tiles
 
 

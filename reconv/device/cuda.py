@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import UsageError
 
 Result = TypeVar("Result")
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 _MAX_PINNED_BYTES = 64 * 2**20  # of one tensor; larger ones move once, and pinned memory is not given back
 
 
-class Recorder:
+class CudaGraph:
     """Records work as CUDA graphs, on a stream of its own.
 
     Recordings share memory: they never run at the same time, and nothing of one is read after another ran.
@@ -134,9 +134,9 @@ class Cuda:
 
         return wait
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> CudaGraph:
         """What records whole steps here."""
-        return Recorder(self.torch)
+        return CudaGraph(self.torch)
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import UsageError
 
 _LAZY = "PT_HPU_LAZY_MODE"

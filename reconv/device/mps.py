@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import UsageError
 
 

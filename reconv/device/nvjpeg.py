@@ -21,13 +21,13 @@ from reconv.kernels.crop.ops import Box, crop
 
 _WHERE, _THEN = "data.backend: gpu", "--set data.backend=processes decodes on the host alone"
 
-_SIDE = 64  # of the picture that is tried
+_SIDE = 64  # of the image that is tried
 
 Decode = Callable[[list[Tensor]], list[Tensor]]
 
 
-class JpegEngine:
-    """Decodes files of bytes and cuts boxes out of their pictures; used by one thread at a time."""
+class NvJpegDecoder:
+    """Decodes files of bytes and cuts boxes out of their images; used by one thread at a time."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
@@ -45,7 +45,7 @@ class JpegEngine:
     def crops(
         self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
     ) -> tuple[Tensor, list[int]]:
-        """The boxes of the files' pictures, resized to [n, 3, size, size], and which files those are."""
+        """The boxes of the files' images, resized to [n, 3, size, size], and which files those are."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             decoded = dict(self._decoded(list(files)))
             taken = list(decoded)
@@ -64,7 +64,7 @@ class JpegEngine:
         crops.record_stream(torch.cuda.current_stream(self._device))
 
     def _decoded(self, files: list[Tensor]) -> list[tuple[int, Tensor]]:
-        """The pictures [3, height, width] of files that decode, with their numbers."""
+        """The images [3, height, width] of files that decode, with their numbers."""
         try:
             return list(enumerate(self.decode(files)))
         except (torch.OutOfMemoryError, torch.AcceleratorError):

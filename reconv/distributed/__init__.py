@@ -1,7 +1,7 @@
-"""The world of processes; the sole importer of torch.distributed."""
+"""The process_group of processes; the sole importer of torch.distributed."""
 
 from __future__ import annotations
 
-from reconv.distributed.process_group import World, open_world
+from reconv.distributed.process_group import ProcessGroup, open_process_group
 
-__all__ = ["World", "open_world"]
+__all__ = ["ProcessGroup", "open_process_group"]

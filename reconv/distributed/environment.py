@@ -22,7 +22,7 @@ WORDS_VARIABLE = "RECONV_WORDS"  # set for the processes of --devices: the folde
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LaunchEnv:
     """`rank` of `size` processes, `local_rank` of the `local_size` on this machine, and where rank 0 is met."""
 
     rank: int = 0
@@ -42,17 +42,17 @@ class Place:
         return -(-self.size // self.local_size)
 
 
-def read_place(environment: Mapping[str, str] | None = None) -> Place:
+def read_launch_env(environment: Mapping[str, str] | None = None) -> LaunchEnv:
     """The place that a launcher gave this process; alone where there was none, or only one process."""
     environment = os.environ if environment is None else environment
     for read in (_torchrun, _open_mpi, _pmi, _slurm):
         place = read(environment)
         if place is not None:
-            return place if place.size > 1 else Place(restart=place.restart)
-    return Place()
+            return place if place.size > 1 else LaunchEnv(restart=place.restart)
+    return LaunchEnv()
 
 
-def must_launch(devices: int | None, place: Place) -> bool:
+def must_launch(devices: int | None, place: LaunchEnv) -> bool:
     """Whether the processes of `--devices` are still to be started; refused where a launcher has started others."""
     if devices is not None and place.size > 1:
         raise UsageError(
@@ -62,7 +62,7 @@ def must_launch(devices: int | None, place: Place) -> bool:
     return devices is not None and devices > 1
 
 
-def _refuse_impossible(place: Place) -> None:
+def _refuse_impossible(place: LaunchEnv) -> None:
     """Refuse a place that is none, where the others would be waited for in vain."""
     is_possible = place.rank < place.size and place.local_rank < place.local_size <= place.size
     if place.size != 1 and not is_possible:
@@ -75,11 +75,11 @@ def _refuse_impossible(place: Place) -> None:
         )
 
 
-def _torchrun(environment: Mapping[str, str]) -> Place | None:
+def _torchrun(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     number = _numbers(environment, "torchrun")
-    place = Place(
+    place = LaunchEnv(
         rank=number("RANK"),
         size=number("WORLD_SIZE"),
         local_rank=number("LOCAL_RANK", "RANK"),
@@ -95,11 +95,11 @@ def _torchrun(environment: Mapping[str, str]) -> Place | None:
     return place
 
 
-def _open_mpi(environment: Mapping[str, str]) -> Place | None:
+def _open_mpi(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
     number = _numbers(environment, "Open MPI")
-    place = Place(
+    place = LaunchEnv(
         rank=number("OMPI_COMM_WORLD_RANK"),
         size=number("OMPI_COMM_WORLD_SIZE"),
         local_rank=number("OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -110,14 +110,14 @@ def _open_mpi(environment: Mapping[str, str]) -> Place | None:
     return _with_address(place, environment, "mpirun -x MASTER_ADDR=<a machine's address> ...")
 
 
-def _pmi(environment: Mapping[str, str]) -> Place | None:
+def _pmi(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "PMI_RANK" not in environment or "PMI_SIZE" not in environment:
         return None
     number = _numbers(environment, "PMI")
     local = {"MPI_LOCALRANKID": "MPI_LOCALNRANKS", "PMI_LOCAL_RANK": "PMI_LOCAL_SIZE", "SLURM_LOCALID": ""}
     local_rank = next((name for name in local if name in environment), "PMI_RANK")
     on_node = _slurm_tasks_here(environment) if local_rank == "SLURM_LOCALID" else None
-    place = Place(
+    place = LaunchEnv(
         rank=number("PMI_RANK"),
         size=number("PMI_SIZE"),
         local_rank=number(local_rank),
@@ -128,12 +128,12 @@ def _pmi(environment: Mapping[str, str]) -> Place | None:
     return _with_address(place, environment, "mpiexec -env MASTER_ADDR <a machine's address> ...")
 
 
-def _slurm(environment: Mapping[str, str]) -> Place | None:
+def _slurm(environment: Mapping[str, str]) -> LaunchEnv | None:
     is_shell = environment.get("SLURM_JOB_NAME") in _SHELLS or "SLURM_PTY_PORT" in environment
     if "SLURM_PROCID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment or is_shell:
         return None
     number = _numbers(environment, "Slurm")
-    place = Place(
+    place = LaunchEnv(
         rank=number("SLURM_PROCID"),
         size=number("SLURM_STEP_NUM_TASKS"),
         local_rank=number("SLURM_LOCALID"),
@@ -144,7 +144,7 @@ def _slurm(environment: Mapping[str, str]) -> Place | None:
     return _with_address(place, environment, "export MASTER_ADDR=<the first machine's address> before srun")
 
 
-def _with_address(place: Place, environment: Mapping[str, str], how: str) -> Place:
+def _with_address(place: LaunchEnv, environment: Mapping[str, str], how: str) -> LaunchEnv:
     """The place with the address of rank 0, which launchers other than torchrun may leave out."""
     _refuse_impossible(place)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
@@ -156,7 +156,7 @@ def _with_address(place: Place, environment: Mapping[str, str], how: str) -> Pla
             why="MASTER_ADDR is not set",
             then=how,
         )
-    return Place(
+    return LaunchEnv(
         place.rank, place.size, place.local_rank, place.local_size, place.launcher, address or _LOCAL, place.port
     )
 

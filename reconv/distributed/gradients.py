@@ -21,17 +21,17 @@ from reconv.distributed.process_group import Reduction, Shared, Sharing, Statist
 from reconv.precision.accumulate import wide
 
 if TYPE_CHECKING:
-    from reconv.distributed.ranks import Ranks
+    from reconv.distributed.ranks import DistributedProcessGroup
 
 
 class _Together(Shared):
     """What both ways share."""
 
-    def __init__(self, world: Ranks, model: nn.Module, sharing: Sharing) -> None:
-        self._world = world
+    def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, sharing: Sharing) -> None:
+        self._world = process_group
         self._sharing = sharing
-        self.rank, self.size = world.rank, world.size
-        self._holders = _holders(world.rank, world.size, sharing.ranks_per_group)
+        self.rank, self.size = process_group.rank, process_group.size
+        self._holders = _holders(process_group.rank, process_group.size, sharing.ranks_per_group)
 
     def sum(self, value: Summable) -> Summable:
         """The sum over all processes."""
@@ -43,19 +43,19 @@ class _Together(Shared):
         return summed
 
 
-class Overlapped(_Together):
+class OverlappedReduce(_Together):
     """Torch's own data parallelism: buckets of gradients travel while earlier layers are still differentiated.
 
     They travel in the last pass of a step alone. Sums are added in whatever order is fastest.
     """
 
-    def __init__(self, world: Ranks, model: nn.Module, sharing: Sharing) -> None:
-        super().__init__(world, model, sharing)
+    def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, sharing: Sharing) -> None:
+        super().__init__(process_group, model, sharing)
         self._model = model
         self._parallel: DistributedDataParallel | None = None
         self._add = _add_bf16 if sharing.compress == "bf16" else _add
         self._buckets: list[tuple[int, torch.dtype]] = []  # of the last step: how many numbers of which type
-        self._device = world.device
+        self._device = process_group.device
 
     def wrap(self, forward: Callable[..., object]) -> Callable[..., object]:
         """The forward pass, watched by torch's reducer."""
@@ -140,15 +140,15 @@ def _only(value: Any) -> Tensor:
     return tensor
 
 
-class Ordered(_Together):
+class OrderedReduce(_Together):
     """The gradients of single groups are added in group order, from rank to rank: the bits of one process.
 
     Rank 0 adds its groups as a process alone does. Each next rank keeps its groups apart, adds them to what it is
     handed, in order, and hands that on; the last one tells all.
     """
 
-    def __init__(self, world: Ranks, model: nn.Module, sharing: Sharing) -> None:
-        super().__init__(world, model, sharing)
+    def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, sharing: Sharing) -> None:
+        super().__init__(process_group, model, sharing)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._kept: list[list[Tensor]] = []  # of each pass: its gradients in one tensor for each type
 

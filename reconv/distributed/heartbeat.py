@@ -25,8 +25,8 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from reconv.distributed.environment import LaunchEnv
 from reconv.errors import Exit, LostPeerError, PeerError, ReconvError
-from reconv.distributed.environment import Place
 
 BEAT_S = 1.0
 LOST_AFTER_S = 30.0
@@ -65,7 +65,7 @@ class _Heard:
 class Heartbeat:
     """The thread of one process; `phase` is set by whoever knows it."""
 
-    def __init__(self, place: Place, end: Callable[[ReconvError], None], served: Store) -> None:
+    def __init__(self, place: LaunchEnv, end: Callable[[ReconvError], None], served: Store) -> None:
         """`end` winds a process down, in a thread, when others are lost; a store it serves lives until it has left."""
         self.phase = "starting"
         self.lost_after_s = LOST_AFTER_S
@@ -311,7 +311,7 @@ def _state(beat: Beat | None) -> str:
     return f"the process is there, its state is {state}"
 
 
-def _connect(place: Place) -> Store:
+def _connect(place: LaunchEnv) -> Store:
     """A connection of our own: that of the collectives may be waiting for something."""
     store = TCPStore(place.address, place.port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
     return PrefixStore(f"reconv/{place.restart}/beat", store)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.environment_checks import Finding
+from reconv.environment_checks import CheckResult
 from reconv.errors import UsageError
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -30,9 +30,9 @@ told = {"reconv": reconv.__version__, "python": platform.python_version(), "torc
 if data:
     try:
         from pathlib import Path
-        from reconv.data.readers.factory import open_source
-        from reconv.recipe.data_fields import Data
-        sets = {split: open_source("auto", Path(data), split, Data()) for split in ("train", "val")}
+        from reconv.data.readers.factory import open_dataset
+        from reconv.recipe.data_fields import DataConfig
+        sets = {split: open_dataset("auto", Path(data), split, DataConfig()) for split in ("train", "val")}
         told["data"] = {split: source.fingerprint() for split, source in sets.items()}
     except Exception as error:
         told["data"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -46,19 +46,19 @@ print(json.dumps(told))
 """
 
 
-def examine_hosts(hosts: Sequence[str], data: str | None, port: int, ssh: Sequence[str] = SSH) -> list[Finding]:
+def examine_hosts(hosts: Sequence[str], data: str | None, port: int, ssh: Sequence[str] = SSH) -> list[CheckResult]:
     """What each machine has, against this one; `port` is opened here while they try to reach it."""
     with _listening(port) as server:
         address, number = socket.getfqdn(), server.getsockname()[1]
         ours = _ask([], "", 0, data)
-        findings: list[Finding] = []
+        findings: list[CheckResult] = []
         for host in hosts:
             theirs = _ask([*ssh, host], address, number, data)
             if isinstance(theirs, str):
                 advice = f"ssh {host} must work without a password, and {sys.executable} must have reconv there"
-                findings.append(Finding(host, "ssh", None, theirs, "missing", advice))
+                findings.append(CheckResult(host, "ssh", None, theirs, "missing", advice))
             else:
-                findings.append(Finding(host, "ssh", "ok", "answers"))
+                findings.append(CheckResult(host, "ssh", "ok", "answers"))
                 findings.extend(_compared(host, ours, theirs, f"{address}:{number}"))
         return findings
 
@@ -72,13 +72,13 @@ def _listening(port: int) -> socket.socket:
         ) from error
 
 
-def _compared(host: str, ours: Any, theirs: dict[str, Any], address: str) -> Iterator[Finding]:
+def _compared(host: str, ours: Any, theirs: dict[str, Any], address: str) -> Iterator[CheckResult]:
     here = ours if isinstance(ours, dict) else {}
     for name in ("reconv", "torch", "python"):
         if theirs[name] == here.get(name):
-            yield Finding(host, name, theirs[name], f"{theirs[name]}, as here")
+            yield CheckResult(host, name, theirs[name], f"{theirs[name]}, as here")
         else:
-            yield Finding(
+            yield CheckResult(
                 host,
                 name,
                 theirs[name],
@@ -90,11 +90,11 @@ def _compared(host: str, ours: Any, theirs: dict[str, Any], address: str) -> Ite
         is_same = theirs["data"] == here.get("data") and isinstance(theirs["data"], dict)
         text = "the same as here" if is_same else f"not the same as here: {theirs['data']}"
         advice = "" if is_same else "compare `reconv data check PATH` on both machines"
-        yield Finding(host, "data", is_same, text, "ok" if is_same else "missing", advice)
+        yield CheckResult(host, "data", is_same, text, "ok" if is_same else "missing", advice)
     is_open = theirs["port"] == "open"
     text = f"{address} is reached" if is_open else f"{address} is not reached: {theirs['port']}"
     advice = "" if is_open else "open the port, or give MASTER_ADDR an address that this machine has there"
-    yield Finding(host, "port", is_open, text, "ok" if is_open else "missing", advice)
+    yield CheckResult(host, "port", is_open, text, "ok" if is_open else "missing", advice)
 
 
 def _ask(way: Sequence[str], address: str, port: int, data: str | None) -> dict[str, Any] | str:

@@ -24,9 +24,9 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from reconv.errors import Exit, InterruptError, LostPeerError, PeerError, ReconvError, TerminatedError
+from reconv.distributed.environment import WORDS_VARIABLE, read_launch_env
 from reconv.distributed.failure import leave_words, read_words
-from reconv.distributed.environment import WORDS_VARIABLE, read_place
+from reconv.errors import Exit, InterruptError, LostPeerError, PeerError, ReconvError, TerminatedError
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
@@ -88,7 +88,7 @@ def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         return work(*args)
     except (ReconvError, KeyboardInterrupt) as error:
         said = error if isinstance(error, ReconvError) else InterruptError()
-        leave_words(Path(folder), read_place().rank, said)
+        leave_words(Path(folder), read_launch_env().rank, said)
         sys.exit(said.code)
 
 

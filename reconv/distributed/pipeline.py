@@ -25,7 +25,7 @@ from reconv.distributed.process_group import Cut, Shared, Statistics, Summable, 
 from reconv.precision.accumulate import wide
 
 if TYPE_CHECKING:
-    from reconv.distributed.ranks import Ranks
+    from reconv.distributed.ranks import DistributedProcessGroup
 
 Schedule = ScheduleGPipe | Schedule1F1B
 
@@ -35,12 +35,12 @@ class Pipeline(Shared):
 
     is_piped = True
 
-    def __init__(self, world: Ranks, model: nn.Module, cut: Cut) -> None:
-        self.rank, self.size = world.rank, world.size
+    def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, cut: Cut) -> None:
+        self.rank, self.size = process_group.rank, process_group.size
         self._model, self._cut = model, cut
         self._num_parts = len(cut.parts(model))
-        self._part = world.rank % self._num_parts
-        self._device = world.device
+        self._part = process_group.rank % self._num_parts
+        self._device = process_group.device
         self._peers, self._copies = self._groups()
         self._layer = _Part(cut.parts(model)[self._part])
         self._schedule: Schedule | None = None

@@ -1,4 +1,4 @@
-"""The processes of a run, seen from one of them; this file is the world of a process alone.
+"""The processes of a run, seen from one of them; this file is the process_group of a process alone.
 
 Owns what a run may ask of other processes, and the answers when there are none. Refuses to know gradients' meaning and
 torch.distributed, which only `ranks` loads, once there is more than one process. Invariant: what is asked is asked by
@@ -14,19 +14,19 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from reconv.distributed.environment import LaunchEnv, read_launch_env
 from reconv.errors import ReconvError
-from reconv.distributed.environment import Place, read_place
 
 T = TypeVar("T")
 Summable = TypeVar("Summable", bound=Tensor | float)
 Statistics = Sequence[tuple[int, Tensor]]  # of each group: samples, and a tensor
 
-ALONE = Place()
+ALONE = LaunchEnv()
 # How a process ends: as it should; as all do at the same step; or by itself, and the others because of it.
 Ending = Literal["done", "agreed", "failing"]
 
 
-class Divided(Protocol):
+class ShardedOptimizer(Protocol):
     """An optimizer of which each process may have a share."""
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
@@ -66,13 +66,13 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ProcessGroup:
     """This process's place, and what it asks of the others."""
 
-    place: Place = ALONE
+    place: LaunchEnv = ALONE
 
     @classmethod
-    def single(cls) -> World:
+    def single(cls) -> ProcessGroup:
         """One process, alone."""
         return cls()
 
@@ -85,7 +85,7 @@ class World:
         return self.place.size
 
     @property
-    def is_first(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process writes the run folder and talks to the terminal."""
         return self.rank == 0
 
@@ -97,13 +97,13 @@ class World:
         """What each process has, in rank order."""
         return [item]
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def on_rank0(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, for all."""
         return make()
 
     def told_by_first(self, item: T) -> T:
         """What rank 0 has, for all."""
-        return self.from_first(lambda: item)
+        return self.on_rank0(lambda: item)
 
     def agree(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """The largest of each number over all processes, as of the last call where there are several."""
@@ -120,7 +120,9 @@ class World:
         """Which process has which parameter, by their sizes."""
         return dict.fromkeys(sizes, 0)
 
-    def divide(self, optimizer: Divided, parameters: Mapping[str, Tensor], owner: Mapping[str, int]) -> Divided:
+    def divide(
+        self, optimizer: ShardedOptimizer, parameters: Mapping[str, Tensor], owner: Mapping[str, int]
+    ) -> ShardedOptimizer:
         """The optimizer of all parameters, from this process's share of it."""
         return optimizer
 
@@ -140,7 +142,7 @@ class World:
 
 
 class Shared:
-    """The step of a process alone: what the engine asks of its world while it trains one network."""
+    """The step of a process alone: what the engine asks of its process_group while it trains one network."""
 
     rank = 0
     size = 1
@@ -199,11 +201,11 @@ def fold(values: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def open_world(place: Place | None = None, device: str = "cpu") -> World:
-    """The world that a launcher describes, joined, with the means of a kind of device; alone without a launcher."""
-    place = read_place() if place is None else place
+def open_process_group(place: LaunchEnv | None = None, device: str = "cpu") -> ProcessGroup:
+    """The process_group that a launcher describes, joined, with the means of a kind of device; alone without a launcher."""
+    place = read_launch_env() if place is None else place
     if place.size == 1:
-        return World.single()
+        return ProcessGroup.single()
     from reconv.distributed.ranks import join
 
     return join(place, device)

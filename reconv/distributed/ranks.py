@@ -1,4 +1,4 @@
-"""Several processes as one world, over torch.distributed; loaded only when there are several.
+"""Several processes as one process_group, over torch.distributed; loaded only when there are several.
 
 Owns joining, leaving and what processes tell each other. Refuses to know steps and run folders. Invariant: every call
 is made by all processes in the same order, and each returns the same on all of them.
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from reconv.device import load_collectives
-from reconv.errors import PeerError, ReconvError, UsageError
-from reconv.distributed.gradients import Ordered, Overlapped
-from reconv.distributed.heartbeat import Heartbeat
-from reconv.distributed.sharded_optimizer import Shards, owners
+from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.failure import leave_words
-from reconv.distributed.process_group import Divided, Ending, Shared, Sharing, Summable, World
-from reconv.distributed.environment import Place
+from reconv.distributed.gradients import OrderedReduce, OverlappedReduce
+from reconv.distributed.heartbeat import Heartbeat
+from reconv.distributed.process_group import Ending, ProcessGroup, ShardedOptimizer, Shared, Sharing, Summable
+from reconv.distributed.sharded_optimizer import OptimizerShards, owners
+from reconv.errors import PeerError, ReconvError, UsageError
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class _Vote:
 class _WindingDown:
     """What is said and done, in a thread, when another process is lost while the main thread waits for it."""
 
-    place: Place
+    place: LaunchEnv
     wind_down: Callable[[ReconvError], None] = lambda error: None
 
     def __call__(self, error: ReconvError) -> None:
@@ -64,7 +64,7 @@ class _WindingDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks(World):
+class DistributedProcessGroup(ProcessGroup):
     """One of several processes."""
 
     device: torch.device = field(kw_only=True)
@@ -92,10 +92,10 @@ class Ranks(World):
         dist.all_gather_object(items, item)
         return cast(list[T], items)
 
-    def from_first(self, make: Callable[[], T]) -> T:
+    def on_rank0(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, for all; where it fails, all fail."""
         made: list[T | PeerError | None] = [None]
-        if self.is_first:
+        if self.is_rank0:
             try:
                 made = [make()]
             except ReconvError as error:
@@ -125,9 +125,11 @@ class Ranks(World):
         """Which process has which parameter: as even as whole parameters can be."""
         return owners(sizes, self.size)
 
-    def divide(self, optimizer: Divided, parameters: Mapping[str, Tensor], owner: Mapping[str, int]) -> Divided:
+    def divide(
+        self, optimizer: ShardedOptimizer, parameters: Mapping[str, Tensor], owner: Mapping[str, int]
+    ) -> ShardedOptimizer:
         """The optimizer of all parameters, from this process's share of it."""
-        return Shards(optimizer, parameters, owner, self.rank)
+        return OptimizerShards(optimizer, parameters, owner, self.rank)
 
     def share(self, model: nn.Module, sharing: Sharing) -> Shared:
         """Begin to train a network together."""
@@ -135,7 +137,7 @@ class Ranks(World):
             from reconv.distributed.pipeline import Pipeline  # torch's, which nobody else needs
 
             return Pipeline(self, model, sharing.cut)
-        return (Ordered if sharing.is_ordered else Overlapped)(self, model, sharing)
+        return (OrderedReduce if sharing.is_ordered else OverlappedReduce)(self, model, sharing)
 
     def entering(self, phase: str) -> None:
         """Say what this process does from now on."""
@@ -168,13 +170,13 @@ class Ranks(World):
             dist.destroy_process_group()
 
 
-def join(place: Place, device: str) -> Ranks:
+def join(place: LaunchEnv, device: str) -> DistributedProcessGroup:
     """Meet the other processes, or say who could not be met and where."""
     if device not in BACKENDS:
         raise UsageError(f"{device} cannot be shared by several processes", then="use cpu or cuda, or one process")
     load_collectives(device)
     while _at_exit:
-        _at_exit.pop()()  # a world that this process was in before may hold the port
+        _at_exit.pop()()  # a process_group that this process was in before may hold the port
     if place.num_machines == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     serves = place.rank == 0 and not place.store_is_served
@@ -200,4 +202,4 @@ def join(place: Place, device: str) -> Ranks:
     torch_device = torch.device(device if device == "cpu" else f"{device}:{place.local_rank}")
     winding_down = _WindingDown(place)
     heartbeat = Heartbeat(place, winding_down, served=store)
-    return Ranks(place, device=torch_device, heartbeat=heartbeat, winding_down=winding_down)
+    return DistributedProcessGroup(place, device=torch_device, heartbeat=heartbeat, winding_down=winding_down)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Inner(Protocol):
+class ShardableOptimizer(Protocol):
     """An optimizer over some of the parameters."""
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
@@ -33,10 +33,12 @@ def owners(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
     return owner
 
 
-class Shards:
+class OptimizerShards:
     """The optimizer of all parameters, as one of the processes that share it."""
 
-    def __init__(self, inner: Inner, parameters: Mapping[str, Tensor], owner: Mapping[str, int], rank: int) -> None:
+    def __init__(
+        self, inner: ShardableOptimizer, parameters: Mapping[str, Tensor], owner: Mapping[str, int], rank: int
+    ) -> None:
         """`inner` has this rank's parameters; `parameters` are all, in the order of a whole optimizer."""
         self._inner = inner
         self._parameters = parameters

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from reconv.kernels.pointwise.ops import Ending, excited, largest, means, side_by_side
-from reconv.kernels.conv_bias_act.ops import product
 from reconv.kernels.conv_bias_act.candidates import Shape
+from reconv.kernels.conv_bias_act.ops import product
+from reconv.kernels.pointwise.ops import Ending, excited, largest, means, side_by_side
 
 aten = torch.ops.aten
 _FUNCTIONS: dict[object, Ending] = {

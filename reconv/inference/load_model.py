@@ -15,13 +15,13 @@ from typing import Literal
 from torch import Tensor
 
 from reconv.checkpoint.download_weights import fetch_weights, is_remote
-from reconv.checkpoint.locate import EMA, Located, locate
-from reconv.checkpoint.store import Store
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import apply, read_weights
+from reconv.checkpoint.locate import EMA, Located, locate
+from reconv.checkpoint.store import Store
 from reconv.device import Device
-from reconv.io.download import Progress
 from reconv.errors import CheckpointError, UsageError
+from reconv.io.download import Progress
 from reconv.precision import at_least_float32
 from reconv.recipe.loader import load
 from reconv.recipe.schema import Recipe
@@ -41,7 +41,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedModel:
     """Weights and what was saved with them."""
 
     recipe: Recipe
@@ -79,7 +79,7 @@ def _quarters(name: str, tell: Callable[[str], None]) -> Progress:
     return progress
 
 
-def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:
+def read_saved(located: Located, *, weights: str, recipe: str | None) -> SavedModel:
     """The tensors of a run, a checkpoint or a weights file, and the recipe that made them."""
     if located.checkpoint is None:
         return _read_bare(located.weights, recipe)
@@ -89,7 +89,7 @@ def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:
         tensors = read_weights(_averaged_file(located))
     else:
         tensors = dict(loaded.parts["ema" if chosen == "ema" else "model"])
-    return Saved(
+    return SavedModel(
         recipe=Recipe.model_validate(loaded.state["recipe"]),
         class_names=tuple(loaded.state["class_names"]),
         has_names=True,
@@ -101,7 +101,7 @@ def read_saved(located: Located, *, weights: str, recipe: str | None) -> Saved:
     )
 
 
-def build_saved(saved: Saved, recipe: Recipe, device: Device) -> Network:
+def build_saved(saved: SavedModel, recipe: Recipe, device: Device) -> Network:
     """The network of saved weights, with them in it; `recipe` is theirs, or differs in how it computes."""
     network = build_network(recipe, len(saved.class_names), device)
     at_least_float32(network.model)
@@ -109,8 +109,8 @@ def build_saved(saved: Saved, recipe: Recipe, device: Device) -> Network:
     return network
 
 
-def _read_bare(path: Path, recipe: str | None) -> Saved:
-    tensors = read_weights(path)  # first: a picture in the place of a run is no file of weights without a recipe
+def _read_bare(path: Path, recipe: str | None) -> SavedModel:
+    tensors = read_weights(path)  # first: an image in the place of a run is no file of weights without a recipe
     if recipe is None:
         raise UsageError(
             f"{path} is a bare weights file: its recipe is not known",
@@ -122,7 +122,7 @@ def _read_bare(path: Path, recipe: str | None) -> Saved:
         num_classes -= 1
         tensors = read_weights(path, num_classes=num_classes)
     names = tuple(str(i) for i in range(num_classes))
-    return Saved(named, names, False, tensors, path, "raw", None)
+    return SavedModel(named, names, False, tensors, path, "raw", None)
 
 
 def _chosen(located: Located, wish: str, has_ema: bool) -> str:

@@ -1,7 +1,7 @@
-"""`predict`: what a trained run sees in pictures, as names with scores, or as boxes with names and scores.
+"""`predict`: what a trained run sees in images, as names with scores, or as boxes with names and scores.
 
-Owns the way from picture files to answers and, for boxes, to pictures of them. Refuses to know training and scoring.
-Invariant: the preprocessing is the one saved with the model; boxes are in pixels of the picture as one sees it.
+Owns the way from image files to answers and, for boxes, to images of them. Refuses to know training and scoring.
+Invariant: the preprocessing is the one saved with the model; boxes are in pixels of the image as one sees it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.detection.detections import Detections
-from reconv.io.atomic import Files, writing
+from reconv.batch import Batch
 from reconv.data.decode.decode import decode, host_eval, picture
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
-from reconv.data.storage.local import read, read_named
 from reconv.data.readers.folder import is_image_name
+from reconv.data.storage.local import read, read_named
+from reconv.detection.detections import Detections
 from reconv.errors import DataError, UsageError
+from reconv.inference.predictor import LoadedModel, Tell, find_model, open_model, silent
+from reconv.inference.tta import averaged_views
+from reconv.io.atomic import Files, writing
+from reconv.precision.accumulate import wide
 from reconv.trainer import builders as parts
 from reconv.trainer.detection_builders import build_postprocess
-from reconv.inference.predictor import Model, Tell, find_model, open_model, silent
-from reconv.inference.tta import averaged_views
-from reconv.precision.accumulate import wide
 
 PREDICT_BATCH = 64
-NUM_NAMES = 5  # of a picture, unless told otherwise
+NUM_NAMES = 5  # of an image, unless told otherwise
 LEAST_SCORE = 0.3  # of a box that is worth telling, unless told otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBox:
-    """Something found in a picture."""
+    """Something found in an image."""
 
     name: str
     score: float
@@ -46,18 +46,18 @@ class FoundBox:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a picture shows, best guess first: names, or boxes where the run is a detector."""
+    """What an image shows, best guess first: names, or boxes where the run is a detector."""
 
     path: Path
     labels: tuple[tuple[str, float], ...]
-    error: str = ""  # why there is no answer, when a bad picture is not to stop the others
+    error: str = ""  # why there is no answer, when a bad image is not to stop the others
     boxes: tuple[FoundBox, ...] | None = None  # None: the run tells names
-    drawn: Path | None = None  # the picture with its boxes, where one was asked for
+    drawn: Path | None = None  # the image with its boxes, where one was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """How much is told, and where pictures go."""
+    """How much is told, and where images go."""
 
     top: int | None
     min_score: float | None
@@ -66,14 +66,14 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A picture as evaluation sees it, and the size it really has."""
+    """An image as evaluation sees it, and the size it really has."""
 
     seen: Tensor
     width: int
     height: int
 
 
-Answer = Callable[[Mapping[Path, Opened], Tensor], Iterator[Prediction]]  # of pictures and their prepared images
+Answer = Callable[[Mapping[Path, Opened], Tensor], Iterator[Prediction]]  # of images and their prepared images
 
 
 def predict(
@@ -90,10 +90,10 @@ def predict(
     skip_bad: bool = False,
     tell: Tell = silent,
 ) -> list[Prediction]:
-    """Say what each picture (or every picture in each folder) shows; `skip_bad`: a bad one gets its error instead.
+    """Say what each image (or every image in each folder) shows; `skip_bad`: a bad one gets its error instead.
 
     A classifier gives the `top` names (5). A detector gives boxes with a score of at least `min_score` (0.3), at most
-    `top` of them, and draws them into the folder `pictures`.
+    `top` of them, and draws them into the folder `images`.
     """
     named = dict.fromkeys(Path(path) for path in paths)
     files = list(dict.fromkeys(file for path in named for file in _pictures(path)))
@@ -114,11 +114,11 @@ def predict(
     return sorted(results, key=lambda result: order[result.path])
 
 
-def _names(model: Model, wishes: Wishes) -> Answer:
+def _names(model: LoadedModel, wishes: Wishes) -> Answer:
     """Answers with the most likely names."""
-    for option, value in (("--score", wishes.min_score), ("--pictures", wishes.pictures)):
+    for option, value in (("--score", wishes.min_score), ("--images", wishes.pictures)):
         if value is not None:
-            raise UsageError(f"{option} is for detectors; this run names whole pictures", then=f"leave {option} out")
+            raise UsageError(f"{option} is for detectors; this run names whole images", then=f"leave {option} out")
     forward = averaged_views(model.network.model, model.recipe.evaluate.tta)
 
     def answer(opened: Mapping[Path, Opened], images: Tensor) -> Iterator[Prediction]:
@@ -130,7 +130,7 @@ def _names(model: Model, wishes: Wishes) -> Answer:
     return answer
 
 
-def _boxes(model: Model, wishes: Wishes, files: Sequence[Path]) -> Answer:
+def _boxes(model: LoadedModel, wishes: Wishes, files: Sequence[Path]) -> Answer:
     """Answers with boxes, and draws them."""
     detections = build_postprocess(model.recipe, model.device)
     least = LEAST_SCORE if wishes.min_score is None else wishes.min_score
@@ -153,7 +153,7 @@ def _boxes(model: Model, wishes: Wishes, files: Sequence[Path]) -> Answer:
 def found_boxes(
     found: Detections, row: int, picture: Opened, class_names: Sequence[str], class_ids: Sequence[int] = ()
 ) -> Iterator[FoundBox]:
-    """The boxes of one picture of a batch, in its pixels, best first."""
+    """The boxes of one image of a batch, in its pixels, best first."""
     count = int(found.counts[row])
     sides = torch.tensor([picture.width, picture.height, picture.width, picture.height])
     corners = (found.boxes_xyxy[row, :count].double() * sides).tolist()
@@ -164,7 +164,7 @@ def found_boxes(
 
 
 def _drawn_files(files: Sequence[Path], folder: Path) -> dict[Path, Path]:
-    """A name in the folder for each picture; pictures of one name get numbers."""
+    """A name in the folder for each image; images of one name get numbers."""
     names: dict[Path, Path] = {}
     taken: set[str] = set()
     for file in files:
@@ -176,35 +176,35 @@ def _drawn_files(files: Sequence[Path], folder: Path) -> dict[Path, Path]:
         names[file] = folder / f"{name}.png"
     clash = next((target for file in files for target in names.values() if target.resolve() == file.resolve()), None)
     if clash is not None:
-        raise UsageError("a picture would be overwritten by the drawing of it", where=str(clash), then="another folder")
+        raise UsageError("an image would be overwritten by the drawing of it", where=str(clash), then="another folder")
     return names
 
 
 def _draw(file: Path, boxes: Sequence[FoundBox], target: Path) -> None:
-    """The picture again, in colour and full size, with its boxes; it is not kept from before, since many are large."""
+    """The image again, in colour and full size, with its boxes; it is not kept from before, since many are large."""
     written = [DrawnBox(b.box_xyxy, f"{b.name} {b.score:.0%}", class_colour(b.label)) for b in boxes]
     drawn = draw_boxes(picture(decode(read(file), 3, str(file)), 3), written)
-    with writing(Files(), target.parent, "choose another folder with --pictures DIR"):
+    with writing(Files(), target.parent, "choose another folder with --images DIR"):
         target.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(target)
 
 
 def _pictures(path: Path) -> list[Path]:
     if path.is_dir():
-        # What is called a picture and cannot be read as one is told when it is opened, not left out here.
+        # What is called an image and cannot be read as one is told when it is opened, not left out here.
         files = sorted(file for file in path.rglob("*") if is_image_name(file.name) and not file.is_dir())
         if not files:
-            raise DataError("no picture in this folder", where=str(path))
+            raise DataError("no image in this folder", where=str(path))
         return files
     if not path.exists():
-        raise DataError("no such picture", where=str(path))
+        raise DataError("no such image", where=str(path))
     return [path]
 
 
 def _open(
-    files: Sequence[Path], named: Container[Path], model: Model, skip_bad: bool
+    files: Sequence[Path], named: Container[Path], model: LoadedModel, skip_bad: bool
 ) -> tuple[dict[Path, Opened], list[Prediction]]:
-    """The pictures that decode, upright and preprocessed, and an answer without labels for those that do not."""
+    """The images that decode, upright and preprocessed, and an answer without labels for those that do not."""
     preprocess = model.recipe.data.preprocess
     opened: dict[Path, Opened] = {}
     bad: list[Prediction] = []
@@ -221,7 +221,7 @@ def _open(
     return opened, bad
 
 
-def _batch_of(images: Sequence[Tensor], model: Model) -> Batch:
+def _batch_of(images: Sequence[Tensor], model: LoadedModel) -> Batch:
     rows = torch.arange(len(images))
     batch = Batch({"images": torch.stack(list(images)), "indices": rows, "targets": rows * 0}, rows, (len(images),))
     return batch.map(model.device.move)

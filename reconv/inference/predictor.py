@@ -1,6 +1,6 @@
 """Using a trained run: it is opened as a model, and `evaluate` scores it in one exact pass.
 
-Owns the pass. Refuses to know training, pictures of no data set (predict) and how a RUN becomes a network (saved).
+Owns the pass. Refuses to know training, images of no data set (predict) and how a RUN becomes a network (saved).
 Invariant: the preprocessing is the one saved with the model.
 """
 
@@ -10,24 +10,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.io.atomic import Files, writing
 from reconv.checkpoint.locate import Located, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
 from reconv.checkpoint.store import Store
-from reconv.data.pipeline.bad_samples import Faults
-from reconv.data.dataset import Source
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, open_device
-from reconv.trainer.evaluate_pass import evaluate as one_pass
 from reconv.errors import CheckpointError, DataError, UsageError
+from reconv.inference.load_model import build_saved, find_weights, read_saved
+from reconv.inference.tta import averaged_views
+from reconv.io.atomic import Files, writing
+from reconv.metrics.coco_eval import INSTALL, can_score_coco
 from reconv.recipe.schema import Recipe
 from reconv.report.html import write_report
 from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.trainer import builders as parts
+from reconv.trainer.datasets import open_datasets, part_of, refuse_unread_path
+from reconv.trainer.evaluate_pass import evaluate as one_pass
 from reconv.trainer.network import Network
-from reconv.inference.load_model import build_saved, find_weights, read_saved
-from reconv.trainer.datasets import open_sources, part_of, refuse_unread_path
-from reconv.metrics.coco_eval import INSTALL, can_score_coco
-from reconv.inference.tta import averaged_views
 
 Tell = Callable[[str], None]  # told what a person should know besides the result
 
@@ -50,7 +50,7 @@ class EvalResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class LoadedModel:
     """A network ready to use, and what was saved with it."""
 
     recipe: Recipe
@@ -101,17 +101,17 @@ def find_model(run: str | Path, best: bool, tell: Tell) -> Located:
     return located
 
 
-def open_model(located: Located, *, device: str, weights: str, recipe: str | None) -> Model:
+def open_model(located: Located, *, device: str, weights: str, recipe: str | None) -> LoadedModel:
     """The network of a run, a checkpoint or a weights file, on the device."""
     saved = read_saved(located, weights=weights, recipe=recipe)
     opened = open_device(device)
     network = build_saved(saved, saved.recipe, opened)
     where = (saved.path, saved.weights, saved.step)
-    return Model(saved.recipe, saved.class_names, network, opened, *where, class_ids=saved.class_ids)
+    return LoadedModel(saved.recipe, saved.class_names, network, opened, *where, class_ids=saved.class_ids)
 
 
 def _score(
-    model: Model, data: str | Path | None, batch: int | None, tell: Tell, samples: int | None = None
+    model: LoadedModel, data: str | Path | None, batch: int | None, tell: Tell, samples: int | None = None
 ) -> EvalResult:
     recipe = model.recipe
     whole = _validation_set(recipe, data)
@@ -126,7 +126,7 @@ def _score(
     if recipe.task == "detection" and not can_score_coco():
         tell(f"the 12 COCO numbers are not told: {INSTALL}")
     task = parts.build_task(recipe, source, model.device)
-    faults = Faults(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
+    faults = BadSamples(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
     loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch, faults=faults)
     evaluator = one_pass(
         model.network.model,
@@ -188,10 +188,10 @@ def _score_every_checkpoint(
     return results
 
 
-def _validation_set(recipe: Recipe, data: str | Path | None) -> Source:
+def _validation_set(recipe: Recipe, data: str | Path | None) -> Dataset:
     """The whole of it, whatever part the run itself looked at."""
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"samples": None})})
     refuse_unread_path(recipe, data)
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
-    return open_sources(recipe).val
+    return open_datasets(recipe).val

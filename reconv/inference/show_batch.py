@@ -1,6 +1,6 @@
-"""`show`: what the network will see of some data, as one picture.
+"""`show`: what the network will see of some data, as one image.
 
-Owns the choice of batches. Refuses to know how pictures are drawn. Invariant: the images went through the loaders and
+Owns the choice of batches. Refuses to know how images are drawn. Invariant: the images went through the loaders and
 the preparation that training and evaluation use.
 """
 
@@ -14,21 +14,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.data.inspect.box_splits import box_reader
-from reconv.data.readers.detect import Found, detect
-from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
-from reconv.data.pipeline.bad_samples import Faults
-from reconv.data.pipeline.data_loader import EvalLoader
-from reconv.data.readers.factory import NEED_NO_PATH, thinned
 from reconv.data.inspect.contact_sheet import Sheet, titled
-from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare, unprepare
+from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.readers.detect import Found, detect
+from reconv.data.readers.factory import NEED_NO_PATH, subsample
+from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess, unprepare
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer import builders as parts
-from reconv.trainer.datasets import Sources, open_sources, refuse_unread_path
+from reconv.trainer.datasets import Datasets, open_datasets, refuse_unread_path
 
 _MOST_SHOWN = 128
 _USUAL = {
@@ -45,7 +45,7 @@ _ELSE = "resnet50"
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The picture, and what it is of."""
+    """The image, and what it is of."""
 
     png: bytes
     recipe: str
@@ -57,13 +57,13 @@ def show(
 ) -> Shown:
     """One training batch and one evaluation batch of `data` (a folder, or digits or synthetic) by a recipe."""
     if not 1 <= images <= _MOST_SHOWN:
-        raise UsageError(f"{images} images do not fit into a picture", then=f"1 to {_MOST_SHOWN}")
+        raise UsageError(f"{images} images do not fit into an image", then=f"1 to {_MOST_SHOWN}")
     made_up = data in NEED_NO_PATH and not Path(data).exists()
     kind = data if made_up else _kind(detect(Path(data)))
     place: Override = ("data.source", data, "PATH") if made_up else ("data.path", data, "PATH")
     resolved = load(recipe or _USUAL.get(kind, _ELSE), [place, *overrides]).recipe
     refuse_unread_path(resolved, None if made_up else data, "PATH")
-    sources = open_sources(resolved)
+    sources = open_datasets(resolved)
     some = _few_at_a_time(resolved, min(images, len(sources.train)))
     train, seen = _train_batch(some, sources, step), _eval_batch(some, sources, images)
     what = f"step {step}, {train['images'].shape[-1]} pixels, as training sees them"
@@ -81,7 +81,7 @@ def _kind(found: Found) -> str:
 
 
 def _few_at_a_time(recipe: Recipe, images: int) -> Recipe:
-    """The recipe with a batch that fits into a picture; what happens to an image stays as it is."""
+    """The recipe with a batch that fits into an image; what happens to an image stays as it is."""
     size = min(images, recipe.batch.size)
     group = recipe.batch.group
     batch = recipe.batch.model_copy(
@@ -91,33 +91,33 @@ def _few_at_a_time(recipe: Recipe, images: int) -> Recipe:
     return recipe.model_copy(update={"batch": batch, "data": data, "profile": "off"})
 
 
-def _train_batch(recipe: Recipe, sources: Sources, step: int) -> Batch:
+def _train_batch(recipe: Recipe, sources: Datasets, step: int) -> Batch:
     facts = Facts(len(sources.train), len(sources.val), len(sources.train.class_names), source=sources.train.kind)
     plan = make_plan(recipe, facts)
     if step >= plan.total_steps:
         raise UsageError(f"there is no step {step}", why=f"at this batch the run has {plan.total_steps:,}")
-    faults = Faults(recipe.data.bad_images.limit)
+    faults = BadSamples(recipe.data.bad_images.limit)
     loader = parts.train_loader(recipe, plan, sources.train, lambda tensor: tensor, faults=faults)
     [micro_batches] = loader.steps(step, step + 1)
-    prepare = TrainPrepare(recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32)
+    prepare = TrainPreprocess(recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32)
     prepared = [prepare(batch, step) for batch in micro_batches]
     shown = {"images", "targets", "boxes", "labels"} & set(prepared[0].tensors)
     tensors = {name: torch.cat([batch[name] for batch in prepared]) for name in sorted(shown)}
     return Batch(tensors, torch.cat([batch.positions for batch in prepared]), (recipe.batch.size,))
 
 
-def _eval_batch(recipe: Recipe, sources: Sources, images: int) -> Batch:
+def _eval_batch(recipe: Recipe, sources: Datasets, images: int) -> Batch:
     """Validation images spread over the classes."""
-    some = thinned(sources.val, min(100.0, 100 * images / len(sources.val)))
-    make, faults = parts.fetching(recipe), Faults(recipe.data.bad_images.limit)
+    some = subsample(sources.val, min(100.0, 100 * images / len(sources.val)))
+    make, faults = parts.fetching(recipe), BadSamples(recipe.data.bad_images.limit)
     loader = EvalLoader(
         some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=faults, make=make
     )
     [batch] = loader
-    return EvalPrepare(recipe.data.preprocess, torch.float32)(batch)
+    return EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)
 
 
-def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Sources) -> Sheet:
+def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Datasets) -> Sheet:
     pixels = unprepare(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
     names = sources.train.class_names
@@ -129,7 +129,7 @@ def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Sources) -> Sheet:
 
 
 def _with_boxes(tile: Image.Image, boxes: Tensor, labels: Tensor, names: Sequence[str]) -> Image.Image:
-    """A picture of the network's size with the boxes of its row."""
+    """An image of the network's size with the boxes of its row."""
     scaled = boxes * torch.tensor([tile.width, tile.height] * 2)
     used = labels > 0
     pairs = zip(scaled[used].tolist(), (labels[used] - 1).tolist(), strict=True)

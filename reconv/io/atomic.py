@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reconv.io import sync as disk
 from reconv.errors import ResourceError
+from reconv.io import sync as disk
 
 _CHUNK_BYTES = 8 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})

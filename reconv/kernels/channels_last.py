@@ -31,7 +31,7 @@ _MOST_COUNTERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class RowLayout:
     """How a kernel is launched: warps of a program, tiles copied ahead of the one in work, programs per processor."""
 
     warps: int = 4
@@ -61,11 +61,11 @@ class Rows:
         """The share of threads that have a channel."""
         return self.channels / (-(-self.channels // block) * block)
 
-    def lanes(self, form: Form) -> int:
+    def lanes(self, form: RowLayout) -> int:
         """Rows of a slab."""
         return form.warps * _WARP_THREADS * _THREAD_VALUES // self.block
 
-    def tile_rows(self, form: Form) -> int:
+    def tile_rows(self, form: RowLayout) -> int:
         """Rows of a tile."""
         return SLABS * self.lanes(form)
 
@@ -79,12 +79,12 @@ class Rows:
         """Counts that programs keep who add up to one sum: blocks of channels of a group."""
         return self.num_blocks * self.num_groups
 
-    def num_tiles(self, form: Form) -> int:
+    def num_tiles(self, form: RowLayout) -> int:
         """Tiles below each other, in the largest group."""
         last = self.num_rows - (self.num_groups - 1) * self.group_rows
         return -(-max(self.group_rows, last) // self.tile_rows(form))
 
-    def splits(self, form: Form) -> int:
+    def splits(self, form: RowLayout) -> int:
         """Programs that share a block of channels of a group, all with nearly the same number of tiles."""
         tiles = self.num_tiles(form)
         wanted = max(1, tiles // _TILES_PER_PROGRAM)
@@ -93,16 +93,16 @@ class Rows:
         tiles_each = -(-tiles // min(wanted, tiles))
         return min(-(-tiles // tiles_each), MOST_ACROSS)
 
-    def grid(self, form: Form) -> tuple[int, int, int]:
+    def grid(self, form: RowLayout) -> tuple[int, int, int]:
         """Programs: blocks of channels, splits of the rows, groups."""
         return self.num_blocks, self.splits(form), self.num_groups
 
-    def stages(self, form: Form, *tiles: Tensor) -> int:
+    def stages(self, form: RowLayout, *tiles: Tensor) -> int:
         """Tiles of these tensors that are copied ahead: as many as wished, if the processor has room for them."""
         ahead_bytes = self.tile_rows(form) * self.block * sum(tensor.element_size() for tensor in tiles)
         return min(form.stages, 1 + self.shared_bytes // ahead_bytes)
 
-    def slab_grid(self, form: Form) -> tuple[int, int, int]:
+    def slab_grid(self, form: RowLayout) -> tuple[int, int, int]:
         """The same, of programs that take a slab at a time."""
         return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, MOST_ACROSS), self.num_groups
 

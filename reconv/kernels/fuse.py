@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers.norm import SqueezeExcitation
 from reconv.models.ssd import SSD, Extra
 

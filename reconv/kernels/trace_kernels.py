@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from torch.autograd import Function, Variable
 from torch.overrides import TorchFunctionMode
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.kernels.dispatch import product_dtype
 from reconv.kernels.jit.launch import Variant, rehearsed
+from reconv.models.architecture import SSDFeatureMaps
 from reconv.models.layers.batch_norm import LayerState
-from reconv.models.architecture import BoxMaps
 
 _NUM_IMAGES = 2  # chooses no variant
 
@@ -51,11 +51,11 @@ def variants_of(
 
 def _judged(output: Any) -> Any:
     """A network's output, or the losses of a detector's maps: those are kernels too."""
-    if not isinstance(output, BoxMaps):
+    if not isinstance(output, SSDFeatureMaps):
         return output
-    from reconv.kernels.box_losses.ops import Layout, box_losses, nothing_shown
+    from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, nothing_shown
 
-    layout = Layout(output.per_cell, output.num_classes)
+    layout = AnchorLayout(output.per_cell, output.num_classes)
     return box_losses(output.maps, output.biases, layout, nothing_shown(output.maps, layout))
 
 

@@ -17,7 +17,7 @@ def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PoolWindow:
     """A pool's window."""
 
     side: int
@@ -39,8 +39,8 @@ class Window:
         return number - 1 if begins_outside else number
 
 
-STEM_WINDOW = Window(3, 2, 1)
-STEM_WINDOWS = (STEM_WINDOW, Window(3, 2, "same"))  # of a stem's pool, which kernels fuse with its norm
+STEM_WINDOW = PoolWindow(3, 2, 1)
+STEM_WINDOWS = (STEM_WINDOW, PoolWindow(3, 2, "same"))  # of a stem's pool, which kernels fuse with its norm
 STEM_KERNELS = (
     3,
     7,

@@ -16,7 +16,7 @@ _WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class ThroughputRates:
     """Speed over an interval; None where no step of it counted."""
 
     images_per_s: float | None
@@ -24,7 +24,7 @@ class Rates:
     data_wait_fraction: float
 
 
-class Clock:
+class RunClock:
     """Told of waits, steps and pauses as they happen, it knows the rates."""
 
     def __init__(self, warmup_steps: int = _WARMUP_STEPS, now: Callable[[], float] = time.perf_counter) -> None:
@@ -73,7 +73,7 @@ class Clock:
         self._mark_s = now_s
         self._step_wait_s = self._step_pause_s = 0.0
 
-    def interval(self) -> Rates:
+    def interval(self) -> ThroughputRates:
         """The rates since the last call."""
         rates = rates_of(self._interval_images, self._interval_train_s, self._interval_wait_s)
         self._interval_images = 0
@@ -102,10 +102,10 @@ class Clock:
         return (self._mark_s - self._warm_s) / self._timed_images * images_left
 
 
-def rates_of(images: int, train_s: float, wait_s: float) -> Rates:
-    """Rates from sums; a time of zero gives no rate."""
+def rates_of(images: int, train_s: float, wait_s: float) -> ThroughputRates:
+    """ThroughputRates from sums; a time of zero gives no rate."""
     compute_s = train_s - wait_s
-    return Rates(
+    return ThroughputRates(
         images_per_s=images / train_s if train_s > 0 else None,
         compute_images_per_s=images / compute_s if compute_s > 0 else None,
         data_wait_fraction=min(1.0, wait_s / train_s) if train_s > 0 else 0.0,

@@ -145,14 +145,14 @@ class Noted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Pictured(Event):
-    """A picture in the run folder, for the report."""
+    """An image in the run folder, for the report."""
 
-    kind: ClassVar[str] = "picture"
+    kind: ClassVar[str] = "image"
     title: str
     path: str  # relative to the run folder
     captions: tuple[str, ...] = ()
     step: int = 0
-    columns: int = 0  # 0: one picture; else a sheet of equal tiles, this many in a row, one caption a tile
+    columns: int = 0  # 0: one image; else a sheet of equal tiles, this many in a row, one caption a tile
     gap_px: int = 2  # between the tiles of a sheet
     note: str = ""  # how to read it
 
@@ -331,7 +331,7 @@ def read_events(path: Path) -> list[Event]:
 def latest_by_step(events: Iterable[Event]) -> list[Event]:
     """The events that still hold: a resume undoes the steps after its own, and a step told twice counts once.
 
-    Notes and ends are history and stay; a picture stays until another of its title comes.
+    Notes and ends are history and stay; an image stays until another of its title comes.
     """
     kept: dict[tuple[Any, ...], Event] = {}
     for number, event in enumerate(events):

@@ -58,7 +58,7 @@ def error_kinds(overlaps: Overlaps, num_classes: int) -> dict[str, int]:
 
 
 def size_buckets(overlaps: Overlaps) -> list[SizeBucket]:
-    """The objects that must be found by their area in pixels of the original picture."""
+    """The objects that must be found by their area in pixels of the original image."""
     verdicts = overlaps.verdicts(THRESHOLD)
     found = np.zeros(len(overlaps.truth_labels), bool)
     found[overlaps.same[verdicts.right]] = True

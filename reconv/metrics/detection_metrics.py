@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.detection.detections import Detections
+from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
+from reconv.detection.detections import Detections
 from reconv.metrics.coco_eval import CocoScores, can_score_coco, coco_scores
 from reconv.metrics.detection_errors import error_kinds, size_buckets
 from reconv.metrics.overlaps import Overlaps, Scored, overlaps_of

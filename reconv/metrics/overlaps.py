@@ -25,7 +25,7 @@ IN_CROWD = 0.5  # of a detection that lies in a crowd of its class: then it is n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """One image: what is in it, and what was found, in pixels of the original picture."""
+    """One image: what is in it, and what was found, in pixels of the original image."""
 
     index: int  # in the validation set
     truth: Annotation

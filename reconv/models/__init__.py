@@ -16,10 +16,19 @@ from torch import nn
 from reconv.errors import UsageError
 from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd
 from reconv.models import external as zoo
+from reconv.models.architecture import Auxiliary, ReconvModel, Spec, SSDOutput
 from reconv.models.init import Undrawn, initialise
-from reconv.models.architecture import Auxiliary, BoxAnswers, Network, Spec
 
-__all__ = ["Auxiliary", "BoxAnswers", "Network", "build_model", "initialise", "model_names", "model_spec", "stages_of"]
+__all__ = [
+    "Auxiliary",
+    "ReconvModel",
+    "SSDOutput",
+    "build_model",
+    "initialise",
+    "model_names",
+    "model_spec",
+    "stages_of",
+]
 
 _TABLE: Mapping[str, Spec] = {
     **resnet.TABLE,
@@ -88,4 +97,4 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
 
 def stages_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """A network's named stages; another package's network is one stage."""
-    return model.stages() if isinstance(model, Network) else [("network", model)]
+    return model.stages() if isinstance(model, ReconvModel) else [("network", model)]

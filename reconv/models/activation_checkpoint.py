@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from reconv.errors import RecipeError
+from reconv.models.architecture import ReconvModel
 from reconv.models.pipeline_split import parts_of
-from reconv.models.architecture import Network
 
 Stages = Sequence[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
+class ActivationCheckpointing:
     """Which stages of a network are computed again, and what that saves."""
 
     segments: tuple[tuple[str, ...], ...]  # stages in a row that keep the input of the first alone
@@ -53,7 +53,7 @@ def recomputing(
     model: nn.Module, segments: Sequence[Sequence[str]], again: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Callable[..., Any]:
     """The network's forward pass; each segment keeps its input alone, and is computed again inside `again`."""
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     stages = dict(model.stages())
     segment_of = {name: tuple(segment) for segment in segments for name in segment}
     pieces = list(dict.fromkeys(segment_of.get(name, (name,)) for name in stages))
@@ -80,9 +80,9 @@ def recomputing(
 
 def choose_stages(
     model: nn.Module, wish: Sequence[str] | Literal["auto", "all"], image: Sequence[int], dtype: torch.dtype
-) -> Recomputed:
+) -> ActivationCheckpointing:
     """The stages that a recipe wants computed again, for images [channels, height, width] of a type."""
-    if not isinstance(model, Network):
+    if not isinstance(model, ReconvModel):
         raise RecipeError(
             "memory.recompute: networks of other packages have one stage",
             why="computing all of a network again saves nothing",
@@ -99,20 +99,22 @@ def choose_stages(
     return _recomputed(stages, tuple((name,) for name in chosen))
 
 
-def cut_stages(model: nn.Module, splits: Sequence[str], image: Sequence[int], dtype: torch.dtype) -> Recomputed:
+def cut_stages(
+    model: nn.Module, splits: Sequence[str], image: Sequence[int], dtype: torch.dtype
+) -> ActivationCheckpointing:
     """The pieces between the stages at which a person cuts the network; all but the last are computed again."""
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     pieces = [tuple(name for name, _ in part) for part in parts_of(model, splits)]
     return _recomputed([*_watched(model, image, dtype)], tuple(pieces[:-1]))
 
 
 def kept_of_image(model: nn.Module, image: Sequence[int], dtype: torch.dtype) -> int | None:
     """Bytes that one image keeps for the gradients of all stages; None for a network that does not tell its stages."""
-    return _kept_bytes([*_watched(model, image, dtype)], ()) if isinstance(model, Network) else None
+    return _kept_bytes([*_watched(model, image, dtype)], ()) if isinstance(model, ReconvModel) else None
 
 
-def _recomputed(stages: Sequence[_Stage], segments: tuple[tuple[str, ...], ...]) -> Recomputed:
-    return Recomputed(segments, len(stages), _kept_bytes(stages, segments), _kept_bytes(stages, ()))
+def _recomputed(stages: Sequence[_Stage], segments: tuple[tuple[str, ...], ...]) -> ActivationCheckpointing:
+    return ActivationCheckpointing(segments, len(stages), _kept_bytes(stages, segments), _kept_bytes(stages, ()))
 
 
 def _heaviest(stages: Sequence[_Stage]) -> tuple[str, ...]:
@@ -161,7 +163,7 @@ def _kept_bytes(stages: Sequence[_Stage], segments: Sequence[Sequence[str]]) -> 
     return sum(kept.values())
 
 
-def _watched(model: Network, image: Sequence[int], dtype: torch.dtype) -> Iterator[_Stage]:
+def _watched(model: ReconvModel, image: Sequence[int], dtype: torch.dtype) -> Iterator[_Stage]:
     """Each stage of a forward pass on tensors without memory, so that nothing is computed."""
     num_images = 2  # batch norm in training refuses one value a channel
     network = copy.deepcopy(model).to("meta").train()

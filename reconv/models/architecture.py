@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
-from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
 from reconv.models.layers.norm import MOST_GROUPS, ProxyNorm, fit_groups
 
 ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated", "dirac"]
@@ -47,14 +47,14 @@ class Auxiliary(NamedTuple):
     weight: float  # of each auxiliary loss, beside 1 for the logits
 
 
-class BoxAnswers(NamedTuple):
+class SSDOutput(NamedTuple):
     """What a detector says of each of its default boxes."""
 
     codes: Tensor  # [n, boxes, 4]: how the box is to be moved and stretched
     logits: Tensor  # [n, boxes, classes]; class 0 is the background
 
 
-class BoxMaps(NamedTuple):
+class SSDFeatureMaps(NamedTuple):
     """The same as its convolutions leave it, for losses that read it so: a detector trained by kernels."""
 
     maps: tuple[Tensor, ...]  # [n, channels, height, width]: logits of all shapes, their codes, and nothing
@@ -62,14 +62,14 @@ class BoxMaps(NamedTuple):
     per_cell: tuple[int, ...]  # shapes of each map
     num_classes: int
 
-    def answers(self) -> BoxAnswers:
+    def answers(self) -> SSDOutput:
         """In the published order: map by map, in each the shape first, then the row, then the column."""
         codes, logits = [], []
         for x, (class_bias, box_bias) in zip(self.maps, self.biases, strict=True):
             begin, end = len(class_bias), len(class_bias) + len(box_bias)
             logits.append(by_box(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
             codes.append(by_box(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
-        return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+        return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
 
 
 def by_box(x: Tensor, numbers: int) -> Tensor:
@@ -79,7 +79,7 @@ def by_box(x: Tensor, numbers: int) -> Tensor:
     return shapes.permute(0, 1, 3, 4, 2).reshape(n, -1, numbers)
 
 
-class Network(nn.Module):
+class ReconvModel(nn.Module):
     """A network as an ordered list of named stages."""
 
     initialisation: Initialisation = Initialisation()
@@ -89,7 +89,7 @@ class Network(nn.Module):
         """Named parts in order; folding the input through them gives the output."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor) -> Tensor | Auxiliary | BoxAnswers | BoxMaps:
+    def forward(self, images: Tensor) -> Tensor | Auxiliary | SSDOutput | SSDFeatureMaps:
         raise NotImplementedError
 
 
@@ -168,7 +168,7 @@ class Spec:
             return SameMaxPool2d(kernel, stride)
         return MaxPool2d(kernel, stride, padding, ceil)
 
-    def build(self) -> Network:
+    def build(self) -> ReconvModel:
         """The network this spec describes, with torch's own initial values."""
         raise NotImplementedError
 

@@ -17,10 +17,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.mobilenet import round_channels
-from reconv.models.architecture import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
+from reconv.models.architecture import (
+    Initialisation,
+    LinearInit,
+    ReconvModel,
+    Spec,
+    Stage,
+    Stem,
+    ZeroGamma,
+    zero_gamma_norms,
+)
 from reconv.models.layers.dropout import DropConnect, Dropout
-from reconv.models.layers.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, SqueezeExcitation, excited, fork, joined
+from reconv.models.layers.norm import (
+    ACTIVATIONS,
+    Activation,
+    ConvNormAct,
+    Fork,
+    SqueezeExcitation,
+    excited,
+    fork,
+    joined,
+)
+from reconv.models.mobilenet import round_channels
 
 # Table 1 of the paper: whether the block expands, kernel, first stride, channels, repeats.
 _ROWS = (
@@ -128,7 +146,7 @@ def _run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
     return x
 
 
-class EfficientNet(Network):
+class EfficientNet(ReconvModel):
     """Stem, seven stages, a 1x1 top, global average, one linear layer."""
 
     def __init__(self, spec: EfficientNetSpec) -> None:

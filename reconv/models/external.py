@@ -32,7 +32,7 @@ _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ExternalModel:
     """What a network of another package was made from."""
 
     package: str
@@ -47,7 +47,7 @@ def build_foreign(package: str, name: str, num_classes: int, options: Mapping[st
     known = module.list_models() if package == "timm" else module.models.list_models()
     if name not in known:
         raise _unknown(package, name, known)
-    origin = Origin(package, name, num_classes, dict(options))
+    origin = ExternalModel(package, name, num_classes, dict(options))
     model = _create(origin, seed)
     object.__setattr__(model, _ORIGIN, origin)
     return model
@@ -56,13 +56,13 @@ def build_foreign(package: str, name: str, num_classes: int, options: Mapping[st
 def redraw(model: nn.Module, seed: int) -> bool:
     """Give a network of another package the values its own program draws from a seed; False: it is none."""
     origin = getattr(model, _ORIGIN, None)
-    if not isinstance(origin, Origin):
+    if not isinstance(origin, ExternalModel):
         return False
     model.load_state_dict(_create(origin, seed).state_dict())
     return True
 
 
-def _create(origin: Origin, seed: int) -> nn.Module:
+def _create(origin: ExternalModel, seed: int) -> nn.Module:
     """The network as its package builds it from torch's generator at a seed, with our layers in place."""
     module = importlib.import_module(origin.package)
     create = module.create_model if origin.package == "timm" else module.models.get_model

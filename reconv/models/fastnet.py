@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.architecture import ConvInit, Initialisation, Network, Spec
+from reconv.models.architecture import ConvInit, Initialisation, ReconvModel, Spec
 
 _PATCH = 2  # pixels on a side of what is whitened
 _SMALLEST_VARIANCE = 5e-4  # added to each, of normalised pixels: directions that hardly vary are noise
@@ -37,7 +37,7 @@ class FastNetSpec(Spec):
         return FastNet(self)
 
 
-class Group(nn.Module):
+class FastNetBlock(nn.Module):
     """Two 3 x 3 convolutions with their norms, which only shift, and a max-pool as early as possible."""
 
     def __init__(self, spec: Spec, in_channels: int, out_channels: int) -> None:
@@ -66,7 +66,7 @@ class Whitening(nn.Conv2d):
         return F.gelu(super().forward(x))
 
 
-class Head(nn.Module):
+class FastNetHead(nn.Module):
     """The largest value of each channel, and a linear layer."""
 
     def __init__(self, channels: int, num_classes: int, scale: float) -> None:
@@ -80,7 +80,7 @@ class Head(nn.Module):
         return logits
 
 
-class FastNet(Network):
+class FastNet(ReconvModel):
     """Whitening, groups of convolutions at halving sides, and a head."""
 
     def __init__(self, spec: FastNetSpec) -> None:
@@ -89,8 +89,8 @@ class FastNet(Network):
             raise UsageError("model option widths needs at least one group")
         self.whitening = Whitening(spec.in_channels, spec.whiten_bias)
         widths = (self.whitening.out_channels, *spec.widths)
-        self.groups = nn.Sequential(*(Group(spec, before, after) for before, after in pairwise(widths)))
-        self.head = Head(widths[-1], spec.num_classes, spec.head_scale)
+        self.groups = nn.Sequential(*(FastNetBlock(spec, before, after) for before, after in pairwise(widths)))
+        self.head = FastNetHead(widths[-1], spec.num_classes, spec.head_scale)
         self.initialisation = Initialisation(spec.conv_init, spec.linear_init)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from reconv.errors import UsageError
+from reconv.models.architecture import ReconvModel
 from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.architecture import Network
 
 NUM_LISTED = 4
 
@@ -39,7 +39,7 @@ class Trained:
 
 def head_patterns(model: nn.Module) -> tuple[str, ...]:
     """Patterns of the parameters of the head: those the network names, else the last layer that has any."""
-    if isinstance(model, Network) and model.head_patterns:
+    if isinstance(model, ReconvModel) and model.head_patterns:
         return model.head_patterns
     layers = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
     return (f"{layers[-1]}.*",) if layers else ()

@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.models.layers.batch_norm import BatchNorm2d, activated_together
 from reconv.models.architecture import (
     Auxiliary,
     ConvInit,
     Initialisation,
     LinearInit,
-    Network,
+    ReconvModel,
     Spec,
     Stage,
     Stem,
 )
+from reconv.models.layers.batch_norm import BatchNorm2d, activated_together
 from reconv.models.layers.dropout import Dropout
 from reconv.models.layers.norm import ACTIVATIONS, normed
 
@@ -136,7 +136,7 @@ class AuxiliaryHead(nn.Module):
         return logits
 
 
-class GoogLeNet(Network):
+class GoogLeNet(ReconvModel):
     """Stem, nine inception blocks, global average, one linear layer; in training, two more heads on the way."""
 
     def __init__(self, spec: GoogLeNetSpec) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from reconv import random as keys
-from reconv.models.architecture import Initialisation, Network
+from reconv.models.architecture import Initialisation, ReconvModel
 from reconv.models.external import redraw
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -41,7 +41,7 @@ def initialise(model: nn.Module, seed: int) -> None:
     """Give every parameter its initial value, running statistics included; other packages' networks draw their own."""
     if redraw(model, seed):
         return
-    rule = model.initialisation if isinstance(model, Network) else Initialisation()
+    rule = model.initialisation if isinstance(model, ReconvModel) else Initialisation()
     draws: dict[Tensor, Future[Tensor]] = {}
     # Each draw has a generator of its own, and lets go of Python's lock.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool, torch.no_grad():

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.models.architecture import Initialisation, LinearInit, Network, Spec, Stage, Stem, ZeroGamma, zero_gamma_norms
+from reconv.models.architecture import (
+    Initialisation,
+    LinearInit,
+    ReconvModel,
+    Spec,
+    Stage,
+    Stem,
+    ZeroGamma,
+    zero_gamma_norms,
+)
 from reconv.models.layers.dropout import Dropout
 from reconv.models.layers.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined, projected
 
@@ -81,7 +90,7 @@ class InvertedResidual(nn.Module):
         return joined(norm, y, shortcut, None, None) if self.has_shortcut else norm(y)
 
 
-class MobileNetV2(Network):
+class MobileNetV2(ReconvModel):
     """Stem, inverted residuals, a 1x1 top, global average, one linear layer."""
 
     def __init__(self, spec: MobileNetV2Spec) -> None:

@@ -15,14 +15,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from reconv.errors import RecipeError
-from reconv.models.architecture import Network
+from reconv.models.architecture import ReconvModel
 
 _MOST_CHOICES = 20_000  # of cuts that are tried; beyond that, cuts come one by one at equal shares
 
 
 def work_of_stages(model: nn.Module, image: Sequence[int]) -> dict[str, int]:
     """Operations of each stage's forward pass over one image, as torch counts them; counted without computing."""
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     num_images = 2  # batch norm in training refuses one value a channel
     network = copy.deepcopy(model).to("meta").train()
     value = torch.empty(num_images, *image, device="meta", dtype=next(network.parameters()).dtype)
@@ -51,7 +51,7 @@ def balanced(work: dict[str, int], num_parts: int) -> tuple[str, ...]:
 
 def check_splits(model: nn.Module, splits: Sequence[str], num_parts: int, image: Sequence[int]) -> None:
     """Refuse splits that are too few, too many or unknown, with those there are and a balanced choice."""
-    if not isinstance(model, Network):
+    if not isinstance(model, ReconvModel):
         raise RecipeError("parallel.pipeline: networks of other packages have one stage and cannot be cut")
     work = work_of_stages(model, image)
     possible = list(work)[1:]
@@ -75,7 +75,7 @@ def _in_order(names: Sequence[str], chosen: Sequence[str]) -> bool:
 
 def parts_of(model: nn.Module, splits: Sequence[str]) -> list[list[tuple[str, nn.Module]]]:
     """The stages of a network, part by part."""
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     parts: list[list[tuple[str, nn.Module]]] = [[]]
     for name, stage in model.stages():
         if name in splits:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.architecture import Initialisation, Network, Spec, Stage, ZeroGamma
+from reconv.models.architecture import Initialisation, ReconvModel, Spec, Stage, ZeroGamma
 from reconv.models.layers.norm import ACTIVATIONS, Fork, SqueezeExcitation, excited_join, fork, joined, normed, pooled
 
 _relu = ACTIVATIONS["relu"]
@@ -68,9 +68,9 @@ class ResNetSpec(Spec):
         units = self.se_units or (channels // self.se_ratio if self.se_ratio else 0)
         return SqueezeExcitation(channels, units, _relu) if units else None
 
-    def make_shortcut(self, in_channels: int, out_channels: int, stride: int, is_first: bool) -> nn.Module | None:
+    def make_shortcut(self, in_channels: int, out_channels: int, stride: int, is_rank0: bool) -> nn.Module | None:
         """What carries the input past a block: nothing where shapes agree."""
-        if stride == 1 and in_channels == out_channels and not (self.project_first and is_first):
+        if stride == 1 and in_channels == out_channels and not (self.project_first and is_rank0):
             return None
         if self.shortcut == "A":
             return PadShortcut(in_channels, out_channels, stride)
@@ -99,14 +99,14 @@ class BasicBlock(nn.Module):
     expansion = 1
     last_norm = "bn2"
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
         super().__init__()
         self.conv1 = spec.make_conv(in_channels, planes, 3, stride)
         self.bn1 = spec.make_norm(planes)
         self.conv2 = spec.make_conv(planes, planes, 3)
         self.bn2 = spec.make_norm(planes, activated=False)
         self.se = spec.make_se(planes)
-        self.downsample = spec.make_shortcut(in_channels, planes, stride, is_first)
+        self.downsample = spec.make_shortcut(in_channels, planes, stride, is_rank0)
 
     def forward(self, x: Tensor | Fork) -> Tensor | Fork:
         main, shortcut = fork(x)
@@ -120,7 +120,7 @@ class Bottleneck(nn.Module):
     expansion = 4
     last_norm = "bn3"
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
         super().__init__()
         inner, out_channels = spec.inner_width(planes), planes * self.expansion
         first, second = (stride, 1) if spec.version == "v1" else (1, stride)
@@ -131,7 +131,7 @@ class Bottleneck(nn.Module):
         self.conv3 = spec.make_conv(inner, out_channels, 1)
         self.bn3 = spec.make_norm(out_channels, activated=False)
         self.se = spec.make_se(out_channels)
-        self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_first)
+        self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_rank0)
 
     def forward(self, x: Tensor | Fork) -> Tensor | Fork:
         main, shortcut = fork(x)
@@ -154,14 +154,14 @@ class PreBasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
         super().__init__()
         self.bn1 = spec.make_norm(in_channels)
         self.conv1 = spec.make_conv(in_channels, planes, 3, stride)
         self.bn2 = spec.make_norm(planes)
         self.conv2 = spec.make_conv(planes, planes, 3)
         self.se = spec.make_se(planes)
-        self.downsample = spec.make_shortcut(in_channels, planes, stride, is_first)
+        self.downsample = spec.make_shortcut(in_channels, planes, stride, is_rank0)
 
     def forward(self, x: Tensor) -> Tensor:
         y = normed(self.bn1, x, _relu)
@@ -178,7 +178,7 @@ class PreBottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
         super().__init__()
         inner, out_channels = spec.inner_width(planes), planes * self.expansion
         self.bn1 = spec.make_norm(in_channels)
@@ -188,7 +188,7 @@ class PreBottleneck(nn.Module):
         self.bn3 = spec.make_norm(inner)
         self.conv3 = spec.make_conv(inner, out_channels, 1)
         self.se = spec.make_se(out_channels)
-        self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_first)
+        self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_rank0)
 
     def forward(self, x: Tensor) -> Tensor:
         y = normed(self.bn1, x, _relu)
@@ -209,7 +209,7 @@ BLOCKS: Mapping[tuple[str, bool], type[BasicBlock | Bottleneck | PreBasicBlock |
 }
 
 
-class Trunk(Network):
+class Trunk(ReconvModel):
     """Stem and stages of blocks; the first block of each stage has the stage's stride."""
 
     channels: int  # of what comes out
@@ -228,7 +228,7 @@ class Trunk(Network):
             planes = spec.width * 2**i
             blocks: list[nn.Module] = []
             for j in range(depth):
-                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_first=j == 0))
+                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_rank0=j == 0))
                 channels = planes * block.expansion
             self.add_module(name, nn.Sequential(*blocks))
         if spec.version == "v2":

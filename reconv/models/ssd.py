@@ -19,8 +19,17 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.kernels import dispatch as fused
+from reconv.models.architecture import (
+    ConvInit,
+    Initialisation,
+    Spec,
+    SSDFeatureMaps,
+    SSDOutput,
+    Stage,
+    ZeroGamma,
+    by_box,
+)
 from reconv.models.layers.conv import SameConv2d, SameMaxPool2d, without_bias
-from reconv.models.architecture import BoxAnswers, BoxMaps, ConvInit, Initialisation, Spec, Stage, ZeroGamma, by_box
 from reconv.models.layers.norm import ACTIVATIONS, Fork, fork, normed
 from reconv.models.resnet import TABLE as RESNETS
 from reconv.models.resnet import ResNetSpec, Trunk
@@ -163,7 +172,7 @@ class SSD(Trunk):
             spec.conv_init, spec.linear_init, zero_norms=self.zero_norms(), glorot_convs=frozenset(added)
         )
 
-    def forward(self, images: Tensor) -> BoxAnswers | BoxMaps:
+    def forward(self, images: Tensor) -> SSDOutput | SSDFeatureMaps:
         """Codes and logits of every default box of images [n, channels, side, side]."""
         maps: Maps = (self._end(self._last_block(images)),)
         for extra in self.extras:
@@ -176,16 +185,16 @@ class SSD(Trunk):
         extras = [(f"extras.{i}", Stage(_appending(extra), extra)) for i, extra in enumerate(self.extras)]
         return [*self.trunk_stages(), first, *extras, ("heads", Stage(self._answers, self.class_heads, self.box_heads))]
 
-    def _answers(self, maps: Maps) -> BoxAnswers | BoxMaps:
+    def _answers(self, maps: Maps) -> SSDOutput | SSDFeatureMaps:
         inputs = [fork(x).main for x in maps]
         if self.fused and self.training and all(fused.available(x) for x in inputs):
             heads = list(zip(self.class_heads, self.box_heads, strict=True))
             outputs = tuple(_both(*pair, x) for pair, x in zip(heads, inputs, strict=True))
             biases = tuple((first.get_parameter("bias"), second.get_parameter("bias")) for first, second in heads)
-            return BoxMaps(outputs, biases, self.boxes_per_cell, self.num_classes)
+            return SSDFeatureMaps(outputs, biases, self.boxes_per_cell, self.num_classes)
         codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, inputs, strict=True)]
         logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, inputs, strict=True)]
-        return BoxAnswers(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+        return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
 
     def _added(self) -> list[tuple[str, nn.Module]]:
         return [("extras", self.extras), ("class_heads", self.class_heads), ("box_heads", self.box_heads)]

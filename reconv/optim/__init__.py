@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
-from reconv.optim.ema import Ema
+from reconv.optim.ema import ModelEma
 from reconv.optim.lars import LARS
+from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
-from reconv.optim.stochastic_rounding import HalfWeights, Rounding, widened
 from reconv.optim.sgd import SGD, Path
+from reconv.optim.stochastic_rounding import HalfWeights, Rounding, widened
 from reconv.optim.vendor import MakeSgd, VendorDescent
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ __all__ = [
     "LARS",
     "SGD",
     "DecayGroups",
-    "Ema",
     "HalfWeights",
+    "ModelEma",
     "RMSprop",
     "Rounding",
     "build_optimizer",
@@ -35,13 +35,13 @@ __all__ = [
 _SKIPPED = {"none": "all", "norm": "not-norm", "norm-bias": "not-norm-bias"}  # what is left to decay
 
 
-def optimizer_groups(section: schema.Optimizer, model: nn.Module) -> DecayGroups:
+def optimizer_groups(section: schema.OptimizerConfig, model: nn.Module) -> DecayGroups:
     """The trainable parameters as the optimizer of a recipe sorts them."""
     return decay_groups(model, _SKIPPED[section.skip] if section.kind == "lars" else section.decay)
 
 
 def build_optimizer(
-    section: schema.Optimizer,
+    section: schema.OptimizerConfig,
     model: nn.Module,
     *,
     alpha: float | None = None,
@@ -64,7 +64,7 @@ def build_optimizer(
 
 
 def _build(
-    section: schema.Optimizer,
+    section: schema.OptimizerConfig,
     groups: DecayGroups,
     model: nn.Module,
     alpha: float | None,

@@ -19,7 +19,7 @@ from reconv.precision import at_least_float32
 from reconv.precision.accumulate import wide
 
 
-class Ema:
+class ModelEma:
     """average = d * average + (1 - d) * weights, with d = min(decay, (1 + t) / (10 + t)) when ramped."""
 
     def __init__(self, model: nn.Module, decay: float, ramp: bool = True, *, is_fused: bool | None = None) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from reconv.optim.optimizer_state import OptimizerState, scaled
 from reconv.optim.param_groups import DecayGroups
 from reconv.optim.sgd import MOMENTUM, Path, descend
-from reconv.optim.optimizer_state import Slots, scaled
 
 
-class LARS(Slots):
+class LARS(OptimizerState):
     """r = trust * |w| / (|g| + decay * |w| + epsilon), 1 where either norm is 0; v = momentum * v + lr * r * (g +
     decay * w); w -= v. Skipped parameters (the free group) have r = 1 and no decay.
     """

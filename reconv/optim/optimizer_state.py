@@ -20,7 +20,7 @@ _TRAVELLING_BYTES = 64 << 20  # of one slot
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ParamGroup:
     """The parameters of one decay group that have a gradient, and what belongs to each, in the same order."""
 
     params: list[Tensor]
@@ -30,7 +30,7 @@ class Group:
     rate: float = 1.0  # times the learning rate
 
 
-class Slots:
+class OptimizerState:
     """Parameters by name, and one tensor per slot (momentum, mean square) for each of them."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Slots:
             for parameter in parameters.values():
                 parameter.grad = None
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[ParamGroup]:
         """The parameters with gradients, each decay group by rate."""
         for parameters, is_decayed in self._groups:
             by_rate: dict[float, list[str]] = {}
@@ -81,7 +81,7 @@ class Slots:
                     grads = [p.grad for p in params if p.grad is not None]
                     slots = {slot: [tensors[name] for name in names] for slot, tensors in self._tensors.items()}
                     here = {slot: [self._travelled(t) for t in tensors] for slot, tensors in slots.items()}
-                    yield Group(list(params), grads, here, is_decayed, rate)
+                    yield ParamGroup(list(params), grads, here, is_decayed, rate)
                     if self._home is not None:
                         for slot, tensors in slots.items():
                             for host, moved in zip(tensors, here[slot], strict=True):

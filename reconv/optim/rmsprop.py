@@ -15,16 +15,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.param_groups import DecayGroups
 from reconv.optim.fused import approach_fused, descend_fused, with_strides
+from reconv.optim.optimizer_state import OptimizerState, ParamGroup, commit, scaled
+from reconv.optim.param_groups import DecayGroups
 from reconv.optim.sgd import MOMENTUM, moved_by
-from reconv.optim.optimizer_state import Group, Slots, commit, scaled
 
 Form = Literal["torch", "tensorflow"]
 SQUARE = "square"
 
 
-class RMSprop(Slots):
+class RMSprop(OptimizerState):
     """g += decay * w; s = alpha * s + (1 - alpha) * g * g, then, with momentum m:
 
     torch: v = m * v + g / (sqrt(s) + epsilon); w -= lr * v. tensorflow: v = m * v + lr * g / sqrt(s + epsilon); w -= v.
@@ -60,7 +60,7 @@ class RMSprop(Slots):
                 grads = list(torch._foreach_add(grads, group.params, alpha=self._weight_decay))
             update(group, grads, lr, ok)
 
-    def _update(self, group: Group, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
+    def _update(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
         squares = torch._foreach_mul(group.slots[SQUARE], self._alpha)
         torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
         moves = torch._foreach_div(grads, self._roots(squares))
@@ -74,7 +74,7 @@ class RMSprop(Slots):
         rate = 1.0 if self._form == "tensorflow" else lr
         commit(moved_by(group.params, list(moves), rate), group.params, ok)
 
-    def _update_fused(self, group: Group, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
+    def _update_fused(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
         """The same in a handful of passes: the mean square approaches g * g, and the rest is a descent."""
         squares = group.slots[SQUARE]
         grads = [with_strides(g, p) for g, p in zip(grads, group.params, strict=True)]

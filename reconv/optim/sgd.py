@@ -12,16 +12,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.param_groups import DecayGroups
 from reconv.optim.fused import descend_fused
-from reconv.optim.optimizer_state import Slots, commit, scaled
+from reconv.optim.optimizer_state import OptimizerState, commit, scaled
+from reconv.optim.param_groups import DecayGroups
 from reconv.optim.vendor import VendorDescent
 
 Path = Literal["foreach", "fused"] | VendorDescent
 MOMENTUM = "momentum"
 
 
-class SGD(Slots):
+class SGD(OptimizerState):
     """torch.optim.SGD's mathematics: g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v).
 
     Buffers start at zero, which gives torch's first step (v = g) without a special case. A parameter in `rates` learns

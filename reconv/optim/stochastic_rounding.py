@@ -23,7 +23,7 @@ STEP = "rounding.step"
 _CHUNK = 2**22  # elements rounded at a time: few kernels, and temporaries of tens of megabytes
 
 
-class Inner(Protocol):
+class RoundableOptimizer(Protocol):
     """The optimizer that works on the wide tensors."""
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
@@ -81,7 +81,7 @@ def widened(groups: DecayGroups) -> DecayGroups:
 class HalfWeights:
     """An optimizer of half-precision parameters: widen, let the inner one step, round."""
 
-    def __init__(self, narrow: DecayGroups, wide: DecayGroups, inner: Inner, rounding: Rounding) -> None:
+    def __init__(self, narrow: DecayGroups, wide: DecayGroups, inner: RoundableOptimizer, rounding: Rounding) -> None:
         self._narrow = {**narrow.decayed, **narrow.free}
         self._wide = {**wide.decayed, **wide.free}
         self._inner = inner

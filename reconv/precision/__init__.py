@@ -60,7 +60,7 @@ _FORMS = {
 }
 
 
-def build_precision(section: schema.Precision, device_kind: str) -> Policy:
+def build_precision(section: schema.PrecisionConfig, device_kind: str) -> Policy:
     """The policy a recipe names, for a kind of device."""
     mode = section.mode
     _refuse_what_a_device_lacks(section, device_kind)
@@ -81,13 +81,13 @@ def build_precision(section: schema.Precision, device_kind: str) -> Policy:
     return ScaledPolicy(policy, None if section.loss_scale == "dynamic" else float(section.loss_scale))
 
 
-def _casts(section: schema.Precision, form: _Form) -> Casts | None:
+def _casts(section: schema.PrecisionConfig, form: _Form) -> Casts | None:
     """The types of single operations: those the mode demands, and over them those the recipe lists."""
     wanted = targets(form.lower, is_whole=form.is_whole, ops=section.ops) if form.lower is not None else {}
     return Casts(wanted) if wanted else None
 
 
-def _refuse_what_a_device_lacks(section: schema.Precision, device_kind: str) -> None:
+def _refuse_what_a_device_lacks(section: schema.PrecisionConfig, device_kind: str) -> None:
     if section.mode == "fp64" and device_kind in ("mps", "hpu"):
         raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":

@@ -1,6 +1,6 @@
 """What the fields of a detection recipe say about each other, and which fields of the other task they exclude.
 
-Owns the rules about data and augmentation of pictures with boxes. Refuses to know the other rules. Invariant: whatever
+Owns the rules about data and augmentation of images with boxes. Refuses to know the other rules. Invariant: whatever
 detection would ignore in silence is a contradiction.
 """
 
@@ -19,7 +19,7 @@ _BOXES_ONLY = ("coco", "voc", "yolo", "scattered-digits")
 
 
 def box_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
-    """Every contradiction between pictures with boxes and the rest of the recipe."""
+    """Every contradiction between images with boxes and the rest of the recipe."""
     yield from _jitter(recipe)
     if recipe.task == "detection":
         yield from _data(recipe)
@@ -49,7 +49,7 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
     if data.source not in BOX_SOURCES:
         yield Contradiction(("data.source", "task"), f"{data.source} has no boxes; there are {', '.join(BOX_SOURCES)}")
     if data.preprocess.resize is not None:
-        text = "cuts out the centre, and detection sees whole pictures; it must be null"
+        text = "cuts out the centre, and detection sees whole images; it must be null"
         yield Contradiction(("data.preprocess.resize", "task"), text)
     if data.background:
         yield Contradiction(("data.background", "task"), "detection has a background of its own")

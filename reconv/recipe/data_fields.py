@@ -27,7 +27,7 @@ Decoder = Literal["plain", "native"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
 
 
-class Preprocess(Section):
+class PreprocessConfig(Section):
     """What an image becomes before the network: the same spec serves evaluation, prediction and export."""
 
     size: Pixels = 224  # side of the square the network sees
@@ -42,7 +42,7 @@ class Preprocess(Section):
     standardise: bool = False  # per image, instead of mean and std
 
 
-class Data(Section):
+class DataConfig(Section):
     """Where samples come from and how they are read."""
 
     source: Literal[
@@ -83,17 +83,17 @@ class Data(Section):
     # another sample takes its place, by a rule of (seed, epoch, index); evaluation leaves it out and says so.
     bad_images: BadImages = BadImages(0)
     background: bool = False  # class 0 is a background that no sample has, as TensorFlow's programs count: 1001 classes
-    # For detection. A box that leaves its picture or has no area, in training: `stop`; `skip` it, as the published
-    # converter does; `clip` it to the picture, and skip it where nothing is left.
+    # For detection. A box that leaves its image or has no area, in training: `stop`; `skip` it, as the published
+    # converter does; `clip` it to the image, and skip it where nothing is left.
     bad_boxes: Literal["stop", "skip", "clip"] = "stop"
     empty_images: Literal["drop", "keep"] = "drop"  # training images without a usable box
     difficult_boxes: Literal["use", "ignore"] = "use"  # in training; scores never demand them
-    preprocess: Preprocess = Preprocess()
+    preprocess: PreprocessConfig = PreprocessConfig()
     num_samples: Positive | None = None  # synthetic and scattered-digits only
     num_classes: Positive | None = None  # synthetic only
 
 
-class Mixup(Section):
+class MixupConfig(Section):
     """Blends each image with another of its group, by a share drawn from Beta(alpha, alpha)."""
 
     alpha: NonNegative = 0  # 0: off
@@ -106,7 +106,7 @@ class Mixup(Section):
         return self.alpha > 0
 
 
-class Cutmix(Section):
+class CutmixConfig(Section):
     """Fills a box of each image from another of its group; one box for a group, its centre anywhere in the image."""
 
     # beta: the share kept is drawn from Beta(alpha, alpha). fixed: it is `keep`. random: the group is left whole with
@@ -121,7 +121,7 @@ class Cutmix(Section):
         return self.alpha > 0 if self.kind == "beta" else self.keep < 1
 
 
-class Erase(Section):
+class RandomErasingConfig(Section):
     """Sets a random box to the mean colour (0 after normalising), before mixing."""
 
     probability: Fraction = 0
@@ -129,7 +129,7 @@ class Erase(Section):
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.3, 3.3)
 
 
-class Jitter(Section):
+class ColorJitterConfig(Section):
     """Random colours: factors from 1 - x to 1 + x, and a turn of the hue by up to x of the circle, in this order."""
 
     brightness: NonNegative = 0
@@ -145,15 +145,15 @@ class Jitter(Section):
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
-class RandAugment(Section):
+class RandAugmentConfig(Section):
     n: Annotated[int, Field(gt=0, le=100)] = 2  # operations an image
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
 
 
-class BoxCrop(Section):
-    """The random crop of SSD, for crop: ssd: either the whole picture, or the last good one of some random rectangles.
+class BoxCropConfig(Section):
+    """The random crop of SSD, for crop: ssd: either the whole image, or the last good one of some random rectangles.
 
-    A rectangle is good if its sides (as shares of the picture's) are less than `ratio` apart, it overlaps the boxes by
+    A rectangle is good if its sides (as shares of the image's) are less than `ratio` apart, it overlaps the boxes by
     more than a drawn bound, and the centre of a box lies in it. Where none is good, all of it is drawn again. Boxes
     whose centre is outside are dropped.
     """
@@ -166,14 +166,14 @@ class BoxCrop(Section):
     candidates: Annotated[int, Field(gt=0, le=1000)] = 50
 
 
-class ZoomOut(Section):
-    """The paper's expansion: the picture somewhere on a canvas of the mean colour, before the crop."""
+class ZoomOutConfig(Section):
+    """The paper's expansion: the image somewhere on a canvas of the mean colour, before the crop."""
 
     probability: Fraction = 0
-    most: Annotated[float, Field(gt=1, le=64)] = 4.0  # the canvas's side as a multiple of the picture's
+    most: Annotated[float, Field(gt=1, le=64)] = 4.0  # the canvas's side as a multiple of the image's
 
 
-class Augment(Section):
+class AugmentConfig(Section):
     """What training adds to preprocessing. Crops, colours and policies run where images are decoded, the rest on the
     device: flips, erasing and mixing (which has no host form)."""
 
@@ -182,7 +182,7 @@ class Augment(Section):
     # Other sizes from these points on, as in [[0ep, 128], [50%, 192]]; evaluation stays at data.preprocess.size.
     progressive: Annotated[tuple[Annotated[tuple[Duration, Pixels], Listed], ...], Listed] = ()
     interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
-    # false: a picture made smaller is sampled, not averaged; faster, and not what published results were made with
+    # false: an image made smaller is sampled, not averaged; faster, and not what published results were made with
     antialias: bool = True
     # Who makes resized crops and SSD's from plain JPEG files. native: the compiled decoder, about 0.3 grey levels away
     # from Pillow; auto: native where an install has compiled it for this processor. A run keeps its decoder for all its
@@ -195,19 +195,19 @@ class Augment(Section):
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
     attempts: Annotated[int, Field(gt=0, le=1000)] = 10  # boxes drawn before the fallback
     fallback: Literal["centre", "whole"] = "centre"  # the largest centred box of a fitting ratio, or the whole image
-    box_crop: BoxCrop = BoxCrop()
-    zoom_out: ZoomOut = ZoomOut()  # for detection
+    box_crop: BoxCropConfig = BoxCropConfig()
+    zoom_out: ZoomOutConfig = ZoomOutConfig()  # for detection
     flip: Fraction = 0.5
     # alternating: the draw is an image's own, for all epochs, and every second epoch mirrors the other images instead
     flip_form: Literal["random", "alternating"] = "random"
-    jitter: Jitter = Jitter()
+    jitter: ColorJitterConfig = ColorJitterConfig()
     # autoaugment: the ImageNet policy of the paper; autoaugment-v0: the one EfficientNet was trained with.
     policy: Literal["none", "autoaugment", "autoaugment-v0", "randaugment"] = "none"
-    randaugment: RandAugment = RandAugment()
+    randaugment: RandAugmentConfig = RandAugmentConfig()
     fill: Annotated[int, Field(ge=0, le=255)] = 128  # grey of what a policy's geometry uncovers
-    erase: Erase = Erase()
-    mixup: Mixup = Mixup()
-    cutmix: Cutmix = Cutmix()
+    erase: RandomErasingConfig = RandomErasingConfig()
+    mixup: MixupConfig = MixupConfig()
+    cutmix: CutmixConfig = CutmixConfig()
     # With MixUp and CutMix on: a coin chooses one for each group, or CutMix cuts MixUp's images (four-way labels).
     combine: Literal["one-of", "both"] = "one-of"
 
@@ -216,7 +216,7 @@ class Augment(Section):
         return self.mixup.on or self.cutmix.on
 
 
-def why_plain(augment: Augment, preprocess: Preprocess) -> str | None:
+def why_plain(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
     """Why the compiled decoder has nothing to do; None: it makes the crops of plain JPEG files."""
     reasons = {
         "augment.train_like_eval is true": augment.train_like_eval,
@@ -227,7 +227,7 @@ def why_plain(augment: Augment, preprocess: Preprocess) -> str | None:
     return next((why for why, is_so in reasons.items() if is_so), None)
 
 
-def why_not_gpu(augment: Augment, preprocess: Preprocess) -> str | None:
+def why_not_gpu(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
     """Why a GPU's JPEG engine cannot make training images; None: it can."""
     interpolation = augment.interpolation or preprocess.interpolation
     reasons = {

@@ -16,7 +16,7 @@ Threshold = Annotated[float, Field(gt=0, lt=1)]
 DetectionMetric = Literal["ap", "ap50", "voc07", "voc10"]
 
 
-class Boxes(Section):
+class AnchorConfig(Section):
     """The default boxes, a list of shapes for each map of the network, from the largest map to the smallest."""
 
     # Sides as shares of the input's, one for each map and one more: a map has its own square and one of the geometric
@@ -38,10 +38,10 @@ class Boxes(Section):
         return tuple(2 + 2 * len(ratios) for ratios in self.ratios)
 
 
-class Detection(Section):
+class DetectionConfig(Section):
     """How boxes are matched, learned, found and scored. For task: detection."""
 
-    boxes: Boxes = Boxes()
+    boxes: AnchorConfig = AnchorConfig()
     max_boxes: Positive = 200  # of one image in a batch; those beyond are left out and counted
     match: Threshold = 0.5  # a default box is positive from this overlap on; each true box claims its best one anyway
     negatives: PositiveFloat = 3.0  # the hardest so many for each positive have a class loss

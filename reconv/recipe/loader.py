@@ -23,7 +23,7 @@ from reconv.recipe.explain import explain
 from reconv.recipe.fields import flatten, holds_text, takes_null
 from reconv.recipe.presets import nearest, preset_names, preset_path
 from reconv.recipe.rules import SCHEDULE_FIELDS
-from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import split_rate
 
 Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin shown to people
@@ -107,7 +107,7 @@ class _Draft:
         if kind not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("kind") == kind:
             return
         used = SCHEDULE_FIELDS[str(kind)]
-        for name in [name for name in written if name in Schedule.model_fields and name not in used]:
+        for name in [name for name in written if name in ScheduleConfig.model_fields and name not in used]:
             del written[name]
             self._forget(("schedule", name))
 

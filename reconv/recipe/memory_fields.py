@@ -24,7 +24,7 @@ def _names(value: object) -> object:
 Stages = Annotated[tuple[str, ...], Listed] | Literal["off", "auto", "all"]
 
 
-class Memory(Section):
+class MemoryConfig(Section):
     """How a run saves memory of its device."""
 
     # Stages whose activations are computed again in the backward pass: names as in [stem, layer1], all, or auto: those

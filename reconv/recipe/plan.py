@@ -14,10 +14,10 @@ from itertools import pairwise
 
 from reconv.errors import RecipeError
 from reconv.recipe import workers as decoding
+from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.plan_text import count, plan_lines
-from reconv.recipe.schema import Recipe, Schedule
-from reconv.recipe.batch_split import num_copies, refuse_uneven_pipeline, split_batch
+from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import Duration
 
 EVAL_AHEAD = 2  # batches of an evaluation made ahead
@@ -82,7 +82,7 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AveragingWindow:
     """Which checkpoints are averaged: those that `save` wrote in the last so many steps, and the last one.
 
     What a signal or a good evaluation had saved in between does not count, so an interrupted run averages the same.
@@ -106,7 +106,7 @@ class CacheSize:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the plan must be told about the world outside the recipe."""
+    """What the plan must be told about the process_group outside the recipe."""
 
     num_train: int  # after data.percent
     num_val: int  # after evaluate.samples
@@ -152,7 +152,7 @@ class Plan:
     sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
     num_val_left_out: int = 0  # evaluations are partial where it is above 0
     alpha: float | None = None  # rmsprop's decay
-    average: Window | None = None  # None: no average at the end
+    average: AveragingWindow | None = None  # None: no average at the end
     cache: CacheSize | None = None  # None: samples are not kept
     decoder: Decoder = "plain"  # of resized crops of JPEG files
     gpu_share: float = 0.0  # of the training images, what the GPU's JPEG engine makes
@@ -296,7 +296,7 @@ def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: D
     return Every(epoch_steps=_exact_steps(duration, steps_per_epoch, total), offset_steps=offset_steps)
 
 
-def _schedule(section: Schedule, global_batch: int, steps_per_epoch: int, total: int) -> SchedulePlan:
+def _schedule(section: ScheduleConfig, global_batch: int, steps_per_epoch: int, total: int) -> SchedulePlan:
     scale = 1 if section.per is None else global_batch / section.per
     peak = section.lr if section.per is None else section.lr * global_batch / section.per
     end = section.end_lr if section.end_ratio is None else section.end_ratio * peak
@@ -331,7 +331,7 @@ def _schedule(section: Schedule, global_batch: int, steps_per_epoch: int, total:
     )
 
 
-def _check_schedule(section: Schedule, peak: float, warmup: int, horizon: int, total: int) -> None:
+def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: int, total: int) -> None:
     """Refuse what only shows once durations are steps and the rate is scaled."""
     if warmup > total:
         raise RecipeError(
@@ -350,7 +350,7 @@ def _check_schedule(section: Schedule, peak: float, warmup: int, horizon: int, t
         )
 
 
-def _check_milestones(section: Schedule, steps: Sequence[Fraction]) -> None:
+def _check_milestones(section: ScheduleConfig, steps: Sequence[Fraction]) -> None:
     """Refuse milestones of several units that are out of order in this run."""
     for (before, start), (after, end) in pairwise(zip(section.milestones, steps, strict=True)):
         if start >= end:
@@ -377,12 +377,16 @@ def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int,
     return tuple(sizes.items())
 
 
-def averaging_window(recipe: Recipe, steps_per_epoch: int, total: int, last: Duration | None = None) -> Window | None:
+def averaging_window(
+    recipe: Recipe, steps_per_epoch: int, total: int, last: Duration | None = None
+) -> AveragingWindow | None:
     """The checkpoints that the recipe averages (or those of another `last`), or None when it averages none."""
     wanted = last or recipe.average.last
     if not isinstance(wanted, Duration) or recipe.save.every == "off":
         return None
-    return Window(max(1, _steps(wanted, steps_per_epoch, total)), _every(recipe.save.every, steps_per_epoch, total))
+    return AveragingWindow(
+        max(1, _steps(wanted, steps_per_epoch, total)), _every(recipe.save.every, steps_per_epoch, total)
+    )
 
 
 def _alpha(recipe: Recipe) -> float | None:

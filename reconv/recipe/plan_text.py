@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.unused import unused_options
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _curve(recipe: Recipe, plan: Plan) -> str:
     return f"schedule: {warmup}{_shape(typed, plan)}{counted}{update}"
 
 
-def _shape(typed: Schedule, plan: Plan) -> str:
+def _shape(typed: ScheduleConfig, plan: Plan) -> str:
     """The curve after warm-up."""
     schedule = plan.schedule
     match schedule.kind:
@@ -284,13 +284,13 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
             lines.append(f"data.backend: {data.backend} has nobody to start: the data needs no workers")
     elif plan.backend == "gpu":
         lines.append(
-            f"data.backend: gpu; {plan.gpu_share:.0%} of the training pictures by its JPEG engine, as far as their "
+            f"data.backend: gpu; {plan.gpu_share:.0%} of the training images by its JPEG engine, as far as their "
             "files are for it, the others by processes; a run keeps this share"
         )
     elif data.backend == "auto":
         why = {
             "threads": "as fast as processes where the compiled decoder works, and begun at once",
-            "processes": "threads would wait for the interpreter's lock",
+            "processes": "threads would wait for the GIL",
         }[plan.backend]
         lines.append(f"data.backend: {plan.backend}; {why}; gpu shares the work with a GPU's JPEG engine")
     else:

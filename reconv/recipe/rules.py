@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from reconv.recipe.box_rules import box_contradictions
 from reconv.recipe.contradiction import Contradiction
-from reconv.recipe.detection_rules import detection_contradictions
 from reconv.recipe.data_fields import why_not_gpu
+from reconv.recipe.detection_rules import detection_contradictions
 from reconv.recipe.memory_rules import memory_contradictions
 from reconv.recipe.pipeline_rules import pipeline_contradictions
 from reconv.recipe.units import Duration
@@ -151,7 +151,7 @@ def _backend(recipe: Recipe) -> Iterator[Contradiction]:
 
 def _why_not_gpu(recipe: Recipe) -> str | None:
     if recipe.task == "detection":
-        return "pictures with boxes are made by the host"
+        return "images with boxes are made by the host"
     return why_not_gpu(recipe.augment, recipe.data.preprocess)
 
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from reconv.recipe.contradiction import ContradictionError
-from reconv.recipe.detection_fields import Detection
-from reconv.recipe.data_fields import Augment, Data
-from reconv.recipe.memory_fields import Memory
+from reconv.recipe.data_fields import AugmentConfig, DataConfig
+from reconv.recipe.detection_fields import DetectionConfig
+from reconv.recipe.memory_fields import MemoryConfig
 from reconv.recipe.rules import contradictions
 from reconv.recipe.section import (
     BatchSize,
@@ -49,7 +49,7 @@ def _lone_rate(value: object) -> object:
 Option = bool | int | float | str | None | list[int] | list[float] | list[str]
 
 
-class Model(Section):
+class ModelConfig(Section):
     """The network. `options` are the builder's own keyword arguments, checked when the model is built."""
 
     name: str = "resnet50"
@@ -59,7 +59,7 @@ class Model(Section):
     train: Annotated[tuple[str, ...], Listed] = ()  # names of trained parameters, as in [layer4.*, fc.*]; empty: all
 
 
-class BatchSizes(Section):
+class BatchConfig(Section):
     """The global batch, its groups (where batch norm and mixing happen) and what one device takes at a time."""
 
     size: BatchSize = 256  # global: all devices, one optimizer step
@@ -67,7 +67,7 @@ class BatchSizes(Section):
     micro: BatchSize | Literal["auto"] = "auto"  # the most samples a device takes in one forward pass
 
 
-class Optimizer(Section):
+class OptimizerConfig(Section):
     """How a gradient becomes a step. `rmsprop` is torch's form, `rmsprop-tf` TensorFlow's."""
 
     kind: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
@@ -91,7 +91,7 @@ class Optimizer(Section):
         return 1e-3 if self.kind.startswith("rmsprop") else 0.0
 
 
-class Schedule(Section):
+class ScheduleConfig(Section):
     """The learning rate as a pure function of the step."""
 
     kind: Literal[
@@ -132,13 +132,13 @@ class Schedule(Section):
         return split_rate(given) if isinstance(given, Mapping) else given
 
 
-class Loss(Section):
+class LossConfig(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0  # in training only
     # uniform: the share is spread over all classes; others: over all but the right one, which keeps 1 - share
     smoothing_form: Literal["uniform", "others"] = "uniform"
 
 
-class Distill(Section):
+class DistillConfig(Section):
     """A trained network whose answers are learned beside the labels: (1 - alpha) x loss + alpha x T^2 x divergence."""
 
     teacher: str | None = None  # a run or a weights file; null: off
@@ -147,14 +147,14 @@ class Distill(Section):
     temperature: PositiveFloat = 4
 
 
-class Ema(Section):
+class EmaConfig(Section):
     """A moving average of the weights, evaluated and saved beside them."""
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0  # 0: off
     ramp: bool = True  # min(decay, (1 + step) / (10 + step))
 
 
-class Average(Section):
+class CheckpointAverageConfig(Section):
     """The checkpoints of the last epochs as one more set of weights when the run is done: averaged.safetensors."""
 
     last: Duration | Off = "off"  # of the checkpoints that save.every wrote; 100%: all
@@ -162,7 +162,7 @@ class Average(Section):
     decay: PositiveFraction = 0.99  # exponential: share of the average kept at each next checkpoint
 
 
-class Stop(Section):
+class StopConfig(Section):
     """When a run may end before its length, judged by the metric of its evaluations."""
 
     target: PositiveFraction | Off = "off"  # as soon as it is reached
@@ -215,7 +215,7 @@ def _mode(value: object) -> object:
     return {16.16: "16.16", 16.32: "16.32", 32.32: "32.32"}.get(value, value) if isinstance(value, float) else value
 
 
-class Precision(Section):
+class PrecisionConfig(Section):
     """Which types weights and products have. Batch norm statistics are never below fp32, nor is the loss."""
 
     # bf16, fp16: fp32 weights, and products as torch's autocast chooses. bf16-all, 16.32: fp32 weights, and the whole
@@ -250,7 +250,7 @@ class NonFinite(Section):
     budget: Positive = 10  # skipped steps in one run before it stops all the same
 
 
-class Engine(Section):
+class EngineConfig(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     # cuda: our own kernels for batch norm and what surrounds it; auto: where the network has such layers, in place of
     # torch.compile, unless compile is on or off
@@ -272,7 +272,7 @@ class Engine(Section):
     non_finite: NonFinite = NonFinite()
 
 
-class Evaluate(Section):
+class EvaluateConfig(Section):
     every: Duration | Off = Duration(1, "ep")
     offset: Duration = Duration(0, "ep")  # the first evaluation comes here, the next `every` later
     batch: Positive = 256
@@ -282,7 +282,7 @@ class Evaluate(Section):
     tta: Literal["none", "flip", "flip-translate"] = "none"
 
 
-class Save(Section):
+class SaveConfig(Section):
     every: Duration | Off = Duration(1, "ep")  # epochs, steps, a share, or minutes; off writes no checkpoint at all
     keep_last: Positive = 2
     keep_best: bool = True
@@ -290,7 +290,7 @@ class Save(Section):
     background: bool = True  # training stops for a copy of the state alone, which is written while it goes on
 
 
-class Log(Section):
+class LogConfig(Section):
     every: Duration = Duration(10, "step")
 
 
@@ -303,7 +303,7 @@ def _listed(value: object) -> object:
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
-class Parallel(Section):
+class ParallelConfig(Section):
     """How the processes of a run add their gradients."""
 
     reduce: Literal["fast", "ordered"] = "fast"  # ordered: group gradients are added in group order
@@ -327,7 +327,7 @@ class Expect(Section):
     source: str = ""  # published where, or measured by us when and how often
 
 
-class Claim(Section):
+class PublishedResult(Section):
     """What others have published about this recipe; ours to check, not to promise."""
 
     source: Annotated[str, Field(min_length=1)]
@@ -341,7 +341,7 @@ class Claim(Section):
     caveat: str = ""  # why it may not carry over
 
 
-class Measurement(Section):
+class MeasuredResult(Section):
     """What we have measured with this recipe ourselves."""
 
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
@@ -362,30 +362,30 @@ class Recipe(Section):
     task: Literal["classification", "detection"] = "classification"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     length: Duration = Duration(90, "ep")
-    model: Model = Model()
-    data: Data = Data()
-    augment: Augment = Augment()
-    batch: BatchSizes = BatchSizes()
-    optimizer: Optimizer = Optimizer()
-    schedule: Schedule = Schedule()
-    loss: Loss = Loss()
-    detection: Detection = Detection()
-    distill: Distill = Distill()
-    ema: Ema = Ema()
-    average: Average = Average()
-    stop: Stop = Stop()
-    precision: Precision = Precision()
-    engine: Engine = Engine()
-    evaluate: Evaluate = Evaluate()
-    save: Save = Save()
-    log: Log = Log()
-    parallel: Parallel = Parallel()
-    memory: Memory = Memory()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    batch: BatchConfig = BatchConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    loss: LossConfig = LossConfig()
+    detection: DetectionConfig = DetectionConfig()
+    distill: DistillConfig = DistillConfig()
+    ema: EmaConfig = EmaConfig()
+    average: CheckpointAverageConfig = CheckpointAverageConfig()
+    stop: StopConfig = StopConfig()
+    precision: PrecisionConfig = PrecisionConfig()
+    engine: EngineConfig = EngineConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    save: SaveConfig = SaveConfig()
+    log: LogConfig = LogConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    memory: MemoryConfig = MemoryConfig()
     records: Annotated[tuple[RecordName, ...], Listed, BeforeValidator(_listed)] = ()  # written beside the report
     profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"  # trace these steps, from 1, both included
     expect: Expect | None = None
-    published: Annotated[tuple[Claim, ...], Listed] = ()  # by others
-    measured: Annotated[tuple[Measurement, ...], Listed] = ()  # by us
+    published: Annotated[tuple[PublishedResult, ...], Listed] = ()  # by others
+    measured: Annotated[tuple[MeasuredResult, ...], Listed] = ()  # by us
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Recipe:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from reconv.recipe.fields import flatten
 from reconv.recipe.data_fields import why_plain
-from reconv.recipe.schema import Engine, Recipe
+from reconv.recipe.fields import flatten
+from reconv.recipe.schema import EngineConfig, Recipe
 
 
 def unused_options(recipe: Recipe, device: str = "") -> Iterator[tuple[str, str]]:
@@ -60,7 +60,7 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best", "save.background")
 
 
-def _needs_of_device(engine: Engine, device: str) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
+def _needs_of_device(engine: EngineConfig, device: str) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     """A wish to do without is fulfilled on a device that does without; what cannot be compiled is refused elsewhere."""
     is_known_to_lack = device not in ("", "cuda")
     none = f"no algorithms are tried on {device}"

@@ -1,4 +1,4 @@
-"""Who makes pictures of files: which decoder, how many workers, and whether they are threads or processes.
+"""Who makes images of files: which decoder, how many workers, and whether they are threads or processes.
 
 Owns what `auto` means in the fields about that. Refuses to know batches and how anything is decoded. Invariant: it is a
 matter of speed alone, but for the decoder, whose pixels a run keeps.
@@ -15,7 +15,7 @@ from reconv.recipe.schema import Recipe
 if TYPE_CHECKING:
     from reconv.recipe.plan import Facts
 
-AUTO_THREADS = 8  # more of them wait for the interpreter's lock, which each holds for a tenth of a picture's time
+AUTO_THREADS = 8  # more of them wait for the GIL, which each holds for a tenth of an image's time
 AUTO_PROCESSES = 32  # each takes about 0.2 GB
 MANY_PICTURES = 10_000  # of an epoch: with fewer, starting processes costs more than they save
 IN_MEMORY = ("digits", "scattered-digits", "cifar10", "cifar100", "synthetic", "synthetic-device")  # nothing to decode
@@ -42,7 +42,7 @@ def workers(recipe: Recipe, facts: Facts) -> int:
 
 
 def _in_processes(recipe: Recipe, facts: Facts) -> bool:
-    """Whether workers are processes: as asked, else where threads would wait for the interpreter's lock.
+    """Whether workers are processes: as asked, else where threads would wait for the GIL.
 
     Many threads do; and without the compiled decoder two of them already.
     """

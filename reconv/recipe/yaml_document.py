@@ -33,7 +33,7 @@ _SCALARS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class YamlProblem:
     """Something wrong at a line (counted from 1) of a document."""
 
     line: int
@@ -46,7 +46,7 @@ class Document:
 
     tree: dict[str, Any] = field(default_factory=dict)
     lines: dict[Path, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[YamlProblem] = field(default_factory=list)
     broken: bool = False  # the text could not be read to its end; the tree is empty
 
 
@@ -90,14 +90,14 @@ def read(text: str) -> Document:
         if isinstance(node, yaml.MappingNode):
             document.tree = _mapping(node, (), document)
             return document
-        problem = None if node is None else Problem(_line(node), "a recipe is made of `key: value` lines")
+        problem = None if node is None else YamlProblem(_line(node), "a recipe is made of `key: value` lines")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = Problem(mark.line + 1 if mark else 1, f"not YAML: {_said(error.problem or error.context or '')}")
+        problem = YamlProblem(mark.line + 1 if mark else 1, f"not YAML: {_said(error.problem or error.context or '')}")
     except yaml.reader.ReaderError as error:
-        problem = Problem(text.count("\n", 0, error.position) + 1, f"not YAML: {error.reason}")
+        problem = YamlProblem(text.count("\n", 0, error.position) + 1, f"not YAML: {error.reason}")
     except RecursionError:
-        problem = Problem(1, "nested too deeply for a recipe")
+        problem = YamlProblem(1, "nested too deeply for a recipe")
     return Document(problems=[problem] if problem else [], broken=problem is not None)
 
 
@@ -136,13 +136,13 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "":
-            document.problems.append(Problem(_line(key_node), "a key is a word"))
+            document.problems.append(YamlProblem(_line(key_node), "a key is a word"))
             continue
         key = str(key_node.value)
         here = (*path, key)
         if key in result:
             text = f"{'.'.join(here)}: written twice (first on line {document.lines[here]})"
-            document.problems.append(Problem(_line(key_node), text))
+            document.problems.append(YamlProblem(_line(key_node), text))
             continue
         document.lines[here] = _line(key_node)
         result[key] = _value(value_node, here, document)
@@ -162,7 +162,7 @@ def _value(node: yaml.Node, path: Path, document: Document) -> Any:
             text = f"{'.'.join(path)}: cannot be read as {kind}: {node.value[:40]}"
     else:
         text = f"{'.'.join(path)}: tags ({node.tag}) are not part of recipes"
-    document.problems.append(Problem(_line(node), text))
+    document.problems.append(YamlProblem(_line(node), text))
     return None
 
 

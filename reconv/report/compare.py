@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reconv.report import page
 from reconv.logging import text as words
+from reconv.report import page
+from reconv.report.charts import NUM_COLOURS, draw
 from reconv.report.curves import charts_of_runs
 from reconv.report.markup import Html, el
 from reconv.report.run_record import Record
 from reconv.report.sections import chart_grid, flat, moment, scalar
-from reconv.report.charts import NUM_COLOURS, draw
 
 _ABSENT = "–"
 

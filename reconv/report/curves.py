@@ -14,8 +14,8 @@ from typing import Any
 
 from reconv.logging import text as words
 from reconv.logging.events import Progress
-from reconv.report.run_record import Record
 from reconv.report.charts import NUM_COLOURS, Band, Chart, Mark, Series
+from reconv.report.run_record import Record
 
 Lines = tuple[Series, ...]
 _WAIT_TITLE = "Share of time waiting for data"

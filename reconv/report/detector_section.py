@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reconv.report import page
 from reconv.logging import text as words
+from reconv.report import page
+from reconv.report.charts import Chart, Series, draw
 from reconv.report.markup import Html, el
 from reconv.report.run_record import Record
-from reconv.report.charts import Chart, Series, draw
 
 _OPEN_ROWS = 25  # a longer table of classes opens on demand
 _COLUMNS = ("num_objects", "num_detections", "recall", "ap", "ap50", "voc10")
@@ -85,7 +85,7 @@ def _sizes(findings: Mapping[str, Any]) -> Html:
         ]
         for bucket in findings["sizes"]
     ]
-    note = "Objects by their area in pixels of the original picture: below 32 x 32, up to 96 x 96, and above."
+    note = "Objects by their area in pixels of the original image: below 32 x 32, up to 96 x 96, and above."
     table = page.table(["size", "objects", "found", words.metric_name("ap")], rows, (1, 2, 3), "Sizes of objects")
     return _panel("Small, medium and large objects", note, table)
 

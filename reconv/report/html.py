@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reconv.errors import UsageError
+from reconv.io.replace import write_whole
 from reconv.report import page, sections
 from reconv.report.compare import comparison
 from reconv.report.detector_section import detection
 from reconv.report.markup import el
 from reconv.report.run_record import Record, load_record
 from reconv.report.summary import summary_of
-from reconv.io.replace import write_whole
 
 
 def render(run_dirs: Sequence[Path]) -> str:

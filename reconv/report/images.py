@@ -1,7 +1,7 @@
-"""Pictures of a run in its report: sheets of equal tiles are cut up, large pictures made smaller.
+"""Images of a run in its report: sheets of equal tiles are cut up, large images made smaller.
 
-Owns what a picture file becomes in a page. Refuses to know what is pictured. Invariant: only
-image files inside the run folder get into a page, and all pictures of a page together stay within a budget.
+Owns what an image file becomes in a page. Refuses to know what is pictured. Invariant: only
+image files inside the run folder get into a page, and all images of a page together stay within a budget.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reconv.logging.events import Pictured
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# A page with every picture stays below 5 MB; base64 makes a third more of each byte.
+# A page with every image stays below 5 MB; base64 makes a third more of each byte.
 BUDGET_BYTES = 2_500_000
 _MAX_TILE_SIDE = 160
 _MAX_WIDE_TILE_SIDE = 644  # of sheets of one or two columns, where details count
@@ -28,7 +28,7 @@ _MAX_PNG_PICTURE_BYTES = 300_000
 
 
 def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None:
-    """The picture as data URIs, one a tile of a sheet; None where the file is gone, no image or over the budget."""
+    """The image as data URIs, one a tile of a sheet; None where the file is gone, no image or over the budget."""
     from PIL import Image, UnidentifiedImageError
 
     path = (run_dir / event.path).resolve()
@@ -45,7 +45,7 @@ def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None
 
 
 def _cut(picture: Image, event: Pictured) -> list[Image]:
-    """The tiles of a sheet in reading order, as many as there are captions; a single picture as it is."""
+    """The tiles of a sheet in reading order, as many as there are captions; a single image as it is."""
     if event.columns <= 0 or not event.captions:
         return [picture]
     rows = math.ceil(len(event.captions) / event.columns)
@@ -56,7 +56,7 @@ def _cut(picture: Image, event: Pictured) -> list[Image]:
 
 
 def _uri(picture: Image, columns: int) -> str:
-    """A picture as a data URI: PNG where that is small, else JPEG."""
+    """An image as a data URI: PNG where that is small, else JPEG."""
     from PIL.Image import Resampling
 
     is_tile, tile_side = columns > 0, _MAX_TILE_SIDE if columns > 2 else _MAX_WIDE_TILE_SIDE

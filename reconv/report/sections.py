@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from reconv.report import page
-from reconv.report import images as pictures
 from reconv.logging import text as words
-from reconv.report.curves import charts_of_run
 from reconv.logging.events import Pictured
+from reconv.report import images as pictures
+from reconv.report import page
+from reconv.report.charts import draw
+from reconv.report.curves import charts_of_run
 from reconv.report.markup import Html, el, join
 from reconv.report.run_record import Record
-from reconv.report.charts import draw
 
 _MAX_ROWS = 200
 
@@ -127,7 +127,7 @@ def chart_grid(figures: Sequence[Html], are_small: Sequence[bool]) -> Html:
 
 
 def picture_sections(record: Record) -> Html:
-    """The pictures of the run, each with its captions, as far as they fit into the page."""
+    """The images of the run, each with its captions, as far as they fit into the page."""
     sections, left_bytes = [], pictures.BUDGET_BYTES * 4 // 3
     for event in record.pictures:
         uris = pictures.embed(record.folder, event, left_bytes)
@@ -138,7 +138,7 @@ def picture_sections(record: Record) -> Html:
 
 def _picture(event: Pictured, uris: Sequence[str] | None) -> Html:
     if uris is None:
-        return el("p", {"class": "gone"}, f"The picture {event.path} is missing, is no image, or is too large to show.")
+        return el("p", {"class": "gone"}, f"The image {event.path} is missing, is no image, or is too large to show.")
     if event.columns > 0 and len(uris) == len(event.captions):
         tiles = [
             el(

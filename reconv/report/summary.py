@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from reconv.errors import Exit
+from reconv.io.replace import write_whole
 from reconv.logging.clock import rates_of
 from reconv.logging.events import Evaluated
-from reconv.report.run_record import Record, load_record
-from reconv.io.replace import write_whole
 from reconv.logging.text import is_loss, resume_command
+from reconv.report.run_record import Record, load_record
 
 # A recipe without an expectation is judged by the first of these that its evaluations have.
 _USUAL_METRICS = ("top1", "ap", "voc10", "loss")

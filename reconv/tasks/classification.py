@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.trainer.protocols import Sums
+from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.models.architecture import Auxiliary
-from reconv.tasks.distillation import Teacher
 from reconv.precision.accumulate import wide
+from reconv.tasks.distillation import Teacher
+from reconv.trainer.protocols import Sums
 
 NUM_MISTAKES = 16
 FOREIGN_HEAD_WEIGHT = 0.3  # GoogLeNet's, which says it of its own heads
@@ -37,7 +37,7 @@ class Mistake:
 
 
 @dataclass(frozen=True, slots=True)
-class Classification:
+class ClassificationTask:
     """The task: batches with `images` and `targets` (and `soft_targets` when images are mixed)."""
 
     num_classes: int

@@ -15,20 +15,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.detection.box_coder import encode
 from reconv.detection.box_ops import to_xyxy
 from reconv.detection.detections import Detections
-from reconv.detection.matcher import match
 from reconv.detection.hard_negatives import hard_negatives
-from reconv.detection.postprocess import Keep, postprocess
-from reconv.trainer.protocols import Sums
-from reconv.models.architecture import BoxAnswers, BoxMaps
+from reconv.detection.matcher import match
+from reconv.detection.postprocess import PostprocessConfig, postprocess
 from reconv.metrics.detection_metrics import DetectionEvaluator, Truth
+from reconv.models.architecture import SSDFeatureMaps, SSDOutput
+from reconv.trainer.protocols import Sums
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MatchConfig:
     """How default boxes are matched and learned."""
 
     variances: tuple[float, float] = (0.1, 0.2)
@@ -50,7 +50,7 @@ def image_losses(
     labels: Tensor,
     num_boxes: Tensor,
     anchors_cxcywh: Tensor,
-    rules: Rules,
+    rules: MatchConfig,
 ) -> Losses:
     """The losses of n images from their answers and their padded true boxes; 0 for an image without a positive."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -72,12 +72,12 @@ def image_losses(
 
 
 @dataclass(frozen=True, slots=True)
-class Detection:
+class DetectionTask:
     """The task: batches with `images`, `boxes`, `labels` and `num_boxes`."""
 
     anchors_cxcywh: Tensor  # on the device of the batches
-    rules: Rules
-    keep: Keep
+    rules: MatchConfig
+    keep: PostprocessConfig
     class_names: tuple[str, ...]  # without the background
     truth: Truth
     metric: str = "ap"
@@ -91,22 +91,24 @@ class Detection:
 
     def loss(self, outputs: Any, batch: Batch) -> Sums:
         """The sum over images of class loss and box loss, in at least fp32."""
-        losses = self._map_losses(outputs, batch) if isinstance(outputs, BoxMaps) else self._losses(outputs, batch)
+        losses = (
+            self._map_losses(outputs, batch) if isinstance(outputs, SSDFeatureMaps) else self._losses(outputs, batch)
+        )
         classes, boxes = losses.classes.sum(), losses.boxes.sum()
         return Sums(classes + boxes, {"class_loss": classes.detach(), "box_loss": boxes.detach()})
 
-    def _map_losses(self, outputs: BoxMaps, batch: Batch) -> Losses:
+    def _map_losses(self, outputs: SSDFeatureMaps, batch: Batch) -> Losses:
         """The losses by kernels, where those take all of it."""
-        from reconv.kernels.box_losses.ops import Layout, Truth, accepts, box_losses
+        from reconv.kernels.box_losses.ops import AnchorLayout, Truth, accepts, box_losses
 
-        layout, rules = Layout(outputs.per_cell, outputs.num_classes), self.rules
+        layout, rules = AnchorLayout(outputs.per_cell, outputs.num_classes), self.rules
         shown = (batch["boxes"], batch["labels"], batch["num_boxes"], self.anchors_cxcywh)
         truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
         if accepts(outputs.maps, layout, truth):
             return Losses(*box_losses(outputs.maps, outputs.biases, layout, truth))
         return self._losses(outputs.answers(), batch)
 
-    def _losses(self, answers: BoxAnswers, batch: Batch) -> Losses:
+    def _losses(self, answers: SSDOutput, batch: Batch) -> Losses:
         return self.losses(
             answers.codes,
             answers.logits,
@@ -122,7 +124,7 @@ class Detection:
 
     def detections(self, outputs: Any) -> Detections:
         """What a network's answers say was found."""
-        answers: BoxAnswers = outputs
+        answers: SSDOutput = outputs
         return postprocess(answers.codes, answers.logits, self.anchors_cxcywh, self.rules.variances, self.keep)
 
     def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:

@@ -12,38 +12,38 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.async_writer import AsyncWriter
+from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
-from reconv.checkpoint.async_writer import Writer
-from reconv.data.pipeline.bad_samples import Faults
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, is_out_of_memory
-from reconv.trainer.oom import Fitting, FittingStep
-from reconv.trainer.cuda_graph import GraphedStep
-from reconv.trainer.trainer import Counters, Fit
-from reconv.trainer.protocols import Optimizer
-from reconv.trainer.lr_schedule import learning_rate
-from reconv.trainer.step import PlainStep
-from reconv.trainer.stop_signal import StopRequest
-from reconv.trainer.profiler import Trace
-from reconv.trainer.nan_guard import Watch
+from reconv.distributed.process_group import Cut, ProcessGroup, Shared, Sharing
+from reconv.logging.clock import RunClock
+from reconv.logging.events import Event, Noted, Planned
 from reconv.models.pipeline_split import parts_of
-from reconv.optim import Ema
-from reconv.distributed.process_group import Cut, Shared, Sharing, World
+from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.logging.clock import Clock
-from reconv.logging.events import Event, Noted, Planned
 from reconv.trainer import builders as parts
+from reconv.trainer.checkpointer import Checkpointer, about_checkpoint
+from reconv.trainer.cuda_graph import CapturedStep
+from reconv.trainer.data_context import DataContext
+from reconv.trainer.datasets import Datasets
 from reconv.trainer.detection_builders import boxes_left_out
 from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.data_context import Feed
-from reconv.trainer.run_choice import RestorePoint
-from reconv.trainer.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
-from reconv.trainer.sample_images import PicturedFirstBatch
-from reconv.trainer.checkpointer import Saver, about_checkpoint
-from reconv.trainer.datasets import Sources
 from reconv.trainer.init_weights import start_network
+from reconv.trainer.lr_schedule import learning_rate
+from reconv.trainer.nan_guard import NanGuard
+from reconv.trainer.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
+from reconv.trainer.oom import MicroBatchSize, OomRetry
+from reconv.trainer.profiler import StepProfiler
+from reconv.trainer.protocols import OptimizerProtocol
+from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.sample_images import PicturedFirstBatch
+from reconv.trainer.step import TrainStep
+from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.teacher import open_teacher
+from reconv.trainer.trainer import Counters, Trainer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,56 +51,64 @@ Emit = Callable[[Event], None]
 Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
 
 
-AnyStep = PlainStep | GraphedStep
+AnyStep = TrainStep | CapturedStep
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingRun:
     """Everything decided before the first part is built."""
 
     recipe: Recipe
     plan: Plan
-    sources: Sources
+    sources: Datasets
     device: Device
-    world: World
-    folder: RunFolder
+    process_group: ProcessGroup
+    folder: RunDir
     point: RestorePoint
 
 
 @dataclass(frozen=True, slots=True)
-class Learner:
+class TrainState:
     """What learns: the network, its task, and what moves its weights."""
 
     network: Network
     task: parts.AnyTask
-    optimizer: Optimizer
-    average: Ema | None
+    optimizer: OptimizerProtocol
+    average: ModelEma | None
     teacher_fingerprint: str | None
 
 
 def assemble(
-    job: Job, stop: StopRequest, emit: Emit, clock: Clock, trace: Trace, feed: Feed, writer: Writer
-) -> tuple[Fit, Evaluation]:
+    job: TrainingRun,
+    stop: StopSignal,
+    emit: Emit,
+    clock: RunClock,
+    trace: StepProfiler,
+    feed: DataContext,
+    writer: AsyncWriter,
+) -> tuple[Trainer, Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, emit)
-    faults = parts.build_faults(job.recipe, job.point.state, emit, job.world)
+    faults = parts.build_faults(job.recipe, job.point.state, emit, job.process_group)
     evaluation = build_evaluation(job, learner, faults, feed)
-    fitting = Fitting(job.plan.micro_groups)
+    fitting = MicroBatchSize(job.plan.micro_groups)
     saver = build_saver(job, learner, evaluation, emit, writer, fitting)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
     step = fit_step(job, learner, build_step(job, learner, counters, emit, trace.mark), fitting, emit)
-    copy_number = job.world.rank // recipe.parallel.pipeline  # the processes of a pipeline read the same samples
-    fit = Fit(
+    copy_number = (
+        job.process_group.rank // recipe.parallel.pipeline
+    )  # the processes of a pipeline read the same samples
+    fit = Trainer(
         plan=job.plan,
         task=learner.task,
-        step=_in_phase(job.world, "training", trace.step(step)),
+        step=_in_phase(job.process_group, "training", trace.step(step)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(
             parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, copy_number, feed)
         ),
-        evaluate=_in_phase(job.world, "evaluating", evaluation),
-        save=None if job.plan.save is None else _saving(job.world, saver),
+        evaluate=_in_phase(job.process_group, "evaluating", evaluation),
+        save=None if job.plan.save is None else _saving(job.process_group, saver),
         settle_save=writer.settle,
         watch=build_watch(job, network, counters, emit),
         clock=clock,
@@ -114,30 +122,30 @@ def assemble(
         keep_best=recipe.save.keep_best,
         loss_scale=lambda: network.precision.loss_scale,
         early=parts.build_early_stop(recipe),
-        agree=job.world.agree,
+        agree=job.process_group.agree,
     )
     return fit, evaluation
 
 
-def _in_phase(world: World, phase: str, call: Callable[P, R]) -> Callable[P, R]:
+def _in_phase(process_group: ProcessGroup, phase: str, call: Callable[P, R]) -> Callable[P, R]:
     """The same, told to the other processes while it runs; between phases a process waits for data."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        world.entering(phase)
+        process_group.entering(phase)
         try:
             return call(*args, **kwargs)
         finally:
-            world.entering("waiting for data")
+            process_group.entering("waiting for data")
 
     return run
 
 
-def _saving(world: World, saver: Saver) -> Callable[[Counters, str], None]:
+def _saving(process_group: ProcessGroup, saver: Checkpointer) -> Callable[[Counters, str], None]:
     """Rank 0 saves; all processes hold the same, but for shares of the optimizer's state."""
-    return _in_phase(world, "saving", saver if world.is_first else saver.take_part)
+    return _in_phase(process_group, "saving", saver if process_group.is_rank0 else saver.take_part)
 
 
-def build_learner(job: Job, emit: Emit) -> Learner:
+def build_learner(job: TrainingRun, emit: Emit) -> TrainState:
     """The network with its starting weights, its task and its optimizer; what a person should know of it is told."""
     recipe, plan = job.recipe, job.plan
     network = build_network(recipe, plan.num_classes, job.device)
@@ -151,25 +159,25 @@ def build_learner(job: Job, emit: Emit) -> Learner:
             global_batch=plan.global_batch,
             lines=plan.lines,
             parameters=sum(p.numel() for p in network.model.parameters()),
-            num_devices=job.world.size,
+            num_devices=job.process_group.size,
         )
     )
     teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
     for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
         emit(Noted("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
-    if job.device.kind == "cuda" and job.world.size == 1 and network.forward is network.model:
+    if job.device.kind == "cuda" and job.process_group.size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
         network.precision.cast_together(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
     compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
-    optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.world)
-    average = Ema(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
-    return Learner(network, task, optimizer, average, teacher.fingerprint if teacher else None)
+    optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.process_group)
+    average = ModelEma(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
+    return TrainState(network, task, optimizer, average, teacher.fingerprint if teacher else None)
 
 
-def _start(job: Job, network: Network, emit: Emit) -> list[str]:
+def _start(job: TrainingRun, network: Network, emit: Emit) -> list[str]:
     """Give the network the weights it starts from."""
     recipe, is_resumed = job.recipe, job.point.loaded is not None
     notes = start_network(
@@ -184,19 +192,19 @@ def _start(job: Job, network: Network, emit: Emit) -> list[str]:
     return notes
 
 
-def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> Evaluation:
+def build_evaluation(job: TrainingRun, learner: TrainState, faults: BadSamples, feed: DataContext) -> Evaluation:
     recipe, plan = job.recipe, job.plan
     return Evaluation(
         network=learner.network,
         average=learner.average,
         task=learner.task,
         loader=parts.eval_loader(
-            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.world, feed
+            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.process_group, feed
         ),
         prepare=parts.eval_prepare(recipe, learner.network),
         num_samples=plan.num_val,
         faults=faults,
-        world=job.world,
+        process_group=job.process_group,
         tta=recipe.evaluate.tta,
         is_partial=plan.num_val_left_out > 0,
         boundary=job.device.step_boundary,
@@ -204,9 +212,14 @@ def build_evaluation(job: Job, learner: Learner, faults: Faults, feed: Feed) -> 
 
 
 def build_saver(
-    job: Job, learner: Learner, evaluation: Evaluation, emit: Emit, writer: Writer, fitting: Fitting
-) -> Saver:
-    return Saver(
+    job: TrainingRun,
+    learner: TrainState,
+    evaluation: Evaluation,
+    emit: Emit,
+    writer: AsyncWriter,
+    fitting: MicroBatchSize,
+) -> Checkpointer:
+    return Checkpointer(
         folder=job.folder,
         store=Store(job.folder.checkpoints),
         recipe=job.recipe,
@@ -225,7 +238,7 @@ def build_saver(
     )
 
 
-def _restore(job: Job, saver: Saver) -> Counters:
+def _restore(job: TrainingRun, saver: Checkpointer) -> Counters:
     """Put the checkpoint's tensors back, if there is one, and return the counters to go on from."""
     if job.point.loaded is None:
         return Counters()
@@ -235,13 +248,13 @@ def _restore(job: Job, saver: Saver) -> Counters:
 
 
 def build_step(
-    job: Job, learner: Learner, counters: Counters, emit: Emit, mark: Mark, shared: Shared | None = None
+    job: TrainingRun, learner: TrainState, counters: Counters, emit: Emit, mark: Mark, shared: Shared | None = None
 ) -> AnyStep:
     """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
     shared = shared or share(job, network)
-    plain = PlainStep(
+    plain = TrainStep(
         model=shared.wrap(network.forward),
         task=learner.task,
         prepare=PicturedFirstBatch(
@@ -250,28 +263,30 @@ def build_step(
             folder=job.folder,
             class_names=tuple(job.sources.train.class_names),
             emit=emit,
-            done=counters.step > 0 or not job.world.is_first,
+            done=counters.step > 0 or not job.process_group.is_rank0,
         ),
         layers=network.layers,
         precision=network.precision,
         optimizer=learner.optimizer,
         average=learner.average,
-        world=shared,
+        process_group=shared,
         rate=lambda step: learning_rate(plan.schedule, step),
         ordered=recipe.parallel.reduce == "ordered",
         mark=mark,
         boundary=job.device.step_boundary,
     )
-    recorder = build_recorder(recipe, job.device, job.world)
-    return plain if recorder is None else GraphedStep(plain, recorder)
+    recorder = build_recorder(recipe, job.device, job.process_group)
+    return plain if recorder is None else CapturedStep(plain, recorder)
 
 
-def fit_step(job: Job, learner: Learner, step: AnyStep, fitting: Fitting, emit: Emit) -> AnyStep | FittingStep:
+def fit_step(
+    job: TrainingRun, learner: TrainState, step: AnyStep, fitting: MicroBatchSize, emit: Emit
+) -> AnyStep | OomRetry:
     """The step with micro-batches halved where they do not fit, if the recipe leaves their size open."""
     # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
-    if job.recipe.batch.micro != "auto" or job.world.size > 1:
+    if job.recipe.batch.micro != "auto" or job.process_group.size > 1:
         return step
-    return FittingStep(
+    return OomRetry(
         step=step,
         fitting=fitting,
         layers=learner.network.layers,
@@ -282,7 +297,7 @@ def fit_step(job: Job, learner: Learner, step: AnyStep, fitting: Fitting, emit: 
     )
 
 
-def share(job: Job, network: Network) -> Shared:
+def share(job: TrainingRun, network: Network) -> Shared:
     """Train the network together with the other processes, if there are some."""
     parallel, plan = job.recipe.parallel, job.plan
     is_ordered = parallel.reduce == "ordered"
@@ -291,19 +306,19 @@ def share(job: Job, network: Network) -> Shared:
     sharing = Sharing(is_ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress)
     if parallel.pipeline > 1:
         sharing = replace(sharing, cut=Cut(partial(parts_of, splits=parallel.splits), parallel.schedule))
-    shared = job.world.share(network.model, sharing)
+    shared = job.process_group.share(network.model, sharing)
     network.layers.join(shared.statistics, shared.spread if plan.devices_per_group > 1 else None, shared.settle)
     return shared
 
 
-def build_watch(job: Job, network: Network, counters: Counters, emit: Emit) -> Watch:
+def build_watch(job: TrainingRun, network: Network, counters: Counters, emit: Emit) -> NanGuard:
     policy = job.recipe.engine.non_finite
-    return Watch(
+    return NanGuard(
         job.device,
         emit,
         policy=policy.policy,
         budget=policy.budget,
         loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
         skipped=counters.skipped,
-        gather=job.world.gather,
+        gather=job.process_group.gather,
     )

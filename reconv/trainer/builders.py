@@ -12,41 +12,41 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from reconv.data.pipeline.box_samples import detection_fetch
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.box_samples import detection_sample_pipeline
 from reconv.data.pipeline.buffers import as_type
-from reconv.data.pipeline.bad_samples import Faults
-from reconv.data.pipeline.sample_pipeline import MakeFetch, make_fetch
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.transforms.on_device import EvalPrepare
-from reconv.data.dataset import Source
+from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, make_sample_pipeline
+from reconv.data.transforms.on_device import EvalPreprocess
 from reconv.device import Device
-from reconv.trainer.early_stopping import EarlyStop
-from reconv.trainer.protocols import Emit
+from reconv.distributed.process_group import ProcessGroup, ShardedOptimizer
+from reconv.logging.events import BadImage
 from reconv.optim import Rounding, build_optimizer, optimizer_groups
-from reconv.distributed.process_group import Divided, World
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.logging.events import BadImage
+from reconv.tasks.classification import ClassificationTask
+from reconv.tasks.detection import DetectionTask
+from reconv.tasks.distillation import Teacher
+from reconv.trainer.data_context import DataContext
 from reconv.trainer.detection_builders import (
     build_detection,
 )
-from reconv.trainer.data_context import Feed
+from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.network import Network, compiled, is_compiled
-from reconv.tasks.classification import Classification
-from reconv.tasks.detection import Detection
-from reconv.tasks.distillation import Teacher
+from reconv.trainer.protocols import Emit
 
-AnyTask = Classification | Detection
+AnyTask = ClassificationTask | DetectionTask
 
 
-def build_task(recipe: Recipe, source: Source, device: Device, teacher: Teacher | None = None) -> AnyTask:
+def build_task(recipe: Recipe, source: Dataset, device: Device, teacher: Teacher | None = None) -> AnyTask:
     """The recipe's task; a validation set tells its classes and, for detection, the boxes to score against."""
     if recipe.task == "detection":
         return build_detection(
             recipe, source, device, partial(compiled, device=device) if is_compiled(recipe, device) else None
         )
     loss = recipe.loss
-    return Classification(len(source.class_names), loss.label_smoothing, loss.smoothing_form, teacher=teacher)
+    return ClassificationTask(len(source.class_names), loss.label_smoothing, loss.smoothing_form, teacher=teacher)
 
 
 def build_rounding(recipe: Recipe) -> Rounding | None:
@@ -56,56 +56,60 @@ def build_rounding(recipe: Recipe) -> Rounding | None:
     return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
 
 
-def build_run_optimizer(recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, world: World) -> Divided:
+def build_run_optimizer(
+    recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, process_group: ProcessGroup
+) -> ShardedOptimizer:
     """The recipe's optimizer, whole or this process's share, its state on the device or on the host."""
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    owner = world.shards(sizes) if recipe.memory.shard_optimizer else dict.fromkeys(sizes, world.rank)
+    owner = process_group.shards(sizes) if recipe.memory.shard_optimizer else dict.fromkeys(sizes, process_group.rank)
     optimizer = build_optimizer(
         recipe.optimizer,
         model,
         alpha=alpha,
         rounding=build_rounding(recipe),
         descent=device.descent(),
-        only=[name for name in sizes if owner[name] == world.rank],
+        only=[name for name in sizes if owner[name] == process_group.rank],
     )
     if recipe.memory.offload_optimizer:
         optimizer.offload()
     if not recipe.memory.shard_optimizer:
         return optimizer
     groups = optimizer_groups(recipe.optimizer, model)
-    return world.divide(optimizer, {**groups.decayed, **groups.free}, owner)
+    return process_group.divide(optimizer, {**groups.decayed, **groups.free}, owner)
 
 
-def build_early_stop(recipe: Recipe) -> EarlyStop:
+def build_early_stop(recipe: Recipe) -> EarlyStopping:
     stop = recipe.stop
-    return EarlyStop(None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience)
+    return EarlyStopping(
+        None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience
+    )
 
 
-def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit, world: World) -> Faults:
+def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit, process_group: ProcessGroup) -> BadSamples:
     """The bad files a run bears, and those it knows from its checkpoint."""
-    faults = Faults(
+    faults = BadSamples(
         recipe.data.bad_images.limit,
         lambda f: emit(BadImage(f.step, f.split, f.index, f.path, f.why)),
-        gather=world.gather if world.size > 1 else None,
+        gather=process_group.gather if process_group.size > 1 else None,
     )
     if faults.borne:  # else what was left out before must be whole by now
         faults.restore(state.get("bad_images", ()))
     return faults
 
 
-def fetching(recipe: Recipe) -> MakeFetch:
+def fetching(recipe: Recipe) -> MakeSamplePipeline:
     """How the batches of the recipe's task are filled."""
-    return detection_fetch(recipe) if recipe.task == "detection" else make_fetch
+    return detection_sample_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
 
 
 def train_loader(
     recipe: Recipe,
     plan: Plan,
-    source: Source,
+    source: Dataset,
     move: Callable[[Tensor], Tensor],
-    faults: Faults | None = None,
+    faults: BadSamples | None = None,
     rank: int = 0,
-    feed: Feed | None = None,
+    feed: DataContext | None = None,
 ) -> TrainLoader:
     make = fetching(recipe)
     if feed is None:
@@ -116,23 +120,23 @@ def train_loader(
 
 def eval_loader(
     recipe: Recipe,
-    source: Source,
+    source: Dataset,
     device: Device,
     batch: int,
     workers: int = 0,
-    faults: Faults | None = None,
-    world: World | None = None,
-    feed: Feed | None = None,
+    faults: BadSamples | None = None,
+    process_group: ProcessGroup | None = None,
+    feed: DataContext | None = None,
 ) -> EvalLoader:
-    world = world or World.single()
+    process_group = process_group or ProcessGroup.single()
     return EvalLoader(
         source,
         recipe.data.preprocess,
         batch,
         device.move,
         workers,
-        world.rank,
-        world.size,
+        process_group.rank,
+        process_group.size,
         faults,
         make=fetching(recipe),
         shared=None if feed is None else feed.workers,
@@ -141,5 +145,5 @@ def eval_loader(
     )
 
 
-def eval_prepare(recipe: Recipe, network: Network) -> EvalPrepare:
-    return EvalPrepare(recipe.data.preprocess, network.precision.input_dtype, network.channels_last)
+def eval_prepare(recipe: Recipe, network: Network) -> EvalPreprocess:
+    return EvalPreprocess(recipe.data.preprocess, network.precision.input_dtype, network.channels_last)

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint import manifest
+from reconv.checkpoint.locate import EMA, MODEL, find_run
+from reconv.checkpoint.run_dir import RunDir
+from reconv.checkpoint.store import Store, encode
 from reconv.checkpoint.weight_average import average as average_files
 from reconv.checkpoint.weight_average import exponential_weights, mean_weights
-from reconv.io.atomic import replace_file
-from reconv.checkpoint.locate import EMA, MODEL, find_run
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.checkpoint.store import Store, encode
-from reconv.trainer.protocols import Emit
+from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
-from reconv.distributed.process_group import World
+from reconv.io.atomic import replace_file
+from reconv.logging.events import Noted
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Plan, averaging_window
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
-from reconv.logging.events import Noted
 from reconv.report.run_record import load_record
 from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.protocols import Emit
 
 AVERAGED = "averaged"
 
@@ -65,7 +65,13 @@ def average(
 
 
 def average_at_end(
-    recipe: Recipe, plan: Plan, folder: RunFolder, world: World, done: int, evaluation: Evaluation, emit: Emit
+    recipe: Recipe,
+    plan: Plan,
+    folder: RunDir,
+    process_group: ProcessGroup,
+    done: int,
+    evaluation: Evaluation,
+    emit: Emit,
 ) -> dict[str, Any]:
     """Average as the recipe says, score the result, and return what the summary should tell of it."""
     if plan.average is None:
@@ -76,7 +82,7 @@ def average_at_end(
         steps = [step for step in store.steps() if window.holds(step, done)]
         return _write(store, steps, folder.averaged, recipe.average.kind, recipe.average.decay, MODEL)
 
-    result = world.from_first(write)
+    result = process_group.on_rank0(write)
     emit(Noted("info", str(result), done))
     told: dict[str, Any] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
     if plan.evaluate is not None:
@@ -108,7 +114,7 @@ def _duration(last: str | Duration) -> Duration:
     return duration
 
 
-def _chosen_steps(folder: RunFolder, store: Store, last: Duration) -> list[int]:
+def _chosen_steps(folder: RunDir, store: Store, last: Duration) -> list[int]:
     """The steps on disk that the run's own saving interval wrote within `last` of the newest."""
     present = store.steps()
     planned = load_record(folder.path).plan

@@ -16,42 +16,42 @@ from torch import Tensor
 
 from reconv import __version__
 from reconv.checkpoint import load_weights as saved_weights
-from reconv.checkpoint.run_dir import Best, RunFolder
+from reconv.checkpoint.async_writer import AsyncWriter
+from reconv.checkpoint.run_dir import Best, RunDir
 from reconv.checkpoint.store import SavedCheckpoint, Store
-from reconv.checkpoint.async_writer import Writer
-from reconv.data.boxes.annotations import DetectionSource
-from reconv.data.pipeline.bad_samples import Faults
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
-from reconv.trainer.oom import Fitting
-from reconv.trainer.trainer import Counters
-from reconv.trainer.protocols import Emit
-from reconv.optim import Ema
+from reconv.logging.events import Saved
+from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.logging.events import Saved
+from reconv.trainer.datasets import Datasets
 from reconv.trainer.network import Network
-from reconv.trainer.datasets import Sources
+from reconv.trainer.oom import MicroBatchSize
+from reconv.trainer.protocols import Emit
+from reconv.trainer.trainer import Counters
 
 
 @dataclass(frozen=True, slots=True)
-class Saver:
+class Checkpointer:
     """Writes a checkpoint, keeps the ones the recipe wants, and says so."""
 
-    folder: RunFolder
+    folder: RunDir
     store: Store
     recipe: Recipe
     plan: Plan
     network: Network
     optimizer: Any
-    average: Ema | None
+    average: ModelEma | None
     about: Mapping[str, Any]  # what a checkpoint says of itself: classes, data, versions
     metric: str
     chosen_weights: str
     emit: Emit
-    faults: Faults
+    faults: BadSamples
     device: Device
-    writer: Writer
-    fitting: Fitting
+    writer: AsyncWriter
+    fitting: MicroBatchSize
 
     def __call__(self, counters: Counters, reason: str) -> None:
         self.writer.settle()
@@ -145,14 +145,14 @@ def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Calla
 
 
 def about_checkpoint(
-    recipe: Recipe, plan: Plan, sources: Sources, device: Device, teacher: str | None = None
+    recipe: Recipe, plan: Plan, sources: Datasets, device: Device, teacher: str | None = None
 ) -> dict[str, Any]:
     """What a checkpoint says of itself besides counters: enough to evaluate and predict without its run folder."""
     return {
         "format": 1,
         "recipe": recipe.model_dump(mode="json"),
         "class_names": list(sources.train.class_names),
-        **({"class_ids": list(sources.train.class_ids)} if isinstance(sources.train, DetectionSource) else {}),
+        **({"class_ids": list(sources.train.class_ids)} if isinstance(sources.train, DetectionDataset) else {}),
         "data_fingerprint": sources.fingerprint(),
         "total_steps": plan.total_steps,
         "threads": plan.threads,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.trainer.protocols import Captures
-from reconv.trainer.step import Moment, PlainStep, StepResult
+from reconv.trainer.step import StepResult, StepScalars, TrainStep
 
 WARM_STEPS = 3  # done plainly first: they make every tensor and choose every algorithm a recording must find
 MOST_RECORDINGS = 16  # kinds of steps; each holds the memory of its activations
@@ -32,7 +32,7 @@ class _Recording:
     result: StepResult
     launch: Callable[[], None]
 
-    def __call__(self, moment: Moment, micro_batches: Sequence[Batch]) -> StepResult:
+    def __call__(self, moment: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
         for place, value in zip(self.scalars, (moment.step, moment.rate, moment.share), strict=True):
             place.fill_(value)
         for mine, theirs in zip(self.batches, micro_batches, strict=True):
@@ -44,10 +44,10 @@ class _Recording:
 
 
 @dataclass(slots=True)
-class GraphedStep:
+class CapturedStep:
     """A plain step that is recorded after its first few times, one recording for each kind of batch."""
 
-    plain: PlainStep
+    plain: TrainStep
     device: Captures
     _times: dict[Kind, int] = field(default_factory=dict)
     _recordings: dict[Kind, _Recording] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class GraphedStep:
             torch.tensor(values.rate, dtype=torch.float64, device=on),
             torch.tensor(values.share, dtype=torch.float64, device=on),
         )
-        result, launch = self.device.capture(lambda: self.plain.run(Moment(*scalars), batches))
+        result, launch = self.device.capture(lambda: self.plain.run(StepScalars(*scalars), batches))
         return _Recording(scalars, batches, result, launch)
 
 

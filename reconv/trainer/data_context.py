@@ -10,57 +10,57 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from reconv.data.transforms.random_params import effective
-from reconv.data.pipeline.buffers import Carrier, as_type
+from reconv.data.dataset import Dataset
 from reconv.data.decode.decode import train_preprocess
-from reconv.data.pipeline.gpu_decoder import EngineRows
+from reconv.data.pipeline.buffers import HostToDevice, as_type
 from reconv.data.pipeline.decode_balance import measured_share
-from reconv.data.dataset import Source
-from reconv.data.pipeline.stage_timing import STAGES, Stages
+from reconv.data.pipeline.gpu_decoder import GpuDecoder
+from reconv.data.pipeline.stage_timing import STAGES, StageTimes
 from reconv.data.pipeline.thread_pool import Workers, open_workers
+from reconv.data.transforms.random_params import effective
 from reconv.device import Device
-from reconv.device.nvjpeg import JpegEngine
+from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
-from reconv.recipe.workers import IN_MEMORY
+from reconv.logging.clock import RunClock
+from reconv.logging.events import Evaluated, Event, Waited
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.logging.clock import Clock
-from reconv.logging.events import Evaluated, Event, Waited
+from reconv.recipe.workers import IN_MEMORY
 
 WORTH_TELLING = 0.05  # of the time of steps; less than that is noise
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class DataContext:
     """What the loaders of a run share."""
 
     workers: Workers
-    carrier: Carrier
-    stages: Stages  # of training
-    engine: EngineRows | None = None  # of the device that decodes some of the training pictures
+    carrier: HostToDevice
+    stages: StageTimes  # of training
+    engine: GpuDecoder | None = None  # of the device that decodes some of the training images
 
 
 @contextmanager
-def open_feed(recipe: Recipe, plan: Plan, device: Device, stages: Stages) -> Iterator[Feed]:
+def open_data_context(recipe: Recipe, plan: Plan, device: Device, stages: StageTimes) -> Iterator[DataContext]:
     """The workers and the way to the device of one run."""
-    engine = EngineRows(JpegEngine(device.torch)) if plan.gpu_share > 0 else None
+    engine = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_share > 0 else None
     workers = open_workers(plan.backend, plan.workers)
     try:
-        yield Feed(workers, as_type(device, recipe.data.transfer), stages, engine)
+        yield DataContext(workers, as_type(device, recipe.data.transfer), stages, engine)
     finally:
         workers.close()
         if engine is not None:
             engine.close()
 
 
-def share_of_gpu(recipe: Recipe, plan: Plan, source: Source, device: Device, kept: float | None) -> float:
-    """What the GPU makes of a run's training pictures: as recorded, as the recipe says, or measured now.
+def share_of_gpu(recipe: Recipe, plan: Plan, source: Dataset, device: Device, kept: float | None) -> float:
+    """What the GPU makes of a run's training images: as recorded, as the recipe says, or measured now.
 
     `kept` is None for a new run, 0 for one that began without the GPU.
     """
     if kept is not None and (kept > 0) != (plan.backend == "gpu"):
         raise RecipeError(
-            f"this run began with {f'{kept:.0%} of' if kept else 'none of'} its pictures made by the GPU's JPEG engine",
+            f"this run began with {f'{kept:.0%} of' if kept else 'none of'} its images made by the GPU's JPEG engine",
             where=f"data.backend: {recipe.data.backend}",
             why="its pixels are not those of the host, and a run keeps who makes them",
             then="--set data.backend=gpu" if kept else "leave data.backend as it was, or start a new run",
@@ -70,7 +70,7 @@ def share_of_gpu(recipe: Recipe, plan: Plan, source: Source, device: Device, kep
         return kept or plan.gpu_share
     augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
     preprocess = train_preprocess(recipe.data.preprocess, augment, plan.size_at(0))
-    engine = JpegEngine(device.torch)
+    engine = NvJpegDecoder(device.torch)
     return measured_share(source, preprocess, augment, engine, plan.workers, recipe.seed)
 
 
@@ -82,8 +82,8 @@ class Waiting:
     plan: Plan
     source: str  # the kind of data found
     cores: int
-    clock: Clock
-    stages: Stages
+    clock: RunClock
+    stages: StageTimes
     emit: Callable[[Event], None]
     is_told: bool = False
 

@@ -10,13 +10,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.pipeline.sample_cache import Cached, Room, cached
-from reconv.data.readers.factory import NEED_NO_PATH, open_source, thinned
-from reconv.data.dataset import Source, Split
+from reconv.data.dataset import Dataset, Split
+from reconv.data.pipeline.sample_cache import CacheBudget, Cached, cached
+from reconv.data.readers.factory import NEED_NO_PATH, open_dataset, subsample
 from reconv.errors import DataError, ResourceError, UsageError
-from reconv.recipe.workers import IN_MEMORY
 from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe
+from reconv.recipe.workers import IN_MEMORY
 from reconv.trainer.detection_builders import (
     refuse_nothing_to_find,
     with_boxes,
@@ -24,23 +24,23 @@ from reconv.trainer.detection_builders import (
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
-    train: Source
-    val: Source
+class Datasets:
+    train: Dataset
+    val: Dataset
     num_val_left_out: int = 0  # by evaluate.samples
 
     def fingerprint(self) -> dict[str, str]:
         return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
 
 
-def open_split(recipe: Recipe, path: Path | None, split: Split) -> Source:
+def open_split(recipe: Recipe, path: Path | None, split: Split) -> Dataset:
     """One split of the data at a path, of the kind and for the task the recipe names."""
     wants_boxes = recipe.task == "detection"
-    source = open_source(recipe.data.source, path, split, recipe.data, boxes=wants_boxes)
+    source = open_dataset(recipe.data.source, path, split, recipe.data, boxes=wants_boxes)
     return with_boxes(source) if wants_boxes else source
 
 
-def open_sources(recipe: Recipe) -> Sources:
+def open_datasets(recipe: Recipe) -> Datasets:
     """The training and validation sets the recipe names, at its path or else at $DATA_DIR."""
     path = data_path(recipe)
     train, val = (open_split(recipe, path, split) for split in ("train", "val"))
@@ -49,17 +49,17 @@ def open_sources(recipe: Recipe) -> Sources:
     some = part_of(val, recipe.evaluate.samples)
     if recipe.task == "detection" and recipe.evaluate.every != "off":
         refuse_nothing_to_find(with_boxes(some))
-    return Sources(train, some, len(val) - len(some))
+    return Datasets(train, some, len(val) - len(some))
 
 
-def part_of(source: Source, num_samples: int | None) -> Source:
+def part_of(source: Dataset, num_samples: int | None) -> Dataset:
     """So many samples of a source, evenly spread; all of it where there are no more."""
     if num_samples is None or num_samples >= len(source):
         return source
-    return thinned(source, 100 * num_samples / len(source))
+    return subsample(source, 100 * num_samples / len(source))
 
 
-def with_cache(recipe: Recipe, sources: Sources, available_bytes: int | None, num_ranks: int) -> Sources:
+def with_cache(recipe: Recipe, sources: Datasets, available_bytes: int | None, num_ranks: int) -> Datasets:
     """The same sets, their samples kept in memory as far as this rank's share of half of what is free goes."""
     if recipe.data.cache == "off" or sources.train.kind in IN_MEMORY:
         return sources
@@ -69,11 +69,11 @@ def with_cache(recipe: Recipe, sources: Sources, available_bytes: int | None, nu
             where="data.cache",
             then="--set data.cache=off",
         )
-    room = Room(available_bytes // 2 // num_ranks)
-    return Sources(cached(sources.train, room), cached(sources.val, room), sources.num_val_left_out)
+    room = CacheBudget(available_bytes // 2 // num_ranks)
+    return Datasets(cached(sources.train, room), cached(sources.val, room), sources.num_val_left_out)
 
 
-def cache_size(sources: Sources) -> CacheSize | None:
+def cache_size(sources: Datasets) -> CacheSize | None:
     """What a cache of these sets would hold and may hold; None where they have none."""
     kept = [source for source in (sources.train, sources.val) if isinstance(source, Cached)]
     return CacheSize(sum(source.estimated_bytes for source in kept), kept[0].room_bytes) if kept else None

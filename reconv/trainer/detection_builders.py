@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.dataset import Dataset, LabelError
 from reconv.detection.anchors import default_boxes
 from reconv.detection.detections import Detections
-from reconv.detection.postprocess import Keep, postprocess
-from reconv.data.boxes.annotations import DetectionSource
-from reconv.data.dataset import LabelError, Source
+from reconv.detection.postprocess import PostprocessConfig, postprocess
 from reconv.device import Device
 from reconv.errors import DataError, RecipeError
+from reconv.metrics.coco_eval import require_coco
 from reconv.models import model_spec
-from reconv.models.architecture import BoxAnswers
+from reconv.models.architecture import SSDOutput
 from reconv.models.ssd import TABLE as DETECTORS
 from reconv.models.ssd import SSDSpec
 from reconv.recipe.schema import Recipe
-from reconv.metrics.coco_eval import require_coco
-from reconv.tasks.detection import Detection, Rules, image_losses
+from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -57,19 +57,19 @@ def build_default_boxes(recipe: Recipe) -> Tensor:
     return default_boxes(spec.map_pitches(size), spec.map_sides(size), boxes.scales, boxes.ratios)
 
 
-def with_boxes(source: Source) -> DetectionSource:
-    """The source as one of pictures with boxes, or a refusal."""
-    if not isinstance(source, DetectionSource):
+def with_boxes(source: Dataset) -> DetectionDataset:
+    """The source as one of images with boxes, or a refusal."""
+    if not isinstance(source, DetectionDataset):
         raise DataError(
             "these data have no boxes",
             where=source.origin,
-            why="they tell the class of a picture, and the task is detection",
+            why="they tell the class of an image, and the task is detection",
             then="reconv recipes lists recipes for classification",
         )
     return source
 
 
-def refuse_nothing_to_find(source: DetectionSource) -> None:
+def refuse_nothing_to_find(source: DetectionDataset) -> None:
     """Refuse a validation set that no detector could score on."""
     unreadable: DataError | None = None
     for index in range(len(source)):
@@ -77,7 +77,7 @@ def refuse_nothing_to_find(source: DetectionSource) -> None:
             said = source.annotation(index)
         except LabelError:
             raise
-        except DataError as error:  # whether the run bears that is decided when the picture is evaluated
+        except DataError as error:  # whether the run bears that is decided when the image is evaluated
             unreadable = unreadable or error
             continue
         if (~said.is_crowd & ~said.difficult).any():
@@ -90,9 +90,9 @@ def refuse_nothing_to_find(source: DetectionSource) -> None:
     )
 
 
-def boxes_left_out(source: Source, max_boxes: int) -> str:
+def boxes_left_out(source: Dataset, max_boxes: int) -> str:
     """What does not fit into a batch, in words; empty where all does."""
-    counts = source.box_counts() if isinstance(source, DetectionSource) else np.zeros(0, np.int64)
+    counts = source.box_counts() if isinstance(source, DetectionDataset) else np.zeros(0, np.int64)
     beyond = np.maximum(counts - max_boxes, 0)
     if not beyond.any():
         return ""
@@ -102,12 +102,12 @@ def boxes_left_out(source: Source, max_boxes: int) -> str:
     )
 
 
-def build_detection(recipe: Recipe, source: Source, device: Device, compiled: Compile | None) -> Detection:
+def build_detection(recipe: Recipe, source: Dataset, device: Device, compiled: Compile | None) -> DetectionTask:
     """The task, scored against the annotations of a validation set."""
     section = recipe.detection
-    return Detection(
+    return DetectionTask(
         anchors_cxcywh=build_default_boxes(recipe).to(device.torch),
-        rules=Rules(section.boxes.variances, section.match, section.negatives),
+        rules=MatchConfig(section.boxes.variances, section.match, section.negatives),
         keep=_keep(recipe),
         class_names=tuple(source.class_names),
         truth=with_boxes(source).annotation,
@@ -116,19 +116,19 @@ def build_detection(recipe: Recipe, source: Source, device: Device, compiled: Co
     )
 
 
-def build_postprocess(recipe: Recipe, device: Device) -> Callable[[BoxAnswers], Detections]:
+def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], Detections]:
     """What makes detections of a network's answers, as evaluation does."""
     anchors = build_default_boxes(recipe).to(device.torch)
 
-    def detections(answers: BoxAnswers) -> Detections:
+    def detections(answers: SSDOutput) -> Detections:
         return postprocess(answers.codes, answers.logits, anchors, recipe.detection.boxes.variances, _keep(recipe))
 
     return detections
 
 
-def _keep(recipe: Recipe) -> Keep:
+def _keep(recipe: Recipe) -> PostprocessConfig:
     section = recipe.detection
-    return Keep(section.score, section.suppress, section.max_per_class, section.max_per_image)
+    return PostprocessConfig(section.score, section.suppress, section.max_per_class, section.max_per_image)
 
 
 def _spec(recipe: Recipe) -> SSDSpec:

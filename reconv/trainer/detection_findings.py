@@ -1,4 +1,4 @@
-"""What a detector's last evaluation found, for the report: `detection.json`, and pictures of truth beside prediction.
+"""What a detector's last evaluation found, for the report: `detection.json`, and images of truth beside prediction.
 
 Owns the choice of images and what is drawn on them. Refuses to know scoring. Invariant: half of the images are those
 with the most mistakes, the others lie evenly over the validation set, so that neither luck nor failure is all one sees.
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.data.boxes.annotations import DetectionSource
-from reconv.data.pipeline.box_samples import picture_as_annotated
-from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, draw_boxes
+from reconv.checkpoint.run_dir import RunDir
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import spread
-from reconv.trainer.protocols import Emit
+from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, draw_boxes
+from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.logging.events import Pictured
-from reconv.report.detection_json import write_findings
 from reconv.metrics.detection_errors import KINDS
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.metrics.overlaps import Scored, Verdicts, overlaps_of
 from reconv.metrics.voc_eval import THRESHOLD
+from reconv.report.detection_json import write_findings
+from reconv.trainer.protocols import Emit
 
 NUM_IMAGES = 12
 LEAST_SCORE = 0.3  # of a detection that is drawn and counted as a mistake, as the note says
@@ -61,8 +61,8 @@ class Judged:
 
 def tell_findings(
     evaluator: DetectionEvaluator,
-    source: DetectionSource,
-    folder: RunFolder,
+    source: DetectionDataset,
+    folder: RunDir,
     step: int,
     weights: str,
     is_partial: bool,
@@ -105,8 +105,8 @@ def _chosen(images: Sequence[Judged]) -> list[Judged]:
     return [chosen[index] for index in sorted(chosen)]
 
 
-def _beside(judged: Judged, source: DetectionSource) -> Image.Image:
-    """The picture twice in one tile: with its true boxes, and with those that were found."""
+def _beside(judged: Judged, source: DetectionDataset) -> Image.Image:
+    """The image twice in one tile: with its true boxes, and with those that were found."""
     image, truth = judged.image, judged.image.truth
     picture = picture_as_annotated(source.sample(image.index), truth, 3)
     scale = TILE_PX / max(picture.size)
@@ -154,7 +154,7 @@ def _sheet(tiles: Sequence[Image.Image], gap_px: int = 2) -> Image.Image:
     return sheet
 
 
-def _caption(judged: Judged, source: DetectionSource) -> str:
+def _caption(judged: Judged, source: DetectionDataset) -> str:
     name = source.sample(judged.image.index).name
     wrong = f", {judged.num_wrong} wrong" if judged.num_wrong else ""
     return f"{name}: {judged.num_found} of {judged.num_objects} found{wrong}"

@@ -17,24 +17,24 @@ from typing import TypeVar
 
 import numpy as np
 
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.data.readers.factory import taken
+from reconv.checkpoint.run_dir import RunDir
+from reconv.data.readers.factory import select
 from reconv.device import device_kind, open_device
 from reconv.device.affinity import bound
-from reconv.trainer.stop_signal import StopRequest
+from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.nic import choose_nic
-from reconv.distributed.process_group import open_world
-from reconv.distributed.environment import must_launch, read_place
-from reconv.recipe.loader import Override, load
-from reconv.recipe.plan import Every, Plan
-from reconv.recipe.schema import Recipe, Stop
+from reconv.distributed.process_group import open_process_group
 from reconv.logging import text as words
 from reconv.logging.clock import rates_of
 from reconv.logging.events import Ended, Evaluated, Event, EventLog, Noted, Planned, Progress, Saved, Waited
-from reconv.trainer.build import Job
+from reconv.recipe.loader import Override, load
+from reconv.recipe.plan import Every, Plan
+from reconv.recipe.schema import Recipe, StopConfig
+from reconv.trainer.build import TrainingRun
+from reconv.trainer.datasets import Datasets, refuse_unread_path
+from reconv.trainer.run_choice import ChosenRunDir
 from reconv.trainer.run_setup import refuse_devices, refuse_different_data, telling_others, topology
-from reconv.trainer.run_choice import Choice
-from reconv.trainer.datasets import Sources, refuse_unread_path
+from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.training_run import open_kept_sources, prepare_job, refuse_unplannable, run_job
 
 COMPILING_STEPS = 2  # the first compiles; the second finds the optimizer's state there, and shows a step as it will be
@@ -44,7 +44,7 @@ E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class DryRunResult:
     """What a rehearsal showed; None where it did not get that far."""
 
     recipe: str
@@ -67,7 +67,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """What to rehearse, as a process that is started for it can be told."""
+    """What to dry_run, as a process that is started for it can be told."""
 
     recipe: str
     steps: int | None
@@ -78,7 +78,7 @@ class _Ask:
     on_event: Callable[[Event], None] | None
 
 
-def rehearse(
+def dry_run(
     recipe: str | Path,
     *,
     steps: int | None = None,
@@ -88,13 +88,13 @@ def rehearse(
     devices: int | None = None,
     nic: str | None = None,
     on_event: Callable[[Event], None] | None = None,
-) -> Rehearsal:
+) -> DryRunResult:
     """Run so many steps, an evaluation and a save, or without `steps` only what compiles, and keep nothing of it.
 
-    With `devices`, so many processes rehearse together, and `on_event` is a function of a module.
+    With `devices`, so many processes dry_run together, and `on_event` is a function of a module.
     """
     ask = _Ask(str(recipe), steps, data, tuple(overrides), device, nic, on_event)
-    if devices is not None and must_launch(devices, read_place()):
+    if devices is not None and must_launch(devices, read_launch_env()):
         from reconv.distributed.launcher import launch  # torch's launcher, which one process does not need
 
         refuse_devices(devices, device, _resolved(ask))
@@ -105,37 +105,37 @@ def rehearse(
 def _resolved(ask: _Ask) -> Recipe:
     """The recipe without what would be written beside the run, or end it before the steps asked for."""
     given = [*ask.overrides, *([("data.path", str(ask.data), "--data")] if ask.data is not None else [])]
-    recipe = load(ask.recipe, given).recipe.model_copy(update={"records": (), "profile": "off", "stop": Stop()})
+    recipe = load(ask.recipe, given).recipe.model_copy(update={"records": (), "profile": "off", "stop": StopConfig()})
     refuse_unread_path(recipe, ask.data)
     return recipe
 
 
-def _rehearse(ask: _Ask) -> Rehearsal:
+def _rehearse(ask: _Ask) -> DryRunResult:
     """Rehearse in this process, alone or with the others."""
-    began_s, place = time.time(), read_place()
+    began_s, place = time.time(), read_launch_env()
     choose_nic(ask.nic)
-    world = open_world(place, device_kind(ask.device))
+    process_group = open_process_group(place, device_kind(ask.device))
     with ExitStack() as stack:
-        stack.enter_context(telling_others(world))
-        resolved = world.from_first(lambda: _resolved(ask))
-        sources = open_kept_sources(resolved, world)
-        refuse_different_data(world, sources)
-        world.from_first(lambda: refuse_unplannable(resolved, sources, world))
-        stop = stack.enter_context(StopRequest())
+        stack.enter_context(telling_others(process_group))
+        resolved = process_group.on_rank0(lambda: _resolved(ask))
+        sources = open_kept_sources(resolved, process_group)
+        refuse_different_data(process_group, sources)
+        process_group.on_rank0(lambda: refuse_unplannable(resolved, sources, process_group))
+        stop = stack.enter_context(StopSignal())
         opened = open_device(ask.device, place=place.local_rank)
         stack.enter_context(
             bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
         )
-        folder = world.from_first(lambda: RunFolder.at(_temporary(stack) / "run"))
-        choice = Choice(folder, exists=False)
-        whole = prepare_job(resolved, sources, choice, ask.device, world)
+        folder = process_group.on_rank0(lambda: RunDir.at(_temporary(stack) / "run"))
+        choice = ChosenRunDir(folder, exists=False)
+        whole = prepare_job(resolved, sources, choice, ask.device, process_group)
         job = _cut_short(whole, ask.steps)
         events: list[Event] = []
         emit = _listener(stack, job, ask.on_event, events)
-        for line in topology(world, job.device.describe()):
+        for line in topology(process_group, job.device.describe()):
             emit(Noted("info", line))
         run_job(job, stop, emit)
-        return world.from_first(lambda: _numbers(resolved, whole.plan, job.plan, events, began_s))
+        return process_group.on_rank0(lambda: _numbers(resolved, whole.plan, job.plan, events, began_s))
 
 
 def _temporary(stack: ExitStack) -> Path:
@@ -144,10 +144,10 @@ def _temporary(stack: ExitStack) -> Path:
 
 
 def _listener(
-    stack: ExitStack, job: Job, on_event: Callable[[Event], None] | None, events: list[Event]
+    stack: ExitStack, job: TrainingRun, on_event: Callable[[Event], None] | None, events: list[Event]
 ) -> Callable[[Event], None]:
     """What rank 0 does with an event: a record that the summary is made of, and a list; the others say nothing."""
-    if not job.world.is_first:
+    if not job.process_group.is_rank0:
         return lambda event: None
     log = stack.enter_context(EventLog(job.folder.events))
 
@@ -159,7 +159,7 @@ def _listener(
     return emit
 
 
-def _cut_short(job: Job, steps: int | None) -> Job:
+def _cut_short(job: TrainingRun, steps: int | None) -> TrainingRun:
     """The same job, ended after so many steps and evaluating as many batches; its schedule is the whole run's."""
     plan, sources = job.plan, job.sources
     if steps is None:
@@ -173,12 +173,12 @@ def _cut_short(job: Job, steps: int | None) -> Job:
             evaluate=None if plan.evaluate is None else _MEASURING,
             save=None if plan.save is None else _MEASURING,
         )
-        sources = Sources(sources.train, taken(sources.val, np.arange(num_val, dtype=np.int64)))
+        sources = Datasets(sources.train, select(sources.val, np.arange(num_val, dtype=np.int64)))
     plan = replace(plan, log=Every(steps=1), pinned_steps=(), average=None)
     return replace(job, plan=plan, sources=sources)
 
 
-def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], began_s: float) -> Rehearsal:
+def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], began_s: float) -> DryRunResult:
     """What the events of a rehearsal say about it and about the whole run."""
     ready_s = _times_s(_all(events, Planned))[0]
     first_s, *later_s = _times_s(_all(events, Progress))
@@ -197,7 +197,7 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
     for waited in _all(events, Waited)[-1:]:
         if waited.bottleneck:
             notes.append(words.waiting(waited.fraction, waited.seconds, waited.bottleneck, waited.advice))
-    return Rehearsal(
+    return DryRunResult(
         recipe=recipe.name,
         steps=cut.total_steps,
         total_steps=whole.total_steps,

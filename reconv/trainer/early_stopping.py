@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyStop:
+class EarlyStopping:
     """When to end; None: never for that reason."""
 
     target: float | None = None

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from reconv.data.batch import Batch
-from reconv.trainer.protocols import Evaluator, Precision, Prepare, Task
+from reconv.batch import Batch
+from reconv.trainer.protocols import Evaluator, PrecisionProtocol, Prepare, TaskProtocol
 
 Score = TypeVar("Score", bound=Evaluator)
 
@@ -23,11 +23,11 @@ class EvaluationStopped(Exception):
 
 def evaluate(
     model: torch.nn.Module,
-    task: Task,
+    task: TaskProtocol,
     evaluator: Score,
     batches: Iterable[Batch],
     prepare: Prepare,
-    precision: Precision,
+    precision: PrecisionProtocol,
     stop_requested: Callable[[], bool] = lambda: False,
     forward: Callable[..., Any] | None = None,
     boundary: Callable[[], None] = lambda: None,

@@ -15,18 +15,18 @@ from pathlib import Path
 from torch import nn
 
 from reconv.checkpoint import load_weights as saved_weights
-from reconv.data.pipeline.bad_samples import Faults
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
-from reconv.trainer.evaluate_pass import EvaluationStopped, evaluate
-from reconv.trainer.protocols import Evaluator, Prepare
-from reconv.optim import Ema
-from reconv.distributed.process_group import World
-from reconv.logging.events import Evaluated
-from reconv.trainer.network import Network
-from reconv.trainer.builders import AnyTask
-from reconv.tasks.classification import ClassificationEvaluator
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.tta import averaged_views
+from reconv.logging.events import Evaluated
+from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.optim import ModelEma
+from reconv.tasks.classification import ClassificationEvaluator
+from reconv.trainer.builders import AnyTask
+from reconv.trainer.evaluate_pass import EvaluationStopped, evaluate
+from reconv.trainer.network import Network
+from reconv.trainer.protocols import Evaluator, Prepare
 
 
 @dataclass(slots=True)
@@ -34,13 +34,13 @@ class Evaluation:
     """Scores the raw weights, and the averaged ones where there are some."""
 
     network: Network
-    average: Ema | None
+    average: ModelEma | None
     task: AnyTask
     loader: EvalLoader
     prepare: Prepare
     num_samples: int
-    faults: Faults
-    world: World
+    faults: BadSamples
+    process_group: ProcessGroup
     tta: str = "none"  # the views of an image whose answers are averaged
     is_partial: bool = False  # not all of the validation set is scored
     boundary: Callable[[], None] = lambda: None  # of the device
@@ -60,7 +60,7 @@ class Evaluation:
     def score_file(self, weights: str, path: Path, done: int, epoch: float) -> Evaluated:
         """Score other weights of this network, under the name they go by."""
         model = copy.deepcopy(self.network.model).requires_grad_(False)
-        tensors = self.world.from_first(lambda: saved_weights.read_weights(path))
+        tensors = self.process_group.on_rank0(lambda: saved_weights.read_weights(path))
         saved_weights.apply(model, tensors, strict=True, source=str(path))
         return self._score(weights, model, done, epoch, lambda: False)
 
@@ -105,8 +105,8 @@ class Evaluation:
 
     def _meet(self, evaluator: Evaluator, was_stopped: bool) -> None:
         """Put together what all processes have found; if one was asked to stop, all have stopped."""
-        if any(self.world.gather(was_stopped)):
+        if any(self.process_group.gather(was_stopped)):
             raise EvaluationStopped
         self.faults.settle()
-        if self.world.size > 1:
-            evaluator.take(self.world.gather(evaluator.share()))
+        if self.process_group.size > 1:
+            evaluator.take(self.process_group.gather(evaluator.share()))

@@ -12,22 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 from reconv.device import is_out_of_memory
-from reconv.trainer.trainer import Counters
 from reconv.errors import Exit, ReconvError
-from reconv.logging.clock import Clock
+from reconv.logging.clock import RunClock
 from reconv.logging.events import Ended, Event
 from reconv.report.html import write_report
 from reconv.report.summary import write_summary
-from reconv.trainer.build import Job
+from reconv.trainer.build import TrainingRun
 from reconv.trainer.micro_batch import out_of_memory
+from reconv.trainer.trainer import Counters
 
 
-class Ending:
+class RunFinalizer:
     """What will be told when a run ends; whoever works on the run keeps it current."""
 
-    def __init__(self, job: Job, clock: Clock, emit: Callable[[Event], None]) -> None:
+    def __init__(self, job: TrainingRun, clock: RunClock, emit: Callable[[Event], None]) -> None:
         self._job = job
         self._clock = clock
         self._emit = emit
@@ -52,7 +52,7 @@ class Ending:
             self.code, self.reason = Exit.INTERRUPTED, "interrupted without a save"
             raise
         except Exception as error:
-            lost = self._job.world.explain(error)
+            lost = self._job.process_group.explain(error)
             if lost is not None:
                 self.code, self.reason = lost.code, lost.what
                 raise lost from error
@@ -89,11 +89,11 @@ class Ending:
                 fields=self.fields,
             )
         )
-        if self._job.world.is_first:
+        if self._job.process_group.is_rank0:
             _write_results(self._job.folder)
 
 
-def _write_results(folder: RunFolder) -> None:
+def _write_results(folder: RunDir) -> None:
     """The summary and the report; a disk that has no room for them must not hide why the run ended."""
     ending = sys.exc_info()[1]
     try:

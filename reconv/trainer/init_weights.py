@@ -13,10 +13,10 @@ from reconv.checkpoint import load_weights as saved_weights
 from reconv.checkpoint.download_weights import is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.errors import CheckpointError
+from reconv.inference.load_model import Named, find_weights
 from reconv.models.frozen import head_patterns, train_only
 from reconv.recipe.schema import Recipe
 from reconv.trainer.network import Network
-from reconv.inference.load_model import Named, find_weights
 
 
 def refuse_absent_weights(recipe: Recipe) -> None:

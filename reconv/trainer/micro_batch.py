@@ -16,19 +16,19 @@ import gc
 from dataclasses import replace
 
 from reconv.device import is_out_of_memory
+from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
-from reconv.trainer.oom import largest
-from reconv.trainer.trainer import Counters
-from reconv.trainer.step import unmarked
 from reconv.errors import ResourceError
-from reconv.distributed.process_group import World
-from reconv.recipe.plan import Plan, with_micro
-from reconv.recipe.schema import Recipe
 from reconv.logging import text as words
 from reconv.logging.events import Event
+from reconv.recipe.plan import Plan, with_micro
+from reconv.recipe.schema import Recipe
 from reconv.trainer import builders as parts
-from reconv.trainer.build import Job, build_learner, build_step
+from reconv.trainer.build import TrainingRun, build_learner, build_step
 from reconv.trainer.network import build_recorder, is_network_compiled, kept_bytes
+from reconv.trainer.oom import largest_that_fits
+from reconv.trainer.step import unmarked
+from reconv.trainer.trainer import Counters
 
 FULL = 0.9  # of a device's memory: the rest is for fragments, buckets and what evaluations keep
 FULL_IF_RECORDED = 0.45  # a recorded step has memory of its own beside that of the steps before it
@@ -37,7 +37,7 @@ BACKWARD = 1.25  # measured: peaks of ResNet-50 and MobileNetV2 grow by 1.2 time
 COPIES = 4  # of the weights: themselves, gradients, optimizer state, an average
 
 
-def settle_micro(job: Job, machine: Machine | None = None) -> Job:
+def settle_micro(job: TrainingRun, machine: Machine | None = None) -> TrainingRun:
     """The job with the micro-batch that fits, or that it had before."""
     recipe, plan, state = job.recipe, job.plan, job.point.state
     if not is_open(recipe, plan):
@@ -53,14 +53,14 @@ def settle_micro(job: Job, machine: Machine | None = None) -> Job:
         found, why = _tried(job, choices)
     else:
         found, why = _counted(job, choices, machine or Machine())
-    agreed = min(job.world.gather(found))
+    agreed = min(job.process_group.gather(found))
     return job if agreed == plan.micro_groups else replace(job, plan=_taken(recipe, plan, agreed, why))
 
 
-def out_of_memory(job: Job) -> ResourceError:
+def out_of_memory(job: TrainingRun) -> ResourceError:
     """What to say of a step that does not fit, and the size to type next: whole groups, or what saves memory in one."""
     recipe, plan = job.recipe, job.plan
-    is_halved = recipe.batch.micro == "auto" and job.world.size == 1  # down to one group, before this came
+    is_halved = recipe.batch.micro == "auto" and job.process_group.size == 1  # down to one group, before this came
     if plan.micro_groups > 1 and not is_halved:
         why = f"micro-batches of {plan.micro_batch} images do not fit"
         then = f"smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
@@ -87,34 +87,34 @@ def _taken(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
     return with_micro(recipe, plan, num_groups, f"batch.micro: auto takes {samples} samples at a time: {why}")
 
 
-def _counted(job: Job, choices: list[int], machine: Machine) -> tuple[int, str]:
+def _counted(job: TrainingRun, choices: list[int], machine: Machine) -> tuple[int, str]:
     """The most, up to what is planned, by what an image keeps and the memory that is free; as planned if unknown."""
     plan, free = job.plan, available_memory_bytes(machine)
     known = kept_bytes(job.recipe, plan.num_classes, job.device)
     if free is None or known is None or job.device.kind != "cpu":
         return plan.micro_groups, "as planned"
     each, weights = int(BACKWARD * known[0]), COPIES * known[1]
-    room = int(FREE_SHARE * free / job.world.place.local_size)
+    room = int(FREE_SHARE * free / job.process_group.place.local_size)
     fitting = [k for k in choices if k <= plan.micro_groups and weights + k * plan.group * each <= room]
     why = f"about {words.size(each)} each, where {words.size(room)} may be taken"
     return max(fitting, default=choices[0]), why
 
 
-def _tried(job: Job, choices: list[int]) -> tuple[int, str]:
+def _tried(job: TrainingRun, choices: list[int]) -> tuple[int, str]:
     """By steps of a network that is thrown away; where there is nothing larger, a process alone can wait and see."""
-    start, is_alone = job.plan.micro_groups, job.world.size == 1
+    start, is_alone = job.plan.micro_groups, job.process_group.size == 1
     if is_alone and start == choices[-1]:
         return start, "as planned"
     if is_network_compiled(job.recipe, job.plan.num_classes, job.device):  # anew for each size: minutes
         return start, "as planned"
-    return largest(choices, start, lambda num_groups: _fits(job, num_groups)), "the most that fitted"
+    return largest_that_fits(choices, start, lambda num_groups: _fits(job, num_groups)), "the most that fitted"
 
 
-def _fits(job: Job, num_groups: int) -> bool:
+def _fits(job: TrainingRun, num_groups: int) -> bool:
     """Whether one step of this device alone, in passes of so many groups, leaves some memory free."""
     plan = with_micro(job.recipe, job.plan.one_device(), num_groups, "")
-    alone = replace(job, plan=plan, world=World.single())
-    share = FULL if build_recorder(job.recipe, job.device, job.world) is None else FULL_IF_RECORDED
+    alone = replace(job, plan=plan, process_group=ProcessGroup.single())
+    share = FULL if build_recorder(job.recipe, job.device, job.process_group) is None else FULL_IF_RECORDED
     try:
         _step_once(alone)
         return job.device.peak_memory_bytes() <= share * job.device.total_memory_bytes()
@@ -127,7 +127,7 @@ def _fits(job: Job, num_groups: int) -> bool:
     return False
 
 
-def _step_once(job: Job) -> None:
+def _step_once(job: TrainingRun) -> None:
     """The first step of a job, of which nothing is kept."""
 
     def unheard(event: Event) -> None:
@@ -135,7 +135,7 @@ def _step_once(job: Job) -> None:
 
     learner = build_learner(job, unheard)
     step = build_step(job, learner, Counters(step=1), unheard, unmarked)
-    faults = parts.build_faults(job.recipe, {}, unheard, job.world)
+    faults = parts.build_faults(job.recipe, {}, unheard, job.process_group)
     [batches] = parts.train_loader(job.recipe, job.plan, job.sources.train, job.device.move, faults).steps(0, 1)
     step(0, batches)
     job.device.synchronize()

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.trainer.protocols import Device, Emit
-from reconv.trainer.step import StepResult
+from reconv.batch import Batch
 from reconv.errors import DivergedError
 from reconv.logging.events import NonFiniteStep
 from reconv.precision.accumulate import wide
+from reconv.trainer.protocols import DeviceProtocol, Emit
+from reconv.trainer.step import StepResult
 
 NUM_SAMPLES_NAMED = 16
 
@@ -29,12 +29,12 @@ class _Pending:
     batches: Sequence[Batch]
 
 
-class Watch:
+class NanGuard:
     """Reads each step's verdict after the next step has been started."""
 
     def __init__(
         self,
-        device: Device,
+        device: DeviceProtocol,
         emit: Emit,
         *,
         policy: str,

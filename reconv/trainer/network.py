@@ -13,26 +13,32 @@ from typing import Any
 import torch
 from torch import nn
 
-from reconv.data.pipeline.bad_samples import Faults
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
-from reconv.data.readers.factory import thinned
-from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare
-from reconv.data.dataset import Source
-from reconv.device import Device, Recorder
+from reconv.data.readers.factory import subsample
+from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
+from reconv.device import CudaGraph, Device
+from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import RecipeError, UsageError
-from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels import dispatch as fused
-from reconv.kernels.jit.launch import rehearsed
-from reconv.models import build_model
-from reconv.models.pipeline_split import check_splits
-from reconv.models.fastnet import FastNet
 from reconv.kernels.fuse import use_kernels
-from reconv.models.layers.batch_norm import LayerState
-from reconv.models.activation_checkpoint import Recomputed, choose_stages, cut_stages, kept_of_image, recomputing
+from reconv.kernels.jit import compile_process as compiler
+from reconv.kernels.jit.launch import rehearsed
 from reconv.kernels.trace_kernels import variants_of
+from reconv.models import build_model
+from reconv.models.activation_checkpoint import (
+    ActivationCheckpointing,
+    choose_stages,
+    cut_stages,
+    kept_of_image,
+    recomputing,
+)
+from reconv.models.fastnet import FastNet
+from reconv.models.layers.batch_norm import LayerState
+from reconv.models.pipeline_split import check_splits
 from reconv.models.ssd import SSD
 from reconv.optim.param_groups import decay_groups
-from reconv.distributed.process_group import World
 from reconv.precision import Policy, build_precision
 from reconv.recipe.schema import Recipe
 from reconv.trainer.detection_builders import (
@@ -52,7 +58,7 @@ class Network:
     layers: LayerState
     precision: Policy
     channels_last: bool
-    recomputed: Recomputed | None = None
+    recomputed: ActivationCheckpointing | None = None
 
 
 def check_model(recipe: Recipe, num_classes: int) -> None:
@@ -69,7 +75,7 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
         check_splits(model, recipe.parallel.splits, recipe.parallel.pipeline, _image_shape(recipe))
 
 
-def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> Recomputed | None:
+def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> ActivationCheckpointing | None:
     """Which stages of the network are computed again in the backward pass; None: nothing is."""
     splits = recipe.parallel.splits
     if splits and recipe.parallel.pipeline == 1:
@@ -171,9 +177,9 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)
 
 
-def train_prepare(network: Network, recipe: Recipe, num_classes: int, device: Device) -> TrainPrepare:
+def train_prepare(network: Network, recipe: Recipe, num_classes: int, device: Device) -> TrainPreprocess:
     """What makes a batch into what the network takes in training."""
-    return TrainPrepare(
+    return TrainPreprocess(
         recipe.data.preprocess,
         recipe.augment,
         num_classes,
@@ -184,7 +190,7 @@ def train_prepare(network: Network, recipe: Recipe, num_classes: int, device: De
 
 
 def compile_ahead(
-    network: Network, prepare: TrainPrepare, recipe: Recipe, device: Device, side: int, tell: Callable[[str], None]
+    network: Network, prepare: TrainPreprocess, recipe: Recipe, device: Device, side: int, tell: Callable[[str], None]
 ) -> None:
     """Begin to compile the kernels of a training step on images of this side, beside the rest of the start."""
     if not (wants_kernels(recipe, device) and network.channels_last):
@@ -203,13 +209,13 @@ def compile_ahead(
         tell(f"kernels are compiled one after another, as the first step needs them: {failure!r}")
 
 
-def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | None:
+def build_recorder(recipe: Recipe, device: Device, process_group: ProcessGroup) -> CudaGraph | None:
     """What records whole steps, where the device can and the recipe lets it; None: each operation is launched.
 
     With several processes a step is launched only where the recipe insists: the collectives then must be recordable.
     """
     wish, engine = recipe.engine.graph, recipe.engine
-    if wish == "off" or (wish == "auto" and (engine.compile == "off" or world.size > 1)):
+    if wish == "off" or (wish == "auto" and (engine.compile == "off" or process_group.size > 1)):
         return None
     memory, splits = recipe.memory, recipe.parallel.splits
     if wish == "auto" and (memory.recompute != "off" or memory.offload_optimizer or splits):
@@ -217,12 +223,12 @@ def build_recorder(recipe: Recipe, device: Device, world: World) -> Recorder | N
     return device.recorder()
 
 
-def whiten(network: Network, recipe: Recipe, source: Source) -> str:
+def whiten(network: Network, recipe: Recipe, source: Dataset) -> str:
     """Give a network that begins with a whitening layer its filters; what a person should know of that."""
     if not isinstance(network.model, FastNet):
         return ""
-    some = thinned(source, min(100.0, 100 * NUM_WHITENED / len(source)))
-    bearing = Faults(recipe.data.bad_images.limit)  # they are told when training meets them
+    some = subsample(source, min(100.0, 100 * NUM_WHITENED / len(source)))
+    bearing = BadSamples(recipe.data.bad_images.limit)  # they are told when training meets them
     [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=bearing)
-    network.model.whiten(EvalPrepare(recipe.data.preprocess, torch.float32)(batch)["images"])
+    network.model.whiten(EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"])
     return f"the first layer whitens patches of {len(some):,} training images, and is not trained"

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from reconv.data.batch import Batch
-from reconv.trainer.protocols import Layers, Optimizer
+from reconv.batch import Batch
+from reconv.trainer.protocols import Layers, OptimizerProtocol
 from reconv.trainer.step import UPDATING, StepResult
 
 
@@ -21,7 +21,7 @@ class _Step(Protocol):
 
 
 @dataclass(slots=True)
-class Fitting:
+class MicroBatchSize:
     """How many groups fit into one forward pass, as far as is known; a checkpoint tells the next start."""
 
     most_groups: int
@@ -34,7 +34,7 @@ class Fitting:
         self.most_groups = next(size for size in range(tried // 2, 0, -1) if tried % size == 0)
 
 
-def largest(choices: Sequence[int], start: int, fits: Callable[[int], bool]) -> int:
+def largest_that_fits(choices: Sequence[int], start: int, fits: Callable[[int], bool]) -> int:
     """The largest of the rising choices that fits, looked for from one of them; where none does, the smallest."""
     at = choices.index(start)
     if not fits(start):
@@ -48,13 +48,13 @@ def largest(choices: Sequence[int], start: int, fits: Callable[[int], bool]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class FittingStep:
+class OomRetry:
     """A step whose micro-batches may be halved."""
 
     step: _Step
-    fitting: Fitting
+    fitting: MicroBatchSize
     layers: Layers
-    optimizer: Optimizer
+    optimizer: OptimizerProtocol
     is_out_of_memory: Callable[[BaseException], bool]
     release: Callable[[], None]  # gives back what the device holds in reserve
     tell: Callable[[int, str], None]

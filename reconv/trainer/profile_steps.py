@@ -6,15 +6,15 @@ of the run falls into is refused before the run, or said.
 
 from __future__ import annotations
 
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 from reconv.device import Device
-from reconv.trainer.protocols import Emit
-from reconv.trainer.profiler import Trace
 from reconv.errors import UsageError
+from reconv.logging.clock import RunClock
+from reconv.logging.events import Noted
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.logging.clock import Clock
-from reconv.logging.events import Noted
+from reconv.trainer.profiler import StepProfiler
+from reconv.trainer.protocols import Emit
 
 NO_STEP = (0, 0)  # steps count from 1
 
@@ -30,9 +30,11 @@ def refuse_profile_beyond_end(recipe: Recipe, plan: Plan) -> None:
         )
 
 
-def build_trace(recipe: Recipe, folder: RunFolder, device: Device, from_step: int, emit: Emit, clock: Clock) -> Trace:
+def build_trace(
+    recipe: Recipe, folder: RunDir, device: Device, from_step: int, emit: Emit, clock: RunClock
+) -> StepProfiler:
     """The trace of a run; without a range it never starts."""
     first, last = NO_STEP if recipe.profile == "off" else recipe.profile
     if (first, last) != NO_STEP and last <= from_step:
         emit(Noted("warning", f"nothing is traced: steps {first} to {last} are done already", from_step))
-    return Trace(first, last, folder.path / "traces", device, emit, clock.paused)
+    return StepProfiler(first, last, folder.path / "traces", device, emit, clock.paused)

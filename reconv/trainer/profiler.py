@@ -17,24 +17,24 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from reconv.data.batch import Batch
-from reconv.trainer.trainer import Step
-from reconv.trainer.protocols import Device, Emit, TrainBatches
-from reconv.trainer.step import StepResult
+from reconv.batch import Batch
 from reconv.logging.events import Noted
+from reconv.trainer.protocols import DeviceProtocol, Emit, TrainBatches
+from reconv.trainer.step import StepResult
+from reconv.trainer.trainer import Step
 
 DATA_WAIT = "data wait"
 NUM_OPERATORS = 10
 
 
 @dataclass(slots=True)
-class Trace:
+class StepProfiler:
     """Steps `first` to `last`, counted from 1 and both included, traced into a file."""
 
     first: int
     last: int
     folder: Path
-    device: Device
+    device: DeviceProtocol
     emit: Emit
     paused: Callable[[], AbstractContextManager[Any]] = nullcontext  # what the trace itself costs is not the step's
     _profiler: Any = None
@@ -165,7 +165,7 @@ def _operators(profiler: Any, parts: set[str], on_device: bool) -> list[tuple[st
 @dataclass(frozen=True, slots=True)
 class _TracedBatches:
     inner: TrainBatches
-    trace: Trace
+    trace: StepProfiler
 
     def steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
         stream = self.inner.steps(start, stop)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.logging.events import Event
 
 Tensors = Mapping[str, Tensor]
@@ -33,7 +33,7 @@ class Sums:
     metrics: Mapping[str, Tensor]  # further sums, detached (e.g. correct)
 
 
-class Task(Protocol):
+class TaskProtocol(Protocol):
     """Turns a batch into loss sums and a validation set into metrics."""
 
     def weight(self, batch: Batch) -> Tensor | int:
@@ -79,7 +79,7 @@ class TrainBatches(Protocol):
 
 
 class Prepare(Protocol):
-    """Device-side preparation of a batch (normalise, flip, mix): a pure function of batch and step."""
+    """DeviceProtocol-side preparation of a batch (normalise, flip, mix): a pure function of batch and step."""
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch: ...
 
@@ -100,7 +100,7 @@ class Layers(Protocol):
         ...
 
 
-class Precision(Stateful, Protocol):
+class PrecisionProtocol(Stateful, Protocol):
     """One policy: cast, scale, unscale, finite."""
 
     def autocast(self) -> AbstractContextManager[None]: ...
@@ -109,7 +109,7 @@ class Precision(Stateful, Protocol):
     def update(self, ok: Tensor) -> None: ...
 
 
-class Optimizer(Stateful, Protocol):
+class OptimizerProtocol(Stateful, Protocol):
     """Updates parameters in place; a step that is not ok changes nothing, without a host read."""
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
@@ -117,7 +117,7 @@ class Optimizer(Stateful, Protocol):
     def grads(self) -> list[Tensor]: ...
 
 
-class Average(Stateful, Protocol):
+class EmaProtocol(Stateful, Protocol):
     """A moving average of the network (EMA)."""
 
     def share_at(self, step: int) -> float:
@@ -127,7 +127,7 @@ class Average(Stateful, Protocol):
     def update(self, share: float | Tensor, ok: Tensor) -> None: ...
 
 
-class Device(Protocol):
+class DeviceProtocol(Protocol):
     """The few things that differ between chips."""
 
     kind: str  # cpu, cuda, mps, hpu
@@ -153,7 +153,7 @@ class Captures(Protocol):
         ...
 
 
-class World(Protocol):
+class ProcessGroupProtocol(Protocol):
     """The processes that train one network, as a step sees them; all of them ask the same in the same order."""
 
     @property

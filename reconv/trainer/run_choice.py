@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Loaded, Store
 from reconv.errors import CheckpointError, RecipeError, UsageError
 from reconv.recipe.loader import differences, load, may_change
@@ -18,54 +18,54 @@ from reconv.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenRunDir:
     """The folder of a run, whether a run is in it already, and what should be said about that."""
 
-    folder: RunFolder
+    folder: RunDir
     exists: bool
     notes: tuple[str, ...] = ()
 
 
-def existing_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunFolder | None:
+def existing_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunDir | None:
     """The run that `--resume` means, if there is one: the one in `--out`, else the newest, unfinished ones first."""
     if out is not None:
-        return RunFolder(out) if RunFolder(out).is_run() else None
-    return RunFolder.newest_unfinished(runs, recipe.name) or next(iter(RunFolder.all(runs, recipe.name)), None)
+        return RunDir(out) if RunDir(out).is_run() else None
+    return RunDir.newest_unfinished(runs, recipe.name) or next(iter(RunDir.all(runs, recipe.name)), None)
 
 
-def known_data_path(folder: RunFolder) -> str | None:
+def known_data_path(folder: RunDir) -> str | None:
     """Where a run found its data."""
     return load(str(folder.recipe)).recipe.data.path if folder.recipe.is_file() else None
 
 
 def refuse_taken(out: Path | None, resume: bool) -> None:
     """Refuse a folder that holds a run, unless that run is to go on."""
-    if out is not None and RunFolder(out).is_run() and not resume:
+    if out is not None and RunDir(out).is_run() and not resume:
         raise UsageError(
             f"{out} already holds a run",
-            where=str(RunFolder(out).recipe),
+            where=str(RunDir(out).recipe),
             then="add --resume to go on with it, or choose another --out",
         )
 
 
-def choose_folder(recipe: Recipe, *, out: Path | None, resume: bool, runs: Path) -> Choice:
+def choose_folder(recipe: Recipe, *, out: Path | None, resume: bool, runs: Path) -> ChosenRunDir:
     """The folder a command means."""
     if out is not None:
         refuse_taken(out, resume)
-        exists = RunFolder(out).is_run()
+        exists = RunDir(out).is_run()
         nothing = (f"nothing to resume in {out}: starting afresh",) if resume and not exists else ()
-        return Choice(RunFolder.at(out), exists, nothing)
+        return ChosenRunDir(RunDir.at(out), exists, nothing)
     if resume:
         found = existing_run(recipe, out=None, runs=runs)
         if found is not None:
-            return Choice(found, exists=True)
-        return Choice(
-            RunFolder.create(runs, recipe.name), False, (f"no run of {recipe.name} in {runs}: starting afresh",)
+            return ChosenRunDir(found, exists=True)
+        return ChosenRunDir(
+            RunDir.create(runs, recipe.name), False, (f"no run of {recipe.name} in {runs}: starting afresh",)
         )
-    return Choice(RunFolder.create(runs, recipe.name), exists=False)
+    return ChosenRunDir(RunDir.create(runs, recipe.name), exists=False)
 
 
-def check_same_run(folder: RunFolder, recipe: Recipe) -> tuple[str, ...]:
+def check_same_run(folder: RunDir, recipe: Recipe) -> tuple[str, ...]:
     """Refuse a recipe that would make it another run; say which harmless settings changed."""
     old = load(str(folder.recipe)).recipe
     changed = differences(old, recipe)

@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.trainer.protocols import Emit
-from reconv.distributed.process_group import World
-from reconv.recipe.schema import Recipe
+from reconv.checkpoint.run_dir import RunDir
+from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.console import Observer, make_console
 from reconv.logging.events import Event, EventLog
-from reconv.logging.exporters import Records
+from reconv.logging.exporters import Exporters
+from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
+from reconv.trainer.protocols import Emit
 
 
-def open_voice(
+def open_run_logger(
     stack: ExitStack,
-    folder: RunFolder,
+    folder: RunDir,
     recipe: Recipe,
-    world: World,
+    process_group: ProcessGroup,
     console: str | None,
     on_event: Callable[[Event], None] | None,
 ) -> Emit:
     """The function that every event of this process goes through, until the stack is unwound."""
     observers: list[Callable[[Event], None]] = []
-    if world.size > 1:
-        observers.append(_rank_log(stack, folder, world.rank).observe)
-    if not world.is_first:
+    if process_group.size > 1:
+        observers.append(_rank_log(stack, folder, process_group.rank).observe)
+    if not process_group.is_rank0:
         return _to_all(observers)
     log = stack.enter_context(EventLog(folder.events))
     if on_event is not None:
@@ -45,7 +45,7 @@ def open_voice(
     def emit(event: Event) -> None:
         tell(log.write(event))
 
-    records = Records(recipe, folder.path, emit)
+    records = Exporters(recipe, folder.path, emit)
     stack.callback(records.close)
     observers.append(records.observe)
     return emit
@@ -59,14 +59,14 @@ def _to_all(observers: list[Callable[[Event], None]]) -> Emit:
     return tell
 
 
-def _rank_log(stack: ExitStack, folder: RunFolder, rank: int) -> Observer:
+def _rank_log(stack: ExitStack, folder: RunDir, rank: int) -> Observer:
     """The plain lines of one process, appended to its own file."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     file = stack.enter_context((folder.logs / f"rank-{rank}.log").open("a", encoding="utf-8"))
     return make_console("plain", folder.path, file)
 
 
-def _say_result(screen: Observer, folder: RunFolder) -> None:
+def _say_result(screen: Observer, folder: RunDir) -> None:
     """Give the terminal back with the result on it, however the run ended."""
     screen.close()
     if folder.summary.exists():

@@ -15,23 +15,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import shown_cpus
+from reconv.distributed.environment import LaunchEnv
+from reconv.distributed.process_group import Ending, ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
 from reconv.errors import DataError, Exit, InterruptError, PeerError, ReconvError, UsageError
-from reconv.distributed.process_group import Ending, World
-from reconv.distributed.environment import Place
+from reconv.io.replace import write_whole
+from reconv.logging.exporters import require_packages
+from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan_text import count
 from reconv.recipe.schema import Recipe
-from reconv.recipe.batch_split import num_copies, split_batch
-from reconv.logging.exporters import require_packages
 from reconv.report.summary import read_summary
-from reconv.io.replace import write_whole
-from reconv.trainer.run_choice import Choice, check_same_run, choose_folder, existing_run, known_data_path
-from reconv.trainer.datasets import Sources, refuse_unread_path, with_data_path
+from reconv.trainer.datasets import Datasets, refuse_unread_path, with_data_path
 from reconv.trainer.init_weights import refuse_unusable_weights
+from reconv.trainer.run_choice import ChosenRunDir, check_same_run, choose_folder, existing_run, known_data_path
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
 FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
@@ -41,7 +41,7 @@ _AGREED = (Exit.PREEMPTED, Exit.DIVERGED, Exit.INTERRUPTED, Exit.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunArgs:
     """What a command says about a run."""
 
     recipe: str | Path
@@ -51,22 +51,22 @@ class Start:
     out: Path | None
     runs: Path
 
-    def again(self, place: Place) -> Start:
+    def again(self, place: LaunchEnv) -> RunArgs:
         """The same where an elastic agent has started the processes anew: the run of the first time goes on."""
         return replace(self, resume=True) if place.restart else self
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimedRun:
     """The folder of a run, held, and what should be said about it."""
 
-    choice: Choice
+    choice: ChosenRunDir
     said: tuple[str, ...] = ()
     is_finished: bool = False
     summary: dict[str, Any] = field(default_factory=dict)  # of a run that is finished
 
 
-def resolve(start: Start) -> Recipe:
+def resolve(start: RunArgs) -> Recipe:
     """The whole recipe of a command, with what it needs at hand."""
     given = [*start.overrides, *([("data.path", str(start.data), "--data")] if start.data is not None else [])]
     recipe = load(str(start.recipe), given).recipe
@@ -96,18 +96,18 @@ def refuse_devices(devices: int, device: str, recipe: Recipe) -> None:
         )
 
 
-def claim_folder(start: Start, recipe: Recipe, stack: ExitStack, place: Place) -> Claim:
+def claim_folder(start: RunArgs, recipe: Recipe, stack: ExitStack, place: LaunchEnv) -> ClaimedRun:
     """Choose the folder of a run and hold it until the stack is unwound."""
     choice = choose_folder(recipe, out=start.out, resume=start.resume, runs=start.runs)
     stack.enter_context(choice.folder.lock())
     stack.push(marking(choice.folder, place))
     said = check_same_run(choice.folder, recipe) if choice.exists else ()
     if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
-        return Claim(choice, said, is_finished=True, summary=read_summary(choice.folder.path))
-    return Claim(choice, said)
+        return ClaimedRun(choice, said, is_finished=True, summary=read_summary(choice.folder.path))
+    return ClaimedRun(choice, said)
 
 
-def marking(folder: RunFolder, place: Place) -> Callable[[object, BaseException | None, object], None]:
+def marking(folder: RunDir, place: LaunchEnv) -> Callable[[object, BaseException | None, object], None]:
     """Refuse to start what has ended for good already; the result leaves a mark when the run ends so.
 
     An elastic agent restarts processes whatever their code was, so those that would end the same way end at once.
@@ -127,7 +127,7 @@ def marking(folder: RunFolder, place: Place) -> Callable[[object, BaseException 
 
 
 @contextmanager
-def telling_others(world: World) -> Iterator[None]:
+def telling_others(process_group: ProcessGroup) -> Iterator[None]:
     """Leave the other processes at the end; tell them what ends this one, or learn from them what has.
 
     What ends several in the same way is told to people by one.
@@ -140,43 +140,43 @@ def telling_others(world: World) -> Iterator[None]:
         raise
     except ReconvError as error:
         if error.code in _AGREED:
-            ending, error.is_told = "agreed", not world.is_first
+            ending, error.is_told = "agreed", not process_group.is_rank0
         else:
-            error.is_told = world.post(error)
+            error.is_told = process_group.post(error)
         raise
     except Exception as error:
-        lost = world.explain(error)
+        lost = process_group.explain(error)
         if lost is not None:
             raise lost from error
         mine = ReconvError(f"unexpected {type(error).__name__}: {error}")
-        if world.post(mine):
+        if process_group.post(mine):
             raise PeerError.of(mine, is_told=True) from error
         raise
     except KeyboardInterrupt:
-        world.post(InterruptError())
+        process_group.post(InterruptError())
         raise
     finally:
-        world.close(ending)
+        process_group.close(ending)
 
 
-def topology(world: World, device: str) -> list[str]:
+def topology(process_group: ProcessGroup, device: str) -> list[str]:
     """Who takes part, machine by machine: ranks, devices and the cores each may use; nothing for one process."""
-    if world.size == 1:
+    if process_group.size == 1:
         return []
-    found = world.gather((platform.node(), world.rank, device, shown_cpus()))
+    found = process_group.gather((platform.node(), process_group.rank, device, shown_cpus()))
     machines: dict[str, list[str]] = {}
     for host, rank, of_rank, cpus in found:
         machines.setdefault(host, []).append(f"rank {rank} on {of_rank}, cores {cpus}")
-    launcher = f", started by {world.place.launcher}"
-    lines = [f"{world.size} processes on {len(machines)} machine{'s' if len(machines) > 1 else ''}{launcher}"]
+    launcher = f", started by {process_group.place.launcher}"
+    lines = [f"{process_group.size} processes on {len(machines)} machine{'s' if len(machines) > 1 else ''}{launcher}"]
     return lines + [f"  {host}: {'; '.join(ranks)}" for host, ranks in machines.items()]
 
 
-def refuse_different_data(world: World, sources: Sources) -> None:
+def refuse_different_data(process_group: ProcessGroup, sources: Datasets) -> None:
     """Refuse to train together on data that is not the same everywhere."""
-    if world.size == 1:
+    if process_group.size == 1:
         return
-    found = world.gather((platform.node(), sources.fingerprint()))
+    found = process_group.gather((platform.node(), sources.fingerprint()))
     others = [(rank, host) for rank, (host, fingerprint) in enumerate(found) if fingerprint != found[0][1]]
     if others:
         listed = ", ".join(f"rank {rank} on {host}" for rank, host in others[:4])

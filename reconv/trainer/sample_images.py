@@ -1,6 +1,6 @@
-"""The pictures of a run: its first batch as the network saw it, and the worst mistakes of its last evaluation.
+"""The images of a run: its first batch as the network saw it, and the worst mistakes of its last evaluation.
 
-Owns what is shown. Refuses to know how a picture is encoded. Invariant: making one changes nothing of the run.
+Owns what is shown. Refuses to know how an image is encoded. Invariant: making one changes nothing of the run.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.checkpoint.run_dir import RunFolder
-from reconv.data.pipeline.data_loader import EvalLoader
-from reconv.data.readers.factory import taken
+from reconv.batch import Batch
+from reconv.checkpoint.run_dir import RunDir
 from reconv.data.inspect.contact_sheet import grid
-from reconv.data.transforms.on_device import TrainPrepare, unprepare
-from reconv.trainer.protocols import Emit
-from reconv.recipe.schema import Recipe
+from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.readers.factory import select
+from reconv.data.transforms.on_device import TrainPreprocess, unprepare
 from reconv.logging.events import Pictured
-from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.datasets import Sources
+from reconv.recipe.schema import Recipe
 from reconv.tasks.classification import ClassificationEvaluator
+from reconv.trainer.datasets import Datasets
+from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.protocols import Emit
 
 NUM_PICTURED = 32
 PICTURE_COLUMNS = 8
@@ -29,11 +29,11 @@ PICTURE_COLUMNS = 8
 
 @dataclass(slots=True)
 class PicturedFirstBatch:
-    """A `Prepare` that also keeps a picture of the first batch as the network sees it."""
+    """A `Prepare` that also keeps an image of the first batch as the network sees it."""
 
-    prepare: TrainPrepare
+    prepare: TrainPreprocess
     recipe: Recipe
-    folder: RunFolder
+    folder: RunDir
     class_names: tuple[str, ...]
     emit: Emit
     done: bool = False
@@ -54,7 +54,7 @@ class PicturedFirstBatch:
 
 
 def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
-    """What a picture shows: its class, or the classes of its boxes."""
+    """What an image shows: its class, or the classes of its boxes."""
     if "targets" in batch.tensors:
         return class_names[int(batch["targets"][row])]
     labels = batch["labels"][row, : int(batch["num_boxes"][row])].tolist()
@@ -62,7 +62,7 @@ def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
 
 
 def save_picture(
-    folder: RunFolder, name: str, images: Tensor, emit: Emit, title: str, captions: tuple[str, ...], step: int
+    folder: RunDir, name: str, images: Tensor, emit: Emit, title: str, captions: tuple[str, ...], step: int
 ) -> None:
     """Write a grid of images to the run folder and tell the report."""
     folder.pictures.mkdir(parents=True, exist_ok=True)
@@ -71,13 +71,13 @@ def save_picture(
 
 
 def picture_mistakes(
-    evaluation: Evaluation, sources: Sources, folder: RunFolder, recipe: Recipe, step: int, emit: Emit
+    evaluation: Evaluation, sources: Datasets, folder: RunDir, recipe: Recipe, step: int, emit: Emit
 ) -> None:
-    """Picture the validation images the network got most wrong."""
+    """Image the validation images the network got most wrong."""
     mistakes = evaluation.last.mistakes() if isinstance(evaluation.last, ClassificationEvaluator) else []
     if not mistakes:
         return
-    wrong = taken(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
+    wrong = select(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
     [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
     names = sources.train.class_names
     captions = tuple(

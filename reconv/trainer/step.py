@@ -15,8 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.trainer.protocols import Average, Layers, Optimizer, Precision, Prepare, Sums, Task, World
+from reconv.batch import Batch
+from reconv.trainer.protocols import (
+    EmaProtocol,
+    Layers,
+    OptimizerProtocol,
+    PrecisionProtocol,
+    Prepare,
+    ProcessGroupProtocol,
+    Sums,
+    TaskProtocol,
+)
 
 _LOSS = "the loss"  # among a pass's sums: no metric's name
 UPDATING = "this happened while weights were being updated"  # so that the step cannot be done again
@@ -34,7 +43,7 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StepScalars:
     """What a step takes from its number: host values, or scalars on the device where the step is a captured graph."""
 
     step: int | Tensor
@@ -48,17 +57,17 @@ def unmarked(name: str) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainStep:
+class TrainStep:
     """The step of one model on one device, in one or several micro-batches."""
 
     model: Callable[..., Any]
-    task: Task
+    task: TaskProtocol
     prepare: Prepare
     layers: Layers
-    precision: Precision
-    optimizer: Optimizer
-    average: Average | None
-    world: World
+    precision: PrecisionProtocol
+    optimizer: OptimizerProtocol
+    average: EmaProtocol | None
+    process_group: ProcessGroupProtocol
     rate: Callable[[int], float]
     ordered: bool  # each group its own forward and backward, so that any split adds gradients in the same order
     mark: Callable[[str], AbstractContextManager[None]] = unmarked  # names the part of the step that runs inside
@@ -68,20 +77,20 @@ class PlainStep:
         """Train on one global batch."""
         return self.run(self.moment(step), micro_batches)
 
-    def moment(self, step: int) -> Moment:
+    def moment(self, step: int) -> StepScalars:
         """The host's values at a step."""
-        return Moment(step, self.rate(step), 0.0 if self.average is None else self.average.share_at(step))
+        return StepScalars(step, self.rate(step), 0.0 if self.average is None else self.average.share_at(step))
 
-    def run(self, moment: Moment, micro_batches: Sequence[Batch]) -> StepResult:
+    def run(self, moment: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch with the values of a moment; nothing else of the step's number is used."""
-        weight = self.world.sum(sum(self.task.weight(batch) for batch in micro_batches))
+        weight = self.process_group.sum(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
         passes = list(self._passes(micro_batches))
-        if self.world.is_piped:
+        if self.process_group.is_piped:
             sums = self._through_parts(moment.step, passes, weight)
         else:
             sums = [self._forward_backward(moment.step, batch, weight, batch is passes[-1]) for batch in passes]
-        totals = self.world.totals([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
+        totals = self.process_group.totals([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
         loss = totals.pop(_LOSS)
 
         try:
@@ -91,10 +100,10 @@ class PlainStep:
             raise
         return StepResult(loss, weight, totals, grad_norm, ok)
 
-    def _update(self, moment: Moment, loss: Tensor) -> tuple[Tensor, Tensor]:
+    def _update(self, moment: StepScalars, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Move weights, statistics and average by the gradients; their norm, and whether anything was moved."""
         with self.mark("optimizer"):
-            self.world.reduce_gradients()
+            self.process_group.reduce_gradients()
             grads = self.optimizer.grads()
             self.precision.unscale(grads)
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
@@ -121,12 +130,12 @@ class PlainStep:
             return self.precision.scale(kept[-1].loss / weight)
 
         images = [batch["images"] for batch in prepared]
-        self.world.piped(images, lambda n: self.layers.enter(prepared[n], step), loss, self.precision.autocast)
+        self.process_group.piped(images, lambda n: self.layers.enter(prepared[n], step), loss, self.precision.autocast)
         self.boundary()
         return kept
 
     def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> Sums:
-        with self.world.passing(is_last):
+        with self.process_group.passing(is_last):
             with self.mark("forward"):
                 prepared = self.prepare(batch, step)
                 self.layers.enter(prepared, step)

@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-class StopRequest:
+class StopSignal:
     """The flag, as a context manager around the run."""
 
     def __init__(self, same_press_s: float = 0.5) -> None:
@@ -31,7 +31,7 @@ class StopRequest:
         """Ask for a stop at the next step, as a signal would."""
         self.signal_number = number
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> StopSignal:
         # Python delivers signals to the main thread only; a run started elsewhere is stopped by its owner.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from reconv.device import Device
 from reconv.errors import CheckpointError, RecipeError
+from reconv.inference.load_model import SavedModel, build_saved, find_weights, read_saved
 from reconv.recipe.schema import Recipe
-from reconv.inference.load_model import Saved, build_saved, find_weights, read_saved
 from reconv.tasks.distillation import Teacher
 
 SEEN = ("channels", "mean", "std", "standardise")  # of the preprocessing: what decides the values of a pixel
@@ -66,7 +66,7 @@ def open_teacher(
     return OpenedTeacher(Teacher(answer, section.alpha, section.temperature), fingerprint, note)
 
 
-def _check(saved: Saved, recipe: Recipe, class_names: tuple[str, ...], name: str) -> None:
+def _check(saved: SavedModel, recipe: Recipe, class_names: tuple[str, ...], name: str) -> None:
     theirs = saved.class_names
     if len(theirs) != len(class_names) or (saved.has_names and theirs != class_names):
         differing = [f"{a} there, {b} here" for a, b in zip(theirs, class_names, strict=False) if a != b]

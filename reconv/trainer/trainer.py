@@ -15,24 +15,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.trainer.early_stopping import EarlyStop
-from reconv.trainer.evaluate_pass import EvaluationStopped
-from reconv.trainer.protocols import Device, Emit, Task, TrainBatches
-from reconv.trainer.step import StepResult
-from reconv.trainer.stop_signal import StopRequest
-from reconv.trainer.nan_guard import Watch
+from reconv.batch import Batch
 from reconv.errors import Exit, PreemptedError, ReconvError
-from reconv.recipe.plan import Plan
 from reconv.logging.events import Evaluated, Progress
 from reconv.precision.accumulate import wide
+from reconv.recipe.plan import Plan
+from reconv.trainer.early_stopping import EarlyStopping
+from reconv.trainer.evaluate_pass import EvaluationStopped
+from reconv.trainer.nan_guard import NanGuard
+from reconv.trainer.protocols import DeviceProtocol, Emit, TaskProtocol, TrainBatches
+from reconv.trainer.step import StepResult
+from reconv.trainer.stop_signal import StopSignal
 
 
 class Step(Protocol):
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult: ...
 
 
-class Rates(Protocol):
+class RatesProtocol(Protocol):
     """Throughput of an interval."""
 
     @property
@@ -43,13 +43,13 @@ class Rates(Protocol):
     def data_wait_fraction(self) -> float: ...
 
 
-class Clock(Protocol):
+class ClockProtocol(Protocol):
     """Tells time spent waiting for data from time spent computing."""
 
     def waiting(self) -> Any: ...
     def paused(self) -> Any: ...
     def stepped(self, images: int) -> None: ...
-    def interval(self) -> Rates: ...
+    def interval(self) -> RatesProtocol: ...
     def eta_s(self, images_left: int) -> float | None: ...
 
 
@@ -85,28 +85,28 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Fit:
+class Trainer:
     """A run's parts and its counters; `run` is the loop."""
 
     plan: Plan
-    task: Task
+    task: TaskProtocol
     step: Step
     rate: Callable[[int], float]
     batches: TrainBatches
     evaluate: Callable[[int, float, Callable[[], bool]], list[Evaluated]]
     save: Callable[[Counters, str], None] | None  # None: nothing is ever written
-    watch: Watch
-    clock: Clock
-    device: Device
+    watch: NanGuard
+    clock: ClockProtocol
+    device: DeviceProtocol
     emit: Emit
-    stop: StopRequest
+    stop: StopSignal
     counters: Counters
     metric: str
     chosen_weights: str  # raw or ema: whose metric decides what is best
     metrics_note: str = ""
     keep_best: bool = True
     loss_scale: Callable[[], Tensor | None] = lambda: None
-    early: EarlyStop = field(default_factory=EarlyStop)
+    early: EarlyStopping = field(default_factory=EarlyStopping)
     # The largest of each number over all processes, who may hear a signal or a clock at different steps.
     agree: Callable[[Sequence[int]], tuple[int, ...]] = tuple
     # Hear how a save that goes on beside the steps has ended; True: wait until it has.

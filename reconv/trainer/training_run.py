@@ -16,30 +16,41 @@ from typing import Any
 import torch
 
 from reconv import __version__
+from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import Store
-from reconv.checkpoint.async_writer import Writer
 from reconv.data.decode.native import choose_decoder, in_this_process
-from reconv.data.pipeline.stage_timing import Stages
+from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.device import choose_algorithms, device_kind, open_device
 from reconv.device.affinity import bound
-from reconv.environment_checks import Machine, available_memory_bytes, cores_of_one, usable_cores
-from reconv.trainer.stop_signal import StopRequest
-from reconv.errors import Exit, RecipeError, ReconvError, UsageError
+from reconv.distributed.environment import LaunchEnv, must_launch, read_launch_env
 from reconv.distributed.nic import choose_nic
-from reconv.distributed.process_group import World, open_world
-from reconv.distributed.environment import Place, must_launch, read_place
+from reconv.distributed.process_group import ProcessGroup, open_process_group
+from reconv.environment_checks import Machine, available_memory_bytes, cores_of_one, usable_cores
+from reconv.errors import Exit, RecipeError, ReconvError, UsageError
+from reconv.io.replace import write_whole
+from reconv.logging.clock import RunClock
+from reconv.logging.events import Attempt, Event, Noted, read_events
+from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.logging.clock import Clock
-from reconv.logging.events import Attempt, Event, Noted, read_events
 from reconv.report.summary import read_summary
-from reconv.io.replace import write_whole
-from reconv.trainer.build import Job, assemble
+from reconv.trainer.build import TrainingRun, assemble
 from reconv.trainer.checkpoint_average import average_at_end
+from reconv.trainer.data_context import Waiting, open_data_context, share_of_gpu
+from reconv.trainer.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.trainer.detection_builders import check_scores, with_boxes
+from reconv.trainer.detection_findings import tell_findings
+from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.finalizer import RunFinalizer
+from reconv.trainer.micro_batch import settle_micro
+from reconv.trainer.network import check_model
+from reconv.trainer.profile_steps import build_trace, refuse_profile_beyond_end
+from reconv.trainer.run_choice import ChosenRunDir, RestorePoint, find_restore_point, refuse_taken
+from reconv.trainer.run_logger import open_run_logger
 from reconv.trainer.run_setup import (
-    Start,
+    RunArgs,
     claim_folder,
     refuse_devices,
     refuse_different_data,
@@ -47,19 +58,8 @@ from reconv.trainer.run_setup import (
     telling_others,
     topology,
 )
-from reconv.trainer.detection_builders import check_scores, with_boxes
-from reconv.trainer.finalizer import Ending
-from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.data_context import Waiting, open_feed, share_of_gpu
-from reconv.trainer.detection_findings import tell_findings
-from reconv.trainer.run_choice import Choice, RestorePoint, find_restore_point, refuse_taken
-from reconv.trainer.micro_batch import settle_micro
-from reconv.trainer.network import check_model
 from reconv.trainer.sample_images import picture_mistakes
-from reconv.trainer.datasets import Sources, cache_size, data_path, open_sources, with_cache
-from reconv.trainer.profile_steps import build_trace, refuse_profile_beyond_end
-from reconv.trainer.run_logger import open_voice
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.trainer.stop_signal import StopSignal
 
 _SAVE_LINGERS_S = 20.0  # of a process that ends because another is lost; survivors end within a minute
 
@@ -90,8 +90,8 @@ def train(
     command: Sequence[str] = (),
 ) -> RunResult:
     """Train a recipe (a preset's name or a YAML file) and return where the run lies and what it reached."""
-    start = Start(str(recipe), data, tuple(overrides), resume, _path(out), Path(runs))
-    place = read_place()
+    start = RunArgs(str(recipe), data, tuple(overrides), resume, _path(out), Path(runs))
+    place = read_launch_env()
     if devices is not None and must_launch(devices, place):
         return _launch(devices, start, device, nic, console, on_event, tuple(command))
     choose_nic(nic)
@@ -100,7 +100,7 @@ def train(
 
 def _launch(
     devices: int,
-    start: Start,
+    start: RunArgs,
     device: str,
     nic: str | None,
     console: str | None,
@@ -117,15 +117,15 @@ def _launch(
     return launch(devices, _train_rank, start, device, nic, console, command)
 
 
-def _train_rank(start: Start, device: str, nic: str | None, console: str | None, command: Sequence[str]) -> RunResult:
+def _train_rank(start: RunArgs, device: str, nic: str | None, console: str | None, command: Sequence[str]) -> RunResult:
     """One of several processes that were started here."""
     choose_nic(nic)
-    return _train(start, read_place(), device, console, None, command)
+    return _train(start, read_launch_env(), device, console, None, command)
 
 
 def _train(
-    start: Start,
-    place: Place,
+    start: RunArgs,
+    place: LaunchEnv,
     device: str,
     console: str | None,
     on_event: Callable[[Event], None] | None,
@@ -133,35 +133,35 @@ def _train(
 ) -> RunResult:
     """Train in this process, alone or with the others."""
     start = start.again(place)
-    world = open_world(place, device_kind(device))
+    process_group = open_process_group(place, device_kind(device))
     with ExitStack() as stack:
-        stack.enter_context(telling_others(world))
-        resolved = world.from_first(lambda: resolve(start))
-        world.entering("opening the data")
-        sources = open_kept_sources(resolved, world)
-        refuse_different_data(world, sources)
-        world.from_first(lambda: refuse_unplannable(resolved, sources, world))
+        stack.enter_context(telling_others(process_group))
+        resolved = process_group.on_rank0(lambda: resolve(start))
+        process_group.entering("opening the data")
+        sources = open_kept_sources(resolved, process_group)
+        refuse_different_data(process_group, sources)
+        process_group.on_rank0(lambda: refuse_unplannable(resolved, sources, process_group))
         # What cannot be planned or built leaves no run folder behind.
         opened = open_device(device, place=place.local_rank)
         cpus = stack.enter_context(
             bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
         )
-        world.entering("opening the run folder")
-        claim = world.from_first(lambda: claim_folder(start, resolved, stack, place))
+        process_group.entering("opening the run folder")
+        claim = process_group.on_rank0(lambda: claim_folder(start, resolved, stack, place))
         if claim.is_finished:
             return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
-        stop = stack.enter_context(StopRequest())
-        job = prepare_job(resolved, sources, claim.choice, device, world)
-        emit = open_voice(stack, job.folder, resolved, world, console, on_event)
-        for line in topology(world, job.device.describe()):
+        stop = stack.enter_context(StopSignal())
+        job = prepare_job(resolved, sources, claim.choice, device, process_group)
+        emit = open_run_logger(stack, job.folder, resolved, process_group, console, on_event)
+        for line in topology(process_group, job.device.describe()):
             emit(Noted("info", line))
         _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, emit)
         return run_job(job, stop, emit)
 
 
-def refuse_unplannable(recipe: Recipe, sources: Sources, world: World) -> None:
+def refuse_unplannable(recipe: Recipe, sources: Datasets, process_group: ProcessGroup) -> None:
     """Refuse what cannot be planned or built."""
-    plan = make_plan(recipe, _facts(sources, world, {}, choose_decoder(recipe.augment.decoder)))
+    plan = make_plan(recipe, _facts(sources, process_group, {}, choose_decoder(recipe.augment.decoder)))
     refuse_profile_beyond_end(recipe, plan)
     check_model(recipe, plan.num_classes)
     check_scores(recipe)
@@ -171,31 +171,35 @@ def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
 
 
-def open_kept_sources(recipe: Recipe, world: World) -> Sources:
+def open_kept_sources(recipe: Recipe, process_group: ProcessGroup) -> Datasets:
     """The sets a run reads, kept in memory where the recipe wants that."""
-    return with_cache(recipe, open_sources(recipe), available_memory_bytes(Machine()), world.size)
+    return with_cache(recipe, open_datasets(recipe), available_memory_bytes(Machine()), process_group.size)
 
 
-def _facts(sources: Sources, world: World, state: Mapping[str, Any], decoder: Decoder, device: str = "") -> Facts:
+def _facts(
+    sources: Datasets, process_group: ProcessGroup, state: Mapping[str, Any], decoder: Decoder, device: str = ""
+) -> Facts:
     return Facts(
         num_train=len(sources.train),
         num_val=len(sources.val),
         num_val_left_out=sources.num_val_left_out,
         num_classes=len(sources.train.class_names),
-        world_size=world.size,
+        world_size=process_group.size,
         source=sources.train.kind,
-        cores=state.get("threads") or cores_of_one(Machine(), world.place.local_size),
+        cores=state.get("threads") or cores_of_one(Machine(), process_group.place.local_size),
         cache=cache_size(sources),
         decoder=decoder,
         device=device,
     )
 
 
-def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: str, world: World) -> Job:
+def prepare_job(
+    recipe: Recipe, sources: Datasets, choice: ChosenRunDir, device_name: str, process_group: ProcessGroup
+) -> TrainingRun:
     """Find the point to resume from, make the plan and open the device."""
     point = RestorePoint(None, ())
     if choice.exists:
-        point = world.from_first(lambda: find_restore_point(Store(choice.folder.checkpoints)))
+        point = process_group.on_rank0(lambda: find_restore_point(Store(choice.folder.checkpoints)))
     state = point.state
     if state and state["data_fingerprint"] != sources.fingerprint():
         raise RecipeError(
@@ -206,25 +210,25 @@ def prepare_job(recipe: Recipe, sources: Sources, choice: Choice, device_name: s
         )
     # Checkpoints that do not tell their decoder are older than the compiled one.
     kept = state.get("decoder", "plain") if state else None
-    decoder = choose_decoder(recipe.augment.decoder, kept, world.gather(in_this_process()))
-    facts = _facts(sources, world, state, decoder, device_kind(device_name))
+    decoder = choose_decoder(recipe.augment.decoder, kept, process_group.gather(in_this_process()))
+    facts = _facts(sources, process_group, state, decoder, device_kind(device_name))
     plan = make_plan(recipe, facts)
-    device = open_device(device_name, plan.threads, world.place.local_rank)
+    device = open_device(device_name, plan.threads, process_group.place.local_rank)
     kept_share = state.get("gpu_share", 0.0) if state else None
-    share = world.from_first(lambda: share_of_gpu(recipe, plan, sources.train, device, kept_share))
+    share = process_group.on_rank0(lambda: share_of_gpu(recipe, plan, sources.train, device, kept_share))
     plan = make_plan(recipe, replace(facts, gpu_share=share))
     choose_algorithms(device, recipe.engine)
-    if world.is_first:
+    if process_group.is_rank0:
         write_whole(choice.folder.recipe, dump(recipe))
         choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
-    return settle_micro(Job(recipe, plan, sources, device, world, choice.folder, point))
+    return settle_micro(TrainingRun(recipe, plan, sources, device, process_group, choice.folder, point))
 
 
-def _announce(job: Job, notes: Sequence[str], command: Sequence[str], emit: Callable[[Event], None]) -> None:
+def _announce(job: TrainingRun, notes: Sequence[str], command: Sequence[str], emit: Callable[[Event], None]) -> None:
     """Record the attempt, the plan and what a person should know before the first step."""
     state = job.point.state
     attempts = 0
-    if job.world.is_first:
+    if job.process_group.is_rank0:
         attempts = sum(isinstance(event, Attempt) for event in read_events(job.folder.events))
     emit(Attempt(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
     changed = [
@@ -236,7 +240,7 @@ def _announce(job: Job, notes: Sequence[str], command: Sequence[str], emit: Call
         emit(Noted("info", text, int(state.get("step", 0))))
 
 
-def _environment(job: Job) -> dict[str, Any]:
+def _environment(job: TrainingRun) -> dict[str, Any]:
     return {
         "reconv": __version__,
         "python": platform.python_version(),
@@ -252,10 +256,10 @@ def _environment(job: Job) -> dict[str, Any]:
     }
 
 
-def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunResult:
+def run_job(job: TrainingRun, stop: StopSignal, emit: Callable[[Event], None]) -> RunResult:
     """Build the parts, run the loop, and wind down whatever happens."""
-    clock, writer = Clock(), Writer()
-    ending = Ending(job, clock, emit)
+    clock, writer = RunClock(), AsyncWriter()
+    ending = RunFinalizer(job, clock, emit)
     trace = build_trace(job.recipe, job.folder, job.device, ending.first_step, emit, clock)
     waiting = _waiting(job, clock, emit)
 
@@ -263,34 +267,36 @@ def run_job(job: Job, stop: StopRequest, emit: Callable[[Event], None]) -> RunRe
         writer.linger(_SAVE_LINGERS_S)
         ending.tell_error(error)
 
-    job.world.guard(job.recipe.parallel.lost_after_s, end_without_peer)
+    job.process_group.guard(job.recipe.parallel.lost_after_s, end_without_peer)
     with ExitStack() as winding_down:  # what comes last is done first
         winding_down.callback(ending.tell)
         winding_down.callback(lambda: waiting.tell(ending.counters.step))
         winding_down.callback(trace.close)
-        with ending.named(), open_feed(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
+        with ending.named(), open_data_context(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
             fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed, writer)
             ending.counters = fit.counters
             fit.run()
             ending.ended_early = fit.ended_early
             _finish(job, evaluation, ending, emit)
-    return RunResult(job.folder.path, job.world.from_first(lambda: read_summary(job.folder.path)), int(ending.code))
+    return RunResult(
+        job.folder.path, job.process_group.on_rank0(lambda: read_summary(job.folder.path)), int(ending.code)
+    )
 
 
-def _finish(job: Job, evaluation: Evaluation, ending: Ending, emit: Callable[[Event], None]) -> None:
+def _finish(job: TrainingRun, evaluation: Evaluation, ending: RunFinalizer, emit: Callable[[Event], None]) -> None:
     """What is done once after the last step."""
     step = ending.counters.step
     if ending.ended_early:
         emit(Noted("info", f"ended early: {ending.ended_early}", step))
     ending.fields = {
         "stopped_early": ending.ended_early or None,
-        **average_at_end(job.recipe, job.plan, job.folder, job.world, step, evaluation, emit),
+        **average_at_end(job.recipe, job.plan, job.folder, job.process_group, step, evaluation, emit),
     }
-    if job.plan.evaluate is not None and job.world.is_first:
+    if job.plan.evaluate is not None and job.process_group.is_rank0:
         _show_mistakes(job, evaluation, step, emit)
 
 
-def _show_mistakes(job: Job, evaluation: Evaluation, step: int, emit: Callable[[Event], None]) -> None:
+def _show_mistakes(job: TrainingRun, evaluation: Evaluation, step: int, emit: Callable[[Event], None]) -> None:
     """What the report shows of the last evaluation besides numbers."""
     if isinstance(evaluation.last, DetectionEvaluator):
         source, weights = with_boxes(job.sources.val), evaluation.last_weights
@@ -299,6 +305,6 @@ def _show_mistakes(job: Job, evaluation: Evaluation, step: int, emit: Callable[[
         picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, emit)
 
 
-def _waiting(job: Job, clock: Clock, emit: Callable[[Event], None]) -> Waiting:
+def _waiting(job: TrainingRun, clock: RunClock, emit: Callable[[Event], None]) -> Waiting:
     source, cores = job.sources.train.kind, usable_cores(Machine())
-    return Waiting(job.recipe, job.plan, source, cores, clock, Stages(), emit)
+    return Waiting(job.recipe, job.plan, source, cores, clock, StageTimes(), emit)

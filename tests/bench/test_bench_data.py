@@ -1,4 +1,4 @@
-"""`bench data` counts the loader's pictures, and compares it with an ordinary pipeline that makes the same ones."""
+"""`bench data` counts the loader's images, and compares it with an ordinary pipeline that makes the same ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 from PIL import Image
 
 from reconv.bench.bench_data import BATCH, _cpu_s, _mean_difference, _ordinary, _ours, bench_data
-from reconv.bench.bench_target import Subject, open_subject
+from reconv.bench.bench_target import BenchTarget, open_subject
 from reconv.bench.data_paths import open_ways
 from reconv.cli import main
 from reconv.data.decode.native import choose_decoder
-from reconv.data.pipeline.process_pool import Processes
-from reconv.data.pipeline.stage_timing import Stages
-from reconv.data.pipeline.thread_pool import Caller
+from reconv.data.pipeline.process_pool import ProcessPool
+from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.pipeline.thread_pool import InlineWorker
 from reconv.errors import UsageError
-from reconv.trainer.data_context import Feed
+from reconv.trainer.data_context import DataContext
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 
@@ -43,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def _subject(tree: Path) -> Subject:
+def _subject(tree: Path) -> BenchTarget:
     wanted = {
         "data.preprocess.size": 32,
         "data.preprocess.resize": 36,
@@ -157,12 +157,12 @@ def test_the_time_of_a_picture_is_told_by_stage(tree: Path) -> None:
 
 
 def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
-    subject, workers = _subject(tree), Processes(1)
+    subject, workers = _subject(tree), ProcessPool(1)
     try:
-        assert len(next(_ours(subject, 1, 1, Feed(workers, subject.device, Stages())))) == BATCH
+        assert len(next(_ours(subject, 1, 1, DataContext(workers, subject.device, StageTimes())))) == BATCH
         before_s = time.process_time()
         assert _cpu_s(workers) > before_s + 0.1  # a worker that has answered has imported torch
-        assert before_s <= _cpu_s(Caller()) <= time.process_time()
+        assert before_s <= _cpu_s(InlineWorker()) <= time.process_time()
     finally:
         workers.close()
 

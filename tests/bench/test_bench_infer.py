@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.bench.bench_infer import _DTYPES, BATCHES, _in_types, _open, bench_infer
 from reconv.bench.baselines import Peer
+from reconv.bench.bench_infer import _DTYPES, BATCHES, _in_types, _open, bench_infer
 from reconv.bench.inference_baselines import Other, Serving, others
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.errors import UsageError
-from reconv.models import build_model
 from reconv.inference.fold import folded
 from reconv.inference.load_model import read_saved
+from reconv.models import build_model
 
 
 def _run(words: list[str], code: int = 0) -> None:

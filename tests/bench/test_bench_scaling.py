@@ -9,13 +9,13 @@ from ranks import in_ranks
 
 from reconv.bench.baselines import Peer
 from reconv.bench.bench_target import open_subject
-from reconv.bench.timing import Wish
 from reconv.bench.bench_train import bench_train
+from reconv.bench.timing import Wish
 from reconv.cli import main
 from reconv.cli.bench import train_lines
+from reconv.distributed.environment import LaunchEnv
 from reconv.errors import UsageError
 from reconv.models import build_model
-from reconv.distributed.environment import Place
 
 QUICK = Wish(windows=5, steps=1, warmup=0)
 GROUPS = {"batch.size": "48", "batch.group": "16"}  # two groups and one
@@ -66,7 +66,7 @@ def test_a_batch_of_one_group_is_measured_on_two_devices() -> None:
 
 def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
     given = [("batch.size", 96, "--set"), ("batch.group", 8, "--set"), ("batch.micro", 16, "--set")]
-    place = Place(rank=1, size=3, local_rank=1, local_size=3)
+    place = LaunchEnv(rank=1, size=3, local_rank=1, local_size=3)
     plan = open_subject("quickstart", input="device", data=None, overrides=given, device="cpu", place=place).plan
     alone = plan.one_device()
     assert (alone.world_size, alone.global_batch, alone.rows()) == (1, 32, slice(0, 32))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.bench.timing import MOST_STEPS, PARTS, Marks, Windows, Wish, measure, percentile, process_age_s
 from reconv.device import Cpu
 

@@ -13,16 +13,16 @@ from torch import nn
 
 from reconv.bench.baselines import Peer, PeerStep, find_peers
 from reconv.bench.bench_target import open_subject
-from reconv.bench.timing import Wish
 from reconv.bench.bench_train import bench_train
+from reconv.bench.timing import Wish
 from reconv.cli import main
 from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.transforms.on_device import TrainPrepare
+from reconv.data.transforms.on_device import TrainPreprocess
 from reconv.errors import UsageError
+from reconv.metrics import coco
 from reconv.recipe.loader import Override, load
 from reconv.trainer import dry_run as rehearse
 from reconv.trainer.detection_builders import check_scores
-from reconv.metrics import coco
 
 QUICK = Wish(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]
@@ -105,7 +105,7 @@ def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
     given = [("batch.group", 16, "--set"), ("batch.micro", 16, "--set")]
     subject = open_subject("quickstart", input="real", data=None, overrides=given, device="cpu")
     recipe = subject.recipe
-    prepare = TrainPrepare(recipe.data.preprocess, recipe.augment, 10, torch.float32)
+    prepare = TrainPreprocess(recipe.data.preprocess, recipe.augment, 10, torch.float32)
     micro_batches = next(TrainLoader(subject.source, recipe, subject.plan, lambda t: t).steps(0, 1))
     assert len(micro_batches) == 4
     model = _linear(10)

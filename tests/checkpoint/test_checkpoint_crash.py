@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.io.atomic import Files, replace_file
 from reconv.checkpoint.store import Store
 from reconv.errors import Exit, ResourceError
+from reconv.io.atomic import Files, replace_file
 
 OLD, NEW = 100, 200
 NUM_SAVE_CALLS = 19  # claim; create, write, sync of five files; sync folder; rename; sync folder

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 from reconv.errors import InUseError
 
@@ -46,9 +46,9 @@ for line in sys.stdin:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 
-lock = RunFolder(Path(sys.argv[1])).lock()
+lock = RunDir(Path(sys.argv[1])).lock()
 # A forked child speaks for itself: only once it runs has it let go of the lock.
 if sys.argv[2] == "alone" or os.fork() == 0:
     os.write(1, b"%d\\n" % os.getpid())
@@ -119,10 +119,10 @@ def test_a_second_process_is_refused_by_name_and_the_lock_dies_with_the_first(tm
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(InUseError, match=f"process {holder.pid} on"):
-            RunFolder(tmp_path).lock()
+            RunDir(tmp_path).lock()
         holder.kill()
         holder.wait()
-        RunFolder(tmp_path).lock().release()
+        RunDir(tmp_path).lock().release()
 
 
 def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Pat
         worker = int(holder.stdout.readline())
         try:
             with pytest.raises(InUseError):
-                RunFolder(tmp_path).lock()
+                RunDir(tmp_path).lock()
             holder.kill()
             holder.wait()
-            RunFolder(tmp_path).lock().release()
+            RunDir(tmp_path).lock().release()
             os.kill(worker, 0)
         finally:
             os.kill(worker, signal.SIGKILL)

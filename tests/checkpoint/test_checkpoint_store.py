@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest
-from reconv.io.atomic import Files
 from reconv.checkpoint.store import Newest, Store, encode
 from reconv.errors import CheckpointError, Exit
+from reconv.io.atomic import Files
 
 FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from reconv.checkpoint.interop.sstable import read_table
 from reconv.checkpoint.interop.tensorflow import is_tensorflow, read_tensorflow
-from reconv.io.crc32c import crc32c, masked
 from reconv.errors import CheckpointError
+from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import MalformedError, read_message
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"

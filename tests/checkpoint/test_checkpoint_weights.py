@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reconv.checkpoint.weight_average import average, exponential_weights
 from reconv.checkpoint.load_weights import apply, fit, read_weights
+from reconv.checkpoint.weight_average import average, exponential_weights
 from reconv.errors import CheckpointError, Exit, UsageError
 from reconv.models import build_model
 

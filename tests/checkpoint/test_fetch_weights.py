@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from reconv.io.cache import cache_folder
 from reconv.checkpoint import download_weights as room
 from reconv.checkpoint.download_weights import TORCHVISION, Fetched, fetch_weights, is_remote
 from reconv.errors import CheckpointError, Exit, ResourceError, UsageError
+from reconv.io.cache import cache_folder
 from reconv.models import model_names
 
 BODY = os.urandom(200_000)

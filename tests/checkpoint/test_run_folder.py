@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from reconv.io.atomic import Files
 from reconv.checkpoint.locate import find_run, locate
-from reconv.checkpoint.run_dir import Best, RunFolder
+from reconv.checkpoint.run_dir import Best, RunDir
 from reconv.checkpoint.store import Store
 from reconv.errors import CheckpointError, Exit, InUseError, ResourceError, UsageError
+from reconv.io.atomic import Files
 
 
-def begun(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) -> RunFolder:
-    run = RunFolder.create(root, name)
+def begun(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) -> RunDir:
+    run = RunDir.create(root, name)
     run.recipe.write_text("name: quickstart\n")
     for step in steps:
         tensors = {"w": torch.full((2,), float(step))}
@@ -27,29 +27,29 @@ def begun(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) 
     return run
 
 
-def finish(run: RunFolder, **summary: object) -> None:
+def finish(run: RunDir, **summary: object) -> None:
     run.summary.write_text(json.dumps({"exit_code": 0, "steps": 10, "total_steps": 10, **summary}))
 
 
 def test_runs_are_numbered_from_one_and_gaps_are_not_filled(tmp_path: Path) -> None:
-    assert RunFolder.create(tmp_path, "a").path == tmp_path / "a" / "1"
+    assert RunDir.create(tmp_path, "a").path == tmp_path / "a" / "1"
     (tmp_path / "a" / "7").mkdir()
     (tmp_path / "a" / "0099").mkdir()
     (tmp_path / "a" / "notes").mkdir()
-    assert RunFolder.create(tmp_path, "a").path == tmp_path / "a" / "8"
-    assert RunFolder.create(tmp_path, "b").path == tmp_path / "b" / "1"
+    assert RunDir.create(tmp_path, "a").path == tmp_path / "a" / "8"
+    assert RunDir.create(tmp_path, "b").path == tmp_path / "b" / "1"
 
 
 def test_processes_that_start_together_get_different_folders(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        runs = list(pool.map(lambda _: RunFolder.create(tmp_path, "a").path.name, range(40)))
+        runs = list(pool.map(lambda _: RunDir.create(tmp_path, "a").path.name, range(40)))
     assert sorted(map(int, runs)) == list(range(1, 41))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp"])
 def test_a_name_that_is_a_path_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot name a run folder"):
-        RunFolder.create(tmp_path, name)
+        RunDir.create(tmp_path, name)
 
 
 def test_an_unwritable_root_gives_code_6_with_its_path(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_an_unwritable_root_gives_code_6_with_its_path(tmp_path: Path) -> None:
         def make_folder(self, path: Path) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    for make in (lambda: RunFolder.create(tmp_path, "a", ReadOnly()), lambda: RunFolder.at(tmp_path / "a", ReadOnly())):
+    for make in (lambda: RunDir.create(tmp_path, "a", ReadOnly()), lambda: RunDir.at(tmp_path / "a", ReadOnly())):
         with pytest.raises(ResourceError, match="unwritable folder") as caught:
             make()
         assert caught.value.where == str(tmp_path / "a")
@@ -67,22 +67,22 @@ def test_a_file_where_the_run_folder_should_be_is_explained(tmp_path: Path) -> N
     (tmp_path / "out").write_text("")
     for wanted in (tmp_path / "out", tmp_path / "out" / "deeper" / "still"):
         with pytest.raises(ResourceError, match="a file is where a folder should be") as caught:
-            RunFolder.at(wanted)
+            RunDir.at(wanted)
         assert caught.value.where == str(tmp_path / "out") and str(wanted) in caught.value.why
         assert "disk" not in caught.value.then
 
 
 def test_newest_unfinished_passes_over_finished_and_empty_runs(tmp_path: Path) -> None:
-    assert RunFolder.newest_unfinished(tmp_path, "quickstart") is None
+    assert RunDir.newest_unfinished(tmp_path, "quickstart") is None
     runs = [begun(tmp_path) for _ in range(11)]
-    RunFolder.create(tmp_path, "quickstart")  # killed before it wrote anything
-    assert RunFolder.newest_unfinished(tmp_path, "quickstart") == runs[10]
+    RunDir.create(tmp_path, "quickstart")  # killed before it wrote anything
+    assert RunDir.newest_unfinished(tmp_path, "quickstart") == runs[10]
     finish(runs[10])
-    assert RunFolder.newest_unfinished(tmp_path, "quickstart") == runs[9]
+    assert RunDir.newest_unfinished(tmp_path, "quickstart") == runs[9]
     for run in runs:
         finish(run)
-    assert RunFolder.newest_unfinished(tmp_path, "quickstart") is None
-    assert RunFolder.all(tmp_path, "quickstart")[0] == runs[10]
+    assert RunDir.newest_unfinished(tmp_path, "quickstart") is None
+    assert RunDir.all(tmp_path, "quickstart")[0] == runs[10]
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_newest_unfinished_passes_over_finished_and_empty_runs(tmp_path: Path) -
     ],
 )
 def test_finished_is_what_the_summary_says(tmp_path: Path, text: str, finished: bool) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDir(tmp_path)
     assert not run.is_finished()
     run.summary.write_text(text)
     assert run.is_finished() is finished
 
 
 def test_the_lock_refuses_a_second_holder_and_can_be_taken_again(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDir(tmp_path)
     with run.lock() as lock:
         with pytest.raises(InUseError, match=f"process {os.getpid()} on") as caught:
             run.lock()
@@ -117,14 +117,14 @@ def test_the_lock_refuses_a_second_holder_and_can_be_taken_again(tmp_path: Path)
 
 
 def test_a_lock_file_left_by_a_dead_process_does_not_hold(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDir(tmp_path)
     run.lock_file.write_text('{"pid": 1, "host": "elsewhere", "padding": "' + "x" * 100 + '"}')
     with run.lock():
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
 
 
 def test_best_is_read_back_and_a_damaged_one_is_named(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
+    run = RunDir(tmp_path)
     assert run.read_best() is None
     for best in (Best(10, "top1", 0.1 + 0.2, "raw"), Best(20, "top1", 0.5, "ema")):
         run.write_best(best)
@@ -161,7 +161,7 @@ def test_best_and_a_step_number_choose_a_checkpoint(tmp_path: Path) -> None:
 
 def test_a_folder_of_runs_means_its_newest_run(tmp_path: Path) -> None:
     runs = [begun(tmp_path, steps=(5,)) for _ in range(10)]
-    RunFolder.create(tmp_path, "quickstart")
+    RunDir.create(tmp_path, "quickstart")
     assert find_run(tmp_path / "quickstart") == runs[9]
     assert locate(tmp_path / "quickstart").run == runs[9]
 

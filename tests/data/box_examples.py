@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from data_examples import encode, noise
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.dataset import Sample
 
 
-class Listed(DetectionSource):
-    """Pictures and annotations from a list."""
+class Listed(DetectionDataset):
+    """Images and annotations from a list."""
 
     kind = "listed"
     origin = "listed"
@@ -48,7 +48,7 @@ def write_coco(
     splits: Mapping[str, Sequence[tuple[str, int, int, Sequence[Mapping[str, Any]]]]],
     categories: Mapping[int, str],
 ) -> Path:
-    """COCO's layout: for each split, pictures as (file, height, width, annotations without ids)."""
+    """COCO's layout: for each split, images as (file, height, width, annotations without ids)."""
     (root / "annotations").mkdir(parents=True)
     next_id = 1
     for split, pictures in splits.items():
@@ -75,7 +75,7 @@ def write_voc(
     lists: Mapping[str, Sequence[str]],
     pictures: Mapping[str, tuple[int, int, Sequence[tuple[str, tuple[float, ...], int]]]],
 ) -> Path:
-    """VOC's layout: pictures as (height, width, objects), objects as (class, corners, difficult)."""
+    """VOC's layout: images as (height, width, objects), objects as (class, corners, difficult)."""
     for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (root / folder).mkdir(parents=True)
     for name, stems in lists.items():
@@ -101,7 +101,7 @@ def write_yolo(
     names: Sequence[str],
     size: tuple[int, int] = (20, 20),
 ) -> Path:
-    """YOLO's layout, the same pictures in both splits; None: no text file."""
+    """YOLO's layout, the same images in both splits; None: no text file."""
     for split in ("train", "val"):
         images = root / layout.replace("train", split)
         labels = Path(str(images).replace("images", "labels"))

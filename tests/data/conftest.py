@@ -16,7 +16,7 @@ from reconv.data.decode import native
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """An image tree: 3 classes, 11 training and 5 validation pictures of different sizes, PNG and JPEG."""
+    """An image tree: 3 classes, 11 training and 5 validation images of different sizes, PNG and JPEG."""
     root = tmp_path / "tree"
     number = 0
     for split, counts in (("train", (4, 4, 3)), ("val", (2, 2, 1))):

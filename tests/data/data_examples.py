@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 import reconv
-from reconv.data.readers.cifar import LAYOUTS, Layout
+from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 
 
 def encode(array: np.ndarray, format: str = "PNG", **options: object) -> bytes:
@@ -43,7 +43,7 @@ def trained_weights(data: Path, out: Path, settings: Mapping[str, object]) -> by
     return last.read_bytes()
 
 
-def cifar_layout(kind: str, form: str) -> Layout:
+def cifar_layout(kind: str, form: str) -> CifarLayout:
     """The layout of one form of one data set."""
     (layout,) = [layout for layout in LAYOUTS if (layout.kind, layout.form) == (kind, form)]
     return layout

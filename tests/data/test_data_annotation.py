@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource, DetectionSubset, annotation
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, DetectionSubset, annotation
 from reconv.data.dataset import Sample
 
 
-class Three(DetectionSource):
-    """Three pictures with as many boxes as their number says."""
+class Three(DetectionDataset):
+    """Three images with as many boxes as their number says."""
 
     kind = "three"
     class_names = ("a", "b")

@@ -13,12 +13,12 @@ from scipy.io import savemat
 
 from reconv.cli import main
 from reconv.data.convert.inputs import open_splits
+from reconv.data.dataset import Split
 from reconv.data.readers.detect import detect
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.readers.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
 from reconv.data.readers.imagenet_labels import KIT_FOLDER, TRUTH_FILE
 from reconv.data.readers.matlab import MatlabError, struct_columns
-from reconv.data.dataset import Split
-from reconv.data.readers.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
-from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError, Exit, UsageError
 
 SYNSETS = ("n01440764", "n02119789", "n03000001")
@@ -151,7 +151,7 @@ def test_the_verb_makes_a_tree_of_the_archives(archives: Path, tmp_path: Path) -
     assert not ended.value.code
     assert (tmp_path / "tree/train/n03000001/n03000001_99.JPEG").read_bytes() == picture(21)
     assert (tmp_path / "tree/val/n03000001/ILSVRC2012_val_00000001.JPEG").read_bytes() == picture(51)
-    assert len(FolderSource(tmp_path / "tree", "train")) == 6
+    assert len(FolderDataset(tmp_path / "tree", "train")) == 6
     assert {path.name: path.read_bytes() for path in archives.iterdir()} == before
 
 

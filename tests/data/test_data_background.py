@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.data.readers.factory import open_source
-from reconv.recipe.data_fields import Data
+from reconv.data.readers.factory import open_dataset
+from reconv.recipe.data_fields import DataConfig
 
 
 @pytest.mark.parametrize("kind", ["digits", "synthetic"])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_every_target_is_one_higher_and_class_0_is_never_there(kind: str, split: str) -> None:
-    plain = open_source(kind, None, split, Data())  # type: ignore[arg-type]
-    shifted = open_source(kind, None, split, Data(background=True))  # type: ignore[arg-type]
+    plain = open_dataset(kind, None, split, DataConfig())  # type: ignore[arg-type]
+    shifted = open_dataset(kind, None, split, DataConfig(background=True))  # type: ignore[arg-type]
     assert shifted.class_names == ("background", *plain.class_names)
     assert len(shifted) == len(plain) > 100
     for index in range(50):

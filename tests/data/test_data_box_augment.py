@@ -22,7 +22,7 @@ from reconv.data.boxes.box_transforms import (
     zoomed_out,
 )
 from reconv.random import uniforms
-from reconv.recipe.data_fields import Augment, BoxCrop, ZoomOut
+from reconv.recipe.data_fields import AugmentConfig, BoxCropConfig, ZoomOutConfig
 
 F64 = npt.NDArray[np.float64]
 BILINEAR = Image.Resampling.BILINEAR
@@ -31,7 +31,7 @@ Box = tuple[float, float, float, float]
 
 @st.composite
 def boxes(draw: st.DrawFn, least: int = 0) -> F64:
-    """Boxes inside the picture, with an area."""
+    """Boxes inside the image, with an area."""
     made = []
     for _ in range(draw(st.integers(least, 5))):
         left, top = draw(st.floats(0, 0.9)), draw(st.floats(0, 0.9))
@@ -51,7 +51,7 @@ def has_centre(view: Box, box: Box) -> bool:
     return view[0] < x < view[2] and view[1] < y < view[3]
 
 
-def slow_crop(of: F64, section: BoxCrop, row_key: int) -> Box:
+def slow_crop(of: F64, section: BoxCropConfig, row_key: int) -> Box:
     """The published rule, read aloud."""
     for attempt in range(1, 10_000):
         draws = uniforms(row_key, np.array([attempt]), 2 + 4 * section.candidates)[0].tolist()
@@ -81,7 +81,7 @@ def slow_crop(of: F64, section: BoxCrop, row_key: int) -> Box:
 def test_the_crop_is_the_last_good_candidate_of_the_published_rule(
     of: F64, row_key: int, overlap_with: str, whole: float
 ) -> None:
-    section = BoxCrop(overlap_with=overlap_with, whole=whole)  # type: ignore[arg-type]
+    section = BoxCropConfig(overlap_with=overlap_with, whole=whole)  # type: ignore[arg-type]
     assert ssd_crop(of, section, row_key) == pytest.approx(slow_crop(of, section, row_key), abs=1e-12)
 
 
@@ -90,7 +90,7 @@ def test_the_crop_is_the_last_good_candidate_of_the_published_rule(
 def test_a_box_is_kept_if_and_only_if_its_centre_is_seen_and_then_lies_inside_with_an_area(
     of: F64, row_key: int, zoom: float, crop: str
 ) -> None:
-    augment = Augment(crop=crop, zoom_out=ZoomOut(probability=zoom))  # type: ignore[arg-type]
+    augment = AugmentConfig(crop=crop, zoom_out=ZoomOutConfig(probability=zoom))  # type: ignore[arg-type]
     view = train_view(of, augment, row_key)
     seen, kept = seen_through(view, of)
     assert kept.tolist() == [has_centre(view, tuple(box)) for box in of.tolist()]
@@ -113,15 +113,15 @@ def test_overlaps_are_those_of_single_boxes_and_zero_for_strangers() -> None:
 def test_a_seventh_of_the_pictures_stays_whole_at_once_and_a_picture_without_boxes_always() -> None:
     keys = draw_views(3, np.arange(2000)).tolist()
     middle = np.array([[0.4, 0.4, 0.6, 0.6]])
-    first = BoxCrop(overlaps=(0.0,), overlap_with="any")
+    first = BoxCropConfig(overlaps=(0.0,), overlap_with="any")
     whole = sum(ssd_crop(middle, first, row_key) == WHOLE for row_key in keys)
     assert 200 < whole < 400  # 2000 / 7 is 286; a candidate that overlaps is nearly always among fifty
-    assert all(ssd_crop(np.empty((0, 4)), BoxCrop(), row_key) == WHOLE for row_key in keys[:20])
+    assert all(ssd_crop(np.empty((0, 4)), BoxCropConfig(), row_key) == WHOLE for row_key in keys[:20])
 
 
 def test_a_view_is_a_function_of_seed_and_position_alone() -> None:
     some = np.array([[0.1, 0.2, 0.5, 0.9], [0.3, 0.3, 0.8, 0.6]])
-    augment = Augment(crop="ssd", zoom_out=ZoomOut(probability=0.5))
+    augment = AugmentConfig(crop="ssd", zoom_out=ZoomOutConfig(probability=0.5))
     views = [train_view(some, augment, k) for k in draw_views(5, np.arange(40)).tolist()]
     again = [train_view(some, augment, k) for k in draw_views(5, np.arange(40)[::-1]).tolist()][::-1]
     assert views == again and len(set(views)) > 20
@@ -129,12 +129,12 @@ def test_a_view_is_a_function_of_seed_and_position_alone() -> None:
 
 
 def test_zooming_out_holds_the_whole_picture_on_a_canvas_of_up_to_four_times_its_side() -> None:
-    views = [zoomed_out(ZoomOut(probability=1), uniforms(7, np.array([n]), 4)[0]) for n in range(300)]
+    views = [zoomed_out(ZoomOutConfig(probability=1), uniforms(7, np.array([n]), 4)[0]) for n in range(300)]
     sides = [right - left for left, _, right, _ in views]
     assert all(v[0] <= 0 and v[1] <= 0 and v[2] >= 1 and v[3] >= 1 for v in views)
     assert 1 <= min(sides) < 1.1 and 3.9 < max(sides) < 4
     assert all(v[2] - v[0] == pytest.approx(v[3] - v[1]) for v in views)
-    assert zoomed_out(ZoomOut(probability=0), np.zeros(4)) == WHOLE
+    assert zoomed_out(ZoomOutConfig(probability=0), np.zeros(4)) == WHOLE
 
 
 def test_pixels_follow_the_view_and_what_is_beyond_has_the_fill() -> None:

@@ -1,4 +1,4 @@
-"""Looking at pictures with boxes: every fault is found, named and counted."""
+"""Looking at images with boxes: every fault is found, named and counted."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from PIL import Image
 from reconv.cli import main
 from reconv.data.boxes.box_table import PROBLEMS, ProblemKind
 from reconv.data.inspect.check import Checked, check, pictures_of
-from reconv.data.inspect.issue import Finding
+from reconv.data.inspect.issue import DataIssue
 from reconv.data.readers.tfrecord_format import encode_example, write_records
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog"}
 
@@ -35,10 +35,10 @@ def coco(tmp_path: Path) -> Path:
 
 
 def looked(path: Path, workers: int = 2) -> Checked:
-    return check(str(path), Data(), workers)
+    return check(str(path), DataConfig(), workers)
 
 
-def found(checked: Checked) -> dict[str, Finding]:
+def found(checked: Checked) -> dict[str, DataIssue]:
     kinds = [finding.kind for finding in checked.findings]
     assert len(kinds) == len(set(kinds))
     return {finding.kind: finding for finding in checked.findings}
@@ -100,7 +100,7 @@ def test_every_problem_of_a_file_has_words() -> None:
 
 def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: Path) -> None:
     (coco / "train2017" / "0.jpg").unlink()
-    (coco / "train2017" / "1.jpg").write_bytes(b"no picture")
+    (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").write_bytes(encode(noise(9, 9, 3, 0), "JPEG"))
     checked = looked(coco)
     findings = found(checked)
@@ -109,7 +109,7 @@ def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: 
         "1.jpg",
         "2.jpg",
     ]
-    assert dict(checked.splits["train"].bad)[str(coco / "train2017" / "2.jpg")].startswith("the picture is 9 x 9")
+    assert dict(checked.splits["train"].bad)[str(coco / "train2017" / "2.jpg")].startswith("the image is 9 x 9")
 
 
 def test_pictures_without_boxes_and_classes_without_any_are_warnings(coco: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures with boxes from one form to another and back."""
+"""Images with boxes from one form to another and back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.boxes.annotations import Annotation, DetectionSource
-from reconv.data.readers.factory import open_source
+from reconv.data.boxes.annotations import Annotation, DetectionDataset
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
 
@@ -44,13 +44,13 @@ def command(*words: object) -> int:
     return int(ended.value.code or 0)
 
 
-def opened(path: Path, split: Any = "train", **data: Any) -> DetectionSource:
-    source = open_source("auto", path, split, Data(**data), boxes=True)
-    assert isinstance(source, DetectionSource)
+def opened(path: Path, split: Any = "train", **data: Any) -> DetectionDataset:
+    source = open_dataset("auto", path, split, DataConfig(**data), boxes=True)
+    assert isinstance(source, DetectionDataset)
     return source
 
 
-def by_id(source: DetectionSource) -> dict[int | str, tuple[Annotation, bytes]]:
+def by_id(source: DetectionDataset) -> dict[int | str, tuple[Annotation, bytes]]:
     found = {}
     for index in range(len(source)):
         sample = source.sample(index)
@@ -59,7 +59,7 @@ def by_id(source: DetectionSource) -> dict[int | str, tuple[Annotation, bytes]]:
     return found
 
 
-def assert_same(first: DetectionSource, second: DetectionSource) -> None:
+def assert_same(first: DetectionDataset, second: DetectionDataset) -> None:
     assert first.class_names == second.class_names and first.class_ids == second.class_ids
     ones, others = by_id(first), by_id(second)
     assert set(ones) == set(others) and len(ones) > 0
@@ -179,9 +179,9 @@ def test_forms_that_cannot_hold_boxes_and_data_without_any_are_refused(
     coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(coco, tmp_path / "x", "--to", "packed") == 2
-    assert "pictures with boxes cannot be written as packed" in capsys.readouterr().err
+    assert "images with boxes cannot be written as packed" in capsys.readouterr().err
     assert command("digits", tmp_path / "x", "--to", "coco") == 2
-    assert "pictures without boxes cannot be written as coco" in capsys.readouterr().err
+    assert "images without boxes cannot be written as coco" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 

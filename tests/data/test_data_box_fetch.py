@@ -13,19 +13,19 @@ from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
-from reconv.data.pipeline.box_samples import BoxFetch, detection_fetch, mean_colour
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.transforms.on_device import TrainPrepare, mirrored
 from reconv.data.dataset import LabelError
+from reconv.data.pipeline.box_samples import BoxSamplePipeline, detection_sample_pipeline, mean_colour
+from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.transforms.on_device import TrainPreprocess, mirrored
 from reconv.errors import DataError
-from reconv.recipe.detection_fields import Detection
-from reconv.recipe.data_fields import Augment, Data, Preprocess, ZoomOut
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
+from reconv.recipe.detection_fields import DetectionConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
-SQUARE = Preprocess(size=32, resize=None)
+SQUARE = PreprocessConfig(size=32, resize=None)
 
 
 def stay(tensor: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def stay(tensor: Tensor) -> Tensor:
 
 
 def many(count: int = 12) -> Listed:
-    """Pictures of several sizes, some encoded, with 0 to 4 boxes."""
+    """Images of several sizes, some encoded, with 0 to 4 boxes."""
     samples: list[tuple[bytes | np.ndarray, Annotation]] = []
     rng = np.random.default_rng(0)
     for number in range(count):
@@ -51,18 +51,19 @@ def recipe_of(workers: int = 0, size: int = 4, **augment: object) -> Recipe:
     return Recipe(
         task="detection",
         seed=5,
-        detection=Detection(max_boxes=6),
-        data=Data(preprocess=SQUARE, tail="wrap", workers=workers),
-        augment=Augment(**{"crop": "ssd", "zoom_out": ZoomOut(probability=0.5), **augment}),  # type: ignore[arg-type]
-        batch=BatchSizes(size=size, group=2),
+        detection=DetectionConfig(max_boxes=6),
+        data=DataConfig(preprocess=SQUARE, tail="wrap", workers=workers),
+        augment=AugmentConfig(**{"crop": "ssd", "zoom_out": ZoomOutConfig(probability=0.5), **augment}),  # type: ignore[arg-type]
+        batch=BatchConfig(size=size, group=2),
     )
 
 
-def steps(source: Listed, recipe: Recipe, start: int, stop: int, world: int = 1) -> list[dict[str, Tensor]]:
-    plan = make_plan(recipe, Facts(len(source), 1, 3, world_size=world))
-    make = detection_fetch(recipe)
+def steps(source: Listed, recipe: Recipe, start: int, stop: int, process_group: int = 1) -> list[dict[str, Tensor]]:
+    plan = make_plan(recipe, Facts(len(source), 1, 3, world_size=process_group))
+    make = detection_sample_pipeline(recipe)
     streams = [
-        list(TrainLoader(source, recipe, plan, stay, rank, make=make).steps(start, stop)) for rank in range(world)
+        list(TrainLoader(source, recipe, plan, stay, rank, make=make).steps(start, stop))
+        for rank in range(process_group)
     ]
     whole = []
     for step in range(stop - start):
@@ -71,11 +72,11 @@ def steps(source: Listed, recipe: Recipe, start: int, stop: int, world: int = 1)
     return whole
 
 
-@pytest.mark.parametrize(("workers", "world", "start"), [(2, 1, 0), (0, 2, 0), (3, 1, 3)])
-def test_batches_do_not_depend_on_workers_ranks_or_the_first_step(workers: int, world: int, start: int) -> None:
+@pytest.mark.parametrize(("workers", "process_group", "start"), [(2, 1, 0), (0, 2, 0), (3, 1, 3)])
+def test_batches_do_not_depend_on_workers_ranks_or_the_first_step(workers: int, process_group: int, start: int) -> None:
     source = many()
     expected = steps(source, recipe_of(), 0, 6)[start:]
-    found = steps(source, recipe_of(workers), start, 6, world)
+    found = steps(source, recipe_of(workers), start, 6, process_group)
     assert len(found) == 6 - start
     for one, other in zip(expected, found, strict=True):
         assert set(one) == {"images", "boxes", "labels", "num_boxes", "indices", "flips"}
@@ -99,7 +100,7 @@ def test_rows_keep_the_contract_of_detection_batches() -> None:
 
 def test_evaluation_sees_whole_pictures_with_their_boxes_in_order() -> None:
     source, recipe = many(), recipe_of()
-    (batch,) = list(EvalLoader(source, SQUARE, 20, stay, 0, make=detection_fetch(recipe)))
+    (batch,) = list(EvalLoader(source, SQUARE, 20, stay, 0, make=detection_sample_pipeline(recipe)))
     assert batch["num_boxes"].tolist() == [number % 5 for number in range(12)]
     for index in range(12):
         said = source.annotation(index)
@@ -114,25 +115,25 @@ def test_crowds_are_not_trained_on_nor_difficult_boxes_if_so_said() -> None:
     )
     source = Listed([(noise(10, 10, 3, 0), said)])
     for use_difficult, labels in ((True, [2, 3]), (False, [3])):
-        rows = filled(BoxFetch(source, SQUARE, None, 4, use_difficult))
+        rows = filled(BoxSamplePipeline(source, SQUARE, None, 4, use_difficult))
         assert rows["num_boxes"].tolist() == [len(labels)]
         assert rows["labels"][0].tolist() == labels + [0] * (4 - len(labels))
 
 
 def test_boxes_beyond_the_room_are_left_out_from_the_end() -> None:
     said = annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
-    rows = filled(BoxFetch(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+    rows = filled(BoxSamplePipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [3] and rows["labels"].tolist() == [[1, 2, 3]]
 
 
 def test_what_leaves_the_picture_is_cut_and_what_is_nothing_is_left_out() -> None:
     said = annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
-    rows = filled(BoxFetch(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+    rows = filled(BoxSamplePipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [1]
     assert rows["boxes"][0, 0].tolist() == pytest.approx([0, 0.2, 0.5, 0.8])
 
 
-def filled(fetch: BoxFetch) -> dict[str, np.ndarray]:
+def filled(fetch: BoxSamplePipeline) -> dict[str, np.ndarray]:
     rows = {column.name: column.empty(1) for column in fetch.columns}
     for array in rows.values():
         array.fill(77)  # a used buffer
@@ -149,23 +150,23 @@ def test_a_picture_lies_as_it_did_for_who_drew_the_boxes() -> None:
     Image.fromarray(pixels).save(file, "JPEG", exif=exif, quality=95)
     for width, height, is_lying in ((40, 20, True), (20, 40, False)):
         said = annotation([[0, 0, width, height / 2]], [0], 1, height, width)
-        image = filled(BoxFetch(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
+        image = filled(BoxSamplePipeline(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
         white = image[:, :12] if is_lying else image[:12]
         assert white.min() > 200 and image[20:, 20:].max() < 50
 
 
 def test_boxes_of_a_picture_of_another_size_are_refused_and_never_borne() -> None:
     said = annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
-    with pytest.raises(LabelError, match="the picture is 20 x 10, its boxes are of one of 30 x 30") as caught:
-        filled(BoxFetch(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
+    with pytest.raises(LabelError, match="the image is 20 x 10, its boxes are of one of 30 x 30") as caught:
+        filled(BoxSamplePipeline(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
     assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.then
 
 
 def test_pictures_without_annotations_are_refused() -> None:
     from reconv.data.readers.digits import open_digits
 
-    with pytest.raises(DataError, match="a picture without boxes"):
-        BoxFetch(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})
+    with pytest.raises(DataError, match="an image without boxes"):
+        BoxSamplePipeline(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})
 
 
 def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> None:
@@ -188,7 +189,7 @@ def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> No
 def test_training_flips_on_the_device_with_boxes() -> None:
     recipe = recipe_of(flip=1.0)
     (before,) = steps(many(), recipe, 2, 3)
-    prepare = TrainPrepare(SQUARE, recipe.augment, 3, torch.float32)
+    prepare = TrainPreprocess(SQUARE, recipe.augment, 3, torch.float32)
     after = prepare(Batch(before, torch.arange(4), (4,)), 2)
     used = before["labels"] > 0
     assert used.any() and torch.equal(after["boxes"][used][:, 0], 1 - before["boxes"][used][:, 2])
@@ -196,8 +197,8 @@ def test_training_flips_on_the_device_with_boxes() -> None:
 
 def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
     assert mean_colour(SQUARE) == (124, 116, 104)
-    assert mean_colour(Preprocess(scale=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
-    assert mean_colour(Preprocess(standardise=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
+    assert mean_colour(PreprocessConfig(scale=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
+    assert mean_colour(PreprocessConfig(standardise=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
 
 
 @pytest.mark.native
@@ -209,9 +210,9 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
     Image.fromarray(upright).save(on_its_side, "JPEG", exif=turned)
     files = [(encoded(upright), 60, 90), (encode(upright), 60, 90), (on_its_side.getvalue(), 90, 60)]
     source = Listed([(data, annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
-    zoom = ZoomOut(probability=0.5, most=2.0)
+    zoom = ZoomOutConfig(probability=0.5, most=2.0)
     native, plain = (
-        BoxFetch(source, SQUARE, Augment(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
+        BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
         for decoder in ("native", "plain")
     )
     num_beyond = 0
@@ -232,6 +233,6 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
 @pytest.mark.usefixtures("compiled_decoder")
 def test_a_picture_of_another_size_is_the_same_error_by_the_compiled_decoder() -> None:
     source = Listed([(encoded(photograph(90, 60)), annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
-    fetch = BoxFetch(source, SQUARE, Augment(crop="ssd", decoder="native"), 4)
-    with pytest.raises(DataError, match="the picture is 90 x 60, its boxes are of one of 90 x 61"):
+    fetch = BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder="native"), 4)
+    with pytest.raises(DataError, match="the image is 90 x 60, its boxes are of one of 90 x 61"):
         fetch(np.zeros(1, np.int64), fetch.draw(0, np.zeros(1, np.int64)), {c.name: c.empty(1) for c in fetch.columns})

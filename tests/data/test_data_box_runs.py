@@ -1,4 +1,4 @@
-"""Detectors trained on annotated pictures: ids that stay, policies, and annotations that cannot be trained on."""
+"""Detectors trained on annotated images: ids that stay, policies, and annotations that cannot be trained on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CATEGORIES = {3: "cat", 7: "dog", 50: "unseen"}
 
 @pytest.fixture
 def coco(tmp_path: Path) -> Path:
-    """Six training pictures, one of them without a box, and classes with gaps of which one never occurs."""
+    """Six training images, one of them without a box, and classes with gaps of which one never occurs."""
 
     def boxes(number: int) -> list[dict[str, Any]]:
         first = {"category_id": 3, "bbox": [number, 2, 20, 20]}
@@ -103,7 +103,7 @@ def test_a_batch_of_nothing_but_background_trains_finitely(coco: Path, tmp_path:
     told = json.loads(file.read_text())
     told["annotations"] = []
     file.write_text(json.dumps(told))
-    with pytest.raises(DataError, match="no training picture has a usable box"):
+    with pytest.raises(DataError, match="no training image has a usable box"):
         train(coco, tmp_path / "refused")
     result = train(coco, tmp_path / "t", ("data.empty_images", "keep"), ("log.every", "1step"))
     assert all(map(math.isfinite, losses(result.folder)))
@@ -114,7 +114,7 @@ def test_a_faulty_box_ends_training_before_anything_is_written(coco: Path, tmp_p
     told = json.loads(file.read_text())
     told["annotations"][0]["bbox"] = [50, 2, 20, 20]
     file.write_text(json.dumps(told))
-    with pytest.raises(DataError, match="a box that leaves its picture") as caught:
+    with pytest.raises(DataError, match="a box that leaves its image") as caught:
         train(coco, tmp_path / "t")
     assert "1.jpg" in caught.value.where and not (tmp_path / "t" / "run").exists()
     assert train(coco, tmp_path / "t", ("data.bad_boxes", "skip")).folder.is_dir()

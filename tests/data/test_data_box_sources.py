@@ -1,4 +1,4 @@
-"""Pictures with boxes in the forms people have them: what is read, and what is refused."""
+"""Images with boxes in the forms people have them: what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
-from reconv.data.boxes.annotations import DetectionSource
-from reconv.data.pipeline.box_samples import BoxFetch
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.pipeline.box_samples import BoxSamplePipeline
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data, Preprocess
+from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 
 CATEGORIES = {1: "person", 18: "dog", 90: "toothbrush"}
 
@@ -37,9 +37,9 @@ def coco(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "coco", {"train": train, "val": val}, CATEGORIES)
 
 
-def opened(path: Path, split: Any = "train", kind: str = "auto", **data: Any) -> DetectionSource:
-    source = open_source(kind, path, split, Data(**data), boxes=True)
-    assert isinstance(source, DetectionSource)
+def opened(path: Path, split: Any = "train", kind: str = "auto", **data: Any) -> DetectionDataset:
+    source = open_dataset(kind, path, split, DataConfig(**data), boxes=True)
+    assert isinstance(source, DetectionDataset)
     return source
 
 
@@ -98,7 +98,7 @@ def test_the_published_rule_skips_boxes_without_area_or_beyond_the_edge(tmp_path
     clipped = opened(root, bad_boxes="clip")
     assert [Path(clipped.sample(i).name).name for i in range(3)] == ["usable.jpg", "rounded.jpg", "beyond.jpg"]
     assert clipped.annotation(2).boxes_xyxy.tolist() == [[15, 15, 20, 17]]
-    assert "2 are cut to the picture" in clipped.origin
+    assert "2 are cut to the image" in clipped.origin
 
 
 def test_validation_keeps_every_box_that_can_be_scored(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_validation_keeps_every_box_that_can_be_scored(tmp_path: Path) -> None:
 
 
 BAD_BOXES = {
-    "leaves its picture: box 2 of": lambda a: a.update(bbox=[30, 0, 20, 10]),
+    "leaves its image: box 2 of": lambda a: a.update(bbox=[30, 0, 20, 10]),
     "has no area": lambda a: a.update(bbox=[3, 3, 0, 10]),
     "has its corners swapped": lambda a: a.update(bbox=[20, 20, -5, 4]),
     "is of no known class": lambda a: a.update(category_id=5),
@@ -242,7 +242,7 @@ def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
         "cannot be read: no XML": good[:-20],
         "a has no size": good.replace("<width>20</width>", ""),
         "a has no .?size": good.replace("<width>20</width>", "<width>inf</width>"),
-        "a box that leaves its picture": good.replace("<xmax>5</xmax>", "<xmax>25</xmax>"),
+        "a box that leaves its image": good.replace("<xmax>5</xmax>", "<xmax>25</xmax>"),
         "a box that has its corners swapped": good.replace("<xmax>5</xmax>", "<xmax>-1</xmax>"),
         "a box that has a corner that is no number": good.replace("<xmax>5</xmax>", "<xmax>wide</xmax>"),
     }
@@ -318,7 +318,7 @@ def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
         "line 2 is no class with": "1e999 0.5 0.5 0.1 0.1",
         "line 2 is no class wit": "0.7 0.5 0.5 0.1 0.1",
         "line 2 is no class with four numbers": "1 0.5 0.5",
-        "a box that leaves its picture": "1 0.9 0.5 0.4 0.1",
+        "a box that leaves its image": "1 0.9 0.5 0.4 0.1",
         "a box that has no area": "1 0.9 0.5 0.0 0.1",
     }
     for number, (said, line) in enumerate(faults.items()):
@@ -330,11 +330,11 @@ def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
 
 def test_no_box_left_is_an_error_and_so_is_data_of_the_other_task(coco: Path, tmp_path: Path) -> None:
     empty = write_coco(tmp_path / "e", {"train": [("a.jpg", 9, 9, [])], "val": [("b.jpg", 9, 9, [])]}, CATEGORIES)
-    with pytest.raises(DataError, match="no training picture has a usable box"):
+    with pytest.raises(DataError, match="no training image has a usable box"):
         opened(empty)
     assert len(opened(empty, empty_images="keep")) == 1
     with pytest.raises(DataError, match="coco data have boxes, and the recipe's task is classification") as caught:
-        open_source("auto", coco, "train", Data())
+        open_dataset("auto", coco, "train", DataConfig())
     assert "ssd-resnet34" in caught.value.then
     tree = tmp_path / "tree"
     for split in ("train", "val"):
@@ -350,7 +350,7 @@ def test_a_share_of_the_training_pictures_keeps_their_boxes(coco: Path) -> None:
 
 
 def test_rows_of_every_form_have_the_same_boxes(coco: Path, tmp_path: Path) -> None:
-    """The same picture and boxes as COCO, VOC and YOLO say them."""
+    """The same image and boxes as COCO, VOC and YOLO say them."""
     picture = (coco / "train2017" / "b.jpg").read_bytes()
     voc = write_voc(
         tmp_path / "v",
@@ -367,7 +367,7 @@ def test_rows_of_every_form_have_the_same_boxes(coco: Path, tmp_path: Path) -> N
     (yolo / "images" / "train" / "b.jpg").write_bytes(picture)
     rows = []
     for root in (coco, voc, yolo):
-        fetch = BoxFetch(opened(root), Preprocess(size=32, resize=None), None, 4)
+        fetch = BoxSamplePipeline(opened(root), PreprocessConfig(size=32, resize=None), None, 4)
         filled = {column.name: column.empty(1) for column in fetch.columns}
         fetch(np.array([0]), None, filled)
         rows.append(filled)
@@ -379,8 +379,8 @@ def test_rows_of_every_form_have_the_same_boxes(coco: Path, tmp_path: Path) -> N
 
 def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
     data: dict[str, Any] = {"num_samples": 40, "preprocess": {"size": 96, "resize": None}}
-    train, val = (open_source("scattered-digits", None, s, Data(**data), boxes=True) for s in ("train", "val"))
-    assert isinstance(train, DetectionSource) and isinstance(val, DetectionSource)
+    train, val = (open_dataset("scattered-digits", None, s, DataConfig(**data), boxes=True) for s in ("train", "val"))
+    assert isinstance(train, DetectionDataset) and isinstance(val, DetectionDataset)
     assert (len(train), len(val)) == (40, 8) and train.class_names == tuple("0123456789")
     counts = []
     for index in range(40):

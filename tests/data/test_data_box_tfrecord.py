@@ -1,4 +1,4 @@
-"""Records of pictures with boxes, in the layout of TensorFlow's object detection programs."""
+"""Records of images with boxes, in the layout of TensorFlow's object detection programs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from data_examples import encode, noise
 
-from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.tfrecord_format import Values, encode_example, write_records
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 
 def record(source_id: str, boxes: list[tuple[int, float, float, float, float]], **more: Values) -> bytes:
-    """One picture of 20 x 40; boxes as (label, xmin, ymin, xmax, ymax)."""
+    """One image of 20 x 40; boxes as (label, xmin, ymin, xmax, ymax)."""
     names = {1: b"person", 3: b"car", 90: b"toothbrush"}
     features: dict[str, Values] = {
         "image/encoded": [encode(noise(20, 40, 3, len(boxes)), "JPEG")],
@@ -40,9 +40,9 @@ def write(root: Path, name: str, records: list[bytes]) -> Path:
     return root
 
 
-def opened(root: Path, split: Any = "train", **data: Any) -> DetectionSource:
-    source = open_source("auto", root, split, Data(**data), boxes=True)
-    assert isinstance(source, DetectionSource)
+def opened(root: Path, split: Any = "train", **data: Any) -> DetectionDataset:
+    source = open_dataset("auto", root, split, DataConfig(**data), boxes=True)
+    assert isinstance(source, DetectionDataset)
     return source
 
 
@@ -109,5 +109,5 @@ def test_a_class_that_training_does_not_have_and_uneven_lists_are_refused(tmp_pa
     with pytest.raises(DataError, match="lists of different lengths"):
         opened(other)
     empty = write(tmp_path / "t", "train-00000-of-00001", [record("1", [])])
-    with pytest.raises(DataError, match="no training picture has a usable box"):
+    with pytest.raises(DataError, match="no training image has a usable box"):
         opened(empty)

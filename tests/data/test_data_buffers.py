@@ -13,31 +13,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch, Copied
-from reconv.data.pipeline.buffers import Moving, Ring, ordinary_slab
-from reconv.data.pipeline.sample_pipeline import Column
+from reconv.batch import Batch, Copied
+from reconv.data.pipeline.buffers import BufferPool, Moving, ordinary_slab
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.readers.folder import FolderSource
-from reconv.recipe.data_fields import Augment, Data, Preprocess
+from reconv.data.pipeline.sample_pipeline import Column
+from reconv.data.readers.folder import FolderDataset
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
 COLUMNS = (Column("images", (3, 5, 5), np.uint8), Column("targets", (), np.int64), Column("boxes", (2, 4), np.float32))
-SPEC = Preprocess(size=24, resize=28)
+SPEC = PreprocessConfig(size=24, resize=28)
 
 
 def stay(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def ring(limit: int = 3) -> Ring:
-    return Ring(Moving(stay), ordinary_slab, limit)
+def ring(limit: int = 3) -> BufferPool:
+    return BufferPool(Moving(stay), ordinary_slab, limit)
 
 
-def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderSource, Recipe, Plan]:
-    source = FolderSource(tree, "train")
-    data = Data(preprocess=SPEC, tail="wrap", workers=workers, prefetch=prefetch)
-    recipe = Recipe(data=data, augment=Augment(crop="resized"), batch=BatchSizes(size=4))
+def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderDataset, Recipe, Plan]:
+    source = FolderDataset(tree, "train")
+    data = DataConfig(preprocess=SPEC, tail="wrap", workers=workers, prefetch=prefetch)
+    recipe = Recipe(data=data, augment=AugmentConfig(crop="resized"), batch=BatchConfig(size=4))
     return source, recipe, make_plan(recipe, Facts(len(source), 1, 3))
 
 
@@ -195,7 +195,7 @@ def test_the_slabs_are_as_many_as_the_plan_says(tree: Path, workers: int) -> Non
 
 def test_a_stream_over_two_sizes_gives_the_old_slabs_back(tree: Path) -> None:
     source, recipe, _ = setup(tree)
-    augment = Augment.model_validate({"crop": "resized", "progressive": [["4step", 16]]}, strict=False)
+    augment = AugmentConfig.model_validate({"crop": "resized", "progressive": [["4step", 16]]}, strict=False)
     recipe = recipe.model_copy(update={"augment": augment})
     plan = make_plan(recipe, Facts(len(source), 1, 3))
     late = Late()

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from data_examples import encode, noise, trained_weights
 
-from reconv.data.pipeline.sample_cache import Cached, Room, num_bytes
 from reconv.data.dataset import Sample
-from reconv.data.readers.folder import FolderSource
+from reconv.data.pipeline.sample_cache import CacheBudget, Cached, num_bytes
+from reconv.data.readers.folder import FolderDataset
 from reconv.errors import ResourceError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 from reconv.recipe.plan import CacheSize, Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.datasets import cache_size, open_sources, with_cache
+from reconv.trainer.datasets import cache_size, open_datasets, with_cache
 
 
-class Counting(FolderSource):
+class Counting(FolderDataset):
     """A folder that counts how often each sample is read."""
 
     def __init__(self, root: Path) -> None:
@@ -35,8 +35,8 @@ class Counting(FolderSource):
 
 def test_a_kept_sample_is_read_once_and_is_the_sources_own(tree: Path) -> None:
     source = Counting(tree)
-    cached = Cached(source, Room(10**9))
-    plain = FolderSource(tree, "train")
+    cached = Cached(source, CacheBudget(10**9))
+    plain = FolderDataset(tree, "train")
     for _ in range(3):
         assert [cached.sample(i) for i in range(len(cached))] == [plain.sample(i) for i in range(len(plain))]
     assert source.reads == Counter(dict.fromkeys(range(11), 1))
@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_read_again_and_the_room_is_never_exceeded(tree: Pa
     source = Counting(tree)
     sizes = [num_bytes(source.sample(index)) for index in range(11)]
     source.reads.clear()
-    room = Room(sum(sizes[:4]))
+    room = CacheBudget(sum(sizes[:4]))
     cached = Cached(source, room)
     for _ in range(2):
         for index in range(11):
@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_read_again_and_the_room_is_never_exceeded(tree: Pa
 
 def test_threads_that_miss_together_pay_once(tree: Path) -> None:
     source = Counting(tree)
-    room = Room(10**9)
+    room = CacheBudget(10**9)
     cached = Cached(source, room)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(cached.sample, list(range(11)) * 20))
@@ -81,19 +81,19 @@ def test_pixels_are_copied_so_that_a_mapped_file_is_not_held_instead() -> None:
         def fingerprint(self) -> str:
             return "made"
 
-    cached = Cached(Views(), Room(10**6))
+    cached = Cached(Views(), CacheBudget(10**6))
     cached.sample(0)
     mapped[:] = 0
     assert np.asarray(cached.sample(0).data).max() == 11
 
 
 def test_the_estimate_is_of_the_whole_set_and_passes_over_what_cannot_be_read(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     whole = sum(num_bytes(source.sample(index)) for index in range(11))
-    assert Cached(source, Room(0)).estimated_bytes == whole
+    assert Cached(source, CacheBudget(0)).estimated_bytes == whole
     Path(source.path(3)).unlink()
     left = sum(num_bytes(source.sample(index)) for index in range(11) if index != 3)
-    assert Cached(source, Room(0)).estimated_bytes == round(11 * left / 10)
+    assert Cached(source, CacheBudget(0)).estimated_bytes == round(11 * left / 10)
 
 
 def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_pa
         (tmp_path / split / "only").mkdir(parents=True)
         for number in range(300):
             (tmp_path / split / "only" / f"{number:05}.png").write_bytes(encode(noise(6, 6, 3, number)))
-    room = Room(10**9)
-    cached = Cached(FolderSource(tmp_path, "train"), room)
+    room = CacheBudget(10**9)
+    cached = Cached(FolderDataset(tmp_path, "train"), room)
     cached.sample(0)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -114,19 +114,19 @@ def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_pa
 
 
 def test_both_sets_share_half_of_the_free_memory_of_a_rank(tree: Path) -> None:
-    recipe = Recipe(data=Data(source="folder", path=str(tree), cache="ram"))
-    sources = with_cache(recipe, open_sources(recipe), 8_000_000, 2)
+    recipe = Recipe(data=DataConfig(source="folder", path=str(tree), cache="ram"))
+    sources = with_cache(recipe, open_datasets(recipe), 8_000_000, 2)
     assert isinstance(sources.train, Cached) and isinstance(sources.val, Cached)
     size = cache_size(sources)
     assert size is not None and size.room_bytes == 2_000_000
     assert size.needed_bytes == sources.train.estimated_bytes + sources.val.estimated_bytes
     with pytest.raises(ResourceError, match="cannot be told"):
-        with_cache(recipe, open_sources(recipe), None, 1)
+        with_cache(recipe, open_datasets(recipe), None, 1)
 
 
 def test_data_in_memory_is_not_kept_twice() -> None:
-    recipe = Recipe(data=Data(source="digits", cache="ram"))
-    sources = with_cache(recipe, open_sources(recipe), 10**9, 1)
+    recipe = Recipe(data=DataConfig(source="digits", cache="ram"))
+    sources = with_cache(recipe, open_datasets(recipe), 10**9, 1)
     assert cache_size(sources) is None
 
 
@@ -139,7 +139,7 @@ def test_data_in_memory_is_not_kept_twice() -> None:
     ],
 )
 def test_the_plan_says_what_a_cache_will_hold(size: CacheSize | None, said: str) -> None:
-    plan = make_plan(Recipe(data=Data(cache="ram")), Facts(10_000, 100, 10, cache=size))
+    plan = make_plan(Recipe(data=DataConfig(cache="ram")), Facts(10_000, 100, 10, cache=size))
     assert [line for line in plan.lines if "data.cache" in line and said in line]
     assert not [line for line in make_plan(Recipe(), Facts(10_000, 100, 10)).lines if "data.cache" in line]
 

@@ -13,20 +13,20 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.data.inspect.check import Checked, check, pictures_of
-from reconv.data.convert.transcode import Form
 from reconv.data.convert.convert import Target, convert
-from reconv.data.inspect.issue import SPLITS, Finding
-from reconv.data.readers.factory import open_source
+from reconv.data.convert.transcode import OutputFormat
+from reconv.data.inspect.check import Checked, check, pictures_of
+from reconv.data.inspect.issue import SPLITS, DataIssue
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 
 def looked(path: Path | str, workers: int = 2) -> Checked:
-    return check(str(path), Data(), workers)
+    return check(str(path), DataConfig(), workers)
 
 
-def found(checked: Checked) -> dict[str, Finding]:
+def found(checked: Checked) -> dict[str, DataIssue]:
     """The findings by kind, each kind once."""
     kinds = [finding.kind for finding in checked.findings]
     assert len(kinds) == len(set(kinds))
@@ -167,7 +167,7 @@ def test_findings_do_not_depend_on_the_number_of_workers(tree: Path, workers: in
         (tree / path).write_bytes(b"x")
     (tree / "val/cat/copy.png").write_bytes((tree / "train/cat/009.png").read_bytes())
     done: list[tuple[int, int]] = []
-    checked = check(str(tree), Data(), workers, lambda now, total: done.append((now, total)))
+    checked = check(str(tree), DataConfig(), workers, lambda now, total: done.append((now, total)))
     assert done == [(number + 1, 17) for number in range(17)]
     assert [(f.kind, len(f.paths)) for f in checked.findings] == [("bad-image", 1), ("bad-image", 1), ("leak", 1)]
     assert checked.as_json() == looked(tree, 3).as_json()
@@ -206,8 +206,10 @@ def test_pictures_show_good_samples_of_every_class(tree: Path) -> None:
 
 
 def test_every_damaged_shard_of_a_split_is_named(tree: Path, tmp_path: Path) -> None:
-    sources = {split: open_source("folder", tree, split, Data()) for split in SPLITS}
-    convert(sources, tree, tmp_path / "packed", Target("packed", Form(), per_shard=2), 1, lambda done, total: None)
+    sources = {split: open_dataset("folder", tree, split, DataConfig()) for split in SPLITS}
+    convert(
+        sources, tree, tmp_path / "packed", Target("packed", OutputFormat(), per_shard=2), 1, lambda done, total: None
+    )
     damaged = sorted((tmp_path / "packed").glob("train-*"))[1:]
     for path in damaged:
         os.truncate(path, 200)

@@ -11,14 +11,20 @@ from data_examples import noise
 from PIL import Image, ImageEnhance
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.data.transforms.random_params import draw_erased, draw_host, jitter, turn_hue
+from reconv.batch import Batch
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare
-from reconv.data.readers.folder import FolderSource
-from reconv.recipe.data_fields import Augment, Data, Erase, Jitter, Preprocess
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.random_params import draw_erased, draw_host, jitter, turn_hue
+from reconv.recipe.data_fields import (
+    AugmentConfig,
+    ColorJitterConfig,
+    DataConfig,
+    PreprocessConfig,
+    RandomErasingConfig,
+)
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
 SIZE = 20
 
@@ -29,13 +35,13 @@ def stay(tensor: Tensor) -> Tensor:
 
 def test_jitter_is_pillows_enhancements_in_order() -> None:
     image = Image.fromarray(noise(12, 12, 3, 0))
-    section = Jitter(brightness=0.2, contrast=0.5, saturation=0.4)
+    section = ColorJitterConfig(brightness=0.2, contrast=0.5, saturation=0.4)
     result = jitter(image, section, np.array([0.0, 1.0, 0.25, 0.9]))
     wanted = ImageEnhance.Brightness(image).enhance(0.8)
     wanted = ImageEnhance.Contrast(wanted).enhance(1.5)
     wanted = ImageEnhance.Color(wanted).enhance(0.6 + 0.25 * 0.8)
     assert np.array_equal(np.asarray(result), np.asarray(wanted))
-    only = jitter(image, Jitter(contrast=2.0), np.array([0.3, 0.5, 0.3, 0.3]))
+    only = jitter(image, ColorJitterConfig(contrast=2.0), np.array([0.3, 0.5, 0.3, 0.3]))
     assert np.array_equal(np.asarray(only), np.asarray(ImageEnhance.Contrast(image).enhance(1.5)))
 
 
@@ -46,21 +52,21 @@ def test_hue_turns_round_the_circle() -> None:
             hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in colour))
             wanted = np.array(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)) * 255
             assert np.abs(np.asarray(turn_hue(image, turn))[0, 0] - wanted).max() < 8
-    drawn = jitter(Image.new("RGB", (1, 1), (200, 40, 40)), Jitter(hue=0.25), np.array([0, 0, 0, 1 - 1e-9]))
+    drawn = jitter(Image.new("RGB", (1, 1), (200, 40, 40)), ColorJitterConfig(hue=0.25), np.array([0, 0, 0, 1 - 1e-9]))
     assert np.array_equal(np.asarray(drawn), np.asarray(turn_hue(Image.new("RGB", (1, 1), (200, 40, 40)), 0.25)))
 
 
 def test_switching_one_draw_on_leaves_the_others_alone() -> None:
     positions = np.arange(50, dtype=np.int64)
-    crop = draw_host(Augment(), 1, positions)
-    coloured = draw_host(Augment(jitter=Jitter(hue=0.1), policy="autoaugment"), 1, positions)
+    crop = draw_host(AugmentConfig(), 1, positions)
+    coloured = draw_host(AugmentConfig(jitter=ColorJitterConfig(hue=0.1), policy="autoaugment"), 1, positions)
     assert np.array_equal(coloured[:, :22], crop)
-    assert np.array_equal(coloured[:, 26:], draw_host(Augment(crop="none", policy="autoaugment"), 1, positions))
+    assert np.array_equal(coloured[:, 26:], draw_host(AugmentConfig(crop="none", policy="autoaugment"), 1, positions))
     assert coloured.shape == (50, 31)
 
 
 def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
-    erase = Erase(probability=0.4, area=(0.05, 0.2), ratio=(0.5, 2.0))
+    erase = RandomErasingConfig(probability=0.4, area=(0.05, 0.2), ratio=(0.5, 2.0))
     boxes = draw_erased(erase, 0, np.arange(4000, dtype=np.int64), 1000)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     erased = widths * heights > 0
@@ -71,12 +77,14 @@ def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
     assert boxes.min() >= 0
     assert boxes.max() <= 1000
     assert np.array_equal(draw_erased(erase, 0, np.array([17], np.int64), 1000)[0], boxes[17])
-    assert not draw_erased(Erase(probability=1, area=(1.0, 1.0), ratio=(1.0, 1.0)), 0, np.arange(5), 10).any()
+    assert not draw_erased(
+        RandomErasingConfig(probability=1, area=(1.0, 1.0), ratio=(1.0, 1.0)), 0, np.arange(5), 10
+    ).any()
 
 
 def test_erased_pixels_are_the_mean_colour_and_the_rest_is_untouched() -> None:
-    augment = Augment(flip=0, erase=Erase(probability=1))
-    preprocess = Preprocess(size=SIZE, resize=None)
+    augment = AugmentConfig(flip=0, erase=RandomErasingConfig(probability=1))
+    preprocess = PreprocessConfig(size=SIZE, resize=None)
     boxes = draw_erased(augment.erase, 0, np.arange(6, dtype=np.int64), SIZE)
     images = torch.from_numpy(np.stack([noise(SIZE, SIZE, 3, n).transpose(2, 0, 1) for n in range(6)]))
     tensors = {
@@ -85,40 +93,42 @@ def test_erased_pixels_are_the_mean_colour_and_the_rest_is_untouched() -> None:
         "flips": torch.zeros(6, dtype=torch.bool),
     }
     batch = Batch({**tensors, "erase_boxes": torch.from_numpy(boxes)}, torch.arange(6), (6,))
-    result = TrainPrepare(preprocess, augment, 2, torch.float32)(batch, 0)["images"]
-    expected = EvalPrepare(preprocess, torch.float32)(batch)["images"]
+    result = TrainPreprocess(preprocess, augment, 2, torch.float32)(batch, 0)["images"]
+    expected = EvalPreprocess(preprocess, torch.float32)(batch)["images"]
     for row, (left, top, right, bottom) in enumerate(boxes.tolist()):
         assert (right - left) * (bottom - top) > 0
         expected[row, :, top:bottom, left:right] = 0
     assert torch.equal(result, expected)
 
 
-def make_recipe(augment: Augment, workers: int = 0) -> Recipe:
-    preprocess = Preprocess(size=SIZE, resize="auto-ratio")
+def make_recipe(augment: AugmentConfig, workers: int = 0) -> Recipe:
+    preprocess = PreprocessConfig(size=SIZE, resize="auto-ratio")
     return Recipe(
         seed=2,
-        data=Data(preprocess=preprocess, tail="wrap", workers=workers),
+        data=DataConfig(preprocess=preprocess, tail="wrap", workers=workers),
         augment=augment,
-        batch=BatchSizes(size=11, group="all"),
+        batch=BatchConfig(size=11, group="all"),
     )
 
 
-def batches(tree: Path, augment: Augment, workers: int, start: int = 0) -> list[Batch]:
-    source, recipe = FolderSource(tree, "train"), make_recipe(augment, workers)
+def batches(tree: Path, augment: AugmentConfig, workers: int, start: int = 0) -> list[Batch]:
+    source, recipe = FolderDataset(tree, "train"), make_recipe(augment, workers)
     plan = make_plan(recipe, Facts(len(source), 1, 3))
-    prepare = TrainPrepare(recipe.data.preprocess, augment, 3, torch.float32)
+    prepare = TrainPreprocess(recipe.data.preprocess, augment, 3, torch.float32)
     steps = list(TrainLoader(source, recipe, plan, stay).steps(start, 3))
     return [prepare(batch, start + number) for number, (batch,) in enumerate(steps)]
 
 
 def test_colours_policies_and_erasing_do_not_depend_on_workers_or_first_step(tree: Path) -> None:
-    colourful = Jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    colourful = ColorJitterConfig(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
     changed = 0
     for crop in ("none", "pad", "resized"):
         for policy in ("none", "autoaugment", "autoaugment-v0", "randaugment"):
-            augment = Augment(crop=crop, policy=policy, jitter=colourful, erase=Erase(probability=0.5))  # type: ignore[arg-type]
+            augment = AugmentConfig(
+                crop=crop, policy=policy, jitter=colourful, erase=RandomErasingConfig(probability=0.5)
+            )  # type: ignore[arg-type]
             expected = batches(tree, augment, 0)
-            plain = batches(tree, Augment(crop=crop), 0)  # type: ignore[arg-type]
+            plain = batches(tree, AugmentConfig(crop=crop), 0)  # type: ignore[arg-type]
             changed += not torch.equal(expected[0]["images"], plain[0]["images"])
             for workers, start in ((1, 0), (2, 0), (8, 0), (2, 2)):
                 found = batches(tree, augment, workers, start)
@@ -130,10 +140,10 @@ def test_colours_policies_and_erasing_do_not_depend_on_workers_or_first_step(tre
 
 
 def test_train_like_eval_shows_training_what_evaluation_shows(tree: Path) -> None:
-    source = FolderSource(tree, "train")
-    augment = Augment(train_like_eval=True)
+    source = FolderDataset(tree, "train")
+    augment = AugmentConfig(train_like_eval=True)
     (first, *_) = batches(tree, augment, 0)
     (whole,) = list(EvalLoader(source, make_recipe(augment).data.preprocess, 11, stay, 0))
-    seen = EvalPrepare(make_recipe(augment).data.preprocess, torch.float32)(whole)["images"]
+    seen = EvalPreprocess(make_recipe(augment).data.preprocess, torch.float32)(whole)["images"]
     assert torch.equal(first["images"], seen[first["indices"]])
-    assert not torch.equal(first["images"], batches(tree, Augment(), 0)[0]["images"])
+    assert not torch.equal(first["images"], batches(tree, AugmentConfig(), 0)[0]["images"])

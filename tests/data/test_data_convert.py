@@ -18,26 +18,28 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.convert.transcode import Form
 from reconv.data.convert.convert import Converted, convert, make_target
 from reconv.data.convert.inputs import open_splits
+from reconv.data.convert.transcode import OutputFormat
+from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.decode.decode import decode
 from reconv.data.decode.jpeg_header import head
-from reconv.data.readers.factory import open_source
-from reconv.data.dataset import Sample, Source, Split
-from reconv.data.readers.packed import PackedSource
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.readers.tfrecord_format import parse_example
 from reconv.errors import DataError, InUseError, UsageError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 KINDS = ("packed", "folder", "tar", "tfrecord")
 
 
-def run(source: Path | str, destination: Path, kind: str, form: Form | None = None, workers: int = 1) -> Converted:
+def run(
+    source: Path | str, destination: Path, kind: str, form: OutputFormat | None = None, workers: int = 1
+) -> Converted:
     """One conversion into small shards."""
     shards: dict[Split, int] | None = {"train": 3, "val": 2} if kind == "tfrecord" else None
-    target = make_target(kind, form or Form(), None if shards else 4, shards)
+    target = make_target(kind, form or OutputFormat(), None if shards else 4, shards)
     splits, root = open_splits(str(source), "auto", None, None)
     return convert(splits, root, destination, target, workers, lambda done, total: None)
 
@@ -53,7 +55,7 @@ def pixels(sample: Sample) -> np.ndarray:
 
 def pictures(root: Path, split: Split) -> list[tuple[str, bytes]]:
     """Class name and pixels of every sample, in an order of its own."""
-    source = open_source("auto", root, split, Data())
+    source = open_dataset("auto", root, split, DataConfig())
     samples = [source.sample(index) for index in range(len(source))]
     return sorted((source.class_names[sample.target], pixels(sample).tobytes()) for sample in samples)
 
@@ -76,7 +78,7 @@ def test_every_form_becomes_every_other_without_loss(jpegs: Path, tmp_path: Path
     run(tmp_path / "one", tmp_path / "two", second)
     for split in ("train", "val"):
         assert pictures(tmp_path / "two", split) == pictures(jpegs, split)
-        source = open_source("auto", tmp_path / "two", split, Data())
+        source = open_dataset("auto", tmp_path / "two", split, DataConfig())
         assert source.kind == second
         assert source.class_names == ("ant", "bee", "cat")
     assert contents(jpegs) == before
@@ -142,7 +144,7 @@ def test_a_conversion_cut_at_any_moment_goes_on_to_the_same_bytes(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from reconv.data.convert.transcode import Form
+from reconv.data.convert.transcode import OutputFormat
 from reconv.data.convert.convert import convert, make_target
 from reconv.data.convert.inputs import open_splits
 
@@ -150,12 +152,12 @@ splits, root = open_splits(sys.argv[1], "auto", None, None)
 def progress(done, total):
     if done == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-convert(splits, root, Path(sys.argv[2]), make_target("packed", Form(quality=80), 4, None), 1, progress)
+convert(splits, root, Path(sys.argv[2]), make_target("packed", OutputFormat(quality=80), 4, None), 1, progress)
 """
 
 
 def test_a_killed_process_leaves_finished_shards_that_are_not_written_again(tree: Path, tmp_path: Path) -> None:
-    run(tree, tmp_path / "whole", "packed", Form(quality=80))
+    run(tree, tmp_path / "whole", "packed", OutputFormat(quality=80))
     cut = tmp_path / "cut"
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tree), str(cut), "10"], timeout=60)
     assert killed.returncode == -signal.SIGKILL
@@ -166,7 +168,7 @@ def test_a_killed_process_leaves_finished_shards_that_are_not_written_again(tree
     times = [path.stat().st_mtime_ns for path in finished]
     seen: list[int] = []
     splits, root = open_splits(str(tree), "auto", None, None)
-    target = make_target("packed", Form(quality=80), 4, None)
+    target = make_target("packed", OutputFormat(quality=80), 4, None)
     convert(splits, root, cut, target, 1, lambda done, total: seen.append(done))
     assert (seen[0], seen[-1]) == (8, 16)
     assert contents(cut) == contents(tmp_path / "whole")
@@ -179,10 +181,10 @@ def test_going_on_with_other_options_or_other_data_is_refused(
 ) -> None:
     destination = tmp_path / "new"
     (tree / "val" / "cat" / "015.png").write_bytes(b"torn")
-    with pytest.raises(DataError, match=r"(?s)not a picture that can be converted.*015\.png"):
+    with pytest.raises(DataError, match=r"(?s)not an image that can be converted.*015\.png"):
         run(tree, destination, "packed")
     with pytest.raises(UsageError, match=r"(?s)was begun.*form"):
-        run(tree, destination, "packed", Form(longest=30))
+        run(tree, destination, "packed", OutputFormat(longest=30))
     (tree / "val" / "cat" / "015.png").write_bytes(encode(noise(9, 9, 3, 0)))
     with pytest.raises(UsageError, match=r"(?s)was begun.*splits(.|\n)*rm -r"):
         run(tree, destination, "packed")
@@ -193,14 +195,14 @@ def test_going_on_with_other_options_or_other_data_is_refused(
 def test_going_on_where_pictures_were_encoded_otherwise_is_refused(tree: Path, tmp_path: Path, fact: str) -> None:
     """As after a change of version: half of the shards would be of one, half of the other."""
     (tree / "val" / "cat" / "015.png").write_bytes(b"torn")
-    with pytest.raises(DataError, match="not a picture"):
-        run(tree, tmp_path / "new", "packed", Form(quality=80))
+    with pytest.raises(DataError, match="not an image"):
+        run(tree, tmp_path / "new", "packed", OutputFormat(quality=80))
     [begun] = (tmp_path / ".new.converting").rglob("plan.json")
     plan = json.loads(begun.read_text())
     plan["form"].pop(fact)
     begun.write_text(json.dumps(plan))
     with pytest.raises(UsageError, match=r"(?s)was begun.*form"):
-        run(tree, tmp_path / "new", "packed", Form(quality=80))
+        run(tree, tmp_path / "new", "packed", OutputFormat(quality=80))
 
 
 def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None
     before = contents(destination)
     assert run(tree, destination, "packed").already_there
     with pytest.raises(UsageError, match="another conversion"):
-        run(tree, destination, "packed", Form(raw=True))
+        run(tree, destination, "packed", OutputFormat(raw=True))
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("x")
@@ -225,7 +227,7 @@ def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None
 
 def test_two_processes_do_not_convert_to_one_place(tree: Path, tmp_path: Path) -> None:
     splits, root = open_splits(str(tree), "auto", None, None)
-    target = make_target("packed", Form(), 4, None)
+    target = make_target("packed", OutputFormat(), 4, None)
     refused = 0
 
     def again(done: int, total: int) -> None:
@@ -239,10 +241,19 @@ def test_two_processes_do_not_convert_to_one_place(tree: Path, tmp_path: Path) -
     assert refused == 1
 
 
-@pytest.mark.parametrize("form", [Form(), Form(quality=70), Form(raw=True), Form(longest=50), Form(shortest=35)])
-def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: Form) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        OutputFormat(),
+        OutputFormat(quality=70),
+        OutputFormat(raw=True),
+        OutputFormat(longest=50),
+        OutputFormat(shortest=35),
+    ],
+)
+def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: OutputFormat) -> None:
     run(tree, tmp_path / "new", "packed", form)
-    old, new = open_source("auto", tree, "train", Data()), PackedSource(tmp_path / "new", "train")
+    old, new = open_dataset("auto", tree, "train", DataConfig()), PackedDataset(tmp_path / "new", "train")
     limited = 0
     for index in range(len(old)):
         before, after = old.sample(index), new.sample(index)
@@ -252,7 +263,7 @@ def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: Form
         factor = 1 if limit is None or side <= limit else limit / side
         limited += factor < 1
         assert (high, wide) == (round(height * factor), round(width * factor))
-        if form == Form() or (factor == 1 and not form.raw and form.quality is None):
+        if form == OutputFormat() or (factor == 1 and not form.raw and form.quality is None):
             assert after.data == before.data
         if form.raw:
             assert np.array_equal(after.data, pixels(before))
@@ -274,8 +285,8 @@ def test_grey_stays_grey_and_a_sideways_photo_is_put_upright(tmp_path: Path) -> 
         exif = Image.Exif()
         exif[0x0112] = 6
         (folder / split / "a" / "side.jpg").write_bytes(encode(noise(40, 20, 3, 1), "JPEG", exif=exif))
-    run(folder, tmp_path / "raw", "packed", Form(raw=True))
-    grey, side = (PackedSource(tmp_path / "raw", "train").sample(index).data for index in range(2))
+    run(folder, tmp_path / "raw", "packed", OutputFormat(raw=True))
+    grey, side = (PackedDataset(tmp_path / "raw", "train").sample(index).data for index in range(2))
     assert isinstance(grey, np.ndarray) and isinstance(side, np.ndarray)
     assert (grey.shape, side.shape) == ((40, 20, 1), (20, 40, 3))
     assert np.array_equal(grey, noise(40, 20, 1, 0))
@@ -286,17 +297,17 @@ def test_pixels_stay_pixels_or_become_png(tmp_path: Path, write_cifar: Callable[
     for kind in ("packed", "folder", "tar"):
         run(cifar, tmp_path / kind, kind)
         assert pictures(tmp_path / kind, "train") == pictures(cifar, "train")
-    assert isinstance(PackedSource(tmp_path / "packed", "train").sample(0).data, np.ndarray)
+    assert isinstance(PackedDataset(tmp_path / "packed", "train").sample(0).data, np.ndarray)
     assert all(path.suffix == ".png" for path in (tmp_path / "folder" / "train").rglob("*.*"))
 
 
 def features_of(root: Path, pattern: str) -> list[dict[str, object]]:
     """Every record of some shards, in order."""
-    from reconv.data.storage.local import Window
     from reconv.data.readers.tfrecord_format import read_record, record_spans
+    from reconv.data.storage.local import ReadWindow
 
     paths = sorted(root.glob(pattern))
-    return [parse_example(read_record(path, *at)) for path in paths for at in record_spans(Window(path))]
+    return [parse_example(read_record(path, *at)) for path in paths for at in record_spans(ReadWindow(path))]
 
 
 def test_records_have_labels_from_1_and_png_and_cmyk_are_repaired_and_counted(tree: Path, tmp_path: Path) -> None:
@@ -332,9 +343,9 @@ def test_training_is_shuffled_as_seed_0_says_and_validation_is_not(jpegs: Path, 
 
 
 def test_published_numbers_of_shards_are_the_default_and_more_shards_than_samples_are_refused(tree: Path) -> None:
-    assert make_target("tfrecord", Form(), None, None).num_shards == {"train": 1024, "val": 128}
+    assert make_target("tfrecord", OutputFormat(), None, None).num_shards == {"train": 1024, "val": 128}
     splits, root = open_splits(str(tree), "auto", None, None)
-    target = make_target("tfrecord", Form(), None, None)
+    target = make_target("tfrecord", OutputFormat(), None, None)
     with pytest.raises(UsageError, match="1,024 shards for 11 train samples"):
         convert(splits, root, tree.parent / "new", target, 1, lambda done, total: None)
 
@@ -362,9 +373,16 @@ def test_two_samples_with_one_name_are_noticed(tmp_path: Path) -> None:
         def fingerprint(self) -> str:
             return "twins"
 
-    twins: dict[Split, Source] = {"train": Twins()}
+    twins: dict[Split, Dataset] = {"train": Twins()}
     with pytest.raises(DataError, match="2 train samples became 1 files"):
-        convert(twins, None, tmp_path / "new", make_target("folder", Form(), None, None), 1, lambda done, total: None)
+        convert(
+            twins,
+            None,
+            tmp_path / "new",
+            make_target("folder", OutputFormat(), None, None),
+            1,
+            lambda done, total: None,
+        )
 
 
 def test_a_name_never_leads_out_of_the_tree(tmp_path: Path) -> None:
@@ -383,7 +401,7 @@ def test_a_name_never_leads_out_of_the_tree(tmp_path: Path) -> None:
         def fingerprint(self) -> str:
             return "hostile"
 
-    target = make_target("folder", Form(), None, None)
+    target = make_target("folder", OutputFormat(), None, None)
     convert({"train": Hostile(0)}, None, tmp_path / "new", target, 1, lambda done, total: None)
     assert sorted(contents(tmp_path / "new")) == ["reconv.json", "train/a/00000000.png"]
     with pytest.raises(DataError, match="cannot be a folder"):
@@ -403,7 +421,7 @@ def test_the_verb_converts_says_so_and_refuses_contradictions(
     new = tmp_path / "new"
     assert command(tree, new, "--to", "packed", "--shortest", 32, "--quality", 90, "--expect", "11,5") == 0
     assert f"packed data is complete: {new} (11 train, 5 val)" in capsys.readouterr().out
-    assert "JPEG quality 90, shortest side at most 32" in PackedSource(new, "train").origin
+    assert "JPEG quality 90, shortest side at most 32" in PackedDataset(new, "train").origin
     assert command(tree, new, "--to", "packed", "--shortest", 32, "--quality", 90) == 0
     assert "was there already" in capsys.readouterr().out
     assert command("digits", tmp_path / "records", "--to", "tfrecord", "--shards", "3,2") == 0
@@ -432,15 +450,15 @@ def test_the_verb_converts_says_so_and_refuses_contradictions(
 
 
 def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path: Path) -> None:
-    from reconv.data.pipeline.sample_pipeline import make_fetch
+    from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
     from reconv.recipe.data_fields import Preprocess
 
-    run(tree, tmp_path / "new", "packed", Form(raw=True))
+    run(tree, tmp_path / "new", "packed", OutputFormat(raw=True))
     rows = []
     for root in (tree, tmp_path / "new"):
         images, targets = np.empty((11, 3, 24, 24), np.uint8), np.empty(11, np.int64)
         preprocess = Preprocess(size=24, resize=28)
-        fetch = make_fetch(open_source("auto", root, "train", Data()), preprocess, None)
+        fetch = make_sample_pipeline(open_dataset("auto", root, "train", DataConfig()), preprocess, None)
         fetch(np.arange(11), None, {"images": images, "targets": targets})
         rows.append((images, targets))
     assert np.array_equal(rows[0][0], rows[1][0])
@@ -449,6 +467,6 @@ def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path
 
 def test_records_are_read_back_by_the_reader_of_records(jpegs: Path, tmp_path: Path) -> None:
     run(jpegs, tmp_path / "new", "tfrecord")
-    source = open_source("tfrecord", tmp_path / "new", "val", Data())
+    source = open_dataset("tfrecord", tmp_path / "new", "val", DataConfig())
     assert source.kind == TFRECORD.kind
     assert [source.sample(index).target for index in range(5)] == [0, 0, 1, 1, 2]

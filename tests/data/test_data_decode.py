@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from reconv.data.transforms.random_params import draw_crops, draw_flips, pad_crop, resized_box
 from reconv.data.decode.decode import decode, host_eval, shorter_side, train_preprocess
+from reconv.data.transforms.random_params import draw_crops, draw_flips, pad_crop, resized_box
 from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
 COLOUR = np.stack([GRADIENT, 255 - GRADIENT, np.full_like(GRADIENT, 90)], axis=2)
@@ -84,7 +84,7 @@ def test_a_damaged_file_is_a_data_error_with_its_path() -> None:
         "truncated.jpg": whole[: len(whole) // 2],
         "truncated.png": png[: len(png) // 2],
         "header.png": png[:20],
-        "text.jpg": b"this is no picture",
+        "text.jpg": b"this is no image",
         "empty.jpg": b"",
         "script.eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
     }
@@ -107,7 +107,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(side: int) -> None
 def test_evaluation_resizes_the_shorter_side_and_takes_the_centre() -> None:
     for (height, width), interpolation in (((90, 140), "bilinear"), ((200, 64), "bicubic"), ((40, 41), "nearest")):
         image = noise(height, width, 3, 1)
-        preprocess = Preprocess(size=32, resize=40, interpolation=interpolation)  # type: ignore[arg-type]
+        preprocess = PreprocessConfig(size=32, resize=40, interpolation=interpolation)  # type: ignore[arg-type]
         scaled = (40 * width // min(width, height), 40 * height // min(width, height))
         whole = Image.fromarray(image).resize(scaled, getattr(Image.Resampling, interpolation.upper()))
         left, top = round((scaled[0] - 32) / 2), round((scaled[1] - 32) / 2)
@@ -118,11 +118,11 @@ def test_evaluation_resizes_the_shorter_side_and_takes_the_centre() -> None:
 def test_extreme_and_tiny_pictures_still_become_squares() -> None:
     for shape in ((1, 1), (1, 5000), (5000, 1), (3, 2)):
         for resize in (None, 40):
-            preprocess = Preprocess(size=32, resize=resize)
+            preprocess = PreprocessConfig(size=32, resize=resize)
             image = np.full((*shape, 3), 77, np.uint8)
             assert np.array_equal(host_eval(image, preprocess), np.full((3, 32, 32), 77))
             for crop in ("none", "pad", "resized"):
-                augment = Augment(crop=crop, pad=0)  # type: ignore[arg-type]
+                augment = AugmentConfig(crop=crop, pad=0)  # type: ignore[arg-type]
                 draws = draw_crops(augment, 0, np.array([5], np.int64))[0]
                 assert np.array_equal(host_train(image, preprocess, augment, draws), np.full((3, 32, 32), 77))
 
@@ -130,14 +130,14 @@ def test_extreme_and_tiny_pictures_still_become_squares() -> None:
 def test_an_image_of_the_right_size_is_untouched() -> None:
     image = noise(32, 32, 3, 2)
     for resize in (None, 32):
-        assert np.array_equal(host_eval(image, Preprocess(size=32, resize=resize)), image.transpose(2, 0, 1))
-    grey = host_eval(image, Preprocess(size=32, resize=None, channels=1, mean=(0.5,), std=(0.5,)))
+        assert np.array_equal(host_eval(image, PreprocessConfig(size=32, resize=resize)), image.transpose(2, 0, 1))
+    grey = host_eval(image, PreprocessConfig(size=32, resize=None, channels=1, mean=(0.5,), std=(0.5,)))
     assert np.array_equal(grey[0], np.asarray(Image.fromarray(image).convert("L")))
 
 
 @given(width=st.integers(1, 700), height=st.integers(1, 700), position=st.integers(0, 2**40))
 def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position: int) -> None:
-    augment = Augment(crop="resized")
+    augment = AugmentConfig(crop="resized")
     draws = draw_crops(augment, 0, np.array([position], np.int64))[0]
     left, top, right, bottom = resized_box(width, height, draws, augment)
     assert 0 <= left < right <= width
@@ -145,7 +145,7 @@ def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position:
 
 
 def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
-    augment = Augment(crop="resized", area=(0.2, 0.8), ratio=(0.5, 2.0))
+    augment = AugmentConfig(crop="resized", area=(0.2, 0.8), ratio=(0.5, 2.0))
     draws = draw_crops(augment, 0, np.arange(4000, dtype=np.int64))
     boxes = np.array([resized_box(1000, 1000, row, augment) for row in draws])
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
@@ -157,7 +157,7 @@ def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
     assert abs(np.log(ratios).mean()) < 0.03
     assert ratios.min() > 0.49
     assert ratios.max() < 2.04
-    fixed = resized_box(640, 480, draws[0], Augment(area=(1.0, 1.0), ratio=(640 / 480, 640 / 480)))
+    fixed = resized_box(640, 480, draws[0], AugmentConfig(area=(1.0, 1.0), ratio=(640 / 480, 640 / 480)))
     assert fixed == (0, 0, 640, 480)
 
 
@@ -165,41 +165,43 @@ def test_more_attempts_find_a_box_where_ten_do_not() -> None:
     positions = np.arange(300, dtype=np.int64)
     missed = {}
     for attempts in (10, 100):
-        augment = Augment(area=(0.05, 1.0), attempts=attempts, fallback="whole")
+        augment = AugmentConfig(area=(0.05, 1.0), attempts=attempts, fallback="whole")
         boxes = [resized_box(90, 1000, row, augment) for row in draw_crops(augment, 0, positions)]
         missed[attempts] = sum(box == (0, 0, 90, 1000) for box in boxes)
     assert missed[10] > 100
     assert missed[100] < missed[10] / 10
     # Without a fitting box: the largest centred one, or the whole image.
     never = np.full(22, 0.999)
-    assert resized_box(90, 1000, never, Augment()) == (0, 440, 90, 560)
-    assert resized_box(90, 1000, never, Augment(fallback="whole")) == (0, 0, 90, 1000)
+    assert resized_box(90, 1000, never, AugmentConfig()) == (0, 440, 90, 560)
+    assert resized_box(90, 1000, never, AugmentConfig(fallback="whole")) == (0, 0, 90, 1000)
 
 
 def test_the_side_before_the_centre_crop_follows_the_rule() -> None:
-    sides = [shorter_side(Preprocess(size=size, resize="auto-ratio")) for size in (224, 380, 32, 288)]
+    sides = [shorter_side(PreprocessConfig(size=size, resize="auto-ratio")) for size in (224, 380, 32, 288)]
     assert sides == [256, 434, 36, 329]
-    assert shorter_side(Preprocess(size=380, resize="auto-plus32")) == 412
-    assert shorter_side(Preprocess()) == 256
-    assert shorter_side(Preprocess(resize=None)) is None
+    assert shorter_side(PreprocessConfig(size=380, resize="auto-plus32")) == 412
+    assert shorter_side(PreprocessConfig()) == 256
+    assert shorter_side(PreprocessConfig(resize=None)) is None
     image = noise(90, 140, 3, 1)
     for rule, side in (("auto-ratio", 36), ("auto-plus32", 64)):
-        by_rule = host_eval(image, Preprocess(size=32, resize=rule))  # type: ignore[arg-type]
-        assert np.array_equal(by_rule, host_eval(image, Preprocess(size=32, resize=side)))
+        by_rule = host_eval(image, PreprocessConfig(size=32, resize=rule))  # type: ignore[arg-type]
+        assert np.array_equal(by_rule, host_eval(image, PreprocessConfig(size=32, resize=side)))
 
 
 def test_training_at_another_size_keeps_the_share_of_the_image_shown() -> None:
-    spec = train_preprocess(Preprocess(size=224, resize=256), Augment(interpolation="bicubic"), 112)
+    spec = train_preprocess(PreprocessConfig(size=224, resize=256), AugmentConfig(interpolation="bicubic"), 112)
     assert (spec.size, spec.resize, spec.interpolation) == (112, 128, "bicubic")
-    assert train_preprocess(Preprocess(size=224, resize=None), Augment(), 112).resize is None
-    assert train_preprocess(Preprocess(size=224, resize="auto-plus32"), Augment(), 112).resize == "auto-plus32"
-    assert train_preprocess(Preprocess(), Augment(), 224) == Preprocess()
+    assert train_preprocess(PreprocessConfig(size=224, resize=None), AugmentConfig(), 112).resize is None
+    assert (
+        train_preprocess(PreprocessConfig(size=224, resize="auto-plus32"), AugmentConfig(), 112).resize == "auto-plus32"
+    )
+    assert train_preprocess(PreprocessConfig(), AugmentConfig(), 224) == PreprocessConfig()
 
 
 def test_the_interpolation_of_training_is_its_own() -> None:
     image = noise(60, 60, 3, 3)
-    augment = Augment(area=(1.0, 1.0), ratio=(1.0, 1.0), interpolation="nearest")
-    spec = train_preprocess(Preprocess(size=32), augment, 32)
+    augment = AugmentConfig(area=(1.0, 1.0), ratio=(1.0, 1.0), interpolation="nearest")
+    spec = train_preprocess(PreprocessConfig(size=32), augment, 32)
     draws = draw_crops(augment, 0, np.array([3], np.int64))[0]
     whole = Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST)
     assert np.array_equal(host_train(image, spec, augment, draws), np.asarray(whole).transpose(2, 0, 1))
@@ -217,7 +219,7 @@ def test_pad_crop_shifts_the_image_and_fills_with_black() -> None:
 
 
 def test_pad_crops_reach_every_shift_equally_often() -> None:
-    augment = Augment(crop="pad", pad=1)
+    augment = AugmentConfig(crop="pad", pad=1)
     draws = draw_crops(augment, 0, np.arange(9000, dtype=np.int64))
     image = np.arange(1, 10, dtype=np.uint8).reshape(1, 1, 3, 3)
     crops = pad_crop(np.repeat(image, 9000, axis=0), draws, 1)
@@ -228,8 +230,8 @@ def test_pad_crops_reach_every_shift_equally_often() -> None:
 
 def test_flips_follow_their_share_and_depend_on_position_alone() -> None:
     positions = np.arange(10_000, dtype=np.int64)
-    flips = draw_flips(Augment(flip=0.3), 1, positions)
+    flips = draw_flips(AugmentConfig(flip=0.3), 1, positions)
     assert abs(flips.mean() - 0.3) < 0.02
-    assert np.array_equal(draw_flips(Augment(flip=0.3), 1, positions[17:40]), flips[17:40])
-    assert not draw_flips(Augment(flip=0), 1, positions).any()
-    assert draw_flips(Augment(flip=1), 1, positions).all()
+    assert np.array_equal(draw_flips(AugmentConfig(flip=0.3), 1, positions[17:40]), flips[17:40])
+    assert not draw_flips(AugmentConfig(flip=0), 1, positions).any()
+    assert draw_flips(AugmentConfig(flip=1), 1, positions).all()

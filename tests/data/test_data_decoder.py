@@ -17,19 +17,19 @@ from jpeg_examples import encoded, photograph
 import reconv
 from reconv.checkpoint.store import Store
 from reconv.data.decode import native
-from reconv.data.transforms.random_params import draw_crops
-from reconv.data.pipeline.data_loader import TrainLoader
 from reconv.data.decode.native import Here, choose_decoder
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.transforms.random_params import draw_crops
 from reconv.data.transforms.train_sample import host_train
-from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError, RecipeError
-from reconv.recipe.data_fields import Augment, Data, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
-SPEC = Preprocess(size=32)
+SPEC = PreprocessConfig(size=32)
 FAST, SLOW, NONE = Here("", True), Here("", False), Here("it was not compiled", False)
-NATIVE, PLAIN = Augment(decoder="native"), Augment(decoder="plain")
+NATIVE, PLAIN = AugmentConfig(decoder="native"), AugmentConfig(decoder="plain")
 compiled = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 
 
@@ -60,7 +60,7 @@ def test_crops_of_jpeg_files_differ_a_little_and_all_others_not_at_all() -> None
 def test_a_file_that_does_not_decode_is_the_same_error_by_both() -> None:
     [draws] = draw_crops(NATIVE, 3, np.arange(1))
     whole = encoded(photograph(64, 64))
-    for data in (whole[: len(whole) // 2], b"no picture", b""):
+    for data in (whole[: len(whole) // 2], b"no image", b""):
         said = []
         for augment in (NATIVE, PLAIN):
             with pytest.raises(DataError) as caught:
@@ -71,12 +71,12 @@ def test_a_file_that_does_not_decode_is_the_same_error_by_both() -> None:
 
 @marked
 def test_batches_of_the_compiled_decoder_do_not_depend_on_workers(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     made = []
     for workers in (0, 1, 3):
         recipe = Recipe(
-            data=Data(preprocess=SPEC, tail="wrap", workers=workers),
-            batch=BatchSizes(size=4, group="all"),
+            data=DataConfig(preprocess=SPEC, tail="wrap", workers=workers),
+            batch=BatchConfig(size=4, group="all"),
         )
         facts = Facts(len(source), 1, 3, source="folder", decoder="native")
         loader = TrainLoader(source, recipe, make_plan(recipe, facts), lambda tensor: tensor)
@@ -180,10 +180,10 @@ assert native.choose_decoder("auto") == "plain"
 import numpy as np
 from reconv.data.transforms.random_params import draw_crops
 from reconv.data.transforms.train_sample import host_train
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 data = next(Path({str(tree)!r}).rglob("*.JPEG")).read_bytes()
-[draws] = draw_crops(Augment(), 0, np.arange(1))
-assert host_train(data, Preprocess(size=16), Augment(), draws).shape == (3, 16, 16)
+[draws] = draw_crops(AugmentConfig(), 0, np.arange(1))
+assert host_train(data, PreprocessConfig(size=16), AugmentConfig(), draws).shape == (3, 16, 16)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
@@ -32,7 +32,7 @@ def test_a_renamed_cifar_folder_is_known_by_its_files(tmp_path: Path, write_cifa
     folder = write_cifar(tmp_path, "cifar100", "python").rename(tmp_path / "mine")
     found = detect(folder)
     assert (found.kind, found.why) == ("cifar100", "it has train and meta")
-    source = open_source("auto", folder, "val", Data())
+    source = open_dataset("auto", folder, "val", DataConfig())
     assert source.kind == "cifar100"
     assert "it has train and meta" in source.origin
 
@@ -40,7 +40,7 @@ def test_a_renamed_cifar_folder_is_known_by_its_files(tmp_path: Path, write_cifa
 def test_an_image_tree_is_found_at_the_path_and_below(tree: Path) -> None:
     assert (detect(tree).kind, detect(tree).path) == ("folder", tree)
     assert detect(tree.parent).path == tree
-    assert len(open_source("auto", tree.parent, "val", Data())) == 5
+    assert len(open_dataset("auto", tree.parent, "val", DataConfig())) == 5
 
 
 def test_binary_is_preferred_where_both_forms_are(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
@@ -68,7 +68,7 @@ def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: 
     (tmp_path / "empty").mkdir()
     (tmp_path / "cifar.tar.gz").touch()
     (tmp_path / "notes.txt").touch()
-    (tmp_path / "other" / "pictures").mkdir(parents=True)
+    (tmp_path / "other" / "images").mkdir(parents=True)
     write_cifar(tmp_path / "ten", "cifar10", "binary")
     cases = [
         ("missing", "auto", "no such folder", "reconv data get cifar10"),
@@ -92,20 +92,20 @@ def test_pictures_in_no_layout_are_told_how_to_be_sorted(tmp_path: Path, place: 
     (tmp_path / place).touch()
     with pytest.raises(DataError, match="no data recognised") as caught:
         detect(tmp_path)
-    assert f"pictures ({place})" in caught.value.why and "train/CLASS/" in caught.value.why
+    assert f"images ({place})" in caught.value.why and "train/CLASS/" in caught.value.why
     with pytest.raises(DataError) as caught:
         detect(tmp_path, "cifar10")
-    assert "pictures" not in caught.value.why
+    assert "images" not in caught.value.why
 
 
 def test_no_path_at_all_says_what_to_type() -> None:
     with pytest.raises(DataError, match="no data folder given for cifar100") as caught:
-        open_source("cifar100", None, "train", Data())
+        open_dataset("cifar100", None, "train", DataConfig())
     assert "reconv data get cifar100" in caught.value.then
 
 
 def test_a_tree_without_validation_says_so(tree: Path) -> None:
     (tree / "val").rename(tree / "holdout")
-    assert len(open_source("auto", tree, "train", Data())) == 11
+    assert len(open_dataset("auto", tree, "train", DataConfig())) == 11
     with pytest.raises(DataError, match="no val/ or validation/"):
-        open_source("auto", tree, "val", Data())
+        open_dataset("auto", tree, "val", DataConfig())

@@ -1,4 +1,4 @@
-"""Boxes drawn on pictures."""
+"""Boxes drawn on images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reconv.data.inspect.draw_boxes import BAD, GOOD, DrawnBox, class_colour, dr
 def _pixels(*boxes: DrawnBox, size: tuple[int, int] = (100, 80), mode: str = "RGB") -> np.ndarray:
     before = Image.new(mode, size)
     drawn = draw_boxes(before, boxes)
-    assert before.getextrema() in ((0, 0), ((0, 0),) * 3)  # the picture given is not changed
+    assert before.getextrema() in ((0, 0), ((0, 0),) * 3)  # the image given is not changed
     assert (drawn.mode, drawn.size) == ("RGB", size)
     return np.asarray(drawn)
 

@@ -16,23 +16,23 @@ from jpeg_examples import encoded, photograph
 from PIL import Image
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.data.pipeline.gpu_decoder import EngineRows
-from reconv.data.pipeline.bad_samples import Fault, Faults
-from reconv.data.pipeline.gpu_decode import is_of_device
+from reconv.batch import Batch
+from reconv.data.pipeline.bad_samples import BadSample, BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.pipeline.process_pool import Processes
 from reconv.data.pipeline.decode_balance import balanced, measured_share
-from reconv.data.readers.folder import FolderSource
-from reconv.data.pipeline.thread_pool import Threads, Workers
+from reconv.data.pipeline.gpu_decode import is_of_device
+from reconv.data.pipeline.gpu_decoder import GpuDecoder
+from reconv.data.pipeline.process_pool import ProcessPool
+from reconv.data.pipeline.thread_pool import ThreadPool, Workers
+from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, RecipeError
 from reconv.kernels.crop.ops import Box, crop_plainly
-from reconv.recipe.data_fields import Augment, Data, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
 SIZE = 48
-SPEC = Preprocess(size=SIZE, resize=SIZE)
+SPEC = PreprocessConfig(size=SIZE, resize=SIZE)
 ODD = {3: "PNG", 5: "grey", 8: "progressive", 9: "large"}  # what the engine is not given, by index
 NUM = 14
 BRIGHTER = 3  # what this engine adds, so that one sees whose a row is
@@ -64,7 +64,7 @@ class PillowEngine:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> FolderSource:
+def source(tmp_path: Path) -> FolderDataset:
     folder = tmp_path / "tree" / "train" / "ant"
     folder.mkdir(parents=True)
     for number in range(NUM):
@@ -81,39 +81,39 @@ def source(tmp_path: Path) -> FolderSource:
         (folder / f"{number:02}.jpg").write_bytes(data)
     (tmp_path / "tree" / "val" / "ant").mkdir(parents=True)
     (tmp_path / "tree" / "val" / "ant" / "0.jpg").write_bytes(encoded(photograph(60, 60)))
-    return FolderSource(tmp_path / "tree", "train")
+    return FolderDataset(tmp_path / "tree", "train")
 
 
 @contextmanager
-def opened(engine: PillowEngine | None) -> Iterator[EngineRows | None]:
-    rows = None if engine is None else EngineRows(engine)
+def opened(engine: PillowEngine | None) -> Iterator[GpuDecoder | None]:
+    rows = None if engine is None else GpuDecoder(engine)
     yield rows
     if rows is not None:
         rows.close()
 
 
 def stream(
-    source: FolderSource,
+    source: FolderDataset,
     engine: PillowEngine | None,
     share: float = 0.5,
     *,
     start: int = 0,
     stop: int = 5,
     workers: Workers | None = None,
-    faults: Faults | None = None,
+    faults: BadSamples | None = None,
     micro: int = 8,
-    world: int = 1,
+    process_group: int = 1,
 ) -> list[Batch]:
     """Steps of eight rows, the ranks' micro-batches after each other."""
     recipe = Recipe(
         seed=3,
-        data=Data(preprocess=SPEC, tail="wrap", workers=2),
-        augment=Augment(decoder="plain"),
-        batch=BatchSizes(size=8, group=4, micro=micro // world),
+        data=DataConfig(preprocess=SPEC, tail="wrap", workers=2),
+        augment=AugmentConfig(decoder="plain"),
+        batch=BatchConfig(size=8, group=4, micro=micro // process_group),
     )
-    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=world)), gpu_share=share)
+    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=process_group)), gpu_share=share)
     found = []
-    for rank in range(world):
+    for rank in range(process_group):
         with opened(engine) as rows:
             loader = TrainLoader(source, recipe, plan, lambda t: t, rank, faults, shared=workers, engine=rows)
             found += [
@@ -139,7 +139,7 @@ def test_the_share_is_evenly_spread_by_position_and_exact() -> None:
     assert not is_of_device(np.arange(100), 0.0).any()
 
 
-def test_handed_rows_are_the_engines_and_all_others_are_the_hosts(source: FolderSource) -> None:
+def test_handed_rows_are_the_engines_and_all_others_are_the_hosts(source: FolderDataset) -> None:
     engine = PillowEngine()
     with_engine, without = stream(source, engine), stream(source, None)
     assert with_engine[0].tensors.keys() == without[0].tensors.keys()
@@ -154,22 +154,22 @@ def test_handed_rows_are_the_engines_and_all_others_are_the_hosts(source: Folder
     assert (joined(with_engine, "images")[~wanted] == joined(without, "images")[~wanted]).all()
 
 
-def test_workers_ranks_micro_batches_and_a_resume_change_nothing(source: FolderSource) -> None:
+def test_workers_ranks_micro_batches_and_a_resume_change_nothing(source: FolderDataset) -> None:
     expected = stream(source, PillowEngine())
     for num_workers in (1, 3):
-        workers = Threads(num_workers)
+        workers = ThreadPool(num_workers)
         assert same(stream(source, PillowEngine(), workers=workers), expected)
         workers.close()
-    processes = Processes(1)
+    processes = ProcessPool(1)
     assert same(stream(source, PillowEngine(), workers=processes), expected)
     processes.close()
     assert same(stream(source, PillowEngine(), micro=4), expected)
-    assert same(stream(source, PillowEngine(), world=2), expected)
+    assert same(stream(source, PillowEngine(), process_group=2), expected)
     later = stream(source, PillowEngine(), start=2)
     assert same(later, expected[-len(later) :]) and len(later) == 3
 
 
-def test_what_the_engine_does_not_take_is_made_by_the_host(source: FolderSource) -> None:
+def test_what_the_engine_does_not_take_is_made_by_the_host(source: FolderDataset) -> None:
     refused = [source.sample(index).data for index in (0, 1, 2)]
     found = stream(source, PillowEngine(refused))  # type: ignore[arg-type]
     engine, host = stream(source, PillowEngine()), stream(source, None)
@@ -179,29 +179,29 @@ def test_what_the_engine_does_not_take_is_made_by_the_host(source: FolderSource)
     assert torch.equal(joined(found, "images")[~back], joined(engine, "images")[~back])
 
 
-def test_a_bad_file_is_the_hosts_to_judge_and_its_neighbours_stay_the_engines(source: FolderSource) -> None:
+def test_a_bad_file_is_the_hosts_to_judge_and_its_neighbours_stay_the_engines(source: FolderDataset) -> None:
     whole = stream(source, PillowEngine(), 1.0)
     broken = Path(source.path(4))
-    broken.write_bytes(b"no picture")
+    broken.write_bytes(b"no image")
     with pytest.raises(DataError) as caught:
         stream(source, PillowEngine(), 1.0)
     assert caught.value.where == str(broken)
     runs = []
     for num_workers in (1, 4):
-        told: list[Fault] = []
-        workers = Threads(num_workers)
-        runs.append(stream(source, PillowEngine(), 1.0, workers=workers, faults=Faults(3, told.append)))
+        told: list[BadSample] = []
+        workers = ThreadPool(num_workers)
+        runs.append(stream(source, PillowEngine(), 1.0, workers=workers, faults=BadSamples(3, told.append)))
         workers.close()
         assert [fault.path for fault in told] == [str(broken)]
     assert same(*runs)
     replaced = joined(whole, "indices") == 4
     assert replaced.any() and not torch.isin(joined(runs[0], "indices"), torch.tensor([4])).any()
     assert torch.equal(joined(runs[0], "images")[~replaced], joined(whole, "images")[~replaced])
-    by_host = stream(source, None, faults=Faults(3))
+    by_host = stream(source, None, faults=BadSamples(3))
     assert torch.equal(joined(runs[0], "images")[replaced], joined(by_host, "images")[replaced])
 
 
-def test_an_engine_that_fails_ends_the_run(source: FolderSource) -> None:
+def test_an_engine_that_fails_ends_the_run(source: FolderDataset) -> None:
     class Broken(PillowEngine):
         def crops(self, *_: object, **__: object) -> tuple[Tensor, list[int]]:
             raise torch.OutOfMemoryError("no memory")
@@ -216,29 +216,29 @@ def test_a_share_is_balanced_by_what_each_side_takes() -> None:
     assert balanced(host_s=1e-6, handing_s=0, engine_s=1) == 1 / 16
 
 
-def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothing(source: FolderSource) -> None:
-    augment = Augment(decoder="plain")
+def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothing(source: FolderDataset) -> None:
+    augment = AugmentConfig(decoder="plain")
     share = measured_share(source, SPEC, augment, PillowEngine(), workers=2, seed=0)
     assert share * 16 in range(1, 16)
-    with pytest.raises(RecipeError, match="none of the pictures"):
-        measured_share(source, Preprocess(size=8, resize=8), augment, PillowEngine(), workers=2, seed=0)
+    with pytest.raises(RecipeError, match="none of the images"):
+        measured_share(source, PreprocessConfig(size=8, resize=8), augment, PillowEngine(), workers=2, seed=0)
 
 
-def test_a_share_is_measured_without_bad_files_which_a_run_may_bear(source: FolderSource) -> None:
+def test_a_share_is_measured_without_bad_files_which_a_run_may_bear(source: FolderDataset) -> None:
     whole, without = PillowEngine(), PillowEngine()
-    measured_share(source, SPEC, Augment(decoder="plain"), whole, workers=2, seed=0)
-    Path(source.path(4)).write_bytes(b"no picture")
-    measured_share(source, SPEC, Augment(decoder="plain"), without, workers=2, seed=0)
+    measured_share(source, SPEC, AugmentConfig(decoder="plain"), whole, workers=2, seed=0)
+    Path(source.path(4)).write_bytes(b"no image")
+    measured_share(source, SPEC, AugmentConfig(decoder="plain"), without, workers=2, seed=0)
     assert 0 < without.num_files < whole.num_files
 
 
-def evaluated(source: FolderSource, engine: PillowEngine | None, faults: Faults | None = None) -> list[Batch]:
+def evaluated(source: FolderDataset, engine: PillowEngine | None, faults: BadSamples | None = None) -> list[Batch]:
     with opened(engine) as rows:
         loader = EvalLoader(source, SPEC, 4, lambda t: t, 2, faults=faults, engine=rows)
         return [batch.map(torch.clone) for batch in loader]
 
 
-def test_evaluation_is_the_engines_where_files_are_for_it_and_near_the_hosts(source: FolderSource) -> None:
+def test_evaluation_is_the_engines_where_files_are_for_it_and_near_the_hosts(source: FolderDataset) -> None:
     engine = PillowEngine()
     found, expected = evaluated(source, engine), evaluated(source, None)
     assert torch.equal(joined(found, "indices"), torch.arange(NUM)) and engine.num_files == NUM - len(ODD)
@@ -248,12 +248,12 @@ def test_evaluation_is_the_engines_where_files_are_for_it_and_near_the_hosts(sou
         assert (apart[index] - extra).abs().max() <= (0 if index in ODD else 1)
 
 
-def test_evaluation_leaves_bad_files_out_and_keeps_the_others_rows(source: FolderSource) -> None:
+def test_evaluation_leaves_bad_files_out_and_keeps_the_others_rows(source: FolderDataset) -> None:
     whole = evaluated(source, PillowEngine())
-    Path(source.path(5)).write_bytes(b"no picture")
+    Path(source.path(5)).write_bytes(b"no image")
     refused = [source.sample(6).data]
-    found = evaluated(source, PillowEngine(refused), Faults(1))  # type: ignore[arg-type]
-    host = evaluated(source, None, Faults(1))
+    found = evaluated(source, PillowEngine(refused), BadSamples(1))  # type: ignore[arg-type]
+    host = evaluated(source, None, BadSamples(1))
     indices = joined(found, "indices")
     assert indices.tolist() == [index for index in range(NUM) if index != 5]
     same_rows = indices[indices != 6]

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.data.readers.detect import detect
+from reconv.data.dataset import Dataset, Split
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.readers.factory import open_source
-from reconv.data.dataset import Source, Split
-from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.detect import detect
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.tfrecord_format import encode_example, write_records
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Augment, Data, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
 FORMATS = ("tfrecord", "tar", "csv")
-PREPROCESS = Preprocess(size=24, resize=28)
+PREPROCESS = PreprocessConfig(size=24, resize=28)
 NUM_SHARDS = 2
 
 
@@ -33,7 +33,7 @@ def rewritten(tree: Path, kind: str) -> Path:
     root = tree.parent / kind
     lines = ["file,label,split"]
     for split, name in (("train", "train"), ("val", "validation")):
-        source = FolderSource(tree, split)  # type: ignore[arg-type]
+        source = FolderDataset(tree, split)  # type: ignore[arg-type]
         rows = [(source.sample(i), source.class_names[source.sample(i).target], i) for i in range(len(source))]
         (root / name).mkdir(parents=True, exist_ok=True)
         cut = len(rows) // NUM_SHARDS + 1
@@ -73,13 +73,13 @@ def rewritten(tree: Path, kind: str) -> Path:
 def recipe_of(workers: int) -> Recipe:
     return Recipe(
         seed=5,
-        data=Data(preprocess=PREPROCESS, tail="wrap", workers=workers),
-        augment=Augment(crop="resized"),
-        batch=BatchSizes(size=6, group=3, micro=3),
+        data=DataConfig(preprocess=PREPROCESS, tail="wrap", workers=workers),
+        augment=AugmentConfig(crop="resized"),
+        batch=BatchConfig(size=6, group=3, micro=3),
     )
 
 
-def batches(source: Source, workers: int, start: int = 0, world_size: int = 1) -> list[dict[str, Tensor]]:
+def batches(source: Dataset, workers: int, start: int = 0, world_size: int = 1) -> list[dict[str, Tensor]]:
     """The global batches of the steps [start, 4), ranks and micro-batches joined."""
     recipe = recipe_of(workers)
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names), world_size=world_size))
@@ -95,10 +95,10 @@ def equal(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_gives_the_bytes_of_the_folder_for_any_workers_ranks_and_first_step(tree: Path, kind: str) -> None:
-    expected = batches(FolderSource(tree, "train"), 0)
+    expected = batches(FolderDataset(tree, "train"), 0)
     root = rewritten(tree, kind)
     assert detect(root).kind == kind
-    source = open_source("auto", root, "train", Data())
+    source = open_dataset("auto", root, "train", DataConfig())
     assert source.class_names == ("ant", "bee", "cat")
     for workers in (0, 1, 2, 8):
         assert equal(batches(source, workers), expected)
@@ -109,7 +109,7 @@ def test_every_format_gives_the_bytes_of_the_folder_for_any_workers_ranks_and_fi
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format_is_evaluated_once_a_sample(tree: Path, kind: str) -> None:
     root = rewritten(tree, kind)
-    for source in (FolderSource(tree, "val"), open_source(kind, root, "val", Data())):
+    for source in (FolderDataset(tree, "val"), open_dataset(kind, root, "val", DataConfig())):
         loaded = list(EvalLoader(source, PREPROCESS, 2, lambda t: t, 2))
         assert torch.cat([batch["indices"] for batch in loaded]).tolist() == list(range(5))
         assert torch.cat([batch["targets"] for batch in loaded]).tolist() == [0, 0, 1, 1, 2]
@@ -119,9 +119,9 @@ def test_every_format_is_evaluated_once_a_sample(tree: Path, kind: str) -> None:
 def test_a_fingerprint_is_the_same_after_a_move_and_another_after_a_change(tree: Path, kind: str) -> None:
     root = rewritten(tree, kind)
     splits: tuple[Split, ...] = ("train", "val")
-    before = [open_source("auto", root, split, Data()).fingerprint() for split in splits]
+    before = [open_dataset("auto", root, split, DataConfig()).fingerprint() for split in splits]
     moved = root.rename(root.with_name("moved"))
-    assert [open_source("auto", moved, split, Data()).fingerprint() for split in splits] == before
+    assert [open_dataset("auto", moved, split, DataConfig()).fingerprint() for split in splits] == before
     assert before[0] != before[1]
     if kind == "csv":
         table = moved / "list.csv"
@@ -131,7 +131,7 @@ def test_a_fingerprint_is_the_same_after_a_move_and_another_after_a_change(tree:
         swapped = first.read_bytes()
         first.write_bytes(second.read_bytes())
         second.write_bytes(swapped)
-    assert open_source("auto", moved, "train", Data()).fingerprint() != before[0]
+    assert open_dataset("auto", moved, "train", DataConfig()).fingerprint() != before[0]
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
@@ -141,7 +141,7 @@ def test_a_bad_checksum_ends_the_epoch_with_its_place_for_any_workers(tree: Path
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    source = open_source("auto", root, "train", Data())
+    source = open_dataset("auto", root, "train", DataConfig())
     with pytest.raises(DataError, match="wrong checksum") as caught:
         batches(source, workers)
     assert caught.value.code == Exit.DATA

@@ -18,9 +18,9 @@ from box_examples import write_coco
 
 from reconv.cli import main
 from reconv.data.download_dataset import DATA_SETS, Archive, DataSet, fetch_archive, fetch_data_set, get
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, Exit, ResourceError, UsageError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 
 def tar_of(files: dict[str, bytes]) -> bytes:
@@ -248,7 +248,7 @@ def test_coco_is_three_archives_in_one_folder_that_can_be_trained_on(
     assert got.path == tmp_path / "d" / "coco2017" and not got.already_there
     assert sorted(path.name for path in got.path.iterdir()) == ["annotations", "train2017", "val2017"]
     assert server.behaviour.ranges == [None, "bytes=100-", "bytes=140-", None, None]
-    source = open_source("auto", tmp_path / "d", "train", Data(), boxes=True)
+    source = open_dataset("auto", tmp_path / "d", "train", DataConfig(), boxes=True)
     assert len(source) == 1 and source.class_names == ("person",)
 
 

@@ -14,9 +14,9 @@ import pytest
 from data_examples import encode, noise
 
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, Exit, UsageError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 DATASETS = """
 import base64, json
@@ -83,7 +83,7 @@ def save(root: Path, splits: dict[str, int], names: dict[str, list[str]] | None 
 def test_a_saved_data_set_is_found_and_its_pictures_stay_encoded(tmp_path: Path, val: str) -> None:
     root = save(tmp_path / "set", {"train": 5, val: 2})
     assert (detect(root).kind, detect(root).why) == ("hf", "it has dataset_dict.json")
-    train, source = (open_source("auto", root, split, Data()) for split in ("train", "val"))  # type: ignore[arg-type]
+    train, source = (open_dataset("auto", root, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train), len(source)) == (5, 2)
     assert train.class_names == ("ant", "bee")
     assert [train.sample(index).target for index in range(5)] == [0, 1, 0, 1, 0]
@@ -102,7 +102,7 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent)])
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
     with pytest.raises(UsageError, match="not installed here: datasets") as caught:
-        open_source("auto", root, "train", Data())
+        open_dataset("auto", root, "train", DataConfig())
     assert caught.value.code == Exit.USAGE
     assert caught.value.then == "pip install 'reconv[hf]'"
 
@@ -111,20 +111,20 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(
 def test_what_does_not_fit_is_a_data_error_that_says_what_there_is(tmp_path: Path) -> None:
     root = save(tmp_path / "a", {"train": 2})
     with pytest.raises(DataError, match=r"no split validation or val or test(.|\n)*it has train"):
-        open_source("auto", root, "val", Data())
+        open_dataset("auto", root, "val", DataConfig())
     root = save(tmp_path / "b", {"train": 2, "val": 2}, {"val": ["bee", "ant"]})
     with pytest.raises(DataError, match="validation has other classes"):
-        open_source("auto", root, "val", Data())
+        open_dataset("auto", root, "val", DataConfig())
     root = save(tmp_path / "c", {"train": 2, "val": 2})
     (root / "train" / "rows.json").write_text("[")
     with pytest.raises(DataError, match=r"cannot be opened(.|\n)*JSONDecodeError"):
-        open_source("auto", root, "train", Data())
+        open_dataset("auto", root, "train", DataConfig())
     (root / "train" / "rows.json").write_text('{"features": {"img": "Image", "text": "Value"}, "rows": []}')
     with pytest.raises(DataError, match=r"no single column of type ClassLabel(.|\n)*img, text"):
-        open_source("auto", root, "train", Data())
+        open_dataset("auto", root, "train", DataConfig())
     (root / "dataset_dict.json").write_text("{}")
     with pytest.raises(DataError, match="list of splits is damaged") as caught:
-        open_source("auto", root, "train", Data())
+        open_dataset("auto", root, "train", DataConfig())
     assert caught.value.code == Exit.DATA
 
 
@@ -137,7 +137,7 @@ def test_a_picture_kept_outside_is_read_from_its_path_and_an_empty_cell_is_refus
     saved["rows"][0]["img"] = {"bytes": None, "path": str(tmp_path / "out.png")}
     saved["rows"][1]["img"] = None
     path.write_text(json.dumps(saved))
-    source = open_source("auto", root, "train", Data())
+    source = open_dataset("auto", root, "train", DataConfig())
     assert source.sample(0).data == encode(noise(4, 4, 3, 9))
-    with pytest.raises(DataError, match="row without a picture"):
+    with pytest.raises(DataError, match="row without an image"):
         source.sample(1)

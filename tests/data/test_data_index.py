@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reconv.data.readers.shard_index import Index, Scanned, open_index
-from reconv.data.storage.local import Window
+from reconv.data.storage.local import ReadWindow
 from reconv.errors import DataError
 
 SCAN_COUNT: list[str] = []
@@ -185,7 +185,7 @@ def test_the_first_name_of_a_label_stays(tmp_path: Path) -> None:
 def test_a_window_gives_the_bytes_asked_for_in_any_order(tmp_path: Path) -> None:
     data = bytes(range(256)) * 10
     (tmp_path / "file").write_bytes(data)
-    window = Window(tmp_path / "file", piece_bytes=100)
+    window = ReadWindow(tmp_path / "file", piece_bytes=100)
     for start, length in ((0, 5), (90, 20), (80, 4), (2000, 300), (1999, 1), (2559, 1), (0, 2560), (2560, 0)):
         assert window.take(start, length) == data[start : start + length]
     with pytest.raises(DataError, match="ends early"):

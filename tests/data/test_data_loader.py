@@ -14,25 +14,25 @@ import torch
 from data_examples import encode, noise
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.data.transforms.random_params import draw_crops
+from reconv.batch import Batch
+from reconv.data.dataset import Dataset, Sample
 from reconv.data.decode.decode import decode, host_eval
-from reconv.data.pipeline.bad_samples import Faults
-from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Gather, Rows, make_fetch
+from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.readers.factory import open_source
-from reconv.data.transforms.train_sample import host_train
-from reconv.data.dataset import Sample, Source
-from reconv.data.readers.arrays import ArraySource
+from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Gather, Rows, make_sample_pipeline
+from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.transforms.random_params import draw_crops
+from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Augment, Data, Mixup, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
-GREY = Preprocess(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
-COLOUR = Preprocess(size=24, resize=28)
+GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+COLOUR = PreprocessConfig(size=24, resize=28)
 
 
 def stay(tensor: Tensor) -> Tensor:
@@ -40,21 +40,26 @@ def stay(tensor: Tensor) -> Tensor:
 
 
 def make_recipe(
-    preprocess: Preprocess, crop: str, size: int, group: int | str = "all", micro: int | str = "auto", workers: int = 0
+    preprocess: PreprocessConfig,
+    crop: str,
+    size: int,
+    group: int | str = "all",
+    micro: int | str = "auto",
+    workers: int = 0,
 ) -> Recipe:
     return Recipe(
         seed=5,
-        data=Data(preprocess=preprocess, tail="wrap", workers=workers),
-        augment=Augment(crop=crop, pad=2, mixup=Mixup(alpha=0.4, per="sample")),  # type: ignore[arg-type]
-        batch=BatchSizes(size=size, group=group, micro=micro),  # type: ignore[arg-type]
+        data=DataConfig(preprocess=preprocess, tail="wrap", workers=workers),
+        augment=AugmentConfig(crop=crop, pad=2, mixup=MixupConfig(alpha=0.4, per="sample")),  # type: ignore[arg-type]
+        batch=BatchConfig(size=size, group=group, micro=micro),  # type: ignore[arg-type]
     )
 
 
-def plan_of(recipe: Recipe, source: Source, world_size: int = 1) -> Plan:
+def plan_of(recipe: Recipe, source: Dataset, world_size: int = 1) -> Plan:
     return make_plan(recipe, Facts(len(source), 1, len(source.class_names), world_size=world_size))
 
 
-def steps(source: Source, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
+def steps(source: Dataset, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
     """The global batch of each step: ranks and micro-batches joined."""
     plan = plan_of(recipe, source, world_size)
     streams = [list(TrainLoader(source, recipe, plan, stay, rank).steps(start, stop)) for rank in range(world_size)]
@@ -78,7 +83,7 @@ def same(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool:
 @pytest.mark.parametrize("kind", ["folder", "digits"])
 @pytest.mark.parametrize("crop", ["none", "pad", "resized"])
 def test_bytes_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: Path, kind: str, crop: str) -> None:
-    source: Source = FolderSource(tree, "train") if kind == "folder" else open_digits("train")
+    source: Dataset = FolderDataset(tree, "train") if kind == "folder" else open_digits("train")
     preprocess = COLOUR if kind == "folder" else GREY
     expected = steps(source, make_recipe(preprocess, crop, 12, 3, 12), 0, 5)
     assert expected[0]["images"].shape == (12, preprocess.channels, preprocess.size, preprocess.size)
@@ -92,7 +97,7 @@ def test_bytes_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: 
 
 
 def test_rows_are_the_samples_their_indices_say(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     recipe = make_recipe(COLOUR, "resized", 11)
     (step,) = steps(source, recipe, 0, 1)
     assert sorted(step["indices"].tolist()) == list(range(11))
@@ -109,37 +114,37 @@ def test_gathering_equals_decoding_one_by_one() -> None:
     rng = np.random.default_rng(0)
     cases = []
     for shape, preprocess in (
-        ((3, 16, 16), Preprocess(size=16, resize=None)),
-        ((1, 16, 16), Preprocess(size=16, resize=16)),
-        ((3, 16, 16), Preprocess(size=16, resize=20)),
-        ((3, 10, 14), Preprocess(size=16, resize=None, channels=1, mean=(0.5,), std=(0.5,))),
+        ((3, 16, 16), PreprocessConfig(size=16, resize=None)),
+        ((1, 16, 16), PreprocessConfig(size=16, resize=16)),
+        ((3, 16, 16), PreprocessConfig(size=16, resize=20)),
+        ((3, 10, 14), PreprocessConfig(size=16, resize=None, channels=1, mean=(0.5,), std=(0.5,))),
     ):
         images = rng.integers(0, 256, (9, *shape), dtype=np.uint8)
-        source = ArraySource("made", images, np.arange(9) % 3, ("a", "b", "c"), "made")
-        for augment in (None, Augment(crop="none"), Augment(crop="pad")):
+        source = ArrayDataset("made", images, np.arange(9) % 3, ("a", "b", "c"), "made")
+        for augment in (None, AugmentConfig(crop="none"), AugmentConfig(crop="pad")):
             cases.append((source, preprocess, augment))
     for source, preprocess, augment in cases:
         indices = np.array([4, 4, 0, 8, 1], np.int64)
         draws = None if augment is None else draw_crops(augment, 1, indices + 100)
         results = []
-        for fetch in (make_fetch(source, preprocess, augment), Decode(source, preprocess, augment)):
+        for fetch in (make_sample_pipeline(source, preprocess, augment), Decode(source, preprocess, augment)):
             out = np.zeros((5, preprocess.channels, 16, 16), np.uint8)
             targets = np.zeros(5, np.int64)
             fetch(indices, draws, {"images": out, "targets": targets})
             assert targets.tolist() == [1, 1, 0, 2, 1]
             results.append(out)
-        assert isinstance(make_fetch(source, preprocess, augment), Gather)
+        assert isinstance(make_sample_pipeline(source, preprocess, augment), Gather)
         assert np.array_equal(*results)
     assert len(cases) == 12
 
 
 @pytest.mark.parametrize("workers", [0, 1, 8])
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, world: int) -> None:
-    source = FolderSource(tree, "train")
+@pytest.mark.parametrize("process_group", [1, 2, 3, 7])
+def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, process_group: int) -> None:
+    source = FolderDataset(tree, "train")
     dealt: list[Batch] = []
-    for rank in range(world):
-        loader = EvalLoader(source, COLOUR, 4, stay, workers, rank, world)
+    for rank in range(process_group):
+        loader = EvalLoader(source, COLOUR, 4, stay, workers, rank, process_group)
         batches = list(loader)
         assert len(batches) == len(loader)
         dealt += batches
@@ -163,7 +168,7 @@ def data_threads() -> list[str]:
 
 
 def test_a_closed_stream_leaves_no_thread(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     recipe = make_recipe(COLOUR, "none", 4, workers=3)
     stream = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 1000)
     assert isinstance(stream, Iterator)
@@ -175,7 +180,7 @@ def test_a_closed_stream_leaves_no_thread(tree: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_a_broken_file_surfaces_as_its_data_error_and_leaves_no_thread(tree: Path, workers: int) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     broken = source.path(6)
     Path(broken).write_bytes(Path(broken).read_bytes()[:200])
     recipe = make_recipe(COLOUR, "none", 4, workers=workers)
@@ -193,8 +198,8 @@ def test_of_several_bad_rows_the_first_is_told(tmp_path: Path, workers: int) -> 
     folder.mkdir(parents=True)
     for number in range(40):  # three tasks
         is_bad = number in (3, 20, 39)
-        (folder / f"{number:02}.png").write_bytes(b"no picture" if is_bad else encode(noise(9, 9, 3, number)))
-    source = FolderSource(tmp_path, "train")
+        (folder / f"{number:02}.png").write_bytes(b"no image" if is_bad else encode(noise(9, 9, 3, number)))
+    source = FolderDataset(tmp_path, "train")
     with pytest.raises(DataError) as caught:
         list(EvalLoader(source, COLOUR, 40, stay, workers))
     assert str(caught.value.where).endswith("03.png")
@@ -203,7 +208,7 @@ def test_of_several_bad_rows_the_first_is_told(tmp_path: Path, workers: int) -> 
 def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
     read: list[int] = []
 
-    class Counting(FolderSource):
+    class Counting(FolderDataset):
         def sample(self, index: int) -> Sample:
             read.append(index)
             return super().sample(index)
@@ -221,7 +226,7 @@ def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
 def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, workers: int) -> None:
     read: list[int] = []
 
-    class Counting(FolderSource):
+    class Counting(FolderDataset):
         def sample(self, index: int) -> Sample:
             read.append(index)
             return super().sample(index)
@@ -234,7 +239,7 @@ def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, worker
 
 
 def test_a_label_out_of_range_is_an_error_with_the_sample(tree: Path) -> None:
-    class Mislabelled(FolderSource):
+    class Mislabelled(FolderDataset):
         def sample(self, index: int) -> Sample:
             sample = super().sample(index)
             return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
@@ -252,9 +257,9 @@ def test_device_synthetic_moves_one_batch_and_repeats_it() -> None:
         moved.append(tuple(tensor.shape))
         return tensor
 
-    data = Data(source="synthetic-device", num_samples=32, num_classes=4, preprocess=GREY)
-    recipe = Recipe(data=data, augment=Augment(crop="none"), batch=BatchSizes(size=8, group=2, micro=4))
-    source = open_source("synthetic-device", None, "train", data)
+    data = DataConfig(source="synthetic-device", num_samples=32, num_classes=4, preprocess=GREY)
+    recipe = Recipe(data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=8, group=2, micro=4))
+    source = open_dataset("synthetic-device", None, "train", data)
     plan = plan_of(recipe, source)
     batches = list(TrainLoader(source, recipe, plan, move).steps(2, 6))
     assert len(moved) == 2 * 5  # two micro-batches of images, targets, indices, flips and positions, once
@@ -264,9 +269,9 @@ def test_device_synthetic_moves_one_batch_and_repeats_it() -> None:
 
 def test_real_cifar_layout_goes_through_the_loader(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     write_cifar(tmp_path, "cifar10", "binary")
-    source = open_source("auto", tmp_path, "train", Data())
-    assert isinstance(source, ArraySource)
-    recipe = make_recipe(Preprocess(size=32, resize=None), "none", 35)
+    source = open_dataset("auto", tmp_path, "train", DataConfig())
+    assert isinstance(source, ArrayDataset)
+    recipe = make_recipe(PreprocessConfig(size=32, resize=None), "none", 35)
     (step,) = steps(source, recipe, 0, 1)
     assert np.array_equal(step["images"].numpy(), source.images[step["indices"].numpy()])
 
@@ -277,10 +282,10 @@ def test_a_big_batch_of_files_survives_many_workers(tmp_path: Path) -> None:
         os.makedirs(folder)
         for number in range(60):
             (folder / f"{number}.png").write_bytes(encode(noise(9, 9, 3, number)))
-    source = FolderSource(tmp_path, "train")
-    recipe = make_recipe(Preprocess(size=8, resize=None), "resized", 60, workers=8)
+    source = FolderDataset(tmp_path, "train")
+    recipe = make_recipe(PreprocessConfig(size=8, resize=None), "resized", 60, workers=8)
     first = steps(source, recipe, 0, 3)
-    assert same(first, steps(source, make_recipe(Preprocess(size=8, resize=None), "resized", 60), 0, 3))
+    assert same(first, steps(source, make_recipe(PreprocessConfig(size=8, resize=None), "resized", 60), 0, 3))
 
 
 class Squares:
@@ -307,10 +312,10 @@ class Squares:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_of_them(workers: int) -> None:
-    source = ArraySource("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
+    source = ArrayDataset("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
     recipe = make_recipe(GREY, "none", 4, workers=workers)
     plan = plan_of(recipe, source)
-    loader = TrainLoader(source, recipe, plan, stay, faults=Faults(1), make=lambda *_: Squares())
+    loader = TrainLoader(source, recipe, plan, stay, faults=BadSamples(1), make=lambda *_: Squares())
     batches = [batch for (batch,) in loader.steps(0, 6)]
     assert len(batches) == 6
     for batch in batches:
@@ -320,6 +325,6 @@ def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_o
         assert torch.equal(batch["squares"][:, 1, 1], indices.float() ** 2)
         assert torch.equal(batch["counts"], batch.positions + recipe.seed)
         assert "targets" not in batch.tensors
-    (whole,) = list(EvalLoader(source, GREY, 9, stay, workers, faults=Faults(1), make=lambda *_: Squares()))
+    (whole,) = list(EvalLoader(source, GREY, 9, stay, workers, faults=BadSamples(1), make=lambda *_: Squares()))
     assert whole["indices"].tolist() == whole["images"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]
     assert whole["squares"].shape == (8, 3, 2) and whole["counts"].tolist() == [0] * 8

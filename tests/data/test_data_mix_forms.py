@@ -9,33 +9,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.data.transforms.mixup import draw_mix
-from reconv.data.transforms.on_device import TrainPrepare
-from reconv.recipe.data_fields import Augment, Cutmix, Mixup, Preprocess
+from reconv.data.transforms.on_device import TrainPreprocess
+from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig, PreprocessConfig
 
 SIZE = 14  # not a power of two: areas are no round fractions
 NUM_CLASSES = 7
-COLOUR = Preprocess(size=SIZE, resize=None)
+COLOUR = PreprocessConfig(size=SIZE, resize=None)
 GROUPS = (6, 5, 3)
 
-FOLDED = Mixup(alpha=0.4, per="sample", fold=True)
-FIXED = Cutmix(kind="fixed", keep=0.7, roll=2)
-RANDOM = Cutmix(kind="random", keep=0.85, roll=2)
+FOLDED = MixupConfig(alpha=0.4, per="sample", fold=True)
+FIXED = CutmixConfig(kind="fixed", keep=0.7, roll=2)
+RANDOM = CutmixConfig(kind="random", keep=0.85, roll=2)
 FORMS = {
-    "mixup per batch": Augment(flip=0, mixup=Mixup(alpha=0.4)),
-    "mixup per batch, permuted": Augment(flip=0, mixup=Mixup(alpha=0.4, partner="permutation")),
-    "mixup per sample, folded": Augment(flip=0, mixup=FOLDED),
-    "cutmix beta": Augment(flip=0, cutmix=Cutmix(alpha=1.0)),
-    "cutmix random": Augment(flip=0, cutmix=RANDOM),
-    "cutmix fixed": Augment(flip=0, cutmix=FIXED),
-    "one of": Augment(flip=0, mixup=FOLDED, cutmix=FIXED),
-    "both": Augment(flip=0, mixup=FOLDED, cutmix=FIXED, combine="both"),
-    "both, permuted": Augment(flip=0, mixup=Mixup(alpha=1.0, partner="permutation"), cutmix=RANDOM, combine="both"),
+    "mixup per batch": AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.4)),
+    "mixup per batch, permuted": AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.4, partner="permutation")),
+    "mixup per sample, folded": AugmentConfig(flip=0, mixup=FOLDED),
+    "cutmix beta": AugmentConfig(flip=0, cutmix=CutmixConfig(alpha=1.0)),
+    "cutmix random": AugmentConfig(flip=0, cutmix=RANDOM),
+    "cutmix fixed": AugmentConfig(flip=0, cutmix=FIXED),
+    "one of": AugmentConfig(flip=0, mixup=FOLDED, cutmix=FIXED),
+    "both": AugmentConfig(flip=0, mixup=FOLDED, cutmix=FIXED, combine="both"),
+    "both, permuted": AugmentConfig(
+        flip=0, mixup=MixupConfig(alpha=1.0, partner="permutation"), cutmix=RANDOM, combine="both"
+    ),
 }
 
 
-def make_batch(augment: Augment, groups: tuple[int, ...] = GROUPS, first: int = 0, step: int = 2) -> Batch:
+def make_batch(augment: AugmentConfig, groups: tuple[int, ...] = GROUPS, first: int = 0, step: int = 2) -> Batch:
     positions = np.arange(first, first + sum(groups), dtype=np.int64)
     images = np.random.default_rng(1).integers(0, 256, (200, 3, SIZE, SIZE), dtype=np.uint8)[positions]
     drawn = draw_mix(augment, 11, step, positions, groups, SIZE)
@@ -48,13 +50,13 @@ def make_batch(augment: Augment, groups: tuple[int, ...] = GROUPS, first: int = 
     return Batch(tensors, torch.from_numpy(positions), groups)
 
 
-def prepared(augment: Augment, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
-    return TrainPrepare(COLOUR, augment, NUM_CLASSES, dtype)(batch, 2)
+def prepared(augment: AugmentConfig, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
+    return TrainPreprocess(COLOUR, augment, NUM_CLASSES, dtype)(batch, 2)
 
 
 def brute_force(batch: Batch) -> tuple[Tensor, Tensor]:
     """Blend, then paste, sample by sample and pixel by pixel; a label's weight is counted from the pixels."""
-    plain = prepared(Augment(flip=0), batch)["images"]
+    plain = prepared(AugmentConfig(flip=0), batch)["images"]
     blended, labels = torch.empty_like(plain), torch.zeros(len(batch), NUM_CLASSES, dtype=torch.float64)
     for row in range(len(batch)):
         own, partner = float(batch["mix_weights"][row]), row + int(batch["mix_offsets"][row])
@@ -120,7 +122,7 @@ def test_rolls_take_the_sample_one_and_two_before() -> None:
 
 
 def test_both_mix_four_labels_by_weights_and_area() -> None:
-    augment = FORMS["both"].model_copy(update={"mixup": Mixup(alpha=1.0, per="sample", fold=True)})
+    augment = FORMS["both"].model_copy(update={"mixup": MixupConfig(alpha=1.0, per="sample", fold=True)})
     positions = np.arange(6, dtype=np.int64)
     four = 0
     for step in range(20):
@@ -145,9 +147,9 @@ def test_folded_weights_never_fall_below_a_half() -> None:
     plain, folded = (
         np.concatenate(
             [
-                draw_mix(Augment(mixup=Mixup(alpha=0.4, per="sample", fold=fold)), 0, s, np.arange(8), (8,), SIZE)[
-                    "mix_weights"
-                ]
+                draw_mix(
+                    AugmentConfig(mixup=MixupConfig(alpha=0.4, per="sample", fold=fold)), 0, s, np.arange(8), (8,), SIZE
+                )["mix_weights"]
                 for s in range(200)
             ]
         )
@@ -158,13 +160,13 @@ def test_folded_weights_never_fall_below_a_half() -> None:
     assert len(np.unique(folded)) > 1000
 
 
-def boxes_of(cutmix: Cutmix, size: int, num_steps: int) -> np.ndarray:
-    augment, positions = Augment(cutmix=cutmix), np.arange(4, dtype=np.int64)
+def boxes_of(cutmix: CutmixConfig, size: int, num_steps: int) -> np.ndarray:
+    augment, positions = AugmentConfig(cutmix=cutmix), np.arange(4, dtype=np.int64)
     return np.stack([draw_mix(augment, 3, step, positions, (4,), size)["mix_boxes"][0] for step in range(num_steps)])
 
 
 def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
-    boxes = boxes_of(Cutmix(kind="fixed", keep=0.75), 1000, 300)
+    boxes = boxes_of(CutmixConfig(kind="fixed", keep=0.75), 1000, 300)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     whole = (boxes > 0).all(1) & (boxes < 1000).all(1)
     assert whole.sum() > 50
@@ -175,7 +177,7 @@ def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
 
 def test_the_random_form_leaves_groups_whole_as_often_as_published() -> None:
     keep, num_steps = 0.85, 3000
-    boxes = boxes_of(Cutmix(kind="random", keep=keep), 1000, num_steps)
+    boxes = boxes_of(CutmixConfig(kind="random", keep=keep), 1000, num_steps)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     untouched = (widths * heights == 0).mean()
     assert abs(untouched - (1.55 * keep - 0.96)) < 0.03
@@ -184,7 +186,7 @@ def test_the_random_form_leaves_groups_whole_as_often_as_published() -> None:
     assert math.sqrt((widths * heights)[inside].mean() / 1e6) < 0.5
     assert (widths == heights)[inside].mean() > 0.4
     assert np.abs(widths - heights)[inside].max() <= 1
-    assert boxes_of(Cutmix(kind="random", keep=0.0), 1000, 50).any(1).all(), "below 0.62 every group is cut"
+    assert boxes_of(CutmixConfig(kind="random", keep=0.0), 1000, 50).any(1).all(), "below 0.62 every group is cut"
 
 
 def test_a_permutation_reaches_every_partner() -> None:

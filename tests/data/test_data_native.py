@@ -177,7 +177,7 @@ LEFT_TO_PILLOW = {
     "turned by EXIF": _turned(PLAIN, 6),
     "turned by XMP": inserted(PLAIN, 0xE1, XMP % 8),
     "damaged EXIF": inserted(PLAIN, 0xE1, b"Exif\0\0MM\0*\0\0\xff\xff"),
-    "several pictures": inserted(PLAIN, 0xE2, b"MPF\0" + bytes(20)),
+    "several images": inserted(PLAIN, 0xE2, b"MPF\0" + bytes(20)),
     "another Adobe transform": inserted(PLAIN, 0xEE, b"Adobe\0\x64\0\0\0\0\2"),
     "12 bits": replaced(PLAIN, segment_at(PLAIN, 0xC0), b"\x0c"),
     "arithmetic codes": replaced(PLAIN, segment_at(PLAIN, 0xC0) - 3, b"\xc9"),

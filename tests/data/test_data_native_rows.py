@@ -13,27 +13,27 @@ from data_examples import encode
 from jpeg_examples import encoded, photograph
 from PIL import Image
 
+from reconv.data.dataset import Dataset, Subset, WithBackground, files_of
 from reconv.data.decode import native
-from reconv.data.transforms.random_params import draw_host
-from reconv.data.pipeline.sample_cache import Cached, Room
-from reconv.data.pipeline.sample_pipeline import Decode
 from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
-from reconv.data.dataset import Source, Subset, WithBackground, files_of
+from reconv.data.pipeline.sample_cache import CacheBudget, Cached
+from reconv.data.pipeline.sample_pipeline import Decode
+from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.folder import FolderSource
-from reconv.data.readers.csv_table import TableSource
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.transforms.random_params import draw_host
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Augment, Jitter, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
 pytestmark = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 
-SPEC, NATIVE = Preprocess(size=32), Augment(decoder="native")
+SPEC, NATIVE = PreprocessConfig(size=32), AugmentConfig(decoder="native")
 MADE = {"b.jpg": True, "c.jpg": False, "d.png": False, "e.jpg": True, "f.jpg": True}  # c is progressive
 LARGE_BYTES = 5 * 2**20
 
 
 @pytest.fixture
-def mixed(tmp_path: Path) -> FolderSource:
+def mixed(tmp_path: Path) -> FolderDataset:
     """A class of files that the compiled decoder takes and does not take; the first is larger than its buffer."""
     large = encoded(photograph(70, 60))
     files = {
@@ -48,7 +48,7 @@ def mixed(tmp_path: Path) -> FolderSource:
         (tmp_path / "train" / class_name).mkdir(parents=True)
         for name, data in files.items():
             (tmp_path / "train" / class_name / name).write_bytes(data)
-    return FolderSource(tmp_path, "train")
+    return FolderDataset(tmp_path, "train")
 
 
 def rows_of(fetch: Decode, indices: list[int], first: int = 0) -> dict[str, npt.NDArray[np.generic]]:
@@ -57,8 +57,8 @@ def rows_of(fetch: Decode, indices: list[int], first: int = 0) -> dict[str, npt.
     return rows
 
 
-def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderSource) -> None:
-    together, alone = Decode(mixed, SPEC, NATIVE), Decode(Cached(mixed, Room(0)), SPEC, NATIVE)
+def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderDataset) -> None:
+    together, alone = Decode(mixed, SPEC, NATIVE), Decode(Cached(mixed, CacheBudget(0)), SPEC, NATIVE)
     indices = [*range(len(mixed)), 1, 5, 1]
     ours, expected = rows_of(together, indices), rows_of(alone, indices)
     assert np.array_equal(ours["images"], expected["images"])
@@ -67,16 +67,16 @@ def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderSource) -> None:
         assert np.array_equal(rows_of(together, [index], row)["images"][0], ours["images"][row])
 
 
-def table_of(mixed: FolderSource) -> Source:
-    """The same files in a CSV's order: dogs first, every second picture left out."""
+def table_of(mixed: FolderDataset) -> Dataset:
+    """The same files in a CSV's order: dogs first, every second image left out."""
     root = Path(mixed.path(0)).parents[2]
     names = [os.path.relpath(mixed.path(index), root) for index in range(0, len(mixed), 2)][::-1]
     lines = ["file,label,split", *(f"{name},{Path(name).parent.name},train" for name in names)]
     (root / "labels.csv").write_text("\n".join(lines))
-    return TableSource(root, "train")
+    return CSVDataset(root, "train")
 
 
-SOURCES: dict[str, Callable[[FolderSource], Source]] = {
+SOURCES: dict[str, Callable[[FolderDataset], Dataset]] = {
     "a folder": lambda mixed: mixed,
     "a table": table_of,
     "a share": lambda mixed: Subset(mixed, np.array([7, 2, 1, 11])),
@@ -88,7 +88,7 @@ SOURCES: dict[str, Callable[[FolderSource], Source]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderSource, name: str) -> None:
+def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderDataset, name: str) -> None:
     source = SOURCES[name](mixed)
     indices = [*range(len(source)), 0]
     found = files_of(source, np.array(indices))
@@ -101,14 +101,14 @@ def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderSo
             sample.data,
         )
     ours = rows_of(Decode(source, SPEC, NATIVE), indices)
-    expected = rows_of(Decode(Cached(source, Room(0)), SPEC, NATIVE), indices)
+    expected = rows_of(Decode(Cached(source, CacheBudget(0)), SPEC, NATIVE), indices)
     assert np.array_equal(ours["images"], expected["images"])
     assert ours["targets"].tolist() == expected["targets"].tolist() == [source.sample(i).target for i in indices]
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
-    mixed: FolderSource, name: str, monkeypatch: pytest.MonkeyPatch
+    mixed: FolderDataset, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = SOURCES[name](mixed)
     good = [i for i in range(len(source)) if MADE.get(Path(source.sample(i).name).name)]
@@ -118,14 +118,16 @@ def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
     assert rows_of(fetch, good)["images"].any()
 
 
-def test_what_is_not_in_files_or_lies_in_memory_has_none(mixed: FolderSource) -> None:
+def test_what_is_not_in_files_or_lies_in_memory_has_none(mixed: FolderDataset) -> None:
     one = np.array([0])
     pixels = open_digits("train")
     assert files_of(mixed, one) is not None
-    assert [files_of(source, one) for source in (pixels, Subset(pixels, one), Cached(mixed, Room(0)))] == [None] * 3
+    assert [files_of(source, one) for source in (pixels, Subset(pixels, one), Cached(mixed, CacheBudget(0)))] == [
+        None
+    ] * 3
 
 
-def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderSource) -> None:
+def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderDataset) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in range(6)]
     images = np.zeros((6, 3, 32, 32), np.uint8)
     is_made = fill_from_files(paths, SPEC, NATIVE, draw_host(NATIVE, 3, np.arange(6)), images)
@@ -133,7 +135,7 @@ def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderSo
 
 
 @pytest.mark.parametrize("damage", ["vanished", "cut", "empty", "device", "folder"])
-def test_of_two_bad_files_of_a_task_the_first_is_told(mixed: FolderSource, damage: str) -> None:
+def test_of_two_bad_files_of_a_task_the_first_is_told(mixed: FolderDataset, damage: str) -> None:
     for index in (2, 4):
         path = Path(mixed.path(index))
         data = path.read_bytes()
@@ -152,7 +154,7 @@ def test_of_two_bad_files_of_a_task_the_first_is_told(mixed: FolderSource, damag
     assert "c.jpg" in str(caught.value.where)
 
 
-def test_files_are_read_until_one_does_not_fit(mixed: FolderSource, tmp_path: Path) -> None:
+def test_files_are_read_until_one_does_not_fit(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in (1, 3, 5)]
     sizes = [os.path.getsize(path) for path in paths]
     for num_fitting in range(4):
@@ -164,14 +166,14 @@ def test_files_are_read_until_one_does_not_fit(mixed: FolderSource, tmp_path: Pa
         assert (buffer[sum(sizes[:num_fitting]) :] == 7).all()
 
 
-def test_an_unreadable_file_takes_no_room(mixed: FolderSource, tmp_path: Path) -> None:
+def test_an_unreadable_file_takes_no_room(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(1)), os.fsencode(tmp_path / "none"), os.fsencode(tmp_path)]
     ends, sizes = native.read_files(paths, np.empty(2**20, np.uint8))
     assert sizes == [(120, 90), (0, 0), (0, 0)]
     assert len(set(ends.tolist())) == 1
 
 
-def test_files_are_closed_whatever_became_of_them(mixed: FolderSource, tmp_path: Path) -> None:
+def test_files_are_closed_whatever_became_of_them(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in range(6)] + [os.fsencode(tmp_path)]
     free = os.dup(0)  # the lowest number that nobody has
     os.close(free)
@@ -187,14 +189,14 @@ def test_a_picture_too_large_for_the_other_way_is_not_made_here_either(tmp_path:
     folder.mkdir(parents=True)
     Image.new("L", (10_000, 9_000)).save(folder / "large.jpg")
     with pytest.raises(DataError, match="too large"):
-        rows_of(Decode(FolderSource(tmp_path, "train"), SPEC, NATIVE), [0])
+        rows_of(Decode(FolderDataset(tmp_path, "train"), SPEC, NATIVE), [0])
 
 
 def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:
     assert is_for_files(SPEC, NATIVE)
-    assert not is_for_files(Preprocess(size=32, channels=1), NATIVE)
-    assert not is_for_files(Preprocess(size=32, interpolation="nearest"), NATIVE)
-    for change in ({"decoder": "plain"}, {"crop": "none"}, {"jitter": Jitter(brightness=0.4)}):
+    assert not is_for_files(PreprocessConfig(size=32, channels=1), NATIVE)
+    assert not is_for_files(PreprocessConfig(size=32, interpolation="nearest"), NATIVE)
+    for change in ({"decoder": "plain"}, {"crop": "none"}, {"jitter": ColorJitterConfig(brightness=0.4)}):
         assert not is_for_files(SPEC, NATIVE.model_copy(update=change))
 
 

@@ -11,15 +11,15 @@ import pytest
 from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
-from reconv.data.inspect.check import check
-from reconv.data.convert.transcode import Form
 from reconv.data.convert.convert import convert, make_target
 from reconv.data.convert.inputs import open_splits
-from reconv.data.readers.factory import open_source
+from reconv.data.convert.transcode import OutputFormat
+from reconv.data.inspect.check import check
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
 from reconv.data.storage.local import Mapped, Stream, Unmapped, read
-from reconv.data.readers.folder import FolderSource
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 pytestmark = pytest.mark.usefixtures("nobody_waits")
 
@@ -53,7 +53,7 @@ def table(root: Path) -> Path:
 def converted(kind: str) -> Callable[[Path], Path]:
     def write(root: Path) -> Path:
         splits, origin = open_splits("digits", "auto", None, None)
-        convert(splits, origin, root, make_target(kind, Form(), 400, None), 1, lambda done, total: None)
+        convert(splits, origin, root, make_target(kind, OutputFormat(), 400, None), 1, lambda done, total: None)
         return root
 
     return write
@@ -69,14 +69,14 @@ def streamed(path: Path) -> object:
 
 # A layout, whether it has boxes, and one of its files.
 PLACES: dict[str, tuple[Callable[[Path], Path], bool, str]] = {
-    "a picture of COCO": (coco, True, "train2017/b.jpg"),
+    "an image of COCO": (coco, True, "train2017/b.jpg"),
     "the annotations of COCO": (coco, True, "annotations/instances_train2017.json"),
-    "a picture of VOC": (voc, True, "JPEGImages/b.jpg"),
+    "an image of VOC": (voc, True, "JPEGImages/b.jpg"),
     "an annotation of VOC": (voc, True, "Annotations/b.xml"),
     "a list of VOC": (voc, True, "ImageSets/Main/train.txt"),
-    "a picture of YOLO": (yolo, True, "images/train/b.jpg"),
+    "an image of YOLO": (yolo, True, "images/train/b.jpg"),
     "the boxes of YOLO": (yolo, True, "labels/train/b.txt"),
-    "a picture of a table": (table, False, "2.png"),
+    "an image of a table": (table, False, "2.png"),
     "the table": (table, False, "labels.csv"),
     "a tar": (converted("tar"), False, "train-*1.tar"),
     "a packed shard": (converted("packed"), False, "train-*0001*.packed"),
@@ -91,24 +91,24 @@ def test_a_pipe_among_the_files_of_a_data_set_is_refused_by_name(place: str, tmp
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DataError) as caught:
-        source = open_source("auto", root, "train", Data(), boxes=has_boxes)
+        source = open_dataset("auto", root, "train", DataConfig(), boxes=has_boxes)
         for index in range(len(source)):
             source.sample(index)
     told = f"{caught.value.where} {caught.value.what} {caught.value.why}"
     assert path.name in told and "a named pipe" in told
     try:
-        assert not check(str(root), Data(), 2).as_json()["ok"]
+        assert not check(str(root), DataConfig(), 2).as_json()["ok"]
     except DataError as error:
         assert path.name in f"{error.where} {error.what}"
 
 
 def test_a_pipe_where_the_index_of_shards_should_lie_is_not_waited_for(tmp_path: Path) -> None:
     root = converted("tar")(tmp_path / "data")
-    num_samples = len(open_source("auto", root, "train", Data()))
+    num_samples = len(open_dataset("auto", root, "train", DataConfig()))
     [index] = [path for path in root.rglob(".*") if path.is_file() and "train" in path.name]
     index.unlink()
     os.mkfifo(index)
-    assert len(open_source("auto", root, "train", Data())) == num_samples
+    assert len(open_dataset("auto", root, "train", DataConfig())) == num_samples
 
 
 @pytest.mark.parametrize("way", [read, Mapped, taken, streamed])
@@ -137,7 +137,7 @@ def test_what_is_no_file_is_refused_however_it_is_read(
 
 
 def test_a_picture_that_became_a_pipe_after_it_was_listed_is_refused(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     path = Path(source.path(3))
     path.unlink()
     os.mkfifo(path)
@@ -151,7 +151,7 @@ def test_check_tells_the_pipes_and_sockets_of_a_tree(tree: Path, monkeypatch: py
     monkeypatch.chdir(tree / "train" / "bee")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket.jpg")
-    [finding] = check(str(tree), Data(), 2).findings
+    [finding] = check(str(tree), DataConfig(), 2).findings
     assert finding.kind == "astray"
     assert [Path(path).name for path in finding.paths] == ["pipe.jpg", "socket.jpg"]
 
@@ -162,4 +162,4 @@ def test_boxes_that_are_not_mounted_are_not_taken_for_none(tmp_path: Path) -> No
     file.unlink()
     file.symlink_to(tmp_path / "not-mounted" / "b.txt")
     with pytest.raises(DataError, match=r"cannot read .*b\.txt"):
-        open_source("auto", root, "train", Data(), boxes=True)
+        open_dataset("auto", root, "train", DataConfig(), boxes=True)

@@ -15,11 +15,11 @@ import pytest
 from data_examples import encode
 from PIL import Image
 
-from reconv.data.transforms.random_params import draw_crops
 from reconv.data.decode.decode import decode, host_eval
+from reconv.data.transforms.random_params import draw_crops
 from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 SMOOTH = np.dstack(
     [
@@ -93,10 +93,10 @@ def test_one_pixel_of_any_mode_fills_the_square(mode: str) -> None:
     assert colour.shape == (1, 1, 3)
     if mode not in ("1", "P"):
         assert abs(int(colour[0, 0, 1]) - 200) <= 1
-    preprocess = Preprocess(size=32, resize=40)
+    preprocess = PreprocessConfig(size=32, resize=40)
     assert (host_eval(colour, preprocess) == colour[0, 0, 1]).all()
-    draws = draw_crops(Augment(), 0, np.array([3], np.int64))[0]
-    assert (host_train(colour, preprocess, Augment(), draws) == colour[0, 0, 1]).all()
+    draws = draw_crops(AugmentConfig(), 0, np.array([3], np.int64))[0]
+    assert (host_train(colour, preprocess, AugmentConfig(), draws) == colour[0, 0, 1]).all()
 
 
 @pytest.mark.parametrize("shape", [(20_000, 60), (60, 20_000)])
@@ -105,12 +105,12 @@ def test_a_picture_of_20_000_pixels_is_decoded_and_cropped(shape: tuple[int, int
     pixels = np.broadcast_to(ramp[:, None] if shape[0] > 60 else ramp[None, :], shape)
     image = decode(encode(np.ascontiguousarray(pixels)), 3)
     assert image.shape == (*shape, 3)
-    centre = host_eval(image, Preprocess(size=32, resize=40))
+    centre = host_eval(image, PreprocessConfig(size=32, resize=40))
     assert centre.shape == (3, 32, 32)
     assert abs(float(centre.mean()) - 127.5) < 2
     for position in range(5):
-        draws = draw_crops(Augment(), 0, np.array([position], np.int64))[0]
-        assert host_train(image, Preprocess(size=32), Augment(), draws).shape == (3, 32, 32)
+        draws = draw_crops(AugmentConfig(), 0, np.array([position], np.int64))[0]
+        assert host_train(image, PreprocessConfig(size=32), AugmentConfig(), draws).shape == (3, 32, 32)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from data_examples import encode, noise
 
+from reconv.data.dataset import Sample
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.packed_format import Description, PackedShard, write_shard
 from reconv.data.storage.local import Mapped, Unmapped, is_local, open_ranges
-from reconv.data.dataset import Sample
-from reconv.data.readers.packed import PackedSource, shard_name
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 CLASSES = ("ant", "bee", "Käfer")
 
@@ -45,7 +45,7 @@ def write_set(root: Path, samples: list[Sample], per_shard: int, split: str = "t
 @pytest.mark.parametrize("count", [1, 7, 12])
 def test_samples_come_back_as_they_went_in(tmp_path: Path, count: int) -> None:
     samples = some_samples(count)
-    source = PackedSource(write_set(tmp_path / "set", samples, 4), "train")
+    source = PackedDataset(write_set(tmp_path / "set", samples, 4), "train")
     assert len(source) == count
     assert source.class_names == CLASSES
     for index in reversed(range(count)):
@@ -62,7 +62,7 @@ def test_samples_come_back_as_they_went_in(tmp_path: Path, count: int) -> None:
 
 def test_pixels_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", some_samples(4), 4)
-    pixels = PackedSource(root, "train").sample(1).data
+    pixels = PackedDataset(root, "train").sample(1).data
     assert isinstance(pixels, np.ndarray)
     assert not pixels.flags.owndata and not pixels.flags.writeable
 
@@ -96,7 +96,7 @@ def test_a_disk_of_another_machine_is_not_mapped(tmp_path: Path) -> None:
 def test_the_index_costs_under_100_bytes_a_sample(tmp_path: Path) -> None:
     name = "train/n01440764/n01440764_10026.JPEG"
     samples = [Sample(bytes(10), 0, name) for _ in range(1000)]
-    source = PackedSource(write_set(tmp_path / "set", samples, 300), "train")
+    source = PackedDataset(write_set(tmp_path / "set", samples, 300), "train")
     assert source.index_bytes / len(source) < 100
 
 
@@ -109,11 +109,11 @@ def test_the_fingerprint_follows_pixels_targets_order_and_names_but_not_the_plac
         [Sample(bytes(9), samples[0].target, samples[0].name), *samples[1:]],
     ]
     prints = [
-        PackedSource(write_set(tmp_path / f"{number}", some, 2), "train").fingerprint()
+        PackedDataset(write_set(tmp_path / f"{number}", some, 2), "train").fingerprint()
         for number, some in enumerate(changed)
     ]
     assert len(set(prints)) == len(changed) == 4
-    again = PackedSource(write_set(tmp_path / "again", samples, 2), "train")
+    again = PackedDataset(write_set(tmp_path / "again", samples, 2), "train")
     assert again.fingerprint() == prints[0]
 
 
@@ -121,8 +121,8 @@ def test_a_packed_set_is_found_by_data_and_its_splits_are_opened(tmp_path: Path)
     root = write_set(tmp_path / "set", some_samples(5), 2)
     write_set(root, some_samples(3), 2, "val")
     assert (detect(tmp_path).kind, detect(tmp_path).path) == ("packed", root)
-    assert len(open_source("auto", tmp_path, "train", Data())) == 5
-    source = open_source("packed", root, "val", Data())
+    assert len(open_dataset("auto", tmp_path, "train", DataConfig())) == 5
+    source = open_dataset("packed", root, "val", DataConfig())
     assert (source.kind, len(source)) == ("packed", 3)
     assert "packed shards" in source.origin
     write_set(tmp_path / "other", some_samples(2), 2)
@@ -133,7 +133,7 @@ def test_a_packed_set_is_found_by_data_and_its_splits_are_opened(tmp_path: Path)
 def test_a_split_that_is_not_there_is_named(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", some_samples(5), 2)
     with pytest.raises(DataError, match="no val shards"):
-        PackedSource(root, "val")
+        PackedDataset(root, "val")
 
 
 def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_cut_shard_is_refused_when_it_is_opened(tmp_path: Path, share: float) 
 
 
 def test_a_shard_that_is_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path: Path) -> None:
-    source = PackedSource(write_set(tmp_path, some_samples(9), 9), "train")
+    source = PackedDataset(write_set(tmp_path, some_samples(9), 9), "train")
     assert source.sample(8).target == 2
     os.truncate(next(tmp_path.glob("*.packed")), 100)
     with pytest.raises(DataError, match="ends early") as caught:
@@ -180,7 +180,7 @@ def test_all_damaged_shards_are_named_at_once(tmp_path: Path) -> None:
     for path in shards[1:]:
         os.truncate(path, 100)
     with pytest.raises(DataError) as caught:
-        PackedSource(tmp_path, "train")
+        PackedDataset(tmp_path, "train")
     assert caught.value.where == str(shards[1])
     assert str(shards[2]) in caught.value.why
 
@@ -191,13 +191,13 @@ def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     content = lost.read_bytes()
     lost.unlink()
     with pytest.raises(DataError, match=r"2 of 3 shards are there; look for train-00001-of-00003"):
-        PackedSource(root, "train")
+        PackedDataset(root, "train")
     other = write_set(tmp_path / "other", some_samples(8)[2:], 2)
     lost.write_bytes(content)
-    assert len(PackedSource(root, "train")) == 6
+    assert len(PackedDataset(root, "train")) == 6
     (root / shard_name("train", 0, 3)).write_bytes((other / shard_name("train", 1, 3)).read_bytes())
     with pytest.raises(DataError, match="another conversion"):
-        PackedSource(root, "train")
+        PackedDataset(root, "train")
 
 
 def test_a_shard_of_a_later_version_is_refused(tmp_path: Path) -> None:

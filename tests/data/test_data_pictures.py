@@ -1,4 +1,4 @@
-"""The grid of pictures for the report."""
+"""The grid of images for the report."""
 
 from __future__ import annotations
 

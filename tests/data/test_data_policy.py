@@ -1,4 +1,4 @@
-"""AutoAugment and RandAugment: each operation is Pillow's, each policy the published one, each draw keyed."""
+"""AutoAugment and RandAugmentConfig: each operation is Pillow's, each policy the published one, each draw keyed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pytest
 from data_examples import noise
 from PIL import Image, ImageChops, ImageEnhance, ImageOps
 
-from reconv.data.transforms.random_params import draw_host
 from reconv.data.transforms.auto_augment import OPERATIONS, POLICIES, Operation, apply_policy, operate, rand_operations
-from reconv.recipe.data_fields import Augment, RandAugment
+from reconv.data.transforms.random_params import draw_host
+from reconv.recipe.data_fields import AugmentConfig, RandAugmentConfig
 
 GREY = 128
 
 
 def colours(width: int = 40, height: int = 32) -> Image.Image:
-    """A picture with smooth and rough parts, and not the full range of brightness."""
+    """An image with smooth and rough parts, and not the full range of brightness."""
     return Image.fromarray(noise(8, 8, 3, 4) // 2 + 40).resize((width, height), Image.Resampling.BICUBIC)
 
 
@@ -127,7 +127,7 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
 
 def test_autoaugment_applies_the_pair_its_draws_choose() -> None:
     image = colours()
-    augment = Augment(policy="autoaugment", crop="none")
+    augment = AugmentConfig(policy="autoaugment", crop="none")
     third = np.array([2.5 / 25, 0.79, 0.0, 0.61, 0.0])  # equalize with 0.8, equalize with 0.6
     assert np.array_equal(pixels(apply_policy(image, augment, third)), pixels(ImageOps.equalize(image)))
     never = np.array([2.5 / 25, 0.81, 0.0, 0.61, 0.0])
@@ -139,7 +139,7 @@ def test_autoaugment_applies_the_pair_its_draws_choose() -> None:
 
 def test_randaugment_applies_n_operations_in_order() -> None:
     image = colours()
-    augment = Augment(policy="randaugment", randaugment=RandAugment(n=2, magnitude=30), crop="none")
+    augment = AugmentConfig(policy="randaugment", randaugment=RandAugmentConfig(n=2, magnitude=30), crop="none")
     posterize, rotate = (10.5 / 14, 0.0), (5.5 / 14, 0.9)
     draws = np.array([*posterize, *rotate])
     wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
@@ -148,7 +148,7 @@ def test_randaugment_applies_n_operations_in_order() -> None:
 
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
 def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> None:
-    augment = Augment(policy=policy, crop="none", randaugment=RandAugment(n=3))  # type: ignore[arg-type]
+    augment = AugmentConfig(policy=policy, crop="none", randaugment=RandAugmentConfig(n=3))  # type: ignore[arg-type]
     draws = draw_host(augment, 0, np.arange(14_000, dtype=np.int64))
     assert draws.shape == (14_000, 6 if policy == "randaugment" else 5)
     num_choices = 14 if policy == "randaugment" else 25
@@ -160,7 +160,7 @@ def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> N
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_policies_keep_size_and_mode_of_any_picture(policy: str, mode: str) -> None:
-    augment = Augment(policy=policy, crop="none")  # type: ignore[arg-type]
+    augment = AugmentConfig(policy=policy, crop="none")  # type: ignore[arg-type]
     changed = 0
     for row, draws in enumerate(draw_host(augment, 1, np.arange(120, dtype=np.int64))):
         image = (colours() if row % 10 else colours(1, 1)).convert(mode)

@@ -7,25 +7,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.transforms.mixup import draw_mix
-from reconv.data.transforms.on_device import EvalPrepare, TrainPrepare, unprepare
 from reconv.data.readers.digits import open_digits
-from reconv.recipe.data_fields import Augment, Cutmix, Data, Mixup, Preprocess
+from reconv.data.transforms.mixup import draw_mix
+from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess, unprepare
+from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
 SIZE = 16
-COLOUR = Preprocess(size=SIZE, resize=None)
-GREY = Preprocess(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
-MIXUP = Augment(flip=0, mixup=Mixup(alpha=0.7))
-PER_SAMPLE = Augment(flip=0, mixup=Mixup(alpha=0.7, per="sample"))
-CUTMIX = Augment(flip=0, cutmix=Cutmix(alpha=1.0))
-BOTH = Augment(flip=0.5, mixup=Mixup(alpha=0.7), cutmix=Cutmix(alpha=1.0))
+COLOUR = PreprocessConfig(size=SIZE, resize=None)
+GREY = PreprocessConfig(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
+MIXUP = AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.7))
+PER_SAMPLE = AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.7, per="sample"))
+CUTMIX = AugmentConfig(flip=0, cutmix=CutmixConfig(alpha=1.0))
+BOTH = AugmentConfig(flip=0.5, mixup=MixupConfig(alpha=0.7), cutmix=CutmixConfig(alpha=1.0))
 
 
-def make_batch(augment: Augment, groups: tuple[int, ...], step: int = 3, first: int = 0, channels: int = 3) -> Batch:
+def make_batch(
+    augment: AugmentConfig, groups: tuple[int, ...], step: int = 3, first: int = 0, channels: int = 3
+) -> Batch:
     """A batch whose positions start at `first`, with the loader's draws."""
     count = sum(groups)
     positions = np.arange(first, first + count, dtype=np.int64)
@@ -41,64 +43,64 @@ def make_batch(augment: Augment, groups: tuple[int, ...], step: int = 3, first: 
     return Batch(tensors, torch.from_numpy(positions), groups)
 
 
-def prepared(augment: Augment, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
-    return TrainPrepare(COLOUR, augment, 5, dtype)(batch, 3)
+def prepared(augment: AugmentConfig, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
+    return TrainPreprocess(COLOUR, augment, 5, dtype)(batch, 3)
 
 
 def test_images_are_normalised_per_channel() -> None:
-    batch = make_batch(Augment(flip=0), (4,))
+    batch = make_batch(AugmentConfig(flip=0), (4,))
     expected = torch.empty(4, 3, SIZE, SIZE, dtype=torch.float64)
     for channel in range(3):
         expected[:, channel] = (batch["images"][:, channel].double() / 255 - COLOUR.mean[channel]) / COLOUR.std[channel]
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
-        images = EvalPrepare(COLOUR, dtype)(batch)["images"]
+        images = EvalPreprocess(COLOUR, dtype)(batch)["images"]
         assert images.dtype == dtype
         assert torch.allclose(images.double(), expected, atol=tolerance)
-        assert torch.equal(images, TrainPrepare(COLOUR, Augment(flip=0), 5, dtype)(batch, 0)["images"])
+        assert torch.equal(images, TrainPreprocess(COLOUR, AugmentConfig(flip=0), 5, dtype)(batch, 0)["images"])
 
 
 def test_means_of_0_to_255_are_subtracted_without_division() -> None:
-    tensorflow = Preprocess(size=SIZE, resize=None, scale=1, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0))
-    batch = make_batch(Augment(flip=0), (4,))
-    images = EvalPrepare(tensorflow, torch.float64)(batch)["images"]
+    tensorflow = PreprocessConfig(size=SIZE, resize=None, scale=1, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0))
+    batch = make_batch(AugmentConfig(flip=0), (4,))
+    images = EvalPreprocess(tensorflow, torch.float64)(batch)["images"]
     means = torch.tensor([123.68, 116.78, 103.94], dtype=torch.float64).view(1, 3, 1, 1)
     assert torch.allclose(images, batch["images"].double() - means, atol=1e-12)
     assert torch.equal(unprepare(images, tensorflow), batch["images"])
 
 
 def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -> None:
-    images = make_batch(Augment(), (5,))["images"]
+    images = make_batch(AugmentConfig(), (5,))["images"]
     images[4] = 200
     batch = Batch({"images": images}, torch.arange(5), (5,))
-    preprocess = Preprocess(size=SIZE, resize=None, standardise=True)
-    result = EvalPrepare(preprocess, torch.float64)(batch)["images"]
+    preprocess = PreprocessConfig(size=SIZE, resize=None, standardise=True)
+    result = EvalPreprocess(preprocess, torch.float64)(batch)["images"]
     assert torch.allclose(result[:4].mean((1, 2, 3)), torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(result[:4].std((1, 2, 3), correction=0), torch.ones(4, dtype=torch.float64), atol=1e-12)
     assert not result[4].any()
-    single = EvalPrepare(preprocess, torch.float32)(Batch({"images": images[:1]}, torch.arange(1), (1,)))["images"]
-    assert torch.equal(single, EvalPrepare(preprocess, torch.float32)(batch)["images"][:1])
+    single = EvalPreprocess(preprocess, torch.float32)(Batch({"images": images[:1]}, torch.arange(1), (1,)))["images"]
+    assert torch.equal(single, EvalPreprocess(preprocess, torch.float32)(batch)["images"][:1])
 
 
 def test_flips_mirror_the_rows_that_say_so() -> None:
-    batch = make_batch(Augment(), (6,))
-    plain = prepared(Augment(flip=0), batch)["images"]
-    flipped = prepared(Augment(flip=0.5), batch)["images"]
+    batch = make_batch(AugmentConfig(), (6,))
+    plain = prepared(AugmentConfig(flip=0), batch)["images"]
+    flipped = prepared(AugmentConfig(flip=0.5), batch)["images"]
     for row in range(6):
         assert torch.equal(flipped[row], plain[row].flip(-1) if row % 3 == 0 else plain[row])
 
 
 def test_channels_last_changes_the_layout_alone() -> None:
     batch = make_batch(BOTH, (4,))
-    last = TrainPrepare(COLOUR, BOTH, 5, torch.float32, channels_last=True)(batch, 3)["images"]
+    last = TrainPreprocess(COLOUR, BOTH, 5, torch.float32, channels_last=True)(batch, 3)["images"]
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(last, prepared(BOTH, batch, torch.float32)["images"])
 
 
 @pytest.mark.parametrize("augment", [MIXUP, PER_SAMPLE])
-def test_mixup_blends_images_and_labels_by_the_same_weight(augment: Augment) -> None:
+def test_mixup_blends_images_and_labels_by_the_same_weight(augment: AugmentConfig) -> None:
     groups = (4, 3, 6)
     batch = make_batch(augment, groups)
-    plain, mixed = prepared(Augment(flip=0), batch)["images"], prepared(augment, batch)
+    plain, mixed = prepared(AugmentConfig(flip=0), batch)["images"], prepared(augment, batch)
     row = 0
     shares = []
     for group in groups:
@@ -120,7 +122,7 @@ def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
     areas = set()
     for step in range(30):
         batch = make_batch(CUTMIX, (4, 3), step=step, first=step * 7)
-        plain, mixed = prepared(Augment(flip=0), batch)["images"], prepared(CUTMIX, batch)
+        plain, mixed = prepared(AugmentConfig(flip=0), batch)["images"], prepared(CUTMIX, batch)
         for row in range(7):
             partner = {0: 3, 4: 6}.get(row, row - 1)
             from_self = (mixed["images"][row] == plain[row]).all(0)
@@ -150,12 +152,12 @@ def test_a_group_of_one_is_left_alone() -> None:
     for augment in (MIXUP, PER_SAMPLE, CUTMIX):
         batch = make_batch(augment, (1, 1))
         result = prepared(augment, batch)
-        assert torch.equal(result["images"], prepared(Augment(flip=0), batch)["images"])
+        assert torch.equal(result["images"], prepared(AugmentConfig(flip=0), batch)["images"])
         assert torch.equal(result["soft_targets"], torch.nn.functional.one_hot(batch["targets"], 5).double())
 
 
 @pytest.mark.parametrize("augment", [MIXUP, PER_SAMPLE, CUTMIX, BOTH])
-def test_mixing_does_not_depend_on_how_groups_fall_into_micro_batches(augment: Augment) -> None:
+def test_mixing_does_not_depend_on_how_groups_fall_into_micro_batches(augment: AugmentConfig) -> None:
     groups = (4, 4, 3)
     whole = prepared(augment, make_batch(augment, groups), torch.float32)
     for split in ([(4,), (4,), (3,)], [(4, 4), (3,)], [(4,), (4, 3)]):
@@ -183,12 +185,12 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
     outputs = []
     for micro in (8, 16, 32):
         recipe = Recipe(
-            data=Data(preprocess=GREY, workers=0),
+            data=DataConfig(preprocess=GREY, workers=0),
             augment=BOTH.model_copy(update={"crop": "pad"}),
-            batch=BatchSizes(size=32, group=8, micro=micro),
+            batch=BatchConfig(size=32, group=8, micro=micro),
         )
         plan = make_plan(recipe, Facts(len(source), 1, 10))
-        prepare = TrainPrepare(GREY, recipe.augment, 10, torch.float32)
+        prepare = TrainPreprocess(GREY, recipe.augment, 10, torch.float32)
         (step,) = list(TrainLoader(source, recipe, plan, lambda tensor: tensor).steps(7, 8))
         assert len(step) == 32 // micro
         ready = [prepare(batch, 7) for batch in step]
@@ -199,8 +201,10 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
 
 def test_unprepare_gives_back_the_pixels() -> None:
     for preprocess, channels in ((COLOUR, 3), (GREY, 1)):
-        batch = make_batch(Augment(flip=0), (4,), channels=channels)
+        batch = make_batch(AugmentConfig(flip=0), (4,), channels=channels)
         for dtype in (torch.float32, torch.float64):
-            assert torch.equal(unprepare(EvalPrepare(preprocess, dtype)(batch)["images"], preprocess), batch["images"])
-    stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), Preprocess(standardise=True))
+            assert torch.equal(
+                unprepare(EvalPreprocess(preprocess, dtype)(batch)["images"], preprocess), batch["images"]
+            )
+    stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), PreprocessConfig(standardise=True))
     assert (stretched.amin((1, 2, 3)).tolist(), stretched.amax((1, 2, 3)).tolist()) == ([0, 0], [255, 255])

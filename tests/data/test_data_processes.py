@@ -18,26 +18,26 @@ from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 from torch import Tensor
 
-from reconv.data.convert.transcode import Form
 from reconv.data.convert.convert import convert, make_target
 from reconv.data.convert.inputs import open_splits
-from reconv.data.pipeline.bad_samples import Fault, Faults
+from reconv.data.convert.transcode import OutputFormat
+from reconv.data.dataset import Dataset, Sample
+from reconv.data.pipeline.bad_samples import BadSample, BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.readers.factory import open_source
-from reconv.data.readers.packed_format import Description, write_shard
+from reconv.data.pipeline.process_pool import ProcessPool
 from reconv.data.pipeline.shared_pickle import pack, unpack
-from reconv.data.pipeline.process_pool import Processes
-from reconv.data.dataset import Sample, Source
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.folder import FolderSource
-from reconv.data.readers.packed import PackedSource, shard_name
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.readers.packed import PackedDataset, shard_name
+from reconv.data.readers.packed_format import Description, write_shard
 from reconv.errors import DataError, ResourceError, UsageError
-from reconv.recipe.data_fields import Augment, Data, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 
-COLOUR = Preprocess(size=24, resize=28)
-GREY = Preprocess(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+COLOUR = PreprocessConfig(size=24, resize=28)
+GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 
 
 def stay(tensor: Tensor) -> Tensor:
@@ -45,31 +45,33 @@ def stay(tensor: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[Processes]:
+def processes() -> Iterator[ProcessPool]:
     """Two workers for all tests that leave them alive; they cost two seconds to start."""
-    workers = Processes(2)
+    workers = ProcessPool(2)
     yield workers
     workers.close()
 
 
 def loader(
-    source: Source, workers: Processes | None, spec: Preprocess = COLOUR, faults: Faults | None = None
+    source: Dataset, workers: ProcessPool | None, spec: PreprocessConfig = COLOUR, faults: BadSamples | None = None
 ) -> TrainLoader:
     recipe = Recipe(
-        data=Data(preprocess=spec, tail="wrap", workers=2), augment=Augment(crop="resized"), batch=BatchSizes(size=6)
+        data=DataConfig(preprocess=spec, tail="wrap", workers=2),
+        augment=AugmentConfig(crop="resized"),
+        batch=BatchConfig(size=6),
     )
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
     return TrainLoader(source, recipe, plan, stay, faults=faults, shared=workers)
 
 
 @pytest.mark.parametrize("kind", ["folder", "packed", "digits"])
-def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: Processes, kind: str) -> None:
-    source: Source = FolderSource(tree, "train")
+def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: ProcessPool, kind: str) -> None:
+    source: Dataset = FolderDataset(tree, "train")
     if kind == "packed":
         description = Description("train", 0, 1, 11, 11, "", "", source.class_names)
         with open(tmp_path / shard_name("train", 0, 1), "wb") as file:
             write_shard(file, description, (source.sample(index) for index in range(11)))
-        source = PackedSource(tmp_path, "train")
+        source = PackedDataset(tmp_path, "train")
     spec = COLOUR
     if kind == "digits":
         source, spec = open_digits("train"), GREY
@@ -82,8 +84,8 @@ def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: P
     assert torch.cat([batch["indices"] for batch in whole]).tolist() == list(range(len(source)))
 
 
-def test_a_bad_file_is_the_same_error_with_its_path(tree: Path, processes: Processes) -> None:
-    source = FolderSource(tree, "train")
+def test_a_bad_file_is_the_same_error_with_its_path(tree: Path, processes: ProcessPool) -> None:
+    source = FolderDataset(tree, "train")
     broken = Path(source.path(6))
     broken.write_bytes(broken.read_bytes()[:200])
     with pytest.raises(DataError) as caught:
@@ -92,14 +94,14 @@ def test_a_bad_file_is_the_same_error_with_its_path(tree: Path, processes: Proce
     assert caught.value.then
 
 
-def test_bad_files_are_borne_as_by_threads(tree: Path, processes: Processes) -> None:
-    source = FolderSource(tree, "train")
+def test_bad_files_are_borne_as_by_threads(tree: Path, processes: ProcessPool) -> None:
+    source = FolderDataset(tree, "train")
     for index in (2, 7):
-        Path(source.path(index)).write_bytes(b"no picture")
+        Path(source.path(index)).write_bytes(b"no image")
     results = []
     for workers in (None, processes):
-        told: list[Fault] = []
-        faults = Faults(5, told.append)
+        told: list[BadSample] = []
+        faults = BadSamples(5, told.append)
         steps = [step[0] for step in loader(source, workers, faults=faults).steps(0, 4)]
         results.append((told, [batch["indices"].tolist() for batch in steps], [batch["images"] for batch in steps]))
     assert results[0][0] == results[1][0] and len(results[0][0]) == 2
@@ -115,9 +117,9 @@ def is_alive(process: int) -> bool:
 
 
 def test_a_killed_worker_is_an_error_that_says_so_and_the_others_go_too(tree: Path) -> None:
-    workers = Processes(2)
+    workers = ProcessPool(2)
     ids = workers.process_ids
-    stream = loader(FolderSource(tree, "train"), workers).steps(0, 10_000)
+    stream = loader(FolderDataset(tree, "train"), workers).steps(0, 10_000)
     next(stream)
     os.kill(ids[0], signal.SIGKILL)
     with pytest.raises(ResourceError, match="worker process that reads images has died") as caught:
@@ -137,9 +139,9 @@ def shared_files() -> int:
 def test_a_closed_pool_leaves_no_process_and_no_shared_memory(tree: Path) -> None:
     gc.collect()
     held, before = shared_files(), set(os.listdir("/dev/shm"))
-    workers = Processes(1)
+    workers = ProcessPool(1)
     ids = workers.process_ids
-    stream = loader(FolderSource(tree, "train"), workers).steps(0, 1000)
+    stream = loader(FolderDataset(tree, "train"), workers).steps(0, 1000)
     for _ in range(4):
         batch = next(stream)
     assert shared_files() > held
@@ -156,8 +158,8 @@ def test_a_closed_pool_leaves_no_process_and_no_shared_memory(tree: Path) -> Non
 def test_workers_end_when_their_parent_is_killed(tree: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from reconv.data.pipeline.process_pool import Processes\n"
-        "workers = Processes(1)\n"
+        "from reconv.data.pipeline.process_pool import ProcessPool\n"
+        "workers = ProcessPool(1)\n"
         "print(*workers.process_ids, flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -175,8 +177,8 @@ def test_workers_end_when_their_parent_is_killed(tree: Path) -> None:
     assert not any(map(is_alive, ids))
 
 
-def test_a_stop_signal_to_the_whole_group_does_not_end_workers(tree: Path, processes: Processes) -> None:
-    stream = loader(FolderSource(tree, "train"), processes).steps(0, 100)
+def test_a_stop_signal_to_the_whole_group_does_not_end_workers(tree: Path, processes: ProcessPool) -> None:
+    stream = loader(FolderDataset(tree, "train"), processes).steps(0, 100)
     next(stream)
     next(stream)  # both are up
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -191,7 +193,7 @@ def test_the_index_is_sent_once_and_lies_in_memory_that_all_map(tmp_path: Path) 
         (tmp_path / split / "only").mkdir(parents=True)
         for number in range(500):
             (tmp_path / split / "only" / f"{number:020}.png").write_bytes(encode(noise(4, 4, 3, 0)))
-    source = FolderSource(tmp_path, "train")
+    source = FolderDataset(tmp_path, "train")
     parcel = pack(source, {})
     assert parcel.shared_bytes >= source.index_bytes
     assert len(parcel.content) < 2000
@@ -200,7 +202,7 @@ def test_the_index_is_sent_once_and_lies_in_memory_that_all_map(tmp_path: Path) 
     assert there.path(317) == source.path(317)
     assert there.sample(499) == source.sample(499)
     assert source.index_bytes / len(source) < 100
-    workers = Processes(1)
+    workers = ProcessPool(1)
     workers.share(source)
     held = workers.shared_bytes
     list(loader(source, workers, GREY).steps(0, 2))
@@ -209,13 +211,13 @@ def test_the_index_is_sent_once_and_lies_in_memory_that_all_map(tmp_path: Path) 
 
 
 def written(tree: Path, out: Path, kind: str) -> Path:
-    """Data of a kind."""
+    """DataConfig of a kind."""
     box = {"bbox": [2, 3, 10, 12], "category_id": 7, "area": 120}
     match kind:
         case "tfrecord" | "tar" | "packed":
             splits, root = open_splits(str(tree), "auto", None, None)
             of_shards = (None, {"train": 3, "val": 2}) if kind == "tfrecord" else (4, None)
-            convert(splits, root, out, make_target(kind, Form(), *of_shards), 1, lambda done, total: None)
+            convert(splits, root, out, make_target(kind, OutputFormat(), *of_shards), 1, lambda done, total: None)
             return out
         case "csv":
             files = sorted(str(path.relative_to(tree)) for path in (tree / "train").rglob("*.*"))
@@ -239,8 +241,8 @@ BOXED = ("coco", "voc", "yolo")
 @pytest.mark.parametrize("kind", ["folder", "tfrecord", "tar", "packed", "csv", *BOXED])
 def test_every_kind_of_data_travels(tree: Path, tmp_path: Path, kind: str, percent: float) -> None:
     """`auto` takes processes for all of them."""
-    data = Data(percent=percent, background=percent < 100 and kind not in BOXED)
-    source = open_source(kind, written(tree, tmp_path / "new", kind), "train", data, boxes=kind in BOXED)
+    data = DataConfig(percent=percent, background=percent < 100 and kind not in BOXED)
+    source = open_dataset(kind, written(tree, tmp_path / "new", kind), "train", data, boxes=kind in BOXED)
     parcel = pack(source, {})
     there = unpack(parcel.content, parcel.extents, parcel.file, {})
     parcel.close()
@@ -250,8 +252,8 @@ def test_every_kind_of_data_travels(tree: Path, tmp_path: Path, kind: str, perce
         assert (ours.data, ours.target, ours.name) == (theirs.data, theirs.target, theirs.name)
 
 
-def test_what_cannot_travel_is_refused_with_a_way_out(tree: Path, processes: Processes) -> None:
-    class Local(FolderSource):
+def test_what_cannot_travel_is_refused_with_a_way_out(tree: Path, processes: ProcessPool) -> None:
+    class Local(FolderDataset):
         def sample(self, index: int) -> Sample:
             return super().sample(index)
 

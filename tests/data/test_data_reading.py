@@ -60,13 +60,13 @@ def test_a_pipe_that_a_person_names_is_read_to_its_end() -> None:
     readable, writable = os.pipe()
     with os.fdopen(readable):
         with os.fdopen(writable, "wb") as pipe:
-            pipe.write(b"picture" * 1000)
-        assert read_named(f"/dev/fd/{readable}") == b"picture" * 1000
+            pipe.write(b"image" * 1000)
+        assert read_named(f"/dev/fd/{readable}") == b"image" * 1000
 
 
 def test_what_a_person_names_may_be_a_file_and_must_be_there(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"picture")
-    assert read_named(tmp_path / "file") == b"picture"
+    (tmp_path / "file").write_bytes(b"image")
+    assert read_named(tmp_path / "file") == b"image"
     with pytest.raises(DataError, match="cannot read"):
         read_named(tmp_path / "none")
 
@@ -79,6 +79,6 @@ def test_an_empty_file_has_no_bytes_and_a_folder_is_refused(tmp_path: Path) -> N
 
 
 def test_a_length_beyond_all_memory_is_told_as_a_file_that_ends_early(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"picture")
+    (tmp_path / "file").write_bytes(b"image")
     with pytest.raises(DataError, match=f"ends early: 6 of {2**62} bytes from offset 1"):
         read(tmp_path / "file", 1, 2**62)

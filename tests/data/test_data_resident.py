@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.data.transforms.random_params import alternate_flips, pad_crop
+from reconv.batch import Batch
+from reconv.data.dataset import Dataset
 from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.readers.factory import open_source
-from reconv.data.dataset import Source
-from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.factory import open_dataset
+from reconv.data.transforms.random_params import alternate_flips, pad_crop
 from reconv.errors import RecipeError
-from reconv.recipe.data_fields import Augment, Data, Erase, Mixup, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 from reconv.recipe.units import Duration
 
 NUM_IMAGES = 50
@@ -31,22 +31,22 @@ def stay(tensor: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def source() -> ArraySource:
+def source() -> ArrayDataset:
     pixels = np.random.default_rng(4).integers(0, 256, (NUM_IMAGES, 3, 8, 8), dtype=np.uint8)
-    return ArraySource("cifar10", pixels, np.arange(NUM_IMAGES) % 10, tuple("abcdefghij"), "noise")
+    return ArrayDataset("cifar10", pixels, np.arange(NUM_IMAGES) % 10, tuple("abcdefghij"), "noise")
 
 
-def recipe_of(resident: str, augment: Augment, size: int = 8, tail: str = "wrap") -> Recipe:
-    preprocess = Preprocess(size=size, resize=None)
+def recipe_of(resident: str, augment: AugmentConfig, size: int = 8, tail: str = "wrap") -> Recipe:
+    preprocess = PreprocessConfig(size=size, resize=None)
     return Recipe(
         seed=11,
-        data=Data(preprocess=preprocess, tail=tail, resident=resident, workers=0),  # type: ignore[arg-type]
+        data=DataConfig(preprocess=preprocess, tail=tail, resident=resident, workers=0),  # type: ignore[arg-type]
         augment=augment,
-        batch=BatchSizes(size=12, group=3, micro=6),
+        batch=BatchConfig(size=12, group=3, micro=6),
     )
 
 
-def batches(source: Source, recipe: Recipe, start: int = 0, stop: int = 9) -> Iterator[Batch]:
+def batches(source: Dataset, recipe: Recipe, start: int = 0, stop: int = 9) -> Iterator[Batch]:
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
     for micro_batches in TrainLoader(source, recipe, plan, stay).steps(start, stop):
         yield from micro_batches
@@ -56,15 +56,15 @@ def batches(source: Source, recipe: Recipe, start: int = 0, stop: int = 9) -> It
 @pytest.mark.parametrize("crop", ["pad", "none"])
 @pytest.mark.parametrize("size", [8, 6])
 def test_batches_cropped_on_the_device_are_those_of_the_host(
-    source: ArraySource, form: str, crop: str, size: int
+    source: ArrayDataset, form: str, crop: str, size: int
 ) -> None:
-    augment = Augment(
+    augment = AugmentConfig(
         crop=crop,  # type: ignore[arg-type]
         pad=3,
         pad_form=form,  # type: ignore[arg-type]
         flip_form="alternating",
-        mixup=Mixup(alpha=0.3),
-        erase=Erase(probability=0.5),
+        mixup=MixupConfig(alpha=0.3),
+        erase=RandomErasingConfig(probability=0.5),
     )
     host = list(batches(source, recipe_of("host", augment, size)))
     device = list(batches(source, recipe_of("device", augment, size)))
@@ -77,15 +77,15 @@ def test_batches_cropped_on_the_device_are_those_of_the_host(
     assert device[0]["images"].dtype == torch.uint8
 
 
-def test_the_resident_stream_can_begin_at_any_step(source: ArraySource) -> None:
-    recipe = recipe_of("device", Augment(crop="pad", pad=2, flip_form="alternating"))
+def test_the_resident_stream_can_begin_at_any_step(source: ArrayDataset) -> None:
+    recipe = recipe_of("device", AugmentConfig(crop="pad", pad=2, flip_form="alternating"))
     whole, late = list(batches(source, recipe)), list(batches(source, recipe, start=5))
     assert len(late) == 8
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(whole[10:], late, strict=True))
 
 
-def test_a_border_wider_than_the_image_is_black(source: ArraySource) -> None:
-    augment = Augment(crop="pad", pad=20)
+def test_a_border_wider_than_the_image_is_black(source: ArrayDataset) -> None:
+    augment = AugmentConfig(crop="pad", pad=20)
     host, device = (next(batches(source, recipe_of(where, augment)))["images"] for where in ("host", "device"))
     assert torch.equal(host, device)
     assert (device.flatten(1).amax(1) == 0).any()
@@ -97,8 +97,8 @@ def test_reflected_crops_repeat_the_inside_and_not_the_edge() -> None:
     assert upper_left[0, 0].tolist() == [[10, 9, 8, 9], [6, 5, 4, 5], [2, 1, 0, 1], [6, 5, 4, 5]]
 
 
-def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(source: ArraySource) -> None:
-    augment = Augment(crop="none", flip_form="alternating")
+def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(source: ArrayDataset) -> None:
+    augment = AugmentConfig(crop="none", flip_form="alternating")
     plan_steps = 4 * NUM_IMAGES // 12  # the stream is wrapped: 4 epochs are not a whole number of steps
     seen: dict[int, list[bool]] = {}
     for batch in batches(source, recipe_of("host", augment), stop=plan_steps):
@@ -111,7 +111,7 @@ def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(sour
 
 
 def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
-    indices, augment = np.arange(1000, dtype=np.int64), Augment(flip=0.3, flip_form="alternating")
+    indices, augment = np.arange(1000, dtype=np.int64), AugmentConfig(flip=0.3, flip_form="alternating")
     even = alternate_flips(augment, 5, indices, np.zeros(1000, np.int64))
     assert abs(even.mean() - 0.3) < 0.05
     assert np.array_equal(alternate_flips(augment, 5, indices[::-1], np.full(1000, 2)), even[::-1])
@@ -119,12 +119,14 @@ def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
     assert not np.array_equal(alternate_flips(augment, 6, indices, np.zeros(1000, np.int64)), even)
 
 
-def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source: ArraySource) -> None:
+def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source: ArrayDataset) -> None:
     with pytest.raises(RecipeError, match="cannot stay on the device"):
-        next(batches(source, recipe_of("device", Augment(crop="resized"))))
-    synthetic = open_source("synthetic", None, "train", Data(num_samples=24, preprocess=Preprocess(size=8)))
+        next(batches(source, recipe_of("device", AugmentConfig(crop="resized"))))
+    synthetic = open_dataset(
+        "synthetic", None, "train", DataConfig(num_samples=24, preprocess=PreprocessConfig(size=8))
+    )
     with pytest.raises(RecipeError, match=r"data\.resident=host"):
-        next(batches(synthetic, recipe_of("device", Augment(crop="pad"))))
+        next(batches(synthetic, recipe_of("device", AugmentConfig(crop="pad"))))
 
 
 def test_a_border_that_cannot_be_reflected_is_refused() -> None:
@@ -133,9 +135,9 @@ def test_a_border_that_cannot_be_reflected_is_refused() -> None:
     assert load("quickstart", [("augment.pad", "7", "--set"), ("augment.pad_form", "reflect", "--set")])
 
 
-def test_growing_images_change_size_on_the_device_where_they_do_on_the_host(source: ArraySource) -> None:
+def test_growing_images_change_size_on_the_device_where_they_do_on_the_host(source: ArrayDataset) -> None:
     sizes = ((Duration(0, "step"), 6), (Duration(5, "step"), 7), (Duration(20, "step"), 8))
-    augment = Augment(crop="pad", pad=2, progressive=sizes)
+    augment = AugmentConfig(crop="pad", pad=2, progressive=sizes)
     host, device = (list(batches(source, recipe_of(where, augment), stop=24)) for where in ("host", "device"))
     assert [batch["images"].shape[-1] for batch in device[::2]] == [6] * 5 + [7] * 15 + [8] * 4
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(host, device, strict=True))

@@ -12,19 +12,19 @@ import simplejpeg
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.data.transforms.random_params import Box, draw_crops, resized_box
 from reconv.data.decode.decode import decode
-from reconv.data.decode.jpeg_header import head, part_of
 from reconv.data.decode.jpeg_decoder import agrees, decode_with_pillow, jpeg_decoder
+from reconv.data.decode.jpeg_header import head, part_of
+from reconv.data.transforms.random_params import Box, draw_crops, resized_box
 from reconv.data.transforms.train_sample import host_train
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
-SPEC = Preprocess(size=32)
+SPEC = PreprocessConfig(size=32)
 
 
 def blurred(height: int, width: int, seed: int, channels: int = 3) -> Image.Image:
-    """A picture with edges and slopes, as photographs have them."""
+    """An image with edges and slopes, as photographs have them."""
     small = Image.fromarray(noise(height // 8 + 1, width // 8 + 1, 3, seed))
     image = small.resize((width, height), Image.Resampling.BICUBIC)
     return image if channels == 3 else image.convert("L")
@@ -114,7 +114,7 @@ def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_row_does_not_depend_on_who_decodes(kind: str, request: pytest.FixtureRequest) -> None:
-    augment = Augment()
+    augment = AugmentConfig()
     rows = []
     for name in ("simplejpeg", "Pillow"):
         if name == "Pillow":
@@ -140,7 +140,7 @@ def test_a_decoder_that_gives_other_pixels_is_not_taken() -> None:
 def test_a_row_from_a_file_is_the_row_from_its_pixels(kind: str, antialias: bool) -> None:
     data = (PLAIN | OTHERS)[kind]
     assert (head(data) is None) == (kind in OTHERS)
-    augment = Augment(antialias=antialias)
+    augment = AugmentConfig(antialias=antialias)
     pixels = decode(data, 3)
     for draws in draw_crops(augment, 0, np.arange(6, dtype=np.int64)):
         assert np.array_equal(host_train(data, SPEC, augment, draws), host_train(pixels, SPEC, augment, draws))
@@ -148,7 +148,7 @@ def test_a_row_from_a_file_is_the_row_from_its_pixels(kind: str, antialias: bool
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_training_pictures_are_pillows_within_rounding(interpolation: str) -> None:
-    augment, spec = Augment(), Preprocess(size=32, interpolation=interpolation)  # type: ignore[arg-type]
+    augment, spec = AugmentConfig(), PreprocessConfig(size=32, interpolation=interpolation)  # type: ignore[arg-type]
     image = blurred(90, 131, 3)
     for draws in draw_crops(augment, 0, np.arange(20, dtype=np.int64)):
         box = resized_box(131, 90, draws, augment)
@@ -165,9 +165,9 @@ def test_without_antialiasing_a_stripe_between_two_samples_is_not_seen() -> None
     pixels = np.zeros((256, 256, 3), np.uint8)
     pixels[::8] = 255
     whole = {"area": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    draws = draw_crops(Augment(), 0, np.arange(1, dtype=np.int64))[0]
-    assert host_train(pixels, SPEC, Augment(antialias=False, **whole), draws).max() == 0
-    assert host_train(pixels, SPEC, Augment(**whole), draws).min() > 10
+    draws = draw_crops(AugmentConfig(), 0, np.arange(1, dtype=np.int64))[0]
+    assert host_train(pixels, SPEC, AugmentConfig(antialias=False, **whole), draws).max() == 0
+    assert host_train(pixels, SPEC, AugmentConfig(**whole), draws).min() > 10
 
 
 @pytest.mark.parametrize("kind", PLAIN)
@@ -175,7 +175,7 @@ def test_a_file_without_its_end_is_an_error_whatever_part_is_wanted(kind: str) -
     data = PLAIN[kind]
     cut = data[: len(data) * 9 // 10] if kind != "after its end" else data[: data.rfind(b"\xff\xd9")]
     assert head(cut) is None
-    augment = Augment(area=(0.08, 0.1))
+    augment = AugmentConfig(area=(0.08, 0.1))
     for draws in draw_crops(augment, 0, np.arange(5, dtype=np.int64)):
         with pytest.raises(DataError, match="does not decode"):
             host_train(cut, SPEC, augment, draws)
@@ -204,7 +204,7 @@ def test_a_scan_holds_no_markers_but_restarts_down_to_its_end(kind: str) -> None
 def made(data: bytes | np.ndarray, draws: np.ndarray) -> bytes | str:
     """The row, or what is wrong with the file."""
     try:
-        return host_train(data, SPEC, Augment(), draws).tobytes()
+        return host_train(data, SPEC, AugmentConfig(), draws).tobytes()
     except DataError as error:
         return error.what
 
@@ -223,7 +223,7 @@ def test_damage_inside_the_scan_gives_what_pillow_gives() -> None:
                 pixels: np.ndarray | None = decode(bytes(damaged), 3)
             except DataError:
                 pixels = None
-            for draws in draw_crops(Augment(), 0, np.arange(3, dtype=np.int64)):
+            for draws in draw_crops(AugmentConfig(), 0, np.arange(3, dtype=np.int64)):
                 wanted = "image does not decode" if pixels is None else made(pixels, draws)
                 assert made(bytes(damaged), draws) == wanted
                 outcomes.append(pixels is None)
@@ -236,7 +236,7 @@ def test_an_error_after_a_warning_is_an_error_whoever_decodes(kind: str) -> None
     """Tables that are not there, named by a scan or form that libjpeg warns of: once there were pixels of nothing."""
     data = PLAIN[kind]
     scan, form = data.index(b"\xff\xda"), data.index(b"JFIF")
-    [draws] = draw_crops(Augment(), 0, np.arange(1, dtype=np.int64))
+    [draws] = draw_crops(AugmentConfig(), 0, np.arange(1, dtype=np.int64))
     for warned_of in (form + 5, scan + 11, scan + 12, scan + 13):
         damaged = bytearray(data)
         damaged[warned_of] ^= 2

@@ -10,22 +10,22 @@ import torch
 from data_examples import noise
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.data.transforms.random_params import draw_host
+from reconv.batch import Batch
+from reconv.data.dataset import Dataset
 from reconv.data.decode.decode import train_preprocess
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.transforms.random_params import draw_host
 from reconv.data.transforms.train_sample import host_train
-from reconv.data.dataset import Source
-from reconv.data.readers.arrays import ArraySource
-from reconv.data.readers.folder import FolderSource
 from reconv.errors import RecipeError
-from reconv.recipe.data_fields import Augment, Cutmix, Data, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 from reconv.recipe.units import Duration
 
-PREPROCESS = Preprocess(size=24, resize=28)
+PREPROCESS = PreprocessConfig(size=24, resize=28)
 GROWING = ((Duration(0, "ep"), 12), (Duration(50, "%"), 18), (Duration(3, "ep"), 24))
 
 
@@ -37,9 +37,9 @@ def make_recipe(crop: str = "resized", workers: int = 0, source: str = "auto", *
     return Recipe(
         seed=3,
         length=Duration(4, "ep"),
-        data=Data(source=source, preprocess=PREPROCESS, workers=workers),  # type: ignore[arg-type]
-        augment=Augment(crop=crop, pad=2, cutmix=Cutmix(alpha=1.0), **augment),  # type: ignore[arg-type]
-        batch=BatchSizes(size=4, group=2, micro=2),
+        data=DataConfig(source=source, preprocess=PREPROCESS, workers=workers),  # type: ignore[arg-type]
+        augment=AugmentConfig(crop=crop, pad=2, cutmix=CutmixConfig(alpha=1.0), **augment),  # type: ignore[arg-type]
+        batch=BatchConfig(size=4, group=2, micro=2),
     )
 
 
@@ -47,7 +47,7 @@ def plan_of(recipe: Recipe, num_train: int = 11) -> Plan:
     return make_plan(recipe, Facts(num_train, 5, 3))
 
 
-def images_of(source: Source, recipe: Recipe, start: int, stop: int) -> list[tuple[Batch, ...]]:
+def images_of(source: Dataset, recipe: Recipe, start: int, stop: int) -> list[tuple[Batch, ...]]:
     plan = plan_of(recipe, len(source))
     return [tuple(step) for step in TrainLoader(source, recipe, plan, stay).steps(start, stop)]
 
@@ -71,7 +71,7 @@ def test_points_that_fall_back_are_refused_by_the_plan() -> None:
 
 @pytest.mark.parametrize("crop", ["none", "pad", "resized"])
 def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Path, crop: str) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     expected = images_of(source, make_recipe(crop, progressive=GROWING), 0, 8)
     assert [step[0]["images"].shape[-1] for step in expected] == [12, 12, 12, 12, 18, 18, 24, 24]
     for workers, start in ((1, 0), (2, 0), (8, 0), (2, 3), (0, 5)):
@@ -86,7 +86,7 @@ def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Pa
 @pytest.mark.parametrize("crop", ["none", "pad", "resized"])
 def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str) -> None:
     pixels = np.stack([noise(30, 30, 3, number).transpose(2, 0, 1) for number in range(8)])
-    source = ArraySource("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
+    source = ArrayDataset("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
     recipe = make_recipe(crop, progressive=GROWING, policy=policy)
     for step, size in ((1, 12), (2, 18), (3, 18)):
         plan = make_plan(recipe.model_copy(update={"length": Duration(2, "ep")}), Facts(8, 5, 3))
@@ -102,7 +102,7 @@ def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str
 
 
 def test_boxes_are_drawn_for_the_steps_size(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     steps = images_of(source, make_recipe(progressive=GROWING), 0, 8)
     for step in steps:
         for batch in step:
@@ -111,7 +111,7 @@ def test_boxes_are_drawn_for_the_steps_size(tree: Path) -> None:
 
 def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
     recipe = make_recipe(source="synthetic-device", progressive=GROWING)
-    source = open_source("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
+    source = open_dataset("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
     plan = plan_of(recipe, len(source))
     steps = list(TrainLoader(source, recipe, plan, stay).steps(2, 8))
     assert [step[0]["images"].shape[-1] for step in steps] == [12, 12, 18, 18, 24, 24]
@@ -121,5 +121,5 @@ def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
 
 def test_evaluation_stays_at_the_size_of_preprocessing(tree: Path) -> None:
     recipe = make_recipe(size=12, progressive=GROWING)
-    (batch,) = list(EvalLoader(FolderSource(tree, "val"), recipe.data.preprocess, 8, stay, 0))
+    (batch,) = list(EvalLoader(FolderDataset(tree, "val"), recipe.data.preprocess, 8, stay, 0))
     assert batch["images"].shape == (5, 3, 24, 24)

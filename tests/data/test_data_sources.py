@@ -12,15 +12,15 @@ import pytest
 from data_examples import cifar_layout, encode, noise
 from sklearn.datasets import load_digits
 
-from reconv.data.readers.factory import open_source
 from reconv.data.dataset import Sample, Subset, spread
-from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.folder import FolderSource
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.synthetic import Synthetic
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Data, Preprocess
+from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 
 
 def pixels(sample: Sample) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_a_torn_cifar_pickle_is_a_data_error(tmp_path: Path, write_cifar: Callab
 
 
 def test_folder_classes_are_sorted_and_samples_follow_names(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     assert source.class_names == ("ant", "bee", "cat")
     assert [source.sample(index).target for index in range(len(source))] == [0] * 4 + [1] * 4 + [2] * 3
     names = [os.path.relpath(source.path(index), tree) for index in range(len(source))]
@@ -133,7 +133,7 @@ def test_folder_finds_every_extension_at_any_depth_and_ignores_the_rest(tree: Pa
     wanted = ("a.JPG", "b.jpeg", "c.Png", "d.webp", "e.bmp", "f.tif", "g.TIFF")
     for name in (*wanted, "h.txt", ".hidden.png", "i.gif"):
         (inner / name).write_bytes(data)
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     found = [os.path.basename(source.path(i)) for i in range(len(source)) if "more" in source.path(i)]
     assert found == list(wanted)
 
@@ -143,24 +143,24 @@ def test_validation_may_lack_classes_but_not_invent_them(tree: Path) -> None:
     for file in (tree / "validation" / "ant").iterdir():
         file.unlink()
     (tree / "validation" / "ant").rmdir()
-    source = FolderSource(tree, "val")
+    source = FolderDataset(tree, "val")
     assert source.class_names == ("ant", "bee", "cat")
     assert [source.sample(index).target for index in range(3)] == [1, 1, 2]
     (tree / "validation" / "dog").mkdir()
     with pytest.raises(DataError, match="training does not have: dog"):
-        FolderSource(tree, "val")
+        FolderDataset(tree, "val")
 
 
 def test_a_class_folder_without_images_is_named(tree: Path) -> None:
     (tree / "train" / "bat").mkdir()
     (tree / "train" / "bat" / "readme.txt").write_text("soon")
     with pytest.raises(DataError, match="class folder bat has no images") as caught:
-        FolderSource(tree, "train")
+        FolderDataset(tree, "train")
     assert caught.value.where == str(tree / "train" / "bat")
 
 
 def test_a_file_that_vanished_is_a_data_error_with_its_path(tree: Path) -> None:
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     os.unlink(source.path(3))
     with pytest.raises(DataError) as caught:
         source.sample(3)
@@ -168,15 +168,15 @@ def test_a_file_that_vanished_is_a_data_error_with_its_path(tree: Path) -> None:
 
 
 def test_folder_fingerprint_sees_names_sizes_and_classes(tree: Path) -> None:
-    first = FolderSource(tree, "train").fingerprint()
-    assert FolderSource(tree, "train").fingerprint() == first
+    first = FolderDataset(tree, "train").fingerprint()
+    assert FolderDataset(tree, "train").fingerprint() == first
     file = tree / "train" / "bee" / "004.JPEG"
     file.write_bytes(file.read_bytes() + b"\0")
-    resized = FolderSource(tree, "train").fingerprint()
+    resized = FolderDataset(tree, "train").fingerprint()
     os.rename(file, file.with_name("zzz.JPEG"))
-    renamed = FolderSource(tree, "train").fingerprint()
+    renamed = FolderDataset(tree, "train").fingerprint()
     os.rename(tree / "train" / "bee", tree / "train" / "bug")
-    assert len({first, resized, renamed, FolderSource(tree, "train").fingerprint()}) == 4
+    assert len({first, resized, renamed, FolderDataset(tree, "train").fingerprint()}) == 4
 
 
 def test_folder_index_is_small(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_folder_index_is_small(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         for number in range(500):
             (folder / f"ILSVRC2012_val_{number:08}.JPEG").touch()
-    source = FolderSource(tmp_path, "train")
+    source = FolderDataset(tmp_path, "train")
     assert source.index_bytes / len(source) < 60
 
 
@@ -193,7 +193,7 @@ def test_names_that_are_not_utf8_are_read(tree: Path) -> None:
     path = os.path.join(os.fsencode(tree / "train" / "ant"), b"caf\xe9.png")
     with open(path, "wb") as file:
         file.write(b"bytes")
-    source = FolderSource(tree, "train")
+    source = FolderDataset(tree, "train")
     samples = [source.sample(index) for index in range(len(source))]
     assert [sample.data for sample in samples if os.fsencode(sample.name) == path] == [b"bytes"]
     assert source.fingerprint()
@@ -204,7 +204,7 @@ def test_links_that_lead_nowhere_are_counted_and_named_not_dropped(tree: Path) -
         (tree / "train" / "ant" / f"x{number}.png").symlink_to(tree / "not-mounted" / f"{number}.png")
     (tree / "train" / "bee" / "more").symlink_to(tree / "not-mounted")
     with pytest.raises(DataError) as caught:
-        FolderSource(tree, "train")
+        FolderDataset(tree, "train")
     assert caught.value.what.startswith("8 under ")
     assert str(tree / "train" / "ant" / "x0.png") in caught.value.what
     assert "and 3 more" in caught.value.what
@@ -215,19 +215,19 @@ def test_a_class_all_of_whose_images_are_not_mounted_is_not_called_empty(tree: P
     folder.mkdir()
     (folder / "1.png").symlink_to(tree / "not-mounted.png")
     with pytest.raises(DataError, match=r"1 under .*dog/1\.png"):
-        FolderSource(tree, "train")
+        FolderDataset(tree, "train")
 
 
 def test_a_class_folder_that_is_not_mounted_is_not_dropped(tree: Path) -> None:
     (tree / "train" / "dog").symlink_to(tree / "not-mounted")
     with pytest.raises(DataError, match=r"1 under .*train/dog"):
-        FolderSource(tree, "train")
+        FolderDataset(tree, "train")
 
 
 def test_an_image_name_that_is_no_file_is_refused(tree: Path) -> None:
     os.mkfifo(tree / "val" / "ant" / "pipe.jpg")
     with pytest.raises(DataError, match=r"pipe\.jpg"):
-        FolderSource(tree, "val")
+        FolderDataset(tree, "val")
 
 
 def test_links_to_files_and_class_folders_are_images_like_any_other(tree: Path, tmp_path: Path) -> None:
@@ -235,13 +235,13 @@ def test_links_to_files_and_class_folders_are_images_like_any_other(tree: Path, 
     (tree / "train" / "cat").rename(elsewhere)
     (tree / "train" / "cat").symlink_to(elsewhere)
     (tree / "train" / "ant" / "linked.png").symlink_to(next(elsewhere.iterdir()))
-    assert len(FolderSource(tree, "train")) == 12
+    assert len(FolderDataset(tree, "train")) == 12
 
 
 def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) -> None:
     os.mkdir(os.path.join(os.fsencode(tree / "train"), b"\xff\xfe"))
     with pytest.raises(DataError) as caught:
-        FolderSource(tree, "train")
+        FolderDataset(tree, "train")
     assert "\\xff\\xfe" in caught.value.what
     assert caught.value.code == Exit.DATA
     str(caught.value).encode()
@@ -261,13 +261,13 @@ def test_synthetic_images_are_functions_of_their_index_and_show_their_class() ->
 
 
 def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -> None:
-    data = Data(percent=50)
-    train = open_source("folder", tree, "train", data)
+    data = DataConfig(percent=50)
+    train = open_dataset("folder", tree, "train", data)
     assert isinstance(train, Subset)
     assert [train.sample(index).target for index in range(len(train))] == [0, 0, 0, 1, 1, 2]
-    assert len(open_source("folder", tree, "val", data)) == 5
-    digits = open_source("digits", None, "train", data)
-    assert isinstance(digits, ArraySource)
+    assert len(open_dataset("folder", tree, "val", data)) == 5
+    digits = open_dataset("digits", None, "train", data)
+    assert isinstance(digits, ArrayDataset)
     assert len(digits) == 718
     assert digits.fingerprint() != open_digits("train").fingerprint()
     assert spread(7, 100).tolist() == list(range(7))
@@ -275,9 +275,11 @@ def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -
 
 
 def test_synthetic_is_shaped_by_the_recipe() -> None:
-    data = Data(num_samples=20, num_classes=3, preprocess=Preprocess(size=12, channels=1, mean=(0.5,), std=(0.5,)))
+    data = DataConfig(
+        num_samples=20, num_classes=3, preprocess=PreprocessConfig(size=12, channels=1, mean=(0.5,), std=(0.5,))
+    )
     for kind in ("synthetic", "synthetic-device"):
-        source = open_source(kind, None, "train", data)
+        source = open_dataset(kind, None, "train", data)
         assert (source.kind, len(source), len(source.class_names)) == (kind, 20, 3)
         assert pixels(source.sample(0)).shape == (12, 12, 1)
-        assert len(open_source(kind, None, "val", data)) == 4
+        assert len(open_dataset(kind, None, "val", data)) == 4

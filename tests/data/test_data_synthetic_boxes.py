@@ -1,23 +1,23 @@
-"""Made-up pictures with boxes: functions of their index, with the class of each box to be seen in it."""
+"""Made-up images with boxes: functions of their index, with the class of each box to be seen in it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from reconv.data.boxes.annotations import DetectionSource
-from reconv.data.readers.factory import open_source, taken, thinned
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Split
+from reconv.data.readers.factory import open_dataset, select, subsample
 from reconv.data.readers.synthetic import pattern_of
 from reconv.data.readers.synthetic_boxes import MOST_BOXES
-from reconv.recipe.data_fields import Data, Preprocess
+from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 
-DATA = Data(num_samples=40, num_classes=3, preprocess=Preprocess(size=64, resize=None))
+DATA = DataConfig(num_samples=40, num_classes=3, preprocess=PreprocessConfig(size=64, resize=None))
 
 
-def opened(kind: str = "synthetic", split: Split = "train") -> DetectionSource:
-    source = open_source(kind, None, split, DATA, boxes=True)
-    assert isinstance(source, DetectionSource)
+def opened(kind: str = "synthetic", split: Split = "train") -> DetectionDataset:
+    source = open_dataset(kind, None, split, DATA, boxes=True)
+    assert isinstance(source, DetectionDataset)
     return source
 
 
@@ -56,9 +56,9 @@ def test_the_last_box_shows_the_pattern_of_its_class() -> None:
 
 @pytest.mark.parametrize("kind", ["synthetic", "synthetic-device"])
 def test_the_kind_is_kept_by_parts_of_a_source(kind: str) -> None:
-    source = thinned(opened(kind), 50)
-    assert isinstance(source, DetectionSource)
+    source = subsample(opened(kind), 50)
+    assert isinstance(source, DetectionDataset)
     assert (source.kind, len(source)) == (kind, 20)
-    some = taken(source, np.array([4, 1]))
-    assert isinstance(some, DetectionSource)
+    some = select(source, np.array([4, 1]))
+    assert isinstance(some, DetectionDataset)
     assert some.annotation(1).image_id == source.annotation(1).image_id

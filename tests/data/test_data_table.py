@@ -1,4 +1,4 @@
-"""A folder of pictures and a CSV table."""
+"""A folder of images and a CSV table."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
+from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
-from reconv.data.readers.csv_table import TableSource
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Ten pictures, half of them one folder down."""
+    """Ten images, half of them one folder down."""
     root = tmp_path / "flat"
     (root / "more").mkdir(parents=True)
     for number in range(10):
@@ -37,7 +37,7 @@ def test_a_table_with_splits_is_found_and_read_in_its_order(folder: Path) -> Non
     found = detect(folder)
     assert (found.kind, found.path) == ("csv", folder)
     assert "labels.csv" in found.why
-    train, val = (open_source("auto", folder, split, Data()) for split in ("train", "val"))  # type: ignore[arg-type]
+    train, val = (open_dataset("auto", folder, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert train.class_names == val.class_names == ("ant", "bee", "cat")
     assert [train.sample(index).target for index in range(len(train))] == [2, 0, 1]
     assert [val.sample(index).target for index in range(len(val))] == [0, 2]
@@ -49,7 +49,7 @@ def test_a_table_with_splits_is_found_and_read_in_its_order(folder: Path) -> Non
 def test_without_a_split_every_fifth_row_is_validation_and_it_is_said(folder: Path) -> None:
     names = [f"{n}.png" if n % 2 else f"more/{n}.png" for n in range(10)]
     write(folder, "label,file", *(f"{n % 3},{name}" for n, name in enumerate(names)))
-    train, val = TableSource(folder, "train"), TableSource(folder, "val")
+    train, val = CSVDataset(folder, "train"), CSVDataset(folder, "val")
     assert (len(train), len(val)) == (8, 2)
     assert [os.path.relpath(val.path(index), folder) for index in range(2)] == [names[0], names[5]]
     assert "every 5th row is for validation" in val.origin
@@ -57,9 +57,9 @@ def test_without_a_split_every_fifth_row_is_validation_and_it_is_said(folder: Pa
 
 def test_numbers_are_sorted_as_numbers_and_text_as_text(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,10,train", "3.png,9,train", "5.png,2,train", "7.png,10,val")
-    assert TableSource(folder, "val").class_names == ("2", "9", "10")
+    assert CSVDataset(folder, "val").class_names == ("2", "9", "10")
     write(folder, "file,label,split", "1.png,10,train", "3.png,9,train", "5.png,b,train", "7.png,10,val")
-    assert TableSource(folder, "val").class_names == ("10", "9", "b")
+    assert CSVDataset(folder, "val").class_names == ("10", "9", "b")
 
 
 def test_quotes_commas_a_byte_order_mark_and_spaces_are_read(folder: Path) -> None:
@@ -67,7 +67,7 @@ def test_quotes_commas_a_byte_order_mark_and_spaces_are_read(folder: Path) -> No
     text = '\ufefffile, label ,split,note\r\n"a, b.png","tench, Tinca",train,"two\nlines"\r\n\r\n'
     text += '1.png,"x ""y""",train,\r\n'
     (folder / "t.CSV").write_text(text + '1.png,"tench, Tinca",val,\r\n', newline="")
-    source = TableSource(folder, "train")
+    source = CSVDataset(folder, "train")
     assert source.class_names == ("tench, Tinca", 'x "y"')
     assert source.path(0) == os.path.join(folder, "a, b.png")
 
@@ -94,7 +94,7 @@ def test_a_broken_table_is_refused_with_its_path_and_line(folder: Path, name: st
     write(folder, *lines)
     with pytest.raises(DataError, match=what) as caught:
         for split in ("train", "val"):
-            open_source("auto", folder, split, Data())  # type: ignore[arg-type]
+            open_dataset("auto", folder, split, DataConfig())  # type: ignore[arg-type]
     assert caught.value.code == Exit.DATA
     assert caught.value.where == f"{folder / 'labels.csv'}, {where}"
     assert caught.value.then
@@ -103,16 +103,16 @@ def test_a_broken_table_is_refused_with_its_path_and_line(folder: Path, name: st
 def test_two_tables_are_never_guessed_between_and_other_tables_do_not_count(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,a,train", "3.png,a,val")
     write(folder, "ImageId,PredictionString", "x,y", name="solution.csv")
-    assert len(open_source("auto", folder, "train", Data())) == 1
+    assert len(open_dataset("auto", folder, "train", DataConfig())) == 1
     write(folder, "file,label", "1.png,a", name="other.csv")
     with pytest.raises(DataError, match="2 CSV files") as caught:
-        open_source("auto", folder, "train", Data())
+        open_dataset("auto", folder, "train", DataConfig())
     assert "labels.csv, other.csv" in caught.value.why
 
 
 def test_a_file_that_vanishes_later_is_a_data_error(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,a,train", "3.png,a,val")
-    source = TableSource(folder, "train")
+    source = CSVDataset(folder, "train")
     (folder / "1.png").unlink()
     with pytest.raises(DataError, match="cannot read"):
         source.sample(0)
@@ -128,7 +128,7 @@ def test_a_tree_of_class_folders_with_a_table_beside_it_is_asked_about(tree: Pat
 
 def test_the_index_takes_under_100_bytes_a_sample(folder: Path) -> None:
     write(folder, "file,label,split", *["more/0.png,a,train"] * 20_000, "1.png,a,val")
-    source = TableSource(folder, "train")
+    source = CSVDataset(folder, "train")
     assert len(source) == 20_000
     assert source.index_bytes / len(source) < 100
 
@@ -136,6 +136,6 @@ def test_the_index_takes_under_100_bytes_a_sample(folder: Path) -> None:
 def test_every_missing_file_of_a_table_is_told_at_once(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,a,train", "gone.png,a,train", "3.png,a,val", "no/1.png,a,val")
     with pytest.raises(DataError, match=r"missing file: gone\.png") as caught:
-        TableSource(folder, "train")
+        CSVDataset(folder, "train")
     assert caught.value.where.endswith("line 3")
     assert "1 more of them" in caught.value.why and caught.value.why.endswith("line 5")

@@ -11,10 +11,10 @@ import pytest
 from data_examples import encode, noise
 
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.tar import open_tar
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 Member = tuple[str, bytes]
 
@@ -51,7 +51,7 @@ def test_shards_are_found_and_read_in_order(tmp_path: Path, layout: str) -> None
     found = detect(root)
     assert (found.kind, found.path) == ("tar", root)
     assert "000000.tar" in found.why
-    train, val = (open_source("auto", root, split, Data()) for split in ("train", "val"))  # type: ignore[arg-type]
+    train, val = (open_dataset("auto", root, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train), len(val)) == (4, 1)
     assert [train.sample(index).target for index in range(4)] == [1, 0, 2, 1]
     assert [train.sample(index).data for index in (0, 3)] == [encode(noise(9, 7, 3, seed), "PNG") for seed in (0, 11)]
@@ -85,10 +85,10 @@ def test_names_are_in_classes_txt(tmp_path: Path) -> None:
 
 PICTURE = encode(noise(9, 7, 3, 0), "PNG")
 BROKEN: dict[str, tuple[list[Member], str, str]] = {
-    "no label": ([*sample("a", 1), ("b.jpg", PICTURE)], "b has a picture but no label", "byte {second}"),
-    "no picture": ([*sample("a", 1), ("b.cls", b"1")], "b has a label but no picture", "byte {second}"),
-    "a pair torn apart": ([("a.jpg", PICTURE), *sample("b", 1), ("a.cls", b"1")], "a has a picture but", "byte 0"),
-    "two pictures": ([*sample("a", 1), ("a.png", PICTURE)], "two pictures for a", "byte {second}"),
+    "no label": ([*sample("a", 1), ("b.jpg", PICTURE)], "b has an image but no label", "byte {second}"),
+    "no image": ([*sample("a", 1), ("b.cls", b"1")], "b has a label but no image", "byte {second}"),
+    "a pair torn apart": ([("a.jpg", PICTURE), *sample("b", 1), ("a.cls", b"1")], "a has an image but", "byte 0"),
+    "two images": ([*sample("a", 1), ("a.png", PICTURE)], "two images for a", "byte {second}"),
     "a word as label": ([("a.cls", b"cat"), ("a.jpg", PICTURE)], "label of a is not one number", "byte 0"),
     "an essay as label": ([("a.cls", b"1" * 100), ("a.jpg", PICTURE)], "label of a is not one number", "byte 0"),
     "a negative label": ([("a.cls", b"-1"), ("a.jpg", PICTURE)], "label -1 out of range", "byte 0"),
@@ -117,7 +117,7 @@ def test_a_tar_cut_anywhere_or_damaged_is_refused(tmp_path: Path) -> None:
     cuts = [0, 1, 300, 512, 700, 1024, used // 2, used - 1]
     for content in (*(whole[:size] for size in cuts), whole[:2100] + b"?" * 300 + whole[2400:], b"no tar" * 300):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"cut short|ends early|no picture|no label|no samples") as caught:
+        with pytest.raises(DataError, match=r"cut short|ends early|no image|no label|no samples") as caught:
             open_tar(tmp_path / "set", "train")
         assert str(path) in caught.value.where
     path.write_bytes(whole[: (used + 511) // 512 * 512 + 512])  # one block of the end mark is enough

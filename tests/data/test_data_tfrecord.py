@@ -18,18 +18,25 @@ from data_examples import encode, noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reconv.io.crc32c import crc32c, masked
+from reconv.data.dataset import Sample
 from reconv.data.decode.decode import decode
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
-from reconv.data.storage.local import Window
-from reconv.data.dataset import Sample
-from reconv.data.readers.shards import ShardSource
+from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.shards import ShardDataset
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.readers.tfrecord_format import encode_example, parse_example, peek_features, read_record, record_spans, write_records
+from reconv.data.readers.tfrecord_format import (
+    encode_example,
+    parse_example,
+    peek_features,
+    read_record,
+    record_spans,
+    write_records,
+)
+from reconv.data.storage.local import ReadWindow
 from reconv.errors import DataError, Exit
-from reconv.recipe.data_fields import Data
+from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import MalformedError
+from reconv.recipe.data_fields import DataConfig
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tfrecord"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
@@ -59,7 +66,7 @@ def write_set(root: Path, labels: dict[str, list[list[int]]], **more: Any) -> Pa
 def test_what_tensorflow_wrote_is_read_as_tensorflow_reads_it(written_by_tensorflow: Path) -> None:
     num_seen = 0
     for split in ("train", "val"):
-        source = open_source("auto", written_by_tensorflow, split, Data())  # type: ignore[arg-type]
+        source = open_dataset("auto", written_by_tensorflow, split, DataConfig())  # type: ignore[arg-type]
         expected = EXPECTED[written_by_tensorflow.name][split]
         assert len(source) == len(expected)
         assert source.kind == "tfrecord"
@@ -76,7 +83,7 @@ def test_what_tensorflow_wrote_is_read_as_tensorflow_reads_it(written_by_tensorf
 def test_the_fixture_has_a_png_a_cmyk_picture_and_boxes() -> None:
     examples = []
     for path in sorted((FIXTURES / "folders" / "train").iterdir()):
-        window = Window(path)
+        window = ReadWindow(path)
         examples += [parse_example(read_record(path, start, length)) for start, length in record_spans(window)]
     pictures = [e["image/encoded"][0] for e in examples]
     assert len(pictures) == 13
@@ -88,11 +95,11 @@ def test_the_fixture_has_a_png_a_cmyk_picture_and_boxes() -> None:
 
 def test_class_names_come_from_synset_text_or_number(tmp_path: Path) -> None:
     full = Path(shutil.copytree(FIXTURES / "folders", tmp_path / "full"))
-    assert ShardSource(TFRECORD, full, "val").class_names[:2] == ("n01440764", "n01443537")
+    assert ShardDataset(TFRECORD, full, "val").class_names[:2] == ("n01440764", "n01443537")
     bare = Path(shutil.copytree(FIXTURES / "flat", tmp_path / "bare"))
-    assert ShardSource(TFRECORD, bare, "train").class_names == ("class0", "class1", "class2", "class3", "class4")
+    assert ShardDataset(TFRECORD, bare, "train").class_names == ("class0", "class1", "class2", "class3", "class4")
     named = write_set(tmp_path / "named", {"train": [[1, 2]], "validation": [[1]]}, **{"image/class/text": [b"crane"]})
-    assert ShardSource(TFRECORD, named, "val").class_names == ("crane (0)", "crane (1)")
+    assert ShardDataset(TFRECORD, named, "val").class_names == ("crane (0)", "crane (1)")
 
 
 def test_the_published_number_of_shards_is_found_in_both_layouts(tmp_path: Path) -> None:
@@ -108,13 +115,13 @@ def test_the_published_number_of_shards_is_found_in_both_layouts(tmp_path: Path)
         found = detect(tmp_path / layout)
         assert (found.kind, found.path) == ("tfrecord", tmp_path / layout)
         assert "train-00000-of-01024" in found.why
-        assert len(ShardSource(TFRECORD, tmp_path / layout, "train")) == 1024
-        assert len(ShardSource(TFRECORD, tmp_path / layout, "val")) == 128
+        assert len(ShardDataset(TFRECORD, tmp_path / layout, "train")) == 1024
+        assert len(ShardDataset(TFRECORD, tmp_path / layout, "val")) == 128
 
 
 def test_class_0_is_label_1_and_samples_follow_the_shards(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[3, 1], [], [2]], "validation": [[2]]})
-    train = ShardSource(TFRECORD, root, "train")
+    train = ShardDataset(TFRECORD, root, "train")
     assert [train.sample(index).target for index in range(3)] == [2, 0, 1]
     assert train.sample(2).data == encode(noise(9, 7, 3, 200), "JPEG")
     assert train.sample(2).name == f"{root / 'train-00002-of-00003'}, byte 12"
@@ -159,7 +166,7 @@ def test_a_broken_file_is_refused_with_its_path_and_byte(tmp_path: Path, name: s
     path = root / "train-00001-of-00002"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=what) as caught:
-        ShardSource(TFRECORD, root, "train")
+        ShardDataset(TFRECORD, root, "train")
     assert caught.value.code == Exit.DATA
     assert caught.value.where.startswith(f"{path}, {where}")
     assert caught.value.then
@@ -171,7 +178,7 @@ def test_a_content_with_a_wrong_checksum_is_found_when_it_is_read(tmp_path: Path
     data = path.read_bytes()
     for position in (data.index(b"\xff\xd8") + 20, len(data) - 1):
         path.write_bytes(flip(position)(data))
-        source = ShardSource(TFRECORD, root, "train")
+        source = ShardDataset(TFRECORD, root, "train")
         bad = 0 if position < len(data) - 1 else 1
         assert source.sample(1 - bad).target == 1 - bad
         with pytest.raises(DataError, match="wrong checksum") as caught:
@@ -184,7 +191,7 @@ def test_a_record_without_a_picture_is_found_when_it_is_read(tmp_path: Path) -> 
     root = write_set(tmp_path / "set", {"train": [[1]], "validation": [[1]]})
     write_records(root / "train-00000-of-00001", [encode_example({"image/class/label": [1]})])
     with pytest.raises(DataError, match="record without image/encoded") as caught:
-        ShardSource(TFRECORD, root, "train").sample(0)
+        ShardDataset(TFRECORD, root, "train").sample(0)
     assert "byte 0" in caught.value.where
 
 
@@ -193,7 +200,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (root / "train-00001-of-00004").unlink()
     (root / "train-00003-of-00004").unlink()
     with pytest.raises(DataError, match="missing shard: train-00001-of-00004 and 1 more") as caught:
-        ShardSource(TFRECORD, root, "train")
+        ShardDataset(TFRECORD, root, "train")
     assert caught.value.where == str(root / "train-00001-of-00004")
     assert caught.value.code == Exit.DATA
 
@@ -202,10 +209,10 @@ def test_two_sets_in_one_folder_and_a_missing_split_are_refused(tmp_path: Path) 
     root = write_set(tmp_path / "set", {"train": [[1]] * 2, "validation": [[1]]})
     write_set(root, {"train": [[1]] * 3})
     with pytest.raises(DataError, match="shards of more than one set: of 00002 and of 00003"):
-        ShardSource(TFRECORD, root, "train")
+        ShardDataset(TFRECORD, root, "train")
     alone = write_set(tmp_path / "alone", {"train": [[1]]})
     with pytest.raises(DataError, match="no TFRecords for validation"):
-        open_source("auto", alone, "val", Data())
+        open_dataset("auto", alone, "val", DataConfig())
 
 
 def test_both_layouts_at_once_are_never_guessed_between(tmp_path: Path) -> None:
@@ -218,7 +225,7 @@ def test_both_layouts_at_once_are_never_guessed_between(tmp_path: Path) -> None:
 def test_a_validation_label_that_training_does_not_have_is_refused(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1, 2]], "validation": [[1], [2, 3]]})
     with pytest.raises(DataError, match="label 3 out of range") as caught:
-        ShardSource(TFRECORD, root, "val")
+        ShardDataset(TFRECORD, root, "val")
     assert "validation-00001-of-00002, byte" in caught.value.where
 
 
@@ -250,7 +257,7 @@ def test_the_index_reads_labels_without_reading_pictures(tmp_path: Path) -> None
     write_records(path, [big, big])
     asked: list[int] = []
 
-    class Counted(Window):
+    class Counted(ReadWindow):
         def take(self, start: int, length: int) -> bytes:
             asked.append(length)
             return super().take(start, length)
@@ -262,7 +269,7 @@ def test_the_index_reads_labels_without_reading_pictures(tmp_path: Path) -> None
 
 
 def test_samples_are_the_same_from_many_threads(written_by_tensorflow: Path) -> None:
-    source = ShardSource(TFRECORD, written_by_tensorflow, "train")
+    source = ShardDataset(TFRECORD, written_by_tensorflow, "train")
     indices = np.random.default_rng(0).permutation(np.repeat(np.arange(len(source)), 20)).tolist()
     with ThreadPoolExecutor(8) as pool:
         samples: list[Sample] = list(pool.map(source.sample, indices))

@@ -11,7 +11,7 @@ import torch
 from reconv.device import Cpu, choose_algorithms
 from reconv.errors import RecipeError
 from reconv.recipe.loader import load
-from reconv.recipe.schema import Engine
+from reconv.recipe.schema import EngineConfig
 from reconv.recipe.unused import unused_options
 
 
@@ -40,7 +40,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_auto_tries_unless_bits_are_promised(is_deterministic: bool, tried: int | None, again: bool) -> None:
     device = Told()
     for _ in range(1 + again):
-        choose_algorithms(device, Engine(deterministic=is_deterministic))
+        choose_algorithms(device, EngineConfig(deterministic=is_deterministic))
     assert device.tried == tried
     assert torch.are_deterministic_algorithms_enabled() is is_deterministic
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is is_deterministic
@@ -48,7 +48,7 @@ def test_auto_tries_unless_bits_are_promised(is_deterministic: bool, tried: int 
 
 def test_off_tries_nothing_and_on_with_promised_bits_is_refused() -> None:
     device = Told()
-    choose_algorithms(device, Engine(autotune="off"))
+    choose_algorithms(device, EngineConfig(autotune="off"))
     assert device.tried is None
     given = [("engine.autotune", "on", "--set"), ("engine.deterministic", "true", "--set")]
     with pytest.raises(RecipeError, match="autotune"):
@@ -58,7 +58,7 @@ def test_off_tries_nothing_and_on_with_promised_bits_is_refused() -> None:
 @pytest.mark.parametrize(("limit", "tried"), [(1, 1), ("all", 0)])
 def test_the_limit_is_what_the_device_is_told(limit: int | str, tried: int) -> None:
     device = Told()
-    choose_algorithms(device, Engine(autotune_limit=limit))
+    choose_algorithms(device, EngineConfig(autotune_limit=limit))
     assert device.tried == tried
 
 
@@ -71,5 +71,5 @@ def test_a_limit_without_trials_is_said_to_have_no_effect() -> None:
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_a_device_wakes_when_all_that_its_libraries_read_is_set(is_deterministic: bool) -> None:
     device = Told()
-    choose_algorithms(device, Engine(deterministic=is_deterministic))
+    choose_algorithms(device, EngineConfig(deterministic=is_deterministic))
     assert device.woke_with == (is_deterministic, is_deterministic)

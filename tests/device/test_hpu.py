@@ -17,8 +17,8 @@ from reconv.checkpoint.store import Store
 from reconv.device import device_kind, open_device
 from reconv.errors import UsageError
 from reconv.optim import build_optimizer
-from reconv.recipe.schema import Optimizer
 from reconv.precision.accumulate import widest
+from reconv.recipe.schema import OptimizerConfig
 
 GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"
 SHORT = {
@@ -155,23 +155,23 @@ def test_processes_meet_through_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def met(path: str) -> tuple[float, list[tuple[str, Any]]]:
     sys.path.insert(0, path)
-    from reconv.distributed.process_group import open_world
+    from reconv.distributed.process_group import open_process_group
 
-    world = open_world(device="hpu")
+    process_group = open_process_group(device="hpu")
     from habana_frameworks.recording import calls, mode
 
     with mode:
-        total = world.sum(torch.tensor(3.0))
-    world.close()
+        total = process_group.sum(torch.tensor(3.0))
+    process_group.close()
     return float(total), [call for call in calls if call[0] == "hccl"]
 
 
-Make = Callable[..., torch.optim.Optimizer]
+Make = Callable[..., torch.optim.OptimizerConfig]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_vendors_optimizer_descends_as_ours_does_and_is_gated(nesterov: bool) -> None:
-    section = Optimizer(nesterov=nesterov, weight_decay=0.01, decay="not-norm-bias")
+    section = OptimizerConfig(nesterov=nesterov, weight_decay=0.01, decay="not-norm-bias")
     both = []
     for descent in (torch.optim.SGD, "foreach"):
         torch.manual_seed(0)

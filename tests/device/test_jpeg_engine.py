@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.device.nvjpeg import JpegEngine, _nvjpeg
+from reconv.device.nvjpeg import NvJpegDecoder, _nvjpeg
 from reconv.errors import Exit, UsageError
 
 
@@ -22,7 +22,7 @@ def test_without_torchvision_it_is_refused_with_what_to_install(monkeypatch: pyt
 
 def test_devices_without_an_engine_are_refused() -> None:
     with pytest.raises(UsageError, match="cpu has no JPEG engine"):
-        JpegEngine(torch.device("cpu"))
+        NvJpegDecoder(torch.device("cpu"))
 
 
 def picky(files: list[Tensor]) -> list[Tensor]:
@@ -35,7 +35,7 @@ def picky(files: list[Tensor]) -> list[Tensor]:
 
 
 def test_a_file_that_is_refused_takes_no_other_with_it_and_no_memory_is_no_bad_file() -> None:
-    engine = object.__new__(JpegEngine)  # without a GPU; what is tried here needs none
+    engine = object.__new__(NvJpegDecoder)  # without a GPU; what is tried here needs none
     engine.decode = picky
     files = [torch.tensor([value], dtype=torch.uint8) for value in (2, 3, 4, 5, 6)]
     assert [(number, int(picture)) for number, picture in engine._decoded(files)] == [(0, 3), (2, 5), (4, 7)]

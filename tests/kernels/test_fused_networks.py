@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from reconv.data.batch import Batch
-from reconv.models import build_model
-from reconv.models.efficientnet import EfficientNetSpec, MBConv
+from reconv.batch import Batch
 from reconv.kernels.fuse import use_kernels
+from reconv.models import build_model
+from reconv.models.architecture import SSDFeatureMaps, SSDOutput
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
-from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
-from reconv.models.architecture import BoxAnswers, BoxMaps
 from reconv.models.layers.norm import ConvNormAct, Fork, fork
+from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 GROUPS = (2, 3)
 
@@ -177,8 +177,8 @@ def test_a_detector_trains_through_kernels_as_without() -> None:
         layers = LayerState(model)
         layers.enter(Batch({}, torch.arange(5), GROUPS), step=0)
         outputs = model(images)
-        assert isinstance(outputs, BoxMaps if model is kernels else BoxAnswers)
-        codes, logits = outputs.answers() if isinstance(outputs, BoxMaps) else outputs
+        assert isinstance(outputs, SSDFeatureMaps if model is kernels else SSDOutput)
+        codes, logits = outputs.answers() if isinstance(outputs, SSDFeatureMaps) else outputs
         (codes.sin().sum() + logits.cos().sum()).backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         assert len(gradients) == len(list(model.parameters()))

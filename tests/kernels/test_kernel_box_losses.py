@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
+from reconv.data.boxes.annotations import Annotation
 from reconv.detection.anchors import default_boxes
 from reconv.detection.box_ops import to_xyxy
 from reconv.detection.matcher import match
-from reconv.detection.postprocess import Keep
-from reconv.data.boxes.annotations import Annotation
-from reconv.kernels.box_losses.ops import Layout, Truth, box_losses, matched
-from reconv.models.architecture import BoxMaps
-from reconv.tasks.detection import Detection, Rules, image_losses
+from reconv.detection.postprocess import PostprocessConfig
+from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses, matched
+from reconv.models.architecture import SSDFeatureMaps
+from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7
 ANCHORS = default_boxes([0.2, 0.5], SIDES, [0.3, 0.5, 0.8], [(2.0,), (2.0, 3.0)])
-LAYOUT = Layout(PER_CELL, NUM_CLASSES)
-RULES = Rules()
+LAYOUT = AnchorLayout(PER_CELL, NUM_CLASSES)
+RULES = MatchConfig()
 
 
 def truth(counts: list[int], seed: int, most: int = 6) -> Truth:
@@ -62,7 +62,7 @@ def draw_biases(seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: Truth) -> tuple[Tensor, Tensor]:
-    codes, logits = BoxMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).answers()
+    codes, logits = SSDFeatureMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).answers()
     return image_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
 
 
@@ -93,10 +93,10 @@ def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tol
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # kernels do not take the second
 def test_the_task_has_the_same_loss_of_maps_and_of_their_answers(dtype: torch.dtype) -> None:
     of = truth([2, 0, 5], seed=4)
-    task = Detection(ANCHORS, RULES, Keep(), ("a",) * (NUM_CLASSES - 1), no_annotation)
+    task = DetectionTask(ANCHORS, RULES, PostprocessConfig(), ("a",) * (NUM_CLASSES - 1), no_annotation)
     shown = {"images": torch.zeros(3, 3, 8, 8), "boxes": of.boxes_xyxy, "labels": of.labels, "num_boxes": of.num_boxes}
     batch = Batch(shown, torch.arange(3), (3,))
-    maps = BoxMaps(tuple(draw_maps(3, 5, dtype)), draw_biases(6), PER_CELL, NUM_CLASSES)
+    maps = SSDFeatureMaps(tuple(draw_maps(3, 5, dtype)), draw_biases(6), PER_CELL, NUM_CLASSES)
     found, expected = task.loss(maps, batch), task.loss(maps.answers(), batch)
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
     assert found.metrics.keys() == expected.metrics.keys() and found.loss.dtype == dtype
@@ -127,7 +127,7 @@ def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], thresh
 def test_maps_as_answers_are_in_the_published_order() -> None:
     maps = draw_maps(2, 1, torch.float32)
     zeros = tuple((torch.zeros(NUM_CLASSES * b), torch.zeros(4 * b)) for b in PER_CELL)
-    codes, logits = BoxMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).answers()
+    codes, logits = SSDFeatureMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).answers()
     assert codes.shape == (2, len(ANCHORS), 4) and logits.shape == (2, len(ANCHORS), NUM_CLASSES)
     shape, row, column = 3, 1, 0  # of the second map
     place = PER_CELL[0] * SIDES[0] ** 2 + (shape * SIDES[1] + row) * SIDES[1] + column

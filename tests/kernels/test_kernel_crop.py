@@ -12,7 +12,7 @@ from torch import Tensor
 from reconv.data.decode.decode import eval_box, host_eval
 from reconv.data.transforms.train_sample import resize_into
 from reconv.kernels.crop.ops import Box, crop, crop_plainly
-from reconv.recipe.data_fields import Preprocess
+from reconv.recipe.data_fields import PreprocessConfig
 
 SIZE = 13  # fills no tile, and makes few exact halves
 
@@ -24,7 +24,7 @@ def noise(height: int, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """Pictures, a box of each, and what the kernel made of them."""
+    """Images, a box of each, and what the kernel made of them."""
 
     pictures: list[Tensor]
     boxes: list[Box]
@@ -34,7 +34,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["antialiased", "sampled"])
 def case(request: pytest.FixtureRequest) -> Case:
-    """Random pictures and boxes; one pixel, a line, a large picture, a box made much smaller, one made larger."""
+    """Random images and boxes; one pixel, a line, a large image, a box made much smaller, one made larger."""
     rng = np.random.default_rng(5)
     wanted: list[tuple[int, int, Box | None]] = [
         (1, 1, (0, 0, 1, 1)),
@@ -84,7 +84,7 @@ def test_a_picture_that_is_not_in_one_piece_is_refused() -> None:
 
 
 def test_a_box_that_is_not_cut_out_is_resized_as_evaluation_resizes_the_whole_picture() -> None:
-    spec = Preprocess(size=SIZE, resize=SIZE + 3)
+    spec = PreprocessConfig(size=SIZE, resize=SIZE + 3)
     pictures = [noise(height, width) for height, width in ((40, 31), (9, 33), (SIZE + 3, SIZE + 3))]
     boxes = [eval_box(picture.shape[1], picture.shape[0], spec) for picture in pictures]
     planes = [picture.permute(2, 0, 1).contiguous() for picture in pictures]

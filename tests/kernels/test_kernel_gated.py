@@ -11,8 +11,8 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import Tensor
 
 from reconv.kernels import reference
-from reconv.kernels.norm_squeeze_excite.ops import accepts, excite, excite_join
 from reconv.kernels.batch_norm.ops import Norm, join
+from reconv.kernels.norm_squeeze_excite.ops import accepts, excite, excite_join
 from reconv.kernels.reference import Activation
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.norm import Fork, SqueezeExcitation, excited_join

@@ -10,24 +10,24 @@ from kernel_cases import draw
 from reconv.kernels.jit.launch import rehearsed
 from reconv.kernels.max_pool.ops import max_pool, max_pool_values
 from reconv.kernels.pointwise.ops import largest
-from reconv.kernels.window import Window
+from reconv.kernels.window import PoolWindow
 from reconv.models.layers.conv import MaxPool2d, SameMaxPool2d
 
-# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, a picture of one pixel.
+# GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, an image of one pixel.
 CASES = [
-    ((2, 24, 7, 7), Window(3, 1, 1, True)),
-    ((1, 8, 8, 19), Window(3, 2, 0, True)),
-    ((2, 72, 9, 6), Window(2, 2, 0, True)),
-    ((1, 64, 8, 8), Window(3, 2, 1, False)),
-    ((1, 8, 1, 1), Window(3, 1, 1, False)),
-    ((2, 24, 8, 7), Window(3, 2, "same")),
-    ((1, 8, 5, 6), Window(2, 2, "same")),
+    ((2, 24, 7, 7), PoolWindow(3, 1, 1, True)),
+    ((1, 8, 8, 19), PoolWindow(3, 2, 0, True)),
+    ((2, 72, 9, 6), PoolWindow(2, 2, 0, True)),
+    ((1, 64, 8, 8), PoolWindow(3, 2, 1, False)),
+    ((1, 8, 1, 1), PoolWindow(3, 1, 1, False)),
+    ((2, 24, 8, 7), PoolWindow(3, 2, "same")),
+    ((1, 8, 5, 6), PoolWindow(2, 2, "same")),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("shape", "window"), CASES, ids=str)
-def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: Window, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: PoolWindow, dtype: torch.dtype) -> None:
     x = draw(shape, dtype, seed=1)
     with torch.no_grad():
         x.mul_(2).round_()  # many equal values: which of them wins is part of the claim
@@ -51,7 +51,7 @@ def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
     x = draw((1, 8, 4, 4), torch.float32, seed=1).detach()
     x[0, 0, 1, 1] = torch.nan
     x[0, 1] = -torch.inf
-    window = Window(3, 1, 1, False)
+    window = PoolWindow(3, 1, 1, False)
     expected = F.max_pool2d(x, 3, 1, 1)
     assert torch.equal(max_pool(x, window).isnan(), expected.isnan())
     torch.testing.assert_close(max_pool_values(x, window), expected, rtol=0, atol=0, equal_nan=True)

@@ -9,12 +9,12 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import Tensor
 
 from reconv.kernels.norm_max_pool.ops import normalise_pool
-from reconv.kernels.window import STEM_WINDOWS, Window, same_padding
+from reconv.kernels.window import STEM_WINDOWS, PoolWindow, same_padding
 
 SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 1, 5), (2,))]
 
 
-def plain_pool(x: Tensor, window: Window) -> Tensor:
+def plain_pool(x: Tensor, window: PoolWindow) -> Tensor:
     if window.pad != "same":
         return F.max_pool2d(x, window.side, window.stride, window.pad)
     ends = [same_padding(side, window.side, window.stride) for side in (x.shape[3], x.shape[2])]

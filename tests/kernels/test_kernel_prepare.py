@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from reconv.data.batch import Batch
-from reconv.data.transforms.random_params import ERASED, JITTERED
+from reconv.batch import Batch
 from reconv.data.transforms.mixup import draw_mix
-from reconv.data.transforms.on_device import TrainPrepare
+from reconv.data.transforms.on_device import TrainPreprocess
+from reconv.data.transforms.random_params import ERASED, JITTERED
 from reconv.kernels.jit.launch import rehearsed
 from reconv.kernels.normalize_images.ops import prepare_images
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -47,13 +47,13 @@ def batch(**more: torch.Tensor) -> Batch:
 
 
 def both(
-    augment: dict[str, object], given: Batch, spec: Preprocess | None = None, channels_last: bool = True
+    augment: dict[str, object], given: Batch, spec: PreprocessConfig | None = None, channels_last: bool = True
 ) -> tuple[Batch, Batch, int]:
     """The batch prepared by tensor operations and with kernels, and the mirrored copies made with them."""
     made = []
     for kernels in (False, True):
-        augmented = Augment.model_validate(augment)
-        prepare = TrainPrepare(spec or Preprocess(), augmented, 4, torch.float32, channels_last, kernels)
+        augmented = AugmentConfig.model_validate(augment)
+        prepare = TrainPreprocess(spec or PreprocessConfig(), augmented, 4, torch.float32, channels_last, kernels)
         with Mirrors() as mirrors:
             made.append(prepare(given, 0))
     return made[0], made[1], mirrors.number
@@ -70,7 +70,7 @@ def test_a_batch_is_prepared_in_one_pass_and_boxes_follow() -> None:
 
 
 MIXUP = {"mixup": {"alpha": 0.2}}
-MIXED = draw_mix(Augment.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
+MIXED = draw_mix(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ MIXED = draw_mix(Augment.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
         ({}, {"erase": {"probability": 1.0}}, {ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
         ({}, {}, {JITTERED: torch.tensor([[0.1, 1.2, 0.8, 0.1]]).expand(4, 4)}),
         ({}, MIXUP, {name: torch.from_numpy(drawn) for name, drawn in MIXED.items()}),
-        ({"spec": Preprocess(standardise=True)}, {}, {}),
+        ({"spec": PreprocessConfig(standardise=True)}, {}, {}),
         ({"channels_last": False}, {}, {}),
     ],
     ids=["erased", "jittered", "mixed", "standardised", "in planes"],
@@ -92,7 +92,7 @@ def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, a
 
 
 def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:
-    prepare = TrainPrepare(Preprocess(), Augment(flip=0.5), 4, torch.float32, True, kernels=True)
+    prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(flip=0.5), 4, torch.float32, True, kernels=True)
     before = prepare(batch(), 0)["images"]
     with rehearsed() as noted:
         prepare.rehearse((3, 8, 6), torch.uint8)

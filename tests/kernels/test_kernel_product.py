@@ -7,8 +7,6 @@ import torch
 from kernel_cases import TOLERANCE, assert_near, draw
 from torch import Tensor
 
-from reconv.kernels.pointwise.ops import Ending
-from reconv.kernels.conv_bias_act.ops import product
 from reconv.kernels.conv_bias_act.candidates import (
     Given,
     Shape,
@@ -21,6 +19,8 @@ from reconv.kernels.conv_bias_act.candidates import (
     plain,
     tiles,
 )
+from reconv.kernels.conv_bias_act.ops import product
+from reconv.kernels.pointwise.ops import Ending
 
 ACTS = ("none", "relu", "relu6", "silu", "sigmoid")
 

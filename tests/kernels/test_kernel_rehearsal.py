@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
-from reconv.data.batch import Batch
-from reconv.kernels.box_losses.ops import Layout, box_losses, nothing_shown
-from reconv.kernels.jit.launch import Variant, expect, launch, variant_of
-from reconv.models import build_model
-from reconv.models.layers.conv import MaxPool2d
-from reconv.models.efficientnet import EfficientNetSpec, MBConv
+from reconv.batch import Batch
+from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, nothing_shown
 from reconv.kernels.fuse import use_kernels
+from reconv.kernels.jit.launch import Variant, expect, launch, variant_of
+from reconv.kernels.trace_kernels import variants_of
+from reconv.models import build_model
+from reconv.models.architecture import SSDFeatureMaps
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
-from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
-from reconv.models.architecture import BoxMaps
+from reconv.models.layers.conv import MaxPool2d
 from reconv.models.layers.norm import fork
-from reconv.kernels.trace_kernels import variants_of
+from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def train_once(model: nn.Module, images: Tensor) -> None:
     layers.enter(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
     outputs = model(images)
     ends: Sequence[Tensor] = (fork(outputs).main,)
-    if isinstance(outputs, BoxMaps):
-        layout = Layout(outputs.per_cell, outputs.num_classes)
+    if isinstance(outputs, SSDFeatureMaps):
+        layout = AnchorLayout(outputs.per_cell, outputs.num_classes)
         truth = nothing_shown(outputs.maps, layout)
         for tensor in (truth.boxes_xyxy, truth.labels, truth.num_boxes, truth.anchors_cxcywh):
             tensor.zero_()

@@ -10,7 +10,7 @@ import safetensors.torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.run_dir import RunFolder
+from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 
 Train = Callable[..., "Outcome"]
@@ -33,7 +33,7 @@ class Outcome:
     """What a run left: the tensors of its last checkpoint, part by part, and its events."""
 
     def __init__(self, folder: Path, summary: dict[str, object]) -> None:
-        self.folder = RunFolder(folder)
+        self.folder = RunDir(folder)
         self.summary = summary
         newest = Store(self.folder.checkpoints).newest().path
         assert newest is not None

@@ -37,7 +37,7 @@ SETTINGS = {
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """28 training and 8 validation pictures of two classes; two and one of them do not decode."""
+    """28 training and 8 validation images of two classes; two and one of them do not decode."""
     rng = np.random.default_rng(0)
     root = tmp_path / "damaged"
     for split, count in (("train", 14), ("val", 4)):

@@ -9,12 +9,12 @@ import torch
 from ranks import in_ranks
 
 import reconv
+from reconv.distributed.sharded_optimizer import owners
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer
 from reconv.optim import optimizer_state as slots_module
-from reconv.distributed.sharded_optimizer import owners
 from reconv.recipe.loader import load
-from reconv.recipe.schema import Optimizer
+from reconv.recipe.schema import OptimizerConfig
 
 from .conftest import Outcome, Train
 
@@ -75,7 +75,7 @@ def test_state_on_the_host_gives_the_same_bits(train: Train, kind: str, monkeypa
 
 def test_state_on_the_host_is_not_where_the_parameters_are() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    optimizer = build_optimizer(Optimizer(), model)
+    optimizer = build_optimizer(OptimizerConfig(), model)
     before = {name: tensor.data_ptr() for name, tensor in optimizer.state().items()}
     optimizer.offload()
     for parameter in model.parameters():

@@ -10,9 +10,9 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import RecipeError
+from reconv.logging.events import Evaluated, Progress, read_events
 from reconv.models import build_model
 from reconv.models.pipeline_split import balanced, parts_of, work_of_stages
-from reconv.logging.events import Evaluated, Progress, read_events
 
 from .conftest import Outcome
 

@@ -66,7 +66,7 @@ def test_evaluation_and_its_pictures_do_not_depend_on_the_number_of_ranks() -> N
 
 
 def pictures_with_bad_ones(folder: Path) -> None:
-    """Two classes of small pictures, some of them not pictures at all."""
+    """Two classes of small images, some of them not images at all."""
     from PIL import Image
 
     for split, count in (("train", 24), ("val", 9)):
@@ -76,7 +76,7 @@ def pictures_with_bad_ones(folder: Path) -> None:
                 path = folder / split / label / f"{number:02}.png"
                 Image.new("L", (8, 8), shade + number).save(path)
                 if number in (3, 11) or (split, number) == ("val", 8):
-                    path.write_bytes(b"no picture")
+                    path.write_bytes(b"no image")
 
 
 def told(outcome: Outcome) -> list[Event]:
@@ -85,9 +85,9 @@ def told(outcome: Outcome) -> list[Event]:
 
 
 def test_bad_images_are_left_out_and_counted_as_on_one_rank() -> None:
-    pictures_with_bad_ones(Path.cwd() / "pictures")
+    pictures_with_bad_ones(Path.cwd() / "images")
     settings = {**ORDERED, "length": "3ep", "schedule.warmup": "0ep", "data.source": "folder", "data.percent": "100"}
-    settings |= {"data.path": str(Path.cwd() / "pictures"), "data.bad_images": "skip up to 20", "evaluate.every": "1ep"}
+    settings |= {"data.path": str(Path.cwd() / "images"), "data.bad_images": "skip up to 20", "evaluate.every": "1ep"}
     settings |= {"batch.size": "16", "batch.group": "4", "batch.micro": "4", "evaluate.batch": "4", "save.every": "1ep"}
     one, several = trained(1, settings), trained(3, settings)
     assert len(told(one)) == 8

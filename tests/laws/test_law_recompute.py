@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from reconv.errors import ResourceError
-from reconv.models.resnet import ResNet
 from reconv.logging.events import Noted, Planned, read_events
+from reconv.models.resnet import ResNet
 
 from .conftest import EVERYTHING, Outcome, Train
 

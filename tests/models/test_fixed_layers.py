@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model, model_names
 from reconv.models.frozen import head_patterns, train_only

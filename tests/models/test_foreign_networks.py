@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model, initialise
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from reconv.errors import RecipeError
 from reconv.models import build_model
-from reconv.models.architecture import Network
 from reconv.models.activation_checkpoint import choose_stages, id_of, recomputing
+from reconv.models.architecture import ReconvModel
 
 
-def saved_bytes(forward: Any, model: Network, images: Tensor) -> int:
+def saved_bytes(forward: Any, model: ReconvModel, images: Tensor) -> int:
     """What torch really keeps for the backward pass, weights left out."""
     weights = {id_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
@@ -30,7 +30,7 @@ def saved_bytes(forward: Any, model: Network, images: Tensor) -> int:
 @pytest.mark.parametrize("name", ["resnet8_cifar", "resnet18", "mobilenet_v2", "googlenet"])
 def test_what_is_counted_without_computing_is_what_torch_keeps(name: str) -> None:
     model = build_model(name, num_classes=10)
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     images = torch.randn(2, 3, 64, 64)
     counted = choose_stages(model, "all", (3, 64, 64), torch.float32).plain_bytes
     really = saved_bytes(model, model, images) / 2
@@ -39,7 +39,7 @@ def test_what_is_counted_without_computing_is_what_torch_keeps(name: str) -> Non
 
 def test_chosen_stages_keep_less_and_give_the_same_gradients() -> None:
     model = build_model("resnet18", num_classes=10)
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     images = torch.randn(2, 3, 64, 64)
     chosen = choose_stages(model, ["layer1", "stem"], (3, 64, 64), torch.float32)
     assert chosen.names == ("stem", "layer1.0", "layer1.1")

@@ -11,8 +11,8 @@ from torch import nn
 from reconv.checkpoint import load_weights as weights
 from reconv.errors import UsageError
 from reconv.models import build_model, initialise, model_spec, stages_of
+from reconv.models.architecture import SSDOutput
 from reconv.models.frozen import head_patterns, train_only
-from reconv.models.architecture import BoxAnswers
 from reconv.models.ssd import SSDSpec
 
 NARROW = {"trunk": "resnet10", "width": 8, "extra_widths": [16, 16, 16], "boxes_per_cell": [4, 6, 6, 4]}
@@ -45,7 +45,7 @@ def test_ssd_resnet34_answers_for_8732_boxes_and_its_stages_fold_to_the_same() -
         for _, stage in stages_of(model):
             value = stage(value)
     assert answers.codes.shape == (1, 8732, 4) and answers.logits.shape == (1, 8732, 81)
-    assert isinstance(value, BoxAnswers)
+    assert isinstance(value, SSDOutput)
     assert torch.equal(value.codes, answers.codes) and torch.equal(value.logits, answers.logits)
 
 

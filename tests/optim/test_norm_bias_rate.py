@@ -9,7 +9,7 @@ from torch import nn
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer, norm_biases
 from reconv.recipe.loader import load
-from reconv.recipe.schema import Optimizer
+from reconv.recipe.schema import OptimizerConfig
 
 
 def network() -> nn.Module:
@@ -36,7 +36,7 @@ def test_the_biases_of_norms_and_nothing_else_are_named() -> None:
 @pytest.mark.parametrize("decay", ["all", "not-norm-bias"])
 def test_five_steps_equal_torch_with_a_parameter_group_for_norm_biases(path: str, decay: str) -> None:
     model, twin = network(), network()
-    section = Optimizer(
+    section = OptimizerConfig(
         momentum=0.85, nesterov=True, weight_decay=0.01, decay=decay, norm_bias_lr=64, path=path  # type: ignore[arg-type]
     )  # fmt: skip
     ours = build_optimizer(section, model)
@@ -62,7 +62,7 @@ def test_five_steps_equal_torch_with_a_parameter_group_for_norm_biases(path: str
 
 
 def test_the_saved_state_does_not_depend_on_the_rate() -> None:
-    plain, fast = (build_optimizer(Optimizer(norm_bias_lr=rate), network()) for rate in (1, 64))
+    plain, fast = (build_optimizer(OptimizerConfig(norm_bias_lr=rate), network()) for rate in (1, 64))
     assert plain.state().keys() == fast.state().keys()
     assert len(plain.grads()) == 0
 
@@ -71,7 +71,7 @@ def test_a_step_that_is_not_ok_moves_no_norm_bias() -> None:
     model = network()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     give_gradients(model, 0)
-    build_optimizer(Optimizer(norm_bias_lr=64), model).step(0.1, torch.tensor(False))
+    build_optimizer(OptimizerConfig(norm_bias_lr=64), model).step(0.1, torch.tensor(False))
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 

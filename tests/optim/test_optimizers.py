@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.optim import LARS, SGD, RMSprop, build_optimizer, decay_groups
-from reconv.recipe.schema import Optimizer
+from reconv.recipe.schema import OptimizerConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)
@@ -125,7 +125,7 @@ def test_rmsprop_in_torchs_form_equals_torchs(momentum: float) -> None:
     model = network()
     twin = copy.deepcopy(model)
     ours = build_optimizer(
-        Optimizer(kind="rmsprop", alpha=0.95, epsilon=1e-2, momentum=momentum, weight_decay=1e-2), model
+        OptimizerConfig(kind="rmsprop", alpha=0.95, epsilon=1e-2, momentum=momentum, weight_decay=1e-2), model
     )
     theirs = torch.optim.RMSprop(twin.parameters(), alpha=0.95, eps=1e-2, momentum=momentum, weight_decay=1e-2)
     for step in range(NUM_STEPS):
@@ -185,7 +185,7 @@ def test_lars_decays_once_and_skips_norms_and_biases_by_default() -> None:
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    lars = build_optimizer(Optimizer(kind="lars", weight_decay=0.25, momentum=0.0), model)
+    lars = build_optimizer(OptimizerConfig(kind="lars", weight_decay=0.25, momentum=0.0), model)
     lars.step(0.5, OK)
     for name, p in model.named_parameters():
         share = 0.5 * 0.25 if name in ("0.weight", "3.weight") else 0.0  # a gradient of zero has a ratio of 1
@@ -193,18 +193,18 @@ def test_lars_decays_once_and_skips_norms_and_biases_by_default() -> None:
 
 
 KINDS = [
-    Optimizer(kind="sgd", nesterov=True),
-    Optimizer(kind="sgd", path="foreach"),
-    Optimizer(kind="lars"),
-    Optimizer(kind="lars", path="foreach"),
-    Optimizer(kind="rmsprop"),
-    Optimizer(kind="rmsprop-tf"),
+    OptimizerConfig(kind="sgd", nesterov=True),
+    OptimizerConfig(kind="sgd", path="foreach"),
+    OptimizerConfig(kind="lars"),
+    OptimizerConfig(kind="lars", path="foreach"),
+    OptimizerConfig(kind="rmsprop"),
+    OptimizerConfig(kind="rmsprop-tf"),
 ]
 NAMES = [f"{kind.kind}-{kind.path}" for kind in KINDS]
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
-def test_a_bad_step_changes_no_weight_and_no_state_of_any_optimizer(section: Optimizer) -> None:
+def test_a_bad_step_changes_no_weight_and_no_state_of_any_optimizer(section: OptimizerConfig) -> None:
     model = network()
     optimizer = build_optimizer(section, model)
     give_gradients(model, 0)
@@ -221,7 +221,7 @@ def test_a_bad_step_changes_no_weight_and_no_state_of_any_optimizer(section: Opt
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
-def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: Optimizer) -> None:
+def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: OptimizerConfig) -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     first = build_optimizer(section, model)
     for step in range(2):
@@ -242,7 +242,7 @@ def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: 
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
-def test_a_step_reads_nothing_back_to_the_host(section: Optimizer) -> None:
+def test_a_step_reads_nothing_back_to_the_host(section: OptimizerConfig) -> None:
     """A tensor without data would raise on any read: `meta` has shapes only."""
     if section.kind == "sgd" and section.path == "auto":
         section = section.model_copy(update={"path": "foreach"})  # the fused kernel has no meta form

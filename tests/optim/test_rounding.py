@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.data.readers.factory import open_source
+from reconv.data.readers.factory import open_dataset
 from reconv.errors import CheckpointError
 from reconv.optim import Ema, HalfWeights, Rounding, build_optimizer
 from reconv.optim.stochastic_rounding import round_stochastic
 from reconv.precision import build_precision
-from reconv.recipe.data_fields import Data
-from reconv.recipe.schema import Optimizer, Precision
+from reconv.recipe.data_fields import DataConfig
+from reconv.recipe.schema import OptimizerConfig, PrecisionConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)
@@ -52,10 +52,12 @@ def half_layer() -> nn.Linear:
     return layer
 
 
-PLAIN = Optimizer(momentum=0.0, weight_decay=0.0)
+PLAIN = OptimizerConfig(momentum=0.0, weight_decay=0.0)
 
 
-def optimizer_of(layer: nn.Module, *, is_stochastic: bool, seed: int = 0, section: Optimizer = PLAIN) -> HalfWeights:
+def optimizer_of(
+    layer: nn.Module, *, is_stochastic: bool, seed: int = 0, section: OptimizerConfig = PLAIN
+) -> HalfWeights:
     built = build_optimizer(section, layer, rounding=Rounding(is_stochastic, seed))
     assert isinstance(built, HalfWeights)
     return built
@@ -108,7 +110,7 @@ def test_draws_depend_on_seed_step_parameter_and_element_alone() -> None:
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    source = open_source("digits", None, "train", Data(source="digits"))
+    source = open_dataset("digits", None, "train", DataConfig(source="digits"))
     samples = [source.sample(index) for index in range(len(source))]
     images = torch.stack([torch.as_tensor(np.asarray(sample.data)).flatten() for sample in samples])
     return images / 255 - 0.3, torch.tensor([sample.target for sample in samples])
@@ -117,7 +119,7 @@ def digits() -> tuple[Tensor, Tensor]:
 def loss_after(mode: str, rounding: Rounding | None, num_steps: int) -> float:
     """Descend on the digits with a linear classifier whose weights are around a half, in a mode's types."""
     images, labels = digits()
-    policy = build_precision(Precision.model_validate({"mode": mode}), "cpu")
+    policy = build_precision(PrecisionConfig.model_validate({"mode": mode}), "cpu")
     layer = nn.Linear(images.shape[1], 10)
     with torch.no_grad():
         layer.weight.copy_(torch.rand(layer.weight.shape, generator=torch.Generator().manual_seed(0)) / 4 + 0.5)
@@ -150,11 +152,11 @@ def test_half_weights_learn_the_digits_where_plain_rounding_stalls() -> None:
 
 
 KINDS = {
-    "sgd": Optimizer(momentum=0.9, weight_decay=1e-2),
-    "sgd-foreach": Optimizer(momentum=0.9, weight_decay=1e-2, path="foreach"),
-    "lars": Optimizer(kind="lars", weight_decay=1e-2),
-    "rmsprop": Optimizer(kind="rmsprop"),
-    "rmsprop-tf": Optimizer(kind="rmsprop-tf"),
+    "sgd": OptimizerConfig(momentum=0.9, weight_decay=1e-2),
+    "sgd-foreach": OptimizerConfig(momentum=0.9, weight_decay=1e-2, path="foreach"),
+    "lars": OptimizerConfig(kind="lars", weight_decay=1e-2),
+    "rmsprop": OptimizerConfig(kind="rmsprop"),
+    "rmsprop-tf": OptimizerConfig(kind="rmsprop-tf"),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from reconv.errors import CheckpointError
 from reconv.models import build_model
 from reconv.optim import SGD, build_optimizer, decay_groups
-from reconv.recipe.schema import Optimizer
+from reconv.recipe.schema import OptimizerConfig
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)
@@ -66,7 +66,7 @@ def test_a_step_that_is_not_ok_changes_nothing(path: str) -> None:
 def test_parameters_without_gradient_stay_and_frozen_ones_are_not_taken() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].requires_grad_(False)
-    sgd = build_optimizer(Optimizer(weight_decay=0.1), model)
+    sgd = build_optimizer(OptimizerConfig(weight_decay=0.1), model)
     before = copy.deepcopy(model.state_dict())
     for p in model[1].parameters():
         p.grad = torch.ones_like(p)
@@ -125,7 +125,7 @@ def test_fused_takes_gradients_of_foreign_strides() -> None:
 
 
 def test_restoring_another_networks_state_is_refused() -> None:
-    sgd = build_optimizer(Optimizer(), nn.Linear(2, 2))
+    sgd = build_optimizer(OptimizerConfig(), nn.Linear(2, 2))
     with pytest.raises(CheckpointError, match="not this network"):
         sgd.restore({"momentum.other": torch.zeros(2)})
     wrong = {name: torch.zeros(7) for name in sgd.state()}

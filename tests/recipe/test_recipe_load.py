@@ -7,7 +7,7 @@ import pytest
 
 from reconv.errors import Exit, RecipeError
 from reconv.recipe.loader import Override, differences, dump, load, may_change
-from reconv.recipe.schema import BatchSizes, Recipe
+from reconv.recipe.schema import BatchConfig, Recipe
 from reconv.recipe.units import Duration
 
 
@@ -343,7 +343,7 @@ def test_only_what_leaves_the_mathematics_alone_may_change_on_resume() -> None:
 def test_a_recipe_cannot_be_changed() -> None:
     recipe = Recipe()
     with pytest.raises(ValueError, match="frozen"):
-        recipe.batch = BatchSizes(size=3)  # type: ignore[misc]
+        recipe.batch = BatchConfig(size=3)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.errors import RecipeError
+from reconv.recipe.batch_split import AUTO_MICRO_IMAGES, cut_groups
 from reconv.recipe.plan import Every, Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.recipe.batch_split import AUTO_MICRO_IMAGES, cut_groups
 
 
-def plan_of(num_train: int = 10_000, *, world: int = 1, cores: int = 4, source: str = "", **sections: Any) -> Plan:
-    return make_plan(Recipe(**sections), Facts(num_train, 100, 10, world_size=world, cores=cores, source=source))
+def plan_of(
+    num_train: int = 10_000, *, process_group: int = 1, cores: int = 4, source: str = "", **sections: Any
+) -> Plan:
+    return make_plan(
+        Recipe(**sections), Facts(num_train, 100, 10, world_size=process_group, cores=cores, source=source)
+    )
 
 
 @pytest.mark.parametrize(
@@ -29,25 +33,25 @@ def test_a_batch_is_cut_by_position_and_a_remainder_of_one_joins_its_neighbour(n
 @settings(deadline=None)
 @given(st.data())
 def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(data: st.DataObject) -> None:
-    world = data.draw(st.integers(1, 4))
-    size = data.draw(st.integers(world, 240))
+    process_group = data.draw(st.integers(1, 4))
+    size = data.draw(st.integers(process_group, 240))
     group = data.draw(st.sampled_from(["all", "micro"]) | st.integers(1, size))
     micro = data.draw(st.just("auto") | st.integers(1, 2 * size))
     try:
-        plan = plan_of(batch={"size": size, "group": group, "micro": micro}, world=world)
+        plan = plan_of(batch={"size": size, "group": group, "micro": micro}, process_group=process_group)
     except RecipeError as error:
         assert error.then
         return
     assert sum(plan.group_sizes) == size
-    dealt = [plan.micro_batches(rank) for rank in range(world)]
+    dealt = [plan.micro_batches(rank) for rank in range(process_group)]
     parts = [g for micro_batches in dealt for groups in micro_batches for g in groups]
     assert max(map(len, dealt)) == plan.num_micro_batches
-    rows = [plan.rows(rank) for rank in range(world)]
+    rows = [plan.rows(rank) for rank in range(process_group)]
     assert [row for of_rank in rows for row in range(size)[of_rank]] == list(range(size))
     if plan.devices_per_group > 1:
-        assert [len(micro_batches) for micro_batches in dealt] == [1] * world
+        assert [len(micro_batches) for micro_batches in dealt] == [1] * process_group
         each = plan.devices_per_group
-        assert tuple(sum(parts[i : i + each]) for i in range(0, world, each)) == plan.group_sizes
+        assert tuple(sum(parts[i : i + each]) for i in range(0, process_group, each)) == plan.group_sizes
         assert max(parts) - min(parts) <= 1 or len(set(plan.group_sizes)) > 1
         return
     assert tuple(parts) == plan.group_sizes
@@ -58,7 +62,7 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
 
 
 @pytest.mark.parametrize(
-    ("batch", "world", "micro_batch", "num_micro_batches"),
+    ("batch", "process_group", "micro_batch", "num_micro_batches"),
     [
         ({"size": 1024, "group": 64, "micro": 64}, 4, 64, 4),
         ({"size": 1024, "group": 32}, 1, 256, 4),
@@ -74,13 +78,13 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
         ({"size": 1, "group": "micro"}, 1, 1, 1),
     ],
 )
-def test_micro_batches_are_whole_numbers_of_groups(batch, world, micro_batch, num_micro_batches) -> None:
-    plan = plan_of(batch=batch, world=world)
+def test_micro_batches_are_whole_numbers_of_groups(batch, process_group, micro_batch, num_micro_batches) -> None:
+    plan = plan_of(batch=batch, process_group=process_group)
     assert (plan.micro_batch, plan.num_micro_batches) == (micro_batch, num_micro_batches)
 
 
 @pytest.mark.parametrize(
-    ("batch", "world", "fits"),
+    ("batch", "process_group", "fits"),
     [
         ({"size": 100, "group": "micro"}, 8, "96, 104"),
         ({"size": 3, "group": "micro"}, 8, "8"),
@@ -91,9 +95,9 @@ def test_micro_batches_are_whole_numbers_of_groups(batch, world, micro_batch, nu
         ({"size": 3}, 8, "at most 3 devices, or --batch-size 8"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits: str) -> None:
+def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, process_group, fits: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        plan_of(batch=batch, world=world)
+        plan_of(batch=batch, process_group=process_group)
     assert fits in caught.value.then
 
 
@@ -107,13 +111,13 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world, fits
 )
 def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], why: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        plan_of(batch={"size": 256}, world=4, **sections)
+        plan_of(batch={"size": 256}, process_group=4, **sections)
     assert why in caught.value.why
     assert "group sizes that fit: 2, 4, 8, 16, 32, 64" in caught.value.then
 
 
 @pytest.mark.parametrize(
-    ("batch", "world", "on_devices"),
+    ("batch", "process_group", "on_devices"),
     [
         ({"size": 66, "group": 16}, 3, ((16, 16), (16, 16), (2,))),
         ({"size": 65, "group": 16}, 4, ((16,), (16,), (16,), (17,))),
@@ -122,8 +126,10 @@ def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], 
         ({"size": 8}, 8, ((1,),) * 8),
     ],
 )
-def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices(batch, world, on_devices) -> None:
-    plan = plan_of(batch=batch, world=world)
+def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices(
+    batch, process_group, on_devices
+) -> None:
+    plan = plan_of(batch=batch, process_group=process_group)
     assert plan.device_groups == on_devices
     assert plan.batch_per_device == sum(on_devices[0])
 
@@ -238,7 +244,7 @@ def test_workers_and_threads_follow_the_cores_unless_said() -> None:
 def test_the_plan_says_its_arithmetic() -> None:
     plan = plan_of(
         1_281_167,
-        world=4,
+        process_group=4,
         cores=16,
         batch={"size": 1024, "group": 64, "micro": 64},
         schedule={"lr": 0.256, "per": 256, "warmup": "5ep"},
@@ -275,10 +281,12 @@ def test_uneven_parts_are_shown() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2000), st.just("auto") | st.integers(1, 600))
-def test_groups_tied_to_the_hardware_are_few_and_even(world: int, per_device: int, micro: int | str) -> None:
-    plan = plan_of(batch={"size": world * per_device, "group": "micro", "micro": micro}, world=world)
+def test_groups_tied_to_the_hardware_are_few_and_even(process_group: int, per_device: int, micro: int | str) -> None:
+    plan = plan_of(
+        batch={"size": process_group * per_device, "group": "micro", "micro": micro}, process_group=process_group
+    )
     limit = AUTO_MICRO_IMAGES if micro == "auto" else int(micro)
-    sizes = [sum(groups) for groups in plan.micro_batches(world - 1)]
+    sizes = [sum(groups) for groups in plan.micro_batches(process_group - 1)]
     assert sum(sizes) == per_device
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= max(limit, 3)
@@ -292,8 +300,8 @@ def test_groups_tied_to_the_hardware_are_announced() -> None:
     assert "gives another result" not in " ".join(plan_of().lines)
 
 
-def lines_of(num_train: int, *, world: int = 1, **sections: Any) -> str:
-    return "\n".join(plan_of(num_train, world=world, **sections).lines)
+def lines_of(num_train: int, *, process_group: int = 1, **sections: Any) -> str:
+    return "\n".join(plan_of(num_train, process_group=process_group, **sections).lines)
 
 
 @pytest.mark.parametrize(
@@ -395,19 +403,19 @@ def test_what_an_evaluation_leaves_out_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "world", "num_micro"),
+    ("group", "process_group", "num_micro"),
     [(2, 2, 8), (2, 4, 8), (8, 2, 8), (16, 2, 4), ("all", 2, 1)],  # of 64 samples: groups of 2 come four at a time
 )
 def test_an_automatic_micro_batch_keeps_the_devices_of_a_pipeline_busy(
-    group: int | str, world: int, num_micro: int
+    group: int | str, process_group: int, num_micro: int
 ) -> None:
     parallel = {"pipeline": 2, "splits": ["layer2.0"]}
-    plan = plan_of(batch={"size": 64, "group": group}, parallel=parallel, world=world)
+    plan = plan_of(batch={"size": 64, "group": group}, parallel=parallel, process_group=process_group)
     assert plan.num_micro_batches == num_micro
     assert any("most of them wait" in line for line in plan.lines) == (num_micro < 2)
 
 
 def test_the_devices_of_a_pipeline_share_the_optimizers_state() -> None:
     parallel = {"pipeline": 2, "splits": ["layer2.0"]}
-    plan = plan_of(batch={"size": 64, "group": 8}, parallel=parallel, memory={"shard_optimizer": True}, world=2)
+    plan = plan_of(batch={"size": 64, "group": 8}, parallel=parallel, memory={"shard_optimizer": True}, process_group=2)
     assert "each of 2 devices keeps its share of the optimizer's state" in plan.lines

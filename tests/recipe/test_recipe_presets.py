@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.trainer.lr_schedule import learning_rate
 from reconv.recipe.loader import load
-from reconv.recipe.presets import preset_names
 from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.presets import preset_names
+from reconv.trainer.lr_schedule import learning_rate
 
 NUM_TRAIN = {"digits": 1437, "cifar10": 50_000, "cifar100": 50_000, "auto": 1_281_167, "synthetic": 256}
 NUM_TRAIN |= {"scattered-digits": 2000, "voc": 5011}

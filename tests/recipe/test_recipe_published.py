@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from reconv.trainer.lr_schedule import learning_rate
 from reconv.models import build_model
 from reconv.recipe.loader import Resolved, load
-from reconv.recipe.presets import preset_names
 from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.presets import preset_names
+from reconv.trainer.lr_schedule import learning_rate
 
 FAMILIES = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
 ROWS = {row["name"]: family["common"] | row for family in FAMILIES for row in family["rows"]}
@@ -135,7 +135,9 @@ def test_eight_and_sixteen_cards_have_their_tables_printed() -> None:
 
 def test_a_recipe_for_many_cards_is_the_same_mathematics_on_one() -> None:
     recipe = load("resnet50-nv-90ep-16gpu-fp32").recipe
-    plans = [make_plan(recipe, Facts(1_281_167, 50_000, 1000, world_size=world)) for world in (1, 2, 16)]
+    plans = [
+        make_plan(recipe, Facts(1_281_167, 50_000, 1000, world_size=process_group)) for process_group in (1, 2, 16)
+    ]
     assert len({plan.group_sizes for plan in plans}) == 1
     assert len({plan.schedule for plan in plans}) == 1
 

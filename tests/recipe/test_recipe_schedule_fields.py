@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from reconv.trainer.lr_schedule import learning_rate
 from reconv.errors import RecipeError
 from reconv.recipe.loader import load
-from reconv.recipe.presets import preset_names
 from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.presets import preset_names
 from reconv.recipe.rules import SCHEDULE_FIELDS
-from reconv.recipe.schema import Recipe, Schedule
+from reconv.recipe.schema import Recipe, ScheduleConfig
+from reconv.trainer.lr_schedule import learning_rate
 
 NEEDED: dict[str, dict[str, Any]] = {
     "step": {"period": "1ep"},
@@ -54,7 +54,7 @@ def rates(schedule: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("kind", SCHEDULE_FIELDS)
 def test_a_field_changes_the_rates_of_its_kinds_and_is_refused_by_the_others(kind: str) -> None:
-    assert set(Schedule.model_fields) == {"kind", *OTHER}
+    assert set(ScheduleConfig.model_fields) == {"kind", *OTHER}
     plain = {"kind": kind, "warmup": "3ep", **NEEDED.get(kind, {})}
     for name, value in OTHER.items():
         if name in SCHEDULE_FIELDS[kind]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import reconv
+from reconv.logging.events import Event, Progress
 from reconv.recipe.loader import Override, load
 from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe
-from reconv.logging.events import Event, Progress
 
 SIDE = 32  # pixels: the least that every network here takes
 TINY: dict[str, dict[str, object]] = {

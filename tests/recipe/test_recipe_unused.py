@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from reconv.recipe.loader import load
-from reconv.recipe.presets import preset_names
 from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe
 from reconv.recipe.unused import unused_options
 

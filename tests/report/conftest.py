@@ -213,10 +213,10 @@ def _picture(folder: Path, title: str, name: str, seed: int, *, wordy: bool) -> 
     centres = draws.uniform(2, 6, size=(num_images, 2))
     radii = np.hypot(rows[None] - centres[:, :1, None], columns[None] - centres[:, 1:, None])
     images = (255 * np.exp(-((radii - 2.2) ** 2))).astype(np.uint8)[:, None]
-    (folder / "pictures").mkdir(exist_ok=True)
-    (folder / "pictures" / f"{name}.png").write_bytes(grid(torch.from_numpy(images), 8))
+    (folder / "images").mkdir(exist_ok=True)
+    (folder / "images" / f"{name}.png").write_bytes(grid(torch.from_numpy(images), 8))
     said = [f"said 8 (97 %), really {n % 10} · digits[{5 * n}]" if wordy else str(n % 10) for n in range(num_images)]
-    return Pictured(title, f"pictures/{name}.png", tuple(said), columns=8)
+    return Pictured(title, f"images/{name}.png", tuple(said), columns=8)
 
 
 def _ended(start: int, end: int, exit_code: int) -> Ended:

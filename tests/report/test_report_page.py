@@ -21,8 +21,8 @@ from PIL import Image
 from reconv.data.inspect.contact_sheet import grid
 from reconv.errors import UsageError
 from reconv.logging.events import Attempt, Evaluated, EventLog, Noted, Pictured, Planned, Progress, encode
-from reconv.report.html import render, write_report
 from reconv.report.charts import MAX_POINTS, Chart, Series, draw
+from reconv.report.html import render, write_report
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -82,16 +82,16 @@ def test_the_same_folder_gives_the_same_bytes(tmp_path: Path, fake_run: Callable
 
 def test_nothing_in_the_record_becomes_markup(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    (run / "pictures").mkdir(parents=True)
+    (run / "images").mkdir(parents=True)
     (run / "recipe.yaml").write_text(f"name: x\ndescription: {json.dumps(EVIL)}\nmodel: {{name: {json.dumps(EVIL)}}}\n")
-    (run / "pictures" / "a.png").write_bytes(grid(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)))
+    (run / "images" / "a.png").write_bytes(grid(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)))
     log = [
         Attempt(1, 0, (EVIL, EVIL), {EVIL: EVIL}),
         Planned(EVIL, EVIL, 10, 5.0, 4, (EVIL,), 10, EVIL),
         Progress(5, 1.0, 1.0, 0.1, {EVIL: 0.5}, EVIL, 1.0, 1.0, 1.0, 0.0, 1, None),
         Evaluated(5, 1.0, EVIL, {EVIL: 0.5}, 10, 0.1, True),
         Noted(EVIL, EVIL),
-        Pictured(EVIL, "pictures/a.png", (EVIL,), columns=1),
+        Pictured(EVIL, "images/a.png", (EVIL,), columns=1),
         Pictured("gone", EVIL),
     ]
     (run / "events.jsonl").write_text("".join(encode(event) + "\n" for event in log))
@@ -216,12 +216,12 @@ def test_pictures_from_outside_the_run_folder_and_files_that_are_none_are_not_sh
     run = tmp_path / "run"
     run.mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "secret.png")
-    (run / "text.png").write_text("no picture")
+    (run / "text.png").write_text("no image")
     with EventLog(run / "events.jsonl") as log:
         log.write(Pictured("outside", "../secret.png"))
         log.write(Pictured("absolute", str(tmp_path / "secret.png")))
         log.write(Pictured("text", "text.png"))
-        log.write(Pictured("missing", "pictures/missing.png"))
+        log.write(Pictured("missing", "images/missing.png"))
     tags = Tags(render([run]))
     assert tags.count("img") == 0
     assert sum(a.get("class") == "gone" for _, a in tags.elements) == 4
@@ -292,7 +292,7 @@ def test_a_report_of_nothing_is_refused() -> None:
 
 def test_a_picture_told_again_replaces_the_first(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
     run = fake_run(tmp_path / "run")
-    mistakes = Pictured("Worst mistakes", "pictures/mistakes.png", ("a", "b"))
+    mistakes = Pictured("Worst mistakes", "images/mistakes.png", ("a", "b"))
     with EventLog(run / "events.jsonl") as log:
         log.write(replace(mistakes, captions=("only", "these")))
     page = render([run])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from reconv.logging.events import Attempt, Ended, Evaluated, Event, EventLog, Planned, Progress
-from reconv.report.summary import read_summary, summarise, write_summary
 from reconv.logging.text import result, state
+from reconv.report.summary import read_summary, summarise, write_summary
 
 CONTRACT = {
     *("recipe", "task", "metric", "value", "best", "steps", "images", "wall_s"),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model
-from reconv.tasks.classification import Classification
+from reconv.tasks.classification import ClassificationTask
 
 
 def batch_of(num: int) -> Batch:
@@ -24,7 +24,7 @@ def batch_of(num: int) -> Batch:
 def test_googlenets_loss_is_that_of_its_answer_and_three_tenths_of_each_heads() -> None:
     model = build_model("googlenet", num_classes=10, dropout=0.0, aux_dropout=0.0)
     model.train()
-    batch, task = batch_of(4), Classification(10, label_smoothing=0.1)
+    batch, task = batch_of(4), ClassificationTask(10, label_smoothing=0.1)
     outputs = task.forward(model, batch)
     alone = [torch.nn.functional.cross_entropy(x, batch["targets"], reduction="sum", label_smoothing=0.1)
              for x in (outputs.logits, *outputs.auxiliary)]  # fmt: skip
@@ -37,7 +37,7 @@ def test_googlenets_loss_is_that_of_its_answer_and_three_tenths_of_each_heads() 
 def test_at_evaluation_the_heads_are_gone() -> None:
     model = build_model("googlenet", num_classes=10)
     model.eval()
-    evaluator, batch = Classification(10).evaluator(), batch_of(4)
+    evaluator, batch = ClassificationTask(10).evaluator(), batch_of(4)
     with torch.no_grad():
         evaluator.update(model(batch["images"]), batch)
     assert evaluator.num_samples == 4
@@ -67,7 +67,7 @@ class Boxes(NamedTuple):
 def test_the_heads_of_other_packages_networks_count_three_tenths_each_where_they_are(
     kind: type[GoogLeNetOutputs] | type[InceptionOutputs], num_heads: int
 ) -> None:
-    batch, task = batch_of(4), Classification(10)
+    batch, task = batch_of(4), ClassificationTask(10)
     answers = torch.randn(3, 4, 10, generator=torch.Generator().manual_seed(1))
     alone = [torch.nn.functional.cross_entropy(x, batch["targets"], reduction="sum") for x in answers]
     sums = task.loss(kind(*answers[: num_heads + 1]), batch)
@@ -79,4 +79,4 @@ def test_the_heads_of_other_packages_networks_count_three_tenths_each_where_they
 def test_answers_of_another_form_are_refused_in_words(form: type) -> None:
     batch = batch_of(4)
     with pytest.raises(UsageError, match="in training, not with logits"):
-        Classification(10).loss(form([torch.zeros(4, 10), torch.zeros(4, 10)]), batch)
+        ClassificationTask(10).loss(form([torch.zeros(4, 10), torch.zeros(4, 10)]), batch)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.tasks.classification import Classification
+from reconv.batch import Batch
+from reconv.tasks.classification import ClassificationTask
 
 NUM, CLASSES = 40, 12
 
@@ -31,7 +31,7 @@ def right_among(logits: Tensor, targets: Tensor, k: int) -> int:
 
 def test_top1_and_top5_are_counted_over_every_batch() -> None:
     logits, targets = draw()
-    evaluator = Classification(CLASSES).evaluator()
+    evaluator = ClassificationTask(CLASSES).evaluator()
     for rows in (slice(0, 17), slice(17, 33), slice(33, NUM)):
         evaluator.update(logits[rows], batch_of(targets[rows]))
     found = evaluator.result()
@@ -43,7 +43,7 @@ def test_top1_and_top5_are_counted_over_every_batch() -> None:
 
 def test_among_three_classes_every_answer_is_one_of_the_first_five() -> None:
     logits, targets = draw(num_classes=3)
-    evaluator = Classification(3).evaluator()
+    evaluator = ClassificationTask(3).evaluator()
     evaluator.update(logits, batch_of(targets))
     assert evaluator.result()["top5"] == 1
     assert evaluator.result()["top1"] == right_among(logits, targets, 1) / NUM
@@ -51,7 +51,7 @@ def test_among_three_classes_every_answer_is_one_of_the_first_five() -> None:
 
 def test_right_answers_of_training_are_counted_against_the_own_labels() -> None:
     logits, targets = draw()
-    task = Classification(CLASSES, label_smoothing=0.1)
+    task = ClassificationTask(CLASSES, label_smoothing=0.1)
     soft = F.one_hot((targets + 1) % CLASSES, CLASSES).float()
     for batch in (batch_of(targets), batch_of(targets, soft_targets=soft)):
         sums = task.loss(logits, batch)
@@ -64,6 +64,6 @@ def test_the_loss_of_mixed_images_is_the_mixture_of_the_losses_of_both_labels() 
     logits, own = draw()
     other, share = own.roll(1), torch.rand(NUM, generator=torch.Generator().manual_seed(5))
     soft = share[:, None] * F.one_hot(own, CLASSES) + (1 - share[:, None]) * F.one_hot(other, CLASSES)
-    found = Classification(CLASSES).loss(logits, batch_of(own, soft_targets=soft)).loss
+    found = ClassificationTask(CLASSES).loss(logits, batch_of(own, soft_targets=soft)).loss
     losses = [F.cross_entropy(logits, labels, reduction="none") for labels in (own, other)]
     torch.testing.assert_close(found, (share * losses[0] + (1 - share) * losses[1]).sum())

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
+from reconv.data.boxes.annotations import Annotation
 from reconv.detection.anchors import default_boxes
 from reconv.detection.box_coder import encode
 from reconv.detection.box_ops import iou, to_xyxy
-from reconv.detection.postprocess import Keep
-from reconv.data.boxes.annotations import Annotation
-from reconv.models.architecture import BoxAnswers
-from reconv.tasks.detection import Detection, Rules, image_losses
+from reconv.detection.postprocess import PostprocessConfig
+from reconv.models.architecture import SSDOutput
+from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
 ANCHORS = default_boxes([0.25, 0.5], [4, 2], [0.3, 0.5, 0.8], [(2.0,), (2.0,)])
 MOST = 6
@@ -28,7 +28,7 @@ def nobody(index: int) -> Annotation:
     raise AssertionError("training asks for no annotation")
 
 
-TASK = Detection(ANCHORS, Rules(), Keep(), ("a", "b", "c", "d"), nobody)
+TASK = DetectionTask(ANCHORS, MatchConfig(), PostprocessConfig(), ("a", "b", "c", "d"), nobody)
 
 
 def random_batch(n: int, seed: int, counts: list[int] | None = None) -> Batch:
@@ -47,11 +47,11 @@ def random_batch(n: int, seed: int, counts: list[int] | None = None) -> Batch:
     return Batch(tensors, torch.arange(n), (n,))
 
 
-def random_answers(n: int, seed: int, dtype: torch.dtype = torch.float64) -> BoxAnswers:
+def random_answers(n: int, seed: int, dtype: torch.dtype = torch.float64) -> SSDOutput:
     random = torch.Generator().manual_seed(seed)
     codes = torch.randn(n, len(ANCHORS), 4, generator=random, dtype=torch.float64)
     logits = torch.randn(n, len(ANCHORS), NUM_CLASSES, generator=random, dtype=torch.float64)
-    return BoxAnswers(codes.to(dtype).requires_grad_(), logits.to(dtype).requires_grad_())
+    return SSDOutput(codes.to(dtype).requires_grad_(), logits.to(dtype).requires_grad_())
 
 
 def by_hand(codes: Tensor, logits: Tensor, boxes: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -101,7 +101,7 @@ def test_a_sum_over_images_does_not_depend_on_how_they_are_batched() -> None:
     parts = []
     for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
         piece = Batch({k: t[rows] for k, t in batch.tensors.items()}, batch.positions[rows], (len(range(n)[rows]),))
-        parts.append(TASK.loss(BoxAnswers(answers.codes[rows], answers.logits[rows]), piece))
+        parts.append(TASK.loss(SSDOutput(answers.codes[rows], answers.logits[rows]), piece))
         assert TASK.weight(piece) == len(piece)
     assert sum(p.loss.item() for p in parts) == pytest.approx(whole.item(), rel=1e-12)
 
@@ -147,7 +147,7 @@ def test_nothing_in_the_losses_depends_on_values_for_its_shapes() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def losses(codes: Tensor, logits: Tensor, *truth: Tensor) -> Any:
-        return image_losses(codes, logits, *truth, ANCHORS, Rules())  # type: ignore[call-arg]
+        return image_losses(codes, logits, *truth, ANCHORS, MatchConfig())  # type: ignore[call-arg]
 
     def inputs(seed: int) -> tuple[Tensor, ...]:
         batch, answers = random_batch(3, seed), random_answers(3, seed)
@@ -163,7 +163,7 @@ def test_detections_are_those_of_the_answers() -> None:
     logits = torch.zeros(1, len(ANCHORS), NUM_CLASSES)
     logits[..., 0] = 9.0
     logits[0, 7] = torch.tensor([0.0, 0.0, 9.0, 0.0, 0.0])
-    found = TASK.detections(BoxAnswers(codes, logits))
+    found = TASK.detections(SSDOutput(codes, logits))
     assert found.counts.tolist() == [1]
     assert found.labels[0, 0] == 2
     assert torch.allclose(found.boxes_xyxy[0, 0], to_xyxy(ANCHORS[7]).clamp(0, 1), atol=1e-6)

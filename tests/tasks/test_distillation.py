@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.tasks.classification import Classification
+from reconv.batch import Batch
+from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.distillation import Teacher
 
 NUM_CLASSES = 5
@@ -34,11 +34,11 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> float:
 def test_the_loss_is_the_weighted_sum_of_both_at_every_share_and_temperature() -> None:
     batch = batch_of(4)
     logits = torch.randn(4, NUM_CLASSES, dtype=torch.float64)
-    plain = Classification(NUM_CLASSES, 0.1).loss(logits, batch).loss
+    plain = ClassificationTask(NUM_CLASSES, 0.1).loss(logits, batch).loss
     num_cases = 0
     for alpha in (0.0, 0.3, 1.0):
         for temperature in (0.5, 1.0, 4.0):
-            task = Classification(NUM_CLASSES, 0.1, teacher=Teacher(answer, alpha, temperature))
+            task = ClassificationTask(NUM_CLASSES, 0.1, teacher=Teacher(answer, alpha, temperature))
             expected = (1 - alpha) * float(plain) + alpha * temperature**2 * divergence(
                 logits, answer(batch["images"]), temperature
             )
@@ -50,7 +50,7 @@ def test_the_loss_is_the_weighted_sum_of_both_at_every_share_and_temperature() -
 def test_the_loss_is_a_sum_over_samples() -> None:
     batch = batch_of(6)
     logits = torch.randn(6, NUM_CLASSES, dtype=torch.float64)
-    task = Classification(NUM_CLASSES, teacher=Teacher(answer, 0.5, 2.0))
+    task = ClassificationTask(NUM_CLASSES, teacher=Teacher(answer, 0.5, 2.0))
     rows = [slice(0, 2), slice(2, 6)]
     parts = [
         task.loss(logits[r], Batch({k: t[r] for k, t in batch.tensors.items()}, batch.positions[r], (len(logits[r]),)))
@@ -68,7 +68,7 @@ def test_the_teacher_gets_no_gradient_and_evaluation_does_not_ask_it() -> None:
         calls += 1
         return answer(images) * weight
 
-    task = Classification(NUM_CLASSES, teacher=Teacher(counted, 0.5, 2.0))
+    task = ClassificationTask(NUM_CLASSES, teacher=Teacher(counted, 0.5, 2.0))
     logits = torch.randn(4, NUM_CLASSES, requires_grad=True)
     task.loss(logits, batch_of(4)).loss.backward()
     assert logits.grad is not None and weight.grad is None

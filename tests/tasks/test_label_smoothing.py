@@ -8,9 +8,9 @@ from typing import Literal
 import pytest
 import torch
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.errors import RecipeError
-from reconv.tasks.classification import Classification
+from reconv.tasks.classification import ClassificationTask
 
 NUM_CLASSES = 5
 SHARE = 0.2
@@ -45,14 +45,14 @@ def batch(soft: list[list[float]] | None = None) -> Batch:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_smoothed_loss_of_plain_labels_equals_the_targets_written_out(form: Literal["uniform", "others"]) -> None:
-    task = Classification(NUM_CLASSES, SHARE, form)
+    task = ClassificationTask(NUM_CLASSES, SHARE, form)
     expected = cross_entropy_by_hand([smoothed_by_hand(form, t) for t in TARGETS])
     assert task.loss(LOGITS, batch()).loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_smoothed_loss_of_mixed_labels_is_the_mixture_of_smoothed_ones(form: Literal["uniform", "others"]) -> None:
-    task = Classification(NUM_CLASSES, SHARE, form)
+    task = ClassificationTask(NUM_CLASSES, SHARE, form)
     one_hot = [smoothed_by_hand(form, c) for c in range(NUM_CLASSES)]
     rows = [[sum(w * one_hot[c][k] for c, w in enumerate(mix)) for k in range(NUM_CLASSES)] for mix in MIXED]
     assert all(sum(row) == pytest.approx(1) for row in rows)
@@ -60,20 +60,20 @@ def test_smoothed_loss_of_mixed_labels_is_the_mixture_of_smoothed_ones(form: Lit
 
 
 def test_the_two_forms_differ() -> None:
-    losses = {form: Classification(NUM_CLASSES, SHARE, form).loss(LOGITS, batch()).loss.item() for form in FORMS}
+    losses = {form: ClassificationTask(NUM_CLASSES, SHARE, form).loss(LOGITS, batch()).loss.item() for form in FORMS}
     assert abs(losses["uniform"] - losses["others"]) > 0.01
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_validation_loss_is_not_smoothed(form: Literal["uniform", "others"]) -> None:
-    evaluator = Classification(NUM_CLASSES, SHARE, form).evaluator()
+    evaluator = ClassificationTask(NUM_CLASSES, SHARE, form).evaluator()
     evaluator.update(LOGITS, batch())
     plain = cross_entropy_by_hand([[float(c == t) for c in range(NUM_CLASSES)] for t in TARGETS])
     assert evaluator.result()["loss"] == pytest.approx(plain / 3, rel=1e-12)
 
 
 def test_a_share_that_makes_the_right_class_the_least_likely_is_refused() -> None:
-    assert Classification(2, 0.5, "others").loss(torch.zeros(3, 5), batch()).loss.isfinite()
+    assert ClassificationTask(2, 0.5, "others").loss(torch.zeros(3, 5), batch()).loss.isfinite()
     with pytest.raises(RecipeError, match=r"label_smoothing 0\.6"):
-        Classification(2, 0.6, "others")
-    Classification(2, 0.6, "uniform")
+        ClassificationTask(2, 0.6, "others")
+    ClassificationTask(2, 0.6, "uniform")

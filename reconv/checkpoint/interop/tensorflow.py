@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint.interop.sstable import has_footer, read_table
-from reconv.io.crc32c import crc32c, masked
 from reconv.errors import CheckpointError
+from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import Field, MalformedError, read_message
 
 _INDEX_SUFFIX = ".index"

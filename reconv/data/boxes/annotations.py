@@ -1,7 +1,7 @@
-"""What detection data say about a picture: boxes with classes, and what a source of them is.
+"""What detection data say about an image: boxes with classes, and what a source of them is.
 
 Owns the annotation, the protocol of its sources and the thinned view of one. Refuses to know files, pixels and how
-boxes are padded. Invariant: boxes are absolute pixels of the picture as it is stored, as (left, top, right, bottom);
+boxes are padded. Invariant: boxes are absolute pixels of the image as it is stored, as (left, top, right, bottom);
 labels count the source's own class names from 0, and whatever number the files use is kept in `class_ids`.
 """
 
@@ -19,7 +19,7 @@ from reconv.data.dataset import I64, LabelError, Sample
 F32 = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
-NO_TARGET = -1  # a picture with boxes has no class of its own
+NO_TARGET = -1  # an image with boxes has no class of its own
 
 
 class AnnotationError(LabelError):
@@ -28,7 +28,7 @@ class AnnotationError(LabelError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Annotation:
-    """The boxes of one picture, in the order of the files."""
+    """The boxes of one image, in the order of the files."""
 
     boxes_xyxy: F32  # [k, 4]
     labels: I64  # [k], from 0
@@ -76,8 +76,8 @@ def annotation(
     return Annotation(boxes, numbers, flags[0], flags[1], areas.reshape(num_boxes), image_id, height, width)
 
 
-class DetectionSource(ABC):
-    """A `Source` of pictures with boxes; the target of its samples means nothing."""
+class DetectionDataset(ABC):
+    """A `Source` of images with boxes; the target of its samples means nothing."""
 
     kind: str
     class_names: tuple[str, ...]
@@ -90,7 +90,7 @@ class DetectionSource(ABC):
 
     @abstractmethod
     def sample(self, index: int) -> Sample:
-        """The picture, with its annotation."""
+        """The image, with its annotation."""
 
     @abstractmethod
     def annotation(self, index: int) -> Annotation:
@@ -98,17 +98,17 @@ class DetectionSource(ABC):
 
     @abstractmethod
     def box_counts(self) -> I64:
-        """How many boxes each picture has."""
+        """How many boxes each image has."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A digest that changes when the pictures, their order or their boxes do."""
+        """A digest that changes when the images, their order or their boxes do."""
 
 
-class DetectionSubset(DetectionSource):
-    """Some pictures of a source, in the given order."""
+class DetectionSubset(DetectionDataset):
+    """Some images of a source, in the given order."""
 
-    def __init__(self, source: DetectionSource, indices: I64, why: str = "") -> None:
+    def __init__(self, source: DetectionDataset, indices: I64, why: str = "") -> None:
         self._source = source
         self._indices = indices
         self.kind = source.kind
@@ -121,7 +121,7 @@ class DetectionSubset(DetectionSource):
         return len(self._indices)
 
     def sample(self, index: int) -> Sample:
-        """The source's picture behind the index."""
+        """The source's image behind the index."""
         return self._source.sample(int(self._indices[index]))
 
     def annotation(self, index: int) -> Annotation:

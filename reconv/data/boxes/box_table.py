@@ -1,9 +1,9 @@
 """The boxes of a whole split in arrays, what can be wrong with them, and what a recipe does about that.
 
-Owns the table, the rule for a usable box and the policies for bad boxes and empty pictures. Refuses to know files.
-Invariant: rows of the table are in the order of its pictures; what is left out is counted and said.
+Owns the table, the rule for a usable box and the policies for bad boxes and empty images. Refuses to know files.
+Invariant: rows of the table are in the order of its images; what is left out is counted and said.
 
-A box is usable, by the rule of the published COCO converter, if it has an area and does not leave its picture.
+A box is usable, by the rule of the published COCO converter, if it has an area and does not leave its image.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.data.boxes.annotations import F32, Annotation, AnnotationError, Flags
-from reconv.data.readers.packed_names import PackedNames
 from reconv.data.dataset import I64, Split
-from reconv.recipe.data_fields import Data
+from reconv.data.readers.packed_names import PackedNames
+from reconv.recipe.data_fields import DataConfig
 
 UNKNOWN = -1  # the label of a box whose class is in no list
 _ROUNDING_PX = 0.01  # files have two decimals: a sum of two such numbers may be that far beyond the edge
@@ -32,7 +32,7 @@ FAULTS = {
     "not-finite": "has a corner that is no number",
     "swapped": "has its corners swapped",
     "zero-area": "has no area",
-    "outside": "leaves its picture",
+    "outside": "leaves its image",
 }
 ProblemKind = Literal[
     "duplicate-id",
@@ -71,7 +71,7 @@ _NEVER_BORNE: dict[Split, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class BoxProblem:
     """Something wrong with the files of a data set, rather than with a box."""
 
     kind: ProblemKind
@@ -82,28 +82,28 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoxTable:
-    """All pictures of a split with their boxes, as they are in the files."""
+    """All images of a split with their boxes, as they are in the files."""
 
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]
     files: PackedNames
     image_ids: Sequence[int | str]
     sizes: npt.NDArray[np.int32]  # [n, 2]: height, width; zeros in a table of fractions
-    offsets: I64  # [n + 1]: the boxes of picture i are rows offsets[i] to offsets[i + 1]
+    offsets: I64  # [n + 1]: the boxes of image i are rows offsets[i] to offsets[i + 1]
     boxes_xyxy: F32  # [k, 4]
     labels: I64
     is_crowd: Flags
     difficult: Flags
     area: F32
-    is_relative: bool = False  # boxes are fractions of the picture
-    places: PackedNames | None = None  # where each picture's boxes are written, if in a file of its own
-    problems: tuple[Problem, ...] = ()
+    is_relative: bool = False  # boxes are fractions of the image
+    places: PackedNames | None = None  # where each image's boxes are written, if in a file of its own
+    problems: tuple[BoxProblem, ...] = ()
 
     def __len__(self) -> int:
         return len(self.files)
 
     def annotation(self, index: int, size: tuple[int, int] | None = None) -> Annotation:
-        """The boxes of a picture; a table of fractions needs its (height, width)."""
+        """The boxes of an image; a table of fractions needs its (height, width)."""
         rows = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         height, width = (int(side) for side in (self.sizes[index] if size is None else size))
         boxes, area = self.boxes_xyxy[rows], self.area[rows]
@@ -113,15 +113,15 @@ class BoxTable:
         return Annotation(boxes, *of, self.image_ids[index], height, width)
 
     def owners(self) -> I64:
-        """The picture of each box."""
+        """The image of each box."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def place(self, index: int) -> str:
-        """Where a person finds what is said about a picture."""
+        """Where a person finds what is said about an image."""
         return (self.files if self.places is None else self.places)[index]
 
     def keep_boxes(self, kept: Flags) -> BoxTable:
-        """The same pictures with some of their boxes."""
+        """The same images with some of their boxes."""
         counts = np.bincount(self.owners()[kept], minlength=len(self))
         return replace(
             self,
@@ -134,7 +134,7 @@ class BoxTable:
         )
 
     def digest(self) -> str:
-        """A digest of pictures and boxes."""
+        """A digest of images and boxes."""
         digest = hashlib.blake2b(repr((self.class_names, self.class_ids)).encode(), digest_size=16)
         for piece in self.files.content():
             digest.update(piece)
@@ -145,7 +145,7 @@ class BoxTable:
 
 @dataclass(slots=True)
 class TableBuilder:
-    """A table made picture by picture."""
+    """A table made image by image."""
 
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]
@@ -158,10 +158,10 @@ class TableBuilder:
     boxes: list[tuple[float, float, float, float]] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
     difficult: list[bool] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[BoxProblem] = field(default_factory=list)
 
     def picture(self, file: str, place: str, image_id: int | str, height: int = 0, width: int = 0) -> None:
-        """The next picture; its boxes follow."""
+        """The next image; its boxes follow."""
         self.files.append(file)
         self.places.append(place)
         self.image_ids.append(image_id)
@@ -169,7 +169,7 @@ class TableBuilder:
         self.counts.append(0)
 
     def box(self, corners: tuple[float, float, float, float], label: int, difficult: bool = False) -> None:
-        """A box of the last picture."""
+        """A box of the last image."""
         self.boxes.append(corners)
         self.labels.append(label)
         self.difficult.append(difficult)
@@ -177,7 +177,7 @@ class TableBuilder:
 
     def problem(self, kind: ProblemKind, text: str, where: str, then: str = "") -> None:
         """Something wrong with the files."""
-        self.problems.append(Problem(kind, text, where, then))
+        self.problems.append(BoxProblem(kind, text, where, then))
 
     def table(self) -> BoxTable:
         """All of it."""
@@ -205,7 +205,7 @@ def joined(tables: Sequence[BoxTable]) -> BoxTable:
     ids = [number for table in tables for number in table.image_ids]
     places = [table.place(index) for table in tables for index in range(len(table))]
     twice = [
-        Problem("duplicate-id", f"image id {number} is there {count} times", places[ids.index(number)])
+        BoxProblem("duplicate-id", f"image id {number} is there {count} times", places[ids.index(number)])
         for number, count in Counter(ids).items()
         if count > 1
     ]
@@ -251,10 +251,10 @@ def find_faults(table: BoxTable) -> dict[str, I64]:
     return found
 
 
-def settled(table: BoxTable, data: Data, split: Split) -> tuple[BoxTable, I64, tuple[str, ...]]:
-    """The table as a run uses it, which of its pictures are used, and what was left out, in words.
+def settled(table: BoxTable, data: DataConfig, split: Split) -> tuple[BoxTable, I64, tuple[str, ...]]:
+    """The table as a run uses it, which of its images are used, and what was left out, in words.
 
-    Validation keeps every picture and every box: scores are computed against what the files say.
+    Validation keeps every image and every box: scores are computed against what the files say.
     """
     if table.problems:
         raise refusal(table.problems[0])
@@ -273,15 +273,15 @@ def settled(table: BoxTable, data: Data, split: Split) -> tuple[BoxTable, I64, t
         kept = _repaired(table, faults, clip=data.bad_boxes == "clip")
         num_dropped = len(table.labels) - len(kept.labels)
         text = f"{num_dropped:,} of {len(table.labels):,} boxes are not usable and are left out"
-        notes.append(text + (f", {num_bad - num_dropped:,} are cut to the picture" if num_bad > num_dropped else ""))
+        notes.append(text + (f", {num_bad - num_dropped:,} are cut to the image" if num_bad > num_dropped else ""))
     if data.empty_images == "keep":
         return kept, everything, tuple(notes)
     used = np.flatnonzero(np.diff(kept.offsets) > 0)
     if not len(used):
         raise AnnotationError(
-            "no training picture has a usable box",
+            "no training image has a usable box",
             where=table.place(0) if len(table) else "",
-            why=f"there are {len(table):,} pictures with {len(table.labels):,} boxes, and none is left",
+            why=f"there are {len(table):,} images with {len(table.labels):,} boxes, and none is left",
             then="reconv data check PATH says what is wrong with them",
         )
     if len(used) < len(table):
@@ -310,7 +310,7 @@ def _refused_box(table: BoxTable, kind: str, faults: dict[str, I64], can_be_born
     counts = ", ".join(f"{len(rows):,} {FAULTS[name]}" for name, rows in faults.items() if len(rows))
     then = "correct the annotation; reconv data check PATH lists all such boxes"
     if can_be_borne:
-        then += "; or --set data.bad_boxes=skip to leave them out, clip to cut them to the picture"
+        then += "; or --set data.bad_boxes=skip to leave them out, clip to cut them to the image"
     return AnnotationError(
         f"a box that {FAULTS[kind]}: box {number} of {table.files[owner]}{of}, corners {corners}",
         where=table.place(owner),
@@ -319,7 +319,7 @@ def _refused_box(table: BoxTable, kind: str, faults: dict[str, I64], can_be_born
     )
 
 
-def refusal(problem: Problem) -> AnnotationError:
+def refusal(problem: BoxProblem) -> AnnotationError:
     """The error for what is wrong with the files."""
     then = problem.then or "correct the annotation; reconv data check PATH lists all that is wrong"
     return AnnotationError(problem.text, where=problem.where, then=then)

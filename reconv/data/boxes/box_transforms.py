@@ -1,10 +1,10 @@
-"""What training does to pictures with boxes: the crop of SSD, zooming out, and boxes that follow.
+"""What training does to images with boxes: the crop of SSD, zooming out, and boxes that follow.
 
-Owns the rectangle of the picture that is seen, and what it does to boxes and pixels. Refuses to know files, batches and
+Owns the rectangle of the image that is seen, and what it does to boxes and pixels. Refuses to know files, batches and
 what happens on the device (flips, colours). Invariant: a view is a function of (key, boxes); a box is kept if and only
 if its centre lies inside the view, and then lies inside it itself, with an area.
 
-All is in fractions of the picture's width and height, boxes as (left, top, right, bottom).
+All is in fractions of the image's width and height, boxes as (left, top, right, bottom).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reconv.data.decode import native
-from reconv.data.transforms.random_params import F64
-from reconv.data.decode.decode import MAX_PIXELS
 from reconv.data.dataset import I64, U8
+from reconv.data.decode import native
+from reconv.data.decode.decode import MAX_PIXELS
+from reconv.data.transforms.random_params import F64
 from reconv.random import U64, hash_array, key, uniforms
-from reconv.recipe.data_fields import Augment, BoxCrop, ZoomOut
+from reconv.recipe.data_fields import AugmentConfig, BoxCropConfig, ZoomOutConfig
 
-View = tuple[float, float, float, float]  # left, top, right, bottom; may reach beyond the picture
+View = tuple[float, float, float, float]  # left, top, right, bottom; may reach beyond the image
 
 WHOLE: View = (0.0, 0.0, 1.0, 1.0)
 _NUM_ZOOM_DRAWS = 4
@@ -34,8 +34,8 @@ def draw_views(seed: int, positions: I64) -> U64:
     return hash_array(key(seed, "view"), positions)
 
 
-def train_view(boxes_xyxy: F64, augment: Augment, row_key: int) -> View:
-    """The rectangle of the picture that becomes the network's input."""
+def train_view(boxes_xyxy: F64, augment: AugmentConfig, row_key: int) -> View:
+    """The rectangle of the image that becomes the network's input."""
     view = zoomed_out(augment.zoom_out, uniforms(row_key, _ZOOM, _NUM_ZOOM_DRAWS)[0])
     if augment.crop != "ssd":
         return view
@@ -43,8 +43,8 @@ def train_view(boxes_xyxy: F64, augment: Augment, row_key: int) -> View:
     return within(view, ssd_crop(boxes, augment.box_crop, row_key))
 
 
-def zoomed_out(section: ZoomOut, draws: F64) -> View:
-    """A canvas up to `most` times as wide and high, the picture anywhere on it."""
+def zoomed_out(section: ZoomOutConfig, draws: F64) -> View:
+    """A canvas up to `most` times as wide and high, the image anywhere on it."""
     if draws[0] >= section.probability:
         return WHOLE
     side = 1 + float(draws[1]) * (section.most - 1)
@@ -52,7 +52,7 @@ def zoomed_out(section: ZoomOut, draws: F64) -> View:
     return -left, -top, side - left, side - top
 
 
-def ssd_crop(boxes_xyxy: F64, section: BoxCrop, row_key: int) -> View:
+def ssd_crop(boxes_xyxy: F64, section: BoxCropConfig, row_key: int) -> View:
     """The published crop: the whole, or the last good candidate; where there is none, everything is drawn again."""
     if not len(boxes_xyxy):
         return WHOLE  # no candidate is good without a box, so the whole comes up in the end
@@ -70,7 +70,7 @@ def ssd_crop(boxes_xyxy: F64, section: BoxCrop, row_key: int) -> View:
     raise AssertionError("unreachable: the whole is taken with a chance above 0")
 
 
-def _candidates(draws: F64, section: BoxCrop) -> F64:
+def _candidates(draws: F64, section: BoxCropConfig) -> F64:
     """Rectangles [n, 4]: sides uniform in the range, then anywhere they fit."""
     low, high = section.side
     widths, heights = low + draws[0] * (high - low), low + draws[1] * (high - low)
@@ -78,7 +78,7 @@ def _candidates(draws: F64, section: BoxCrop) -> F64:
     return np.stack([lefts, tops, lefts + widths, tops + heights], axis=1)
 
 
-def _is_good(candidates: F64, boxes_xyxy: F64, bound: float, section: BoxCrop) -> npt.NDArray[np.bool_]:
+def _is_good(candidates: F64, boxes_xyxy: F64, bound: float, section: BoxCropConfig) -> npt.NDArray[np.bool_]:
     widths, heights = candidates[:, 2] - candidates[:, 0], candidates[:, 3] - candidates[:, 1]
     is_even = (widths / heights < section.ratio) & (heights / widths < section.ratio)
     overlaps = overlap(candidates, boxes_xyxy)
@@ -116,7 +116,7 @@ def seen_through(view: View, boxes_xyxy: F64) -> tuple[F64, npt.NDArray[np.bool_
 
 
 def within(outer: View, inner: View) -> View:
-    """A view of a view, as a view of the picture."""
+    """A view of a view, as a view of the image."""
     left, top, right, bottom = outer
     width, height = right - left, bottom - top
     return left + inner[0] * width, top + inner[1] * height, left + inner[2] * width, top + inner[3] * height
@@ -125,7 +125,7 @@ def within(outer: View, inner: View) -> View:
 def square_of(
     image: Image.Image, view: View, size: int, how: Image.Resampling, fill: tuple[int, ...] = (0,)
 ) -> Image.Image:
-    """The view resized to size x size, its aspect ratio lost; what is beyond the picture has the colour `fill`."""
+    """The view resized to size x size, its aspect ratio lost; what is beyond the image has the colour `fill`."""
     shown, (x0, y0, x1, y1) = placed(view, image.width, image.height, size)
     if (x1 - x0, y1 - y0) == (size, size):
         return image.resize((size, size), how, box=shown)
@@ -138,7 +138,7 @@ def square_of(
 def native_square(
     data: bytes, view: View, picture_size: tuple[int, int], out: U8, interpolation: str, fill: tuple[int, ...]
 ) -> bool:
-    """`square_of` a picture of (width, height) by the compiled decoder into `out` [3, size, size], within a grey level.
+    """`square_of` an image of (width, height) by the compiled decoder into `out` [3, size, size], within a grey level.
 
     False: the file is not of that size, or not for this decoder, and the plain way must judge it.
     """
@@ -157,7 +157,7 @@ def native_square(
 
 
 def placed(view: View, width: int, height: int, size: int) -> tuple[View, tuple[int, int, int, int]]:
-    """The pixels of a picture that a view shows, and the part of a square of `size` that they fill."""
+    """The pixels of an image that a view shows, and the part of a square of `size` that they fill."""
     seen = (max(view[0], 0.0), max(view[1], 0.0), min(view[2], 1.0), min(view[3], 1.0))
     scale = np.array([width, height] * 2)
     left, top, right, bottom = np.clip(np.array(seen) * scale, 0, scale).tolist()
@@ -167,7 +167,7 @@ def placed(view: View, width: int, height: int, size: int) -> tuple[View, tuple[
 
 
 def seen_in(outer: View, inner: View) -> View:
-    """A rectangle of the picture as a rectangle of the view: the reverse of `within`."""
+    """A rectangle of the image as a rectangle of the view: the reverse of `within`."""
     left, top, right, bottom = outer
     width, height = right - left, bottom - top
     return (inner[0] - left) / width, (inner[1] - top) / height, (inner[2] - left) / width, (inner[3] - top) / height

@@ -1,4 +1,4 @@
-"""The files that pictures with boxes are written as: TFRecords of TensorFlow's detection programs, or COCO's layout.
+"""The files that images with boxes are written as: TFRecords of TensorFlow's detection programs, or COCO's layout.
 
 Owns names and layout. Refuses to know where samples come from and how writing survives a crash. Invariant: classes keep
 the numbers they had; what is written is a function of the samples, their positions and the set they belong to.
@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 
 from reconv.data.boxes.annotations import Annotation, AnnotationError
-from reconv.data.pipeline.box_samples import annotation_of
+from reconv.data.convert.staging import Facts, StagingDir
 from reconv.data.convert.transcode import Formed, size_of
-from reconv.data.convert.staging import Facts, Room
 from reconv.data.convert.writers import Kind, Numbered, Piece, Whole, encoded
 from reconv.data.dataset import Sample, Split
+from reconv.data.pipeline.box_samples import annotation_of
 from reconv.data.readers import box_tfrecord as features
 from reconv.data.readers.tfrecord_format import Values, encode_example, write_record
 
 
 def following(made: Formed) -> Formed:
-    """The sample with boxes that follow a picture that was made smaller."""
+    """The sample with boxes that follow an image that was made smaller."""
     said = annotation_of(made.sample)
     if not made.is_changed or not isinstance(made.sample.data, bytes):
         return made
     width, height = size_of(made.sample.data, made.sample.name)
     if (width > height) != (said.width > said.height) and width != height:
         raise AnnotationError(
-            "a picture that is turned by its EXIF data has boxes of the unturned one",
+            "an image that is turned by its EXIF data has boxes of the unturned one",
             where=made.sample.name,
             why="encoding it anew turns it for good",
             then="convert without --longest, --shortest and --quality",
@@ -50,7 +50,7 @@ def following(made: Formed) -> Formed:
     return replace(made, sample=replace(made.sample, annotation=scaled))
 
 
-def _write_records(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> None:
+def _write_records(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
     with room.new_file(piece.name) as file:
         for number, formed in samples:
             said = annotation_of(formed.sample)
@@ -81,14 +81,14 @@ def _features(sample: Sample, said: Annotation, name: str, whole: Whole) -> Mapp
     return {key: values for key, values in made.items() if len(values)}
 
 
-def _finish_records(room: Room, whole: Whole, records: Sequence[Facts]) -> None:
+def _finish_records(room: StagingDir, whole: Whole, records: Sequence[Facts]) -> None:
     """The names of all classes: records tell those that they have alone."""
     names = dict(zip(whole.class_ids, whole.class_names, strict=True))
     room.put_text(features.LABEL_MAP, features.label_map(names))
 
 
-def _write_pictures(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> Facts:
-    """Pictures of a split side by side; what is said about them is kept with the piece until all are written."""
+def _write_pictures(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> Facts:
+    """Images of a split side by side; what is said about them is kept with the piece until all are written."""
     room.make_folder(room.path / whole.split)
     pictures = []
     for number, formed in samples:
@@ -98,7 +98,7 @@ def _write_pictures(room: Room, piece: Piece, whole: Whole, samples: Numbered) -
         room.put_unsynced(room.path / whole.split / name, encoded(formed.sample))
         pictures.append(_picture_entry(said, name, index))
     os.sync()
-    return {"pictures": pictures}
+    return {"images": pictures}
 
 
 def _picture_entry(said: Annotation, name: str, index: int) -> dict[str, Any]:
@@ -117,11 +117,11 @@ def _picture_entry(said: Annotation, name: str, index: int) -> dict[str, Any]:
     }
 
 
-def _finish_coco(room: Room, whole: Whole, records: Sequence[Facts]) -> None:
+def _finish_coco(room: StagingDir, whole: Whole, records: Sequence[Facts]) -> None:
     """One JSON file a split, in COCO's form."""
     images: list[Facts] = []
     annotations: list[Facts] = []
-    for picture in (picture for record in records for picture in record["pictures"]):
+    for picture in (picture for record in records for picture in record["images"]):
         images.append({key: picture[key] for key in ("id", "file_name", "height", "width")})
         rows = zip(picture["boxes"], picture["labels"], picture["areas"], picture["crowds"], strict=True)
         for box, label, area, crowd in rows:
@@ -141,7 +141,7 @@ def _finish_coco(room: Room, whole: Whole, records: Sequence[Facts]) -> None:
 
 
 def picture_name(formed: Formed, said: Annotation, index: int) -> str:
-    """COCO's own form for pictures with numbers, else the last part of their id."""
+    """COCO's own form for images with numbers, else the last part of their id."""
     if isinstance(said.image_id, int):
         return f"{said.image_id:012}.{formed.ending}"
     own = PurePosixPath(said.image_id.replace("\\", "/")).name

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.convert.box_writers import BOX_KINDS, following
-from reconv.data.convert.transcode import Form, Formed, formed
-from reconv.data.convert.staging import Facts, Room, finished
+from reconv.data.convert.staging import Facts, StagingDir, finished
+from reconv.data.convert.transcode import Formed, OutputFormat, formed
 from reconv.data.convert.writers import KINDS, PER_SHARD, Kind, Piece, Whole, pieces
+from reconv.data.dataset import Dataset, Split
 from reconv.data.readers.packed_format import ENDING
-from reconv.data.dataset import Source, Split
 from reconv.data.readers.tar import CLASS_LIST
 from reconv.errors import DataError, UsageError
 
@@ -34,7 +34,7 @@ class Target:
     """What to make."""
 
     kind: str
-    form: Form = field(default_factory=Form)
+    form: OutputFormat = field(default_factory=OutputFormat)
     per_shard: int = PER_SHARD
     num_shards: Mapping[Split, int] = field(default_factory=dict)  # instead of per_shard
 
@@ -49,7 +49,7 @@ class Converted:
 
 
 def convert(
-    sources: Mapping[Split, Source],
+    sources: Mapping[Split, Dataset],
     root: Path | None,
     destination: Path,
     target: Target,
@@ -58,7 +58,7 @@ def convert(
 ) -> Converted:
     """Write the splits to `destination`; `root` is the folder they come from, whose name no sample keeps."""
     _refuse_inside(root, destination)
-    kind = kind_of(target.kind, has_boxes=any(isinstance(source, DetectionSource) for source in sources.values()))
+    kind = kind_of(target.kind, has_boxes=any(isinstance(source, DetectionDataset) for source in sources.values()))
     if target.form.raw and kind.wanted != "any":
         raise UsageError(f"--raw is for packed data, not for {target.kind}", then="--to packed --raw")
     wholes = {split: _whole(split, source, target) for split, source in sources.items()}
@@ -68,7 +68,7 @@ def convert(
     plan = _plan(target, kind, wholes, work)
     if (manifest := finished(destination, plan)) is not None:
         return _converted(manifest, already_there=True)
-    room = Room(destination, plan)
+    room = StagingDir(destination, plan)
     with room.held():
         if (manifest := room.complete()) is None:
             _Work(sources, root, kind, target.form, room, progress, sum(map(len, sources.values()))).do(work, workers)
@@ -83,17 +83,17 @@ def convert(
 
 
 def kind_of(name: str, has_boxes: bool) -> Kind:
-    """The form of this name for pictures with boxes, or for others."""
+    """The form of this name for images with boxes, or for others."""
     kinds = BOX_KINDS if has_boxes else KINDS
     if name not in kinds:
-        what = "pictures with boxes" if has_boxes else "pictures without boxes"
+        what = "images with boxes" if has_boxes else "images without boxes"
         raise UsageError(f"{what} cannot be written as {name}", then=f"--to {' or '.join(kinds)}")
     return kinds[name]
 
 
 def make_target(
     name: str,
-    form: Form,
+    form: OutputFormat,
     per_shard: int | None,
     num_shards: Mapping[Split, int] | None,
     has_boxes: bool = False,
@@ -114,11 +114,11 @@ class _Work:
 
     def __init__(
         self,
-        sources: Mapping[Split, Source],
+        sources: Mapping[Split, Dataset],
         root: Path | None,
         kind: Kind,
-        form: Form,
-        room: Room,
+        form: OutputFormat,
+        room: StagingDir,
         progress: Progress,
         num_samples: int,
     ) -> None:
@@ -200,8 +200,8 @@ def _refuse_inside(root: Path | None, destination: Path) -> None:
             )
 
 
-def _whole(split: Split, source: Source, target: Target) -> Whole:
-    ids = source.class_ids if isinstance(source, DetectionSource) else ()
+def _whole(split: Split, source: Dataset, target: Target) -> Whole:
+    ids = source.class_ids if isinstance(source, DetectionDataset) else ()
     return Whole(split, len(source), source.class_names, source.fingerprint(), target.form, target.per_shard, ids)
 
 
@@ -228,7 +228,7 @@ def _plan(target: Target, kind: Kind, wholes: Mapping[Split, Whole], work: list[
     }
 
 
-def _manifest(plan: Facts, kind: Kind, room: Room, work: list[tuple[Whole, Piece]]) -> Facts:
+def _manifest(plan: Facts, kind: Kind, room: StagingDir, work: list[tuple[Whole, Piece]]) -> Facts:
     """What was written, piece by piece, and what was repaired."""
     files: list[Facts] = []
     repaired: dict[str, list[str]] = {}
@@ -245,7 +245,7 @@ def _manifest(plan: Facts, kind: Kind, room: Room, work: list[tuple[Whole, Piece
     return {"plan": plan, "files": files, "repaired": {why: sorted(names) for why, names in repaired.items()}}
 
 
-def _refuse_same_names(room: Room, work: list[tuple[Whole, Piece]]) -> None:
+def _refuse_same_names(room: StagingDir, work: list[tuple[Whole, Piece]]) -> None:
     """A tree has as many files as there are samples, or two samples had one name."""
     for whole in {id(whole): whole for whole, _ in work}.values():
         found = sum(len(files) for _, _, files in os.walk(room.path / whole.split))

@@ -9,28 +9,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from reconv.data.dataset import Dataset, Split
 from reconv.data.inspect.box_splits import box_reader
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_source
-from reconv.data.dataset import Source, Split
-from reconv.data.readers.imagenet_archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
+from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import split_folder
+from reconv.data.readers.imagenet_archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
 from reconv.errors import DataError, UsageError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 IN_PACKAGE = ("digits", "scattered-digits")
 ARCHIVES = "archives"
-_AS_PUBLISHED = Data(bad_boxes="skip")  # the published converter of COCO leaves boxes out that are not usable
+_AS_PUBLISHED = DataConfig(bad_boxes="skip")  # the published converter of COCO leaves boxes out that are not usable
 
 
 def open_splits(
-    text: str, kind: str, labels: Path | None, expected: Mapping[Split, int] | None, data: Data = _AS_PUBLISHED
-) -> tuple[dict[Split, Source], Path | None]:
+    text: str, kind: str, labels: Path | None, expected: Mapping[Split, int] | None, data: DataConfig = _AS_PUBLISHED
+) -> tuple[dict[Split, Dataset], Path | None]:
     """Training and validation of what the user named, and the folder they lie in; boxes as `data` says."""
     path = Path(text)
     if text in IN_PACKAGE and not path.exists():
-        return _checked({split: open_source(text, None, split, data) for split in SPLITS}, expected), None
+        return _checked({split: open_dataset(text, None, split, data) for split in SPLITS}, expected), None
     is_named = path.name in (TRAIN_FILE, VAL_FILE)
     folder = path.parent if is_named else path
     if (is_named or kind in ("auto", ARCHIVES)) and is_archives(folder):
@@ -48,11 +48,11 @@ def open_splits(
         )
     found = detect(path, kind)
     boxes = box_reader(found) is not None
-    sources = {split: open_source(found.kind, found.path, split, data, boxes=boxes) for split in SPLITS}
+    sources = {split: open_dataset(found.kind, found.path, split, data, boxes=boxes) for split in SPLITS}
     return _checked(sources, expected), found.path
 
 
-def _checked(sources: dict[Split, Source], expected: Mapping[Split, int] | None) -> dict[Split, Source]:
+def _checked(sources: dict[Split, Dataset], expected: Mapping[Split, int] | None) -> dict[Split, Dataset]:
     for split, source in sources.items():
         wanted = (expected or {}).get(split)
         if wanted is not None and wanted != len(source):

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reconv.io.sync import sync_folder
 from reconv.errors import DataError, InUseError, ResourceError, UsageError
+from reconv.io.sync import sync_folder
 
 MANIFEST = "reconv.json"
 _JOURNAL = ".journal"
@@ -42,7 +42,7 @@ def finished(destination: Path, plan: Facts) -> Facts | None:
     raise UsageError(f"{destination} is there already", where=str(destination), why=why, then="name a new folder")
 
 
-class Room:
+class StagingDir:
     """An unfinished conversion: pieces that are done and pieces to come."""
 
     def __init__(self, destination: Path, plan: Facts) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError, features
 from PIL import __version__ as pillow_version
 
-from reconv.data.decode.decode import FORMATS, MAX_PIXELS, decode_picture, picture
 from reconv.data.dataset import U8, Sample
+from reconv.data.decode.decode import FORMATS, MAX_PIXELS, decode_picture, picture
 from reconv.errors import DataError, UsageError
 
 DEFAULT_QUALITY = 90
-_REPAIR_QUALITY = 100  # of the few pictures that are encoded anew only because they are no RGB JPEG
+_REPAIR_QUALITY = 100  # of the few images that are encoded anew only because they are no RGB JPEG
 # A restart after every row of blocks: two bytes and some bits, for which a crop decodes no row above it.
 _LAYOUT = {"restart_marker_rows": 1}
 _GREY_MODES = ("1", "L", "LA", "F")
@@ -30,13 +30,13 @@ Wanted = Literal["any", "file", "jpeg"]  # pixels or a file; a file; an RGB or g
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How pictures are to be kept; without any of it, as they are."""
+class OutputFormat:
+    """How images are to be kept; without any of it, as they are."""
 
     raw: bool = False
-    longest: int | None = None  # pixels; larger pictures are made smaller, never the reverse
+    longest: int | None = None  # pixels; larger images are made smaller, never the reverse
     shortest: int | None = None
-    quality: int | None = None  # encodes every picture anew
+    quality: int | None = None  # encodes every image anew
 
     def __post_init__(self) -> None:
         if self.longest is not None and self.shortest is not None:
@@ -46,7 +46,7 @@ class Form:
 
     @property
     def words(self) -> str:
-        """The form in words; empty if pictures stay as they are."""
+        """The form in words; empty if images stay as they are."""
         limits = (("longest", self.longest), ("shortest", self.shortest))
         sides = [f"{name} side at most {side}" for name, side in limits if side]
         kept = ["raw pixels"] if self.raw else []
@@ -54,9 +54,9 @@ class Form:
         return ", ".join((*kept, *sides))
 
     def facts(self, wanted: Wanted) -> dict[str, object]:
-        """What decides the bytes; the encoder is part of it where pictures are encoded anew."""
+        """What decides the bytes; the encoder is part of it where images are encoded anew."""
         facts: dict[str, object] = dict(asdict(self))
-        if self != Form() or wanted == "jpeg":
+        if self != OutputFormat() or wanted == "jpeg":
             facts["encoder"] = f"Pillow {pillow_version}, libjpeg-turbo {features.version('libjpeg_turbo')}"
             facts["layout"] = _LAYOUT
         return facts
@@ -72,7 +72,7 @@ class Formed:
     is_changed: bool = True
 
 
-def formed(sample: Sample, form: Form, wanted: Wanted) -> Formed:
+def formed(sample: Sample, form: OutputFormat, wanted: Wanted) -> Formed:
     """The sample in its new form."""
     if isinstance(sample.data, bytes):
         return _formed_file(sample, sample.data, form, wanted)
@@ -85,7 +85,7 @@ def formed(sample: Sample, form: Form, wanted: Wanted) -> Formed:
     return _kept(sample, image, form, wanted, is_lossless=True)
 
 
-def _formed_file(sample: Sample, data: bytes, form: Form, wanted: Wanted) -> Formed:
+def _formed_file(sample: Sample, data: bytes, form: OutputFormat, wanted: Wanted) -> Formed:
     kind, mode, size = _look(data, sample.name)
     fault = ""
     if wanted == "jpeg":
@@ -96,17 +96,17 @@ def _formed_file(sample: Sample, data: bytes, form: Form, wanted: Wanted) -> For
         return Formed(sample, _ENDINGS.get(kind, ""), is_changed=False)
     is_grey = mode in _GREY_MODES or mode.startswith("I")
     image = decode_picture(data, 1 if is_grey and not fault else 3, sample.name)
-    # Only decoding shows whether the picture lies on its side.
+    # Only decoding shows whether the image lies on its side.
     small = _smaller(*image.size, form)
     image = image if small is None else image.resize(small, Image.Resampling.LANCZOS)
-    if fault and form == Form():
+    if fault and form == OutputFormat():
         return Formed(replace(sample, data=_jpeg(image, _REPAIR_QUALITY)), "jpg", fault)
     is_lossless = is_rare and small is None
     return replace(_kept(sample, image, form, wanted, is_lossless), repaired=fault)
 
 
-def _kept(sample: Sample, image: Image.Image, form: Form, wanted: Wanted, is_lossless: bool) -> Formed:
-    """The picture as pixels, PNG or JPEG: what must stay without loss does, unless a quality is named."""
+def _kept(sample: Sample, image: Image.Image, form: OutputFormat, wanted: Wanted, is_lossless: bool) -> Formed:
+    """The image as pixels, PNG or JPEG: what must stay without loss does, unless a quality is named."""
     if wanted == "any" and (form.raw or (is_lossless and form.quality is None)):
         pixels: U8 = np.asarray(image, np.uint8).reshape(image.height, image.width, len(image.getbands()))
         return Formed(replace(sample, data=pixels), "")
@@ -125,8 +125,8 @@ def _jpeg(image: Image.Image, quality: int) -> bytes:
     return file.getvalue()
 
 
-def _smaller(width: int, height: int, form: Form) -> tuple[int, int] | None:
-    """The size within the limit; None if the picture is within it already."""
+def _smaller(width: int, height: int, form: OutputFormat) -> tuple[int, int] | None:
+    """The size within the limit; None if the image is within it already."""
     side, limit = (max(width, height), form.longest) if form.longest else (min(width, height), form.shortest)
     if limit is None or side <= limit:
         return None
@@ -150,4 +150,4 @@ def _look(data: bytes, name: str) -> tuple[str, str, tuple[int, int]]:
         pass
     except Exception as error:  # damaged bytes may raise anything in a decoder
         why = str(error)
-    raise DataError("not a picture that can be converted", where=name, why=why, then="replace the file or remove it")
+    raise DataError("not an image that can be converted", where=name, why=why, then="replace the file or remove it")

@@ -18,12 +18,12 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from reconv.data.convert.transcode import Form, Formed, Wanted, size_of
-from reconv.data.convert.staging import Facts, Room
-from reconv.data.readers.packed_format import Description, write_shard
+from reconv.data.convert.staging import Facts, StagingDir
+from reconv.data.convert.transcode import Formed, OutputFormat, Wanted, size_of
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.folder import is_image_name
 from reconv.data.readers.packed import shard_name
+from reconv.data.readers.packed_format import Description, write_shard
 from reconv.data.readers.tfrecord_format import encode_example, write_record
 from reconv.errors import DataError, UsageError
 
@@ -41,9 +41,9 @@ class Whole:
     num_samples: int
     class_names: tuple[str, ...]
     fingerprint: str
-    form: Form
+    form: OutputFormat
     per_shard: int
-    class_ids: tuple[int, ...] = ()  # of pictures with boxes
+    class_ids: tuple[int, ...] = ()  # of images with boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Piece:
 
 
 Numbered = Iterable[tuple[int, Formed]]  # each with its place in the piece
-Write = Callable[[Room, Piece, Whole, Numbered], Facts | None]  # what must be known when all pieces are written
-Finish = Callable[[Room, Whole, Sequence[Facts]], None]
+Write = Callable[[StagingDir, Piece, Whole, Numbered], Facts | None]  # what must be known when all pieces are written
+Finish = Callable[[StagingDir, Whole, Sequence[Facts]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def pieces(kind: Kind, whole: Whole, num_shards: int | None) -> list[Piece]:
     ]
 
 
-def _write_packed(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> None:
+def _write_packed(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
     description = Description(
         split=whole.split,
         shard=piece.number,
@@ -115,8 +115,8 @@ def _write_packed(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> 
         write_shard(file, description, (formed.sample for _, formed in samples))
 
 
-def _write_tar(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> None:
-    """WebDataset's layout: a key, and under it the picture, its class number and, as JSON, names."""
+def _write_tar(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
+    """WebDataset's layout: a key, and under it the image, its class number and, as JSON, names."""
     with (
         room.new_file(piece.name) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
@@ -136,7 +136,7 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _write_folder(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> None:
+def _write_folder(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
     """split/class/file. One sync serves the whole piece, instead of one for each of a million files."""
     made: set[str] = set()
     for number, formed in samples:
@@ -174,7 +174,7 @@ def _safe_class(name: str) -> str:
     return name
 
 
-def _write_tfrecord(room: Room, piece: Piece, whole: Whole, samples: Numbered) -> None:
+def _write_tfrecord(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
     """The features of the published ImageNet records; labels count from 1."""
     with room.new_file(piece.name) as file:
         for _, formed in samples:

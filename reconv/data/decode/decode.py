@@ -2,7 +2,7 @@
 
 Owns decoding and resizing (Pillow). Refuses to know files, batches and normalisation. Invariant: any image that
 decodes becomes [channels, size, size] uint8; one that does not is a `DataError` with its name; colours are those of
-the upright picture, with an alpha channel dropped, 16-bit grey cut to its upper 8 bits.
+the upright image, with an alpha channel dropped, 16-bit grey cut to its upper 8 bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from reconv.data.dataset import U8
 from reconv.data.pipeline.stage_timing import spent
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
 
@@ -34,19 +34,19 @@ FILTERS = {
 
 
 def decode(data: bytes, channels: int, name: str = "") -> U8:
-    """The picture as [height, width, channels], upright."""
+    """The image as [height, width, channels], upright."""
     return pixels_of(decode_picture(data, channels, name))
 
 
 def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool = True) -> Image.Image:
-    """The picture in mode L (1 channel) or RGB (3); `is_turned` upright where its EXIF data say how, else as stored."""
+    """The image in mode L (1 channel) or RGB (3); `is_turned` upright where its EXIF data say how, else as stored."""
     began_s = time.perf_counter()
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
             opened.load()
-            if is_turned:  # in place: otherwise every picture is copied, and few lie on their side
+            if is_turned:  # in place: otherwise every image is copied, and few lie on their side
                 ImageOps.exif_transpose(opened, in_place=True)
         image = _convert(opened, channels)
     except (DataError, MemoryError):  # a machine without memory is no damaged file, and must not count as one
@@ -66,7 +66,7 @@ def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool =
     return image
 
 
-def host_eval(image: U8, preprocess: Preprocess) -> U8:
+def host_eval(image: U8, preprocess: PreprocessConfig) -> U8:
     """The centre of the image as evaluation sees it: [height, width, channels] to [channels, size, size]."""
     return eval_picture(picture(image, preprocess.channels), preprocess)
 
@@ -81,17 +81,17 @@ def any_picture(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
     return decode_picture(data, channels, name) if isinstance(data, bytes) else picture(data, channels)
 
 
-def eval_picture(image: Image.Image, preprocess: Preprocess) -> U8:
+def eval_picture(image: Image.Image, preprocess: PreprocessConfig) -> U8:
     """`host_eval` of a Pillow image."""
     size, box = preprocess.size, eval_box(image.width, image.height, preprocess)
     if box[2] - box[0] == box[3] - box[1] == size:
         return _planes(image.crop(tuple(round(side) for side in box)))  # type: ignore[arg-type]
-    # Only the centre is computed: resizing a 1 x 5000 picture whole would take a gigabyte.
+    # Only the centre is computed: resizing a 1 x 5000 image whole would take a gigabyte.
     return _planes(image.resize((size, size), FILTERS[preprocess.interpolation], box=box))
 
 
-def eval_box(width: int, height: int, preprocess: Preprocess) -> tuple[float, float, float, float]:
-    """The part of a picture of these sides (left, top, right, bottom) that evaluation sees as the square."""
+def eval_box(width: int, height: int, preprocess: PreprocessConfig) -> tuple[float, float, float, float]:
+    """The part of an image of these sides (left, top, right, bottom) that evaluation sees as the square."""
     size, resize = preprocess.size, shorter_side(preprocess)
     if resize is None:
         return 0, 0, width, height
@@ -102,7 +102,7 @@ def eval_box(width: int, height: int, preprocess: Preprocess) -> tuple[float, fl
     return left * across, top * down, (left + size) * across, (top + size) * down
 
 
-def shorter_side(preprocess: Preprocess) -> int | None:
+def shorter_side(preprocess: PreprocessConfig) -> int | None:
     """The shorter side of the resized image before its centre is cut out; None: straight to the square."""
     if preprocess.resize == "auto-ratio":
         return preprocess.size * 256 // 224
@@ -111,7 +111,7 @@ def shorter_side(preprocess: Preprocess) -> int | None:
     return preprocess.resize
 
 
-def train_preprocess(preprocess: Preprocess, augment: Augment, size: int) -> Preprocess:
+def train_preprocess(preprocess: PreprocessConfig, augment: AugmentConfig, size: int) -> PreprocessConfig:
     """What training images are made by: another size keeps the share of the image that the centre crop shows."""
     resize = preprocess.resize
     if isinstance(resize, int):
@@ -136,7 +136,7 @@ def _convert(image: Image.Image, channels: int) -> Image.Image:
 
 
 def pixels_of(image: Image.Image) -> U8:
-    """The picture as [height, width, channels]."""
+    """The image as [height, width, channels]."""
     pixels: U8 = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, len(image.getbands()))
     return pixels
 

@@ -1,7 +1,7 @@
 """Who decodes plain JPEG files: simplejpeg where it is installed and agrees with Pillow, else Pillow.
 
 Owns the choice. Refuses to know crops and files that are not plain (`jpeg.head` says which are). Invariant: the pixels
-do not depend on the choice: a decoder that gives others than Pillow for a few small pictures is not taken.
+do not depend on the choice: a decoder that gives others than Pillow for a few small images is not taken.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from reconv.data.transforms.random_params import Box
 from reconv.data.dataset import U8
+from reconv.data.transforms.random_params import Box
 from reconv.random import hash_array
 
 PILLOW, SIMPLEJPEG = "Pillow", "simplejpeg"

@@ -31,7 +31,7 @@ _ROWS_BESIDE = 2  # what smoothing of halved colours looks at above and under a 
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class JpegHeader:
     """Size and number of components of a plain JPEG file, and where its height is written."""
 
     width: int
@@ -61,9 +61,9 @@ class Segments:
         return part
 
 
-def head(data: bytes) -> Head | None:
+def head(data: bytes) -> JpegHeader | None:
     """What a plain JPEG file begins with; None for any other."""
-    found: Head | None = None
+    found: JpegHeader | None = None
     interval = 0
     at = 2 if data.startswith(_START) else len(data)
     while at + 4 < len(data) and data[at] == 0xFF:
@@ -92,7 +92,7 @@ def _is_whole(data: bytes, start: int) -> bool:
     return next_marker is not None and next_marker[0] == _END
 
 
-def _with_segments(data: bytes, found: Head, start: int, interval: int) -> Head | None:
+def _with_segments(data: bytes, found: JpegHeader, start: int, interval: int) -> JpegHeader | None:
     """The same where a scan has restarts, and where they are if each ends as many rows as are coded together."""
     scan = np.frombuffer(data, np.uint8)[start:]
     markers = np.flatnonzero((scan[:-1] == 0xFF) & (scan[1:] != 0))
@@ -110,7 +110,7 @@ def _with_segments(data: bytes, found: Head, start: int, interval: int) -> Head 
 def _first_marker(data: bytes, start: int) -> int:
     """Where a scan's first 255 that no 0 follows is: a restart, or the end; the end of the file where there is none.
 
-    By numpy, mostly without the interpreter's lock, 30 us a photograph; looking by `re` alone held it for 75 us.
+    By numpy, mostly without the GIL, 30 us a photograph; looking by `re` alone held it for 75 us.
     """
     scan = np.frombuffer(data, np.uint8)[start:]
     if len(scan) < 2:
@@ -121,7 +121,7 @@ def _first_marker(data: bytes, start: int) -> int:
     return start + at if marked[at] == 0xFF else len(data)
 
 
-def part_of(data: bytes, found: Head, box: Box) -> tuple[bytearray, Box]:
+def part_of(data: bytes, found: JpegHeader, box: Box) -> tuple[bytearray, Box]:
     """A file that has the pixels of a box, and where in it: few rows below the box, and few above it where that can be.
 
     The height is lowered, so that no row further below is decoded; what is above can be left out where a scan has
@@ -140,7 +140,7 @@ def part_of(data: bytes, found: Head, box: Box) -> tuple[bytearray, Box]:
     return part, (left, top - above, right, bottom - above)
 
 
-def _frame(segment: bytes, at: int) -> Head | None:
+def _frame(segment: bytes, at: int) -> JpegHeader | None:
     if len(segment) < 6:
         return None
     height, width = int.from_bytes(segment[1:3], "big"), int.from_bytes(segment[3:5], "big")
@@ -152,11 +152,11 @@ def _frame(segment: bytes, at: int) -> Head | None:
     )
     if 0 in factors:
         return None
-    return Head(width, height, num_components, at + 1, (8 * factors[0], 8 * factors[1]))
+    return JpegHeader(width, height, num_components, at + 1, (8 * factors[0], 8 * factors[1]))
 
 
 def _is_odd(marker: int, segment: bytes) -> bool:
-    """Whether a segment says, or may say, that colours are no YCbCr, that the picture does not lie upright, or that its
+    """Whether a segment says, or may say, that colours are no YCbCr, that the image does not lie upright, or that its
     form is not the known one."""
     if marker == _APP0:
         return segment.startswith(b"JFIF\0") and segment[5:6] != b"\x01"
@@ -171,5 +171,5 @@ def _is_odd(marker: int, segment: bytes) -> bool:
     try:
         exif.load(segment)
         return bool(exif.get(Base.Orientation, 1) != 1)
-    except Exception:  # damaged bytes may raise anything; what then becomes of the picture is for Pillow to say
+    except Exception:  # damaged bytes may raise anything; what then becomes of the image is for Pillow to say
         return True

@@ -2,7 +2,7 @@
 
 Owns the library's loading and its calls. Refuses to know what becomes of a file it does not take: False or None
 means that the plain way must judge it, never that it is bad. Invariant: the same bytes, box and size give the same
-pixels on every processor and thread; the interpreter's lock is released while it works; nothing outside `out` changes.
+pixels on every processor and thread; the GIL is released while it works; nothing outside `out` changes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 @cache
 def _load_holding(path: Path) -> ctypes.PyDLL:
-    """The same for a call too short to let go of the interpreter's lock: taking it again may cost a sleep."""
+    """The same for a call too short to let go of the GIL: taking it again may cost a sleep."""
     library = ctypes.PyDLL(str(path))
     library.reconv_jpeg_size.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     return library

@@ -1,4 +1,4 @@
-"""Pictures with boxes opened to be looked at: what training would refuse is told, and all of them are there.
+"""Images with boxes opened to be looked at: what training would refuse is told, and all of them are there.
 
 Owns what is told of annotations. Refuses to know pixels. Invariant: every box that the files hold is in the sources,
 whatever is wrong with it, and nothing is written.
@@ -11,22 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from reconv.data.boxes.annotations import DetectionSource
+from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.box_table import FAULTS, PROBLEMS, BoxTable, described, find_faults
-from reconv.data.readers.detect import Found
-from reconv.data.inspect.issue import SPLITS, Finding, Tell, printable
 from reconv.data.dataset import Split
-from reconv.data.readers.box_tfrecord import BoxShardSource, has_boxes, read_box_records
-from reconv.data.readers.boxed import BoxedSource
+from reconv.data.inspect.issue import SPLITS, DataIssue, Tell, printable
+from reconv.data.readers.box_tfrecord import BoxTFRecordDataset, has_boxes, read_box_records
+from reconv.data.readers.boxed import BoxedDataset
 from reconv.data.readers.coco import read_coco
+from reconv.data.readers.detect import Found
 from reconv.data.readers.voc import read_voc
 from reconv.data.readers.yolo import read_yolo
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 ReadSplit = Callable[[Path, Split], BoxTable]
 _READERS: dict[str, ReadSplit] = {"coco": read_coco, "voc": read_voc, "yolo": read_yolo}
-_MAX_NAMED = 1000  # boxes or pictures; all are counted
+_MAX_NAMED = 1000  # boxes or images; all are counted
 
 
 def box_reader(found: Found) -> ReadSplit | None:
@@ -36,9 +36,9 @@ def box_reader(found: Found) -> ReadSplit | None:
     return _READERS.get(found.kind)
 
 
-def open_box_splits(found: Found, read_split: ReadSplit, tell: Tell) -> dict[Split, DetectionSource]:
+def open_box_splits(found: Found, read_split: ReadSplit, tell: Tell) -> dict[Split, DetectionDataset]:
     """Each split there is, with all its boxes, and their faults told."""
-    opened: dict[Split, DetectionSource] = {}
+    opened: dict[Split, DetectionDataset] = {}
     tables: dict[Split, BoxTable] = {}
     refused: list[DataError] = []
     for split in SPLITS:
@@ -50,7 +50,7 @@ def open_box_splits(found: Found, read_split: ReadSplit, tell: Tell) -> dict[Spl
     if not opened:
         raise refused[0]
     for refusal in refused:
-        tell(Finding("fault", "unreadable-split", f"{refusal.what}: {refusal.why}", (printable(refusal.where),)))
+        tell(DataIssue("fault", "unreadable-split", f"{refusal.what}: {refusal.why}", (printable(refusal.where),)))
     for split, table in tables.items():
         for finding in _findings(split, table):
             tell(finding)
@@ -58,27 +58,27 @@ def open_box_splits(found: Found, read_split: ReadSplit, tell: Tell) -> dict[Spl
         seen = np.unique(tables["train"].labels)
         never = tuple(name for label, name in enumerate(tables["train"].class_names) if label not in seen)
         if never:
-            tell(Finding("warning", "never-trained", "classes without a box in training", never))
+            tell(DataIssue("warning", "never-trained", "classes without a box in training", never))
     return opened
 
 
-def _source(found: Found, split: Split, table: BoxTable) -> DetectionSource:
+def _source(found: Found, split: Split, table: BoxTable) -> DetectionDataset:
     if found.kind == "tfrecord":
-        return BoxShardSource(found.path, split, Data(), found.why, is_patient=True)
-    return BoxedSource(found.kind, table, np.arange(len(table)), f"{found.kind} data at {found.path} ({found.why})")
+        return BoxTFRecordDataset(found.path, split, DataConfig(), found.why, is_patient=True)
+    return BoxedDataset(found.kind, table, np.arange(len(table)), f"{found.kind} data at {found.path} ({found.why})")
 
 
-def _findings(split: Split, table: BoxTable) -> Iterator[Finding]:
+def _findings(split: Split, table: BoxTable) -> Iterator[DataIssue]:
     """What is wrong with the files of a split, then with its boxes."""
     told = [problem for problem in table.problems if problem.kind != "unknown-class"]  # which its boxes tell again
     for kind in dict.fromkeys(problem.kind for problem in told):
         own = [f"{printable(problem.where)}: {problem.text}" for problem in told if problem.kind == kind]
-        yield Finding("fault", kind, f"{PROBLEMS[kind]}, in {split}", tuple(own[:_MAX_NAMED]), len(own))
+        yield DataIssue("fault", kind, f"{PROBLEMS[kind]}, in {split}", tuple(own[:_MAX_NAMED]), len(own))
     for fault, rows in find_faults(table).items():
         if len(rows):
             named = tuple(printable(text) for text in described(table, rows[:_MAX_NAMED].tolist()))
-            yield Finding("fault", fault, f"boxes in {split}, each of which {FAULTS[fault]}", named, len(rows))
+            yield DataIssue("fault", fault, f"boxes in {split}, each of which {FAULTS[fault]}", named, len(rows))
     empty = np.flatnonzero(np.diff(table.offsets) == 0)
     if len(empty):
         named = tuple(printable(table.files[index]) for index in empty[:_MAX_NAMED].tolist())
-        yield Finding("warning", "unannotated", f"images in {split} without a box", named, len(empty))
+        yield DataIssue("warning", "unannotated", f"images in {split} without a box", named, len(empty))

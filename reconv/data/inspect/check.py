@@ -20,15 +20,15 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from reconv.data.boxes.annotations import AnnotationError, DetectionSource
-from reconv.data.pipeline.box_samples import picture_as_annotated
+from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
+from reconv.data.dataset import I64, Dataset, Sample, Split
 from reconv.data.decode.decode import any_picture, decode_picture
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
-from reconv.data.inspect.issue import Finding, Tell, printable
-from reconv.data.dataset import I64, Sample, Source, Split
+from reconv.data.inspect.issue import DataIssue, Tell, printable
 from reconv.data.inspect.splits import open_splits
+from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 _CHUNK = 32
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -44,7 +44,7 @@ Progress = Callable[[int, int], None]  # samples done, samples in all
 class Seen:
     """One sample that decodes."""
 
-    target: int  # 0 where a picture has boxes instead
+    target: int  # 0 where an image has boxes instead
     labels: tuple[int, ...]  # its class, or those of its boxes
     format: str
     mode: str  # as stored: RGB, L, CMYK, P, ...
@@ -63,7 +63,7 @@ class SplitSeen:
     bad: list[tuple[str, str]] = field(default_factory=list)  # path, why
     bad_kinds: list[str] = field(default_factory=list)  # of each of them
     classes: Counter[str] = field(default_factory=Counter)  # samples of each, or boxes
-    num_boxes: int | None = None  # None: these are no pictures with boxes
+    num_boxes: int | None = None  # None: these are no images with boxes
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     orientations: Counter[int] = field(default_factory=Counter)
@@ -94,16 +94,16 @@ class Checked:
     origin: str
     splits: Mapping[Split, SplitSeen]
     class_names: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    samples: Mapping[str, tuple[Split, tuple[int, ...]]]  # for a picture: some good samples of each class
-    sources: Mapping[Split, Source]
+    findings: tuple[DataIssue, ...]
+    samples: Mapping[str, tuple[Split, tuple[int, ...]]]  # for an image: some good samples of each class
+    sources: Mapping[Split, Dataset]
 
     @property
-    def faults(self) -> list[Finding]:
+    def faults(self) -> list[DataIssue]:
         return [finding for finding in self.findings if finding.level == "fault"]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the pictures, as plain data."""
+        """Everything but the images, as plain data."""
         return {
             "origin": self.origin,
             "ok": not self.faults,
@@ -116,9 +116,9 @@ class Checked:
         }
 
 
-def check(path: str, data: Data, workers: int, progress: Progress = lambda done, total: None) -> Checked:
+def check(path: str, data: DataConfig, workers: int, progress: Progress = lambda done, total: None) -> Checked:
     """Read and decode every sample of every split; `path` is a folder, or digits or synthetic."""
-    findings: list[Finding] = []
+    findings: list[DataIssue] = []
     sources = open_splits(path, data, findings.append)
     names = next(iter(sources.values())).class_names
     total, done = sum(map(len, sources.values())), 0
@@ -130,7 +130,7 @@ def check(path: str, data: Data, workers: int, progress: Progress = lambda done,
                 table.put(index, seen, names)
                 done += 1
                 progress(done, total)
-            if isinstance(source, DetectionSource):
+            if isinstance(source, DetectionDataset):
                 table.seen.num_boxes = int(source.box_counts().sum())
     _tell_of_samples(tables, findings.append)
     _tell_of_duplicates(tables, sources, findings.append)
@@ -156,7 +156,7 @@ def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def examine(source: Source, index: int) -> Seen | DataError:
+def examine(source: Dataset, index: int) -> Seen | DataError:
     """One sample, decoded, or why it cannot be."""
     try:
         sample = source.sample(index)
@@ -179,7 +179,7 @@ def examine(source: Source, index: int) -> Seen | DataError:
 
 
 def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
-    """The sample's class, or those of its boxes, which must be of this very picture."""
+    """The sample's class, or those of its boxes, which must be of this very image."""
     if sample.annotation is not None:
         picture_as_annotated(sample, sample.annotation, 3)
         return 0, tuple(label for label in sample.annotation.labels.tolist() if label >= 0)
@@ -188,7 +188,7 @@ def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
     return sample.target, (sample.target,)
 
 
-def _examined(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Seen | DataError]]:
+def _examined(source: Dataset, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Seen | DataError]]:
     """Every sample in order, examined by all workers."""
     starts = range(0, len(source), _CHUNK)
     pieces = pool.map(lambda s: [examine(source, i) for i in range(s, min(s + _CHUNK, len(source)))], starts)
@@ -247,17 +247,17 @@ def _tell_of_samples(tables: Mapping[Split, _Table], tell: Tell) -> None:
         for kind, text in texts.items():
             found = zip(table.seen.bad, table.seen.bad_kinds, strict=True)
             if paths := tuple(path for (path, _), own in found if own == kind):
-                tell(Finding("fault", kind, text.format(split), paths))
+                tell(DataIssue("fault", kind, text.format(split), paths))
         if not table.seen.num_samples:
-            tell(Finding("fault", "empty-split", f"there is no image in {split}", (split,)))
+            tell(DataIssue("fault", "empty-split", f"there is no image in {split}", (split,)))
         shorter = np.minimum(table.seen.widths, table.seen.heights)
         num_tiny = int(((shorter > 0) & (shorter < _TINY_SIDE_PX)).sum())
         if num_tiny:
             text = f"images in {split} with a side below {_TINY_SIDE_PX} pixels"
-            tell(Finding("warning", "tiny-image", text, count=num_tiny))
+            tell(DataIssue("warning", "tiny-image", text, count=num_tiny))
 
 
-def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, Source], tell: Tell) -> None:
+def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, Dataset], tell: Tell) -> None:
     """Files that are the same byte for byte: across splits, under two labels, or merely twice."""
     found: dict[str, list[list[tuple[Split, int]]]] = {"leak": [], "two-labels": [], "duplicate": []}
     for group in _equal(tables):
@@ -278,7 +278,7 @@ def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, 
         if groups:
             shown = tuple(" = ".join(_name(sources[s], i) for s, i in group) for group in groups[:_MAX_GROUPS])
             level: Any = "warning" if kind == "duplicate" else "fault"
-            tell(Finding(level, kind, f"{texts[kind]}, byte for byte", shown, len(groups)))
+            tell(DataIssue(level, kind, f"{texts[kind]}, byte for byte", shown, len(groups)))
 
 
 def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:
@@ -297,7 +297,7 @@ def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:
     yield from groups.values()
 
 
-def _name(source: Source, index: int) -> str:
+def _name(source: Dataset, index: int) -> str:
     try:
         return printable(source.sample(index).name)
     except DataError as error:  # vanished since it was read
@@ -312,11 +312,13 @@ def _tell_of_classes(names: Sequence[str], tables: Mapping[Split, _Table], tell:
     same = tuple(" = ".join(map(repr, group)) for group in alike.values() if len(group) > 1)
     if same:
         tell(
-            Finding("warning", "alike", "classes whose names differ only in case, spaces, dashes or underscores", same)
+            DataIssue(
+                "warning", "alike", "classes whose names differ only in case, spaces, dashes or underscores", same
+            )
         )
     odd = tuple(name for key in _NO_CLASSES for name in alike.get(key, ()))
     if odd:
-        tell(Finding("warning", "no-class", "folders that look like no class", odd))
+        tell(DataIssue("warning", "no-class", "folders that look like no class", odd))
     train = tables.get("train")
     if train is None or not train.seen.classes:
         return
@@ -324,15 +326,15 @@ def _tell_of_classes(names: Sequence[str], tables: Mapping[Split, _Table], tell:
     small = tuple(f"{n}: {train.seen.classes[n]}" for n in names if 0 < train.seen.classes[n] < median / _SMALL_SHARE)
     if small:
         what = "images" if train.seen.num_boxes is None else "boxes"
-        tell(Finding("warning", "small-class", f"classes far below the median of {median:g} training {what}", small))
+        tell(DataIssue("warning", "small-class", f"classes far below the median of {median:g} training {what}", small))
     if "val" in tables:
         unseen = tuple(n for n in names if train.seen.classes[n] and not tables["val"].seen.classes[n])
         if unseen:
-            tell(Finding("warning", "not-validated", "classes without a validation image", unseen))
+            tell(DataIssue("warning", "not-validated", "classes without a validation image", unseen))
 
 
 def _picturesque(
-    names: Sequence[str], tables: Mapping[Split, _Table], sources: Mapping[Split, Source]
+    names: Sequence[str], tables: Mapping[Split, _Table], sources: Mapping[Split, Dataset]
 ) -> dict[str, tuple[Split, tuple[int, ...]]]:
     """Up to 8 good samples of up to 24 classes, evenly spread over both."""
     split: Split = "train" if "train" in tables else "val"
@@ -347,9 +349,9 @@ def _picturesque(
     return pictured
 
 
-def _members(source: Source, targets: I64) -> Callable[[int], I64]:
+def _members(source: Dataset, targets: I64) -> Callable[[int], I64]:
     """What gives the good samples of a class, or those with a box of it."""
-    if not isinstance(source, DetectionSource):
+    if not isinstance(source, DetectionDataset):
         return lambda number: np.flatnonzero(targets == number)
     labels = [(index, source.annotation(index).labels) for index in np.flatnonzero(targets >= 0).tolist()]
     owners = np.repeat([index for index, _ in labels], [len(own) for _, own in labels]).astype(np.int64)
@@ -365,7 +367,7 @@ def pictures_of(checked: Checked) -> Iterator[tuple[str, int, list[Image.Image]]
 
 
 def _tile(sample: Sample, names: Sequence[str]) -> Image.Image:
-    """The picture, with the boxes it has."""
+    """The image, with the boxes it has."""
     said = sample.annotation
     if said is None:
         return any_picture(sample.data, 3, sample.name)

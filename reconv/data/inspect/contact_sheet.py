@@ -1,4 +1,4 @@
-"""Pictures of batches for people: a grid of tiles, or titled sheets of them, as a PNG.
+"""Images of batches for people: a grid of tiles, or titled sheets of them, as a PNG.
 
 Owns layout and encoding. Refuses to know what the images mean. Invariant: tiles keep row order, left to right.
 """
@@ -25,7 +25,7 @@ _CAPTION = (90, 90, 90)
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Pictures under one title; captions, where there are some, one a picture."""
+    """Images under one title; captions, where there are some, one an image."""
 
     title: str
     tiles: Sequence[Image.Image]
@@ -56,7 +56,7 @@ def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> b
 
 
 def titled(sheets: Sequence[Sheet], tile_px: int = 96, columns: int = 8) -> bytes:
-    """PNG of sheets one below the other; every picture is fitted into a square, tiny ones enlarged by whole pixels."""
+    """PNG of sheets one below the other; every image is fitted into a square, tiny ones enlarged by whole pixels."""
     caption_px = _LINE_PX if any(sheet.captions for sheet in sheets) else 0
     pitch_x, pitch_y = tile_px + _MARGIN_PX, tile_px + caption_px + _MARGIN_PX
     heights = [_LINE_PX + _MARGIN_PX + -(-len(sheet.tiles) // columns) * pitch_y for sheet in sheets]
@@ -78,7 +78,7 @@ def titled(sheets: Sequence[Sheet], tile_px: int = 96, columns: int = 8) -> byte
 
 
 def _fitted(image: Image.Image, side_px: int) -> Image.Image:
-    """The whole picture in the middle of a grey square."""
+    """The whole image in the middle of a grey square."""
     scale = side_px / max(image.size)
     if scale >= 1:
         size, how = (image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST

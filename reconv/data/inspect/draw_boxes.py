@@ -1,6 +1,6 @@
-"""Boxes with names drawn on a picture.
+"""Boxes with names drawn on an image.
 
-Owns colours, lines and letters. Refuses to know what the boxes mean. Invariant: the picture keeps its size, the one
+Owns colours, lines and letters. Refuses to know what the boxes mean. Invariant: the image keeps its size, the one
 given is not changed, and a box or a name that reaches beyond an edge stays in sight.
 """
 
@@ -24,7 +24,7 @@ _SIDE_PER_LETTER_PX = 40
 
 @dataclass(frozen=True, slots=True)
 class DrawnBox:
-    """A box in pixels of the picture, and what is written beside it."""
+    """A box in pixels of the image, and what is written beside it."""
 
     box_xyxy: tuple[float, float, float, float]
     text: str
@@ -32,13 +32,13 @@ class DrawnBox:
 
 
 def class_colour(label: int) -> Colour:
-    """A colour for a class, the same in every picture."""
+    """A colour for a class, the same in every image."""
     red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1.0, 0.85, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def draw_boxes(picture: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
-    """A copy of the picture in colour, with boxes on it, the first on top."""
+    """A copy of the image in colour, with boxes on it, the first on top."""
     drawn = picture.convert("RGB")
     pen = ImageDraw.Draw(drawn)
     side_px = max(drawn.size)
@@ -53,7 +53,7 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
 
 
 def _inside(box_xyxy: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The corners moved into the picture, in order."""
+    """The corners moved into the image, in order."""
     xs = sorted(min(max(x, 0.0), size[0] - 1.0) for x in box_xyxy[::2])
     ys = sorted(min(max(y, 0.0), size[1] - 1.0) for y in box_xyxy[1::2])
     return xs[0], ys[0], xs[1], ys[1]

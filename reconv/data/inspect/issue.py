@@ -16,7 +16,7 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DataIssue:
     """Something a person should know of a data set; a fault is what training would stop at or be misled by."""
 
     level: Literal["fault", "warning"]
@@ -30,7 +30,7 @@ class Finding:
         return self.count or len(self.paths)
 
 
-Tell = Callable[[Finding], None]
+Tell = Callable[[DataIssue], None]
 
 
 def printable(name: str) -> str:

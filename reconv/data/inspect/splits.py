@@ -12,32 +12,32 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.inspect.box_splits import box_reader, open_box_splits
+from reconv.data.inspect.issue import SPLITS, DataIssue, Tell, printable
 from reconv.data.readers.detect import detect
-from reconv.data.readers.map_shards import RefusedError
-from reconv.data.inspect.issue import SPLITS, Finding, Tell, printable
-from reconv.data.readers.factory import NEED_NO_PATH, open_source
-from reconv.data.storage.local import read
-from reconv.data.dataset import Sample, Source, Split
+from reconv.data.readers.factory import NEED_NO_PATH, open_dataset
 from reconv.data.readers.folder import is_image_name, split_folder
+from reconv.data.readers.map_shards import RefusedError
+from reconv.data.storage.local import read
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 
-def open_splits(path: str, data: Data, tell: Tell) -> dict[Split, Source]:
+def open_splits(path: str, data: DataConfig, tell: Tell) -> dict[Split, Dataset]:
     """Each split there is, its faults told; `path` is a folder or the name of a data set in the package."""
     if path in NEED_NO_PATH and not Path(path).exists():
-        return {split: open_source(path, None, split, data) for split in SPLITS}
+        return {split: open_dataset(path, None, split, data) for split in SPLITS}
     found = detect(Path(path), data.source)
     if (read_split := box_reader(found)) is not None:
         return dict(open_box_splits(found, read_split, tell))
     if found.kind == "folder":
         return _open_tree(found.path, tell)
-    opened: dict[Split, Source] = {}
+    opened: dict[Split, Dataset] = {}
     refused: list[DataError] = []
     for split in SPLITS:
         try:
-            opened[split] = open_source(data.source, Path(path), split, data)
+            opened[split] = open_dataset(data.source, Path(path), split, data)
         except DataError as error:
             refused.append(error)
     if not opened:
@@ -46,19 +46,19 @@ def open_splits(path: str, data: Data, tell: Tell) -> dict[Split, Source]:
         errors = refusal.errors if isinstance(refusal, RefusedError) else (refusal,)
         for text in dict.fromkeys(f"{error.what}: {error.why}" for error in errors):
             places = tuple(printable(error.where) for error in errors if f"{error.what}: {error.why}" == text)
-            tell(Finding("fault", "unreadable-split", text, places))
+            tell(DataIssue("fault", "unreadable-split", text, places))
     return opened
 
 
-def _open_tree(root: Path, tell: Tell) -> dict[Split, Source]:
+def _open_tree(root: Path, tell: Tell) -> dict[Split, Dataset]:
     listings = {split: Listing(folder) for split in SPLITS if (folder := split_folder(root, split)) is not None}
     if "val" not in listings:
-        tell(Finding("fault", "no-validation", "there is no val/ or validation/ beside train/", (str(root),)))
+        tell(DataIssue("fault", "no-validation", "there is no val/ or validation/ beside train/", (str(root),)))
     names = listings["train"].class_names
     unknown = [name for name in (listings["val"].class_names if "val" in listings else ()) if name not in names]
     if unknown:
         text = "classes in validation that training does not have"
-        tell(Finding("fault", "unknown-class", text, tuple(unknown)))
+        tell(DataIssue("fault", "unknown-class", text, tuple(unknown)))
     for split, listing in listings.items():
         listing.tell(split, tell)
     return {split: Tree(listing, (*names, *unknown)) for split, listing in listings.items()}
@@ -90,12 +90,14 @@ class Listing:
         few = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(5))
         broken = tuple(printable(name) for name in self.class_names if printable(name) != name)
         findings = (
-            Finding("fault", "empty-class", f"class folders without images in {split}", empty),
-            Finding("fault", "name", f"class folders in {split} whose names are not UTF-8", broken),
-            Finding("fault", "astray", f"links that lead nowhere, or no files at all, in {split}", _told(self._astray)),
-            Finding("fault", "unreadable", f"folders in {split} that cannot be listed", _told(self._unreadable)),
-            Finding("warning", "stray", f"images in {split} that lie in no class's folder", _told(self._classless)),
-            Finding(
+            DataIssue("fault", "empty-class", f"class folders without images in {split}", empty),
+            DataIssue("fault", "name", f"class folders in {split} whose names are not UTF-8", broken),
+            DataIssue(
+                "fault", "astray", f"links that lead nowhere, or no files at all, in {split}", _told(self._astray)
+            ),
+            DataIssue("fault", "unreadable", f"folders in {split} that cannot be listed", _told(self._unreadable)),
+            DataIssue("warning", "stray", f"images in {split} that lie in no class's folder", _told(self._classless)),
+            DataIssue(
                 "warning", "ignored", f"files in {split} that are not taken for images: {few}", _told(self._ignored)
             ),
         )

@@ -24,7 +24,7 @@ _TWO = np.arange(2)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class BadSample:
     """One bad file: met when `step` steps were done."""
 
     split: Split
@@ -34,25 +34,25 @@ class Fault:
     why: str
 
 
-def _untold(fault: Fault) -> None:
+def _untold(fault: BadSample) -> None:
     """Nobody asked."""
 
 
-class Faults:
+class BadSamples:
     """The bad files of a run so far; `limit` 0 bears none."""
 
     def __init__(
         self,
         limit: int = 0,
-        tell: Callable[[Fault], None] = _untold,
-        gather: Callable[[list[Fault]], list[list[Fault]]] | None = None,
+        tell: Callable[[BadSample], None] = _untold,
+        gather: Callable[[list[BadSample]], list[list[BadSample]]] | None = None,
     ) -> None:
         """`gather` gives what each of several processes has; they count together."""
         self._limit = limit
         self._tell = tell
         self._gather = gather
-        self._found: list[Fault] = []
-        self._fresh: list[Fault] = []  # found here, and not yet known to other processes
+        self._found: list[BadSample] = []
+        self._fresh: list[BadSample] = []  # found here, and not yet known to other processes
         self._known: dict[Split, set[int]] = {"train": set(), "val": set()}
 
     @property
@@ -71,7 +71,7 @@ class Faults:
         if index in self._known[split]:
             return
         path = os.fsencode(error.where or f"{split} sample {index}").decode("utf-8", "backslashreplace")
-        fault = Fault(split, index, step, path, error.why or error.what)
+        fault = BadSample(split, index, step, path, error.why or error.what)
         self._known[split].add(index)
         self._fresh.append(fault)
         # Beyond the limit there is nothing to wait for: the other processes meet this one in their own settling.
@@ -93,7 +93,7 @@ class Faults:
                 seen.add((fault.split, fault.index))
                 self._count(fault)
 
-    def _count(self, fault: Fault) -> None:
+    def _count(self, fault: BadSample) -> None:
         self._keep(fault)
         self._tell(fault)
         if len(self._found) > self._limit:
@@ -112,14 +112,14 @@ class Faults:
     def restore(self, state: Sequence[dict[str, Any]]) -> None:
         """Go on counting where a checkpoint was; nothing is told again."""
         for saved in state:
-            self._keep(Fault(**saved))
+            self._keep(BadSample(**saved))
 
-    def _keep(self, fault: Fault) -> None:
+    def _keep(self, fault: BadSample) -> None:
         self._found.append(fault)
         self._known[fault.split].add(fault.index)
 
 
-def stand_ins(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
+def replacements(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
     """Every sample once, in an order of its own for each (seed, epoch, index): the first good one stands in.
 
     A stride through the whole set rather than the neighbours, which in a sorted tree are of the same class and may be

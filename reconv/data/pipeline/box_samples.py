@@ -1,4 +1,4 @@
-"""Filling rows of a detection batch: a square picture, and its boxes padded to one length.
+"""Filling rows of a detection batch: a square image, and its boxes padded to one length.
 
 Owns the columns and what becomes of an annotation in them. Refuses to know order, threads, files and what a network
 makes of boxes. Invariant: a row depends on its index and its key alone; boxes are float32 fractions of the square,
@@ -15,37 +15,39 @@ import numpy as np
 from PIL import Image
 
 from reconv.data.boxes.annotations import Annotation, AnnotationError
-from reconv.data.transforms.random_params import F64, effective
 from reconv.data.boxes.box_transforms import WHOLE, View, draw_views, native_square, seen_through, square_of, train_view
+from reconv.data.dataset import I64, U8, Dataset, Sample
 from reconv.data.decode.decode import FILTERS, any_picture, decode_picture, pixels_of
-from reconv.data.pipeline.sample_pipeline import Column, Draws, Fetch, MakeFetch, Rows
-from reconv.data.dataset import I64, U8, Sample, Source
+from reconv.data.pipeline.sample_pipeline import Column, Draws, MakeSamplePipeline, Rows, SamplePipeline
 from reconv.data.pipeline.stage_timing import spent
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.data.transforms.random_params import F64, effective
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 from reconv.recipe.schema import Recipe
 
 _ROWS_PER_TASK = 4
 _GREY = 128
 
 
-def detection_fetch(recipe: Recipe) -> MakeFetch:
+def detection_sample_pipeline(recipe: Recipe) -> MakeSamplePipeline:
     """How a detection recipe's batches are filled."""
     return partial(_make, max_boxes=recipe.detection.max_boxes, use_difficult=recipe.data.difficult_boxes == "use")
 
 
 def _make(
-    source: Source, preprocess: Preprocess, augment: Augment | None, *, max_boxes: int, use_difficult: bool
-) -> Fetch:
-    return BoxFetch(source, preprocess, None if augment is None else effective(augment), max_boxes, use_difficult)
+    source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None, *, max_boxes: int, use_difficult: bool
+) -> SamplePipeline:
+    return BoxSamplePipeline(
+        source, preprocess, None if augment is None else effective(augment), max_boxes, use_difficult
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class BoxFetch:
-    """Pictures decoded, cropped and resized one by one, their boxes with them; no augmentation: the whole picture."""
+class BoxSamplePipeline:
+    """Images decoded, cropped and resized one by one, their boxes with them; no augmentation: the whole image."""
 
-    source: Source
-    preprocess: Preprocess
-    augment: Augment | None
+    source: Dataset
+    preprocess: PreprocessConfig
+    augment: AugmentConfig | None
     max_boxes: int
     use_difficult: bool = True
 
@@ -55,7 +57,7 @@ class BoxFetch:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Picture, boxes, classes and how many there are."""
+        """Image, boxes, classes and how many there are."""
         side = self.preprocess.size
         return (
             Column("images", (self.preprocess.channels, side, side), np.uint8),
@@ -84,7 +86,7 @@ class BoxFetch:
             self._put(rows, row, seen, labels[kept])
 
     def _put_picture(self, out: U8, sample: Sample, said: Annotation, view: View) -> None:
-        """What the view shows of the picture, by the compiled decoder where the plan has chosen it and it can."""
+        """What the view shows of the image, by the compiled decoder where the plan has chosen it and it can."""
         spec, fill = self.preprocess, mean_colour(self.preprocess)
         if self.augment is not None and self.augment.decoder == "native" and isinstance(sample.data, bytes):
             began_s, size = time.perf_counter(), (said.width, said.height)
@@ -96,7 +98,7 @@ class BoxFetch:
         out[:] = pixels_of(square_of(image, view, spec.size, FILTERS[spec.interpolation], fill)).transpose(2, 0, 1)
 
     def _trained_on(self, said: Annotation) -> tuple[F64, I64]:
-        """Boxes as fractions of the picture, with classes from 1: no crowds, and of each what is in the picture."""
+        """Boxes as fractions of the image, with classes from 1: no crowds, and of each what is in the image."""
         used = ~said.is_crowd if self.use_difficult else ~(said.is_crowd | said.difficult)
         size = np.array([said.width, said.height] * 2, np.float64)
         boxes = np.clip(said.boxes_xyxy[used] / size, 0, 1)
@@ -113,10 +115,10 @@ class BoxFetch:
 
 
 def annotation_of(sample: Sample) -> Annotation:
-    """The boxes of a picture that must have some said about it."""
+    """The boxes of an image that must have some said about it."""
     if sample.annotation is None:
         raise AnnotationError(
-            "a picture without boxes",
+            "an image without boxes",
             where=sample.name,
             why="these are data for classification, and the recipe's task is detection",
             then="reconv recipes lists recipes for classification",
@@ -125,25 +127,25 @@ def annotation_of(sample: Sample) -> Annotation:
 
 
 def picture_as_annotated(sample: Sample, said: Annotation, channels: int) -> Image.Image:
-    """The picture, lying as it did for who drew the boxes; an error where it is of another size.
+    """The image, lying as it did for who drew the boxes; an error where it is of another size.
 
-    Some programs turn a picture as its EXIF data say before boxes are drawn, others do not: the annotated size decides.
+    Some programs turn an image as its EXIF data say before boxes are drawn, others do not: the annotated size decides.
     """
     image = any_picture(sample.data, channels, sample.name)
     if isinstance(sample.data, bytes) and image.size == (said.height, said.width) != (said.width, said.height):
         image = decode_picture(sample.data, channels, sample.name, is_turned=False)
     if image.size != (said.width, said.height):
         raise AnnotationError(
-            f"the picture is {image.width} x {image.height}, its boxes are of one of {said.width} x {said.height}",
+            f"the image is {image.width} x {image.height}, its boxes are of one of {said.width} x {said.height}",
             where=sample.name,
-            why="the picture was resized or replaced after its boxes were drawn",
-            then="put the annotated picture back, or scale its boxes and the size in its annotation",
+            why="the image was resized or replaced after its boxes were drawn",
+            then="put the annotated image back, or scale its boxes and the size in its annotation",
         )
     return image
 
 
-def mean_colour(preprocess: Preprocess) -> tuple[int, ...]:
-    """What is beyond a picture: the colour that becomes 0 for the network; grey where each image has its own mean."""
+def mean_colour(preprocess: PreprocessConfig) -> tuple[int, ...]:
+    """What is beyond an image: the colour that becomes 0 for the network; grey where each image has its own mean."""
     if preprocess.standardise:
         return (_GREY,) * preprocess.channels
     return tuple(round(mean * preprocess.scale) for mean in preprocess.mean)

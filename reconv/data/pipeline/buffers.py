@@ -20,14 +20,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch, Copied
-from reconv.data.pipeline.sample_pipeline import Column, Rows
+from reconv.batch import Batch, Copied
 from reconv.data.dataset import U8
+from reconv.data.pipeline.sample_pipeline import Column, Rows
 
 _ALIGN_BYTES = 64  # a cache line
 
 
-class Carrier(Protocol):
+class HostToDevice(Protocol):
     """How batches reach the device."""
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
@@ -58,11 +58,11 @@ class Moving:
 class Cast:
     """A carrier whose images travel as another type; the host converts them, which is exact."""
 
-    carrier: Carrier
+    carrier: HostToDevice
     dtype: torch.dtype
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """The pictures are not sent from there, but copied first."""
+        """The images are not sent from there, but copied first."""
         return _nothing
 
     def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
@@ -70,7 +70,7 @@ class Cast:
         return self.carrier.send(batch.replace(images=batch["images"].to(self.dtype)))
 
 
-def as_type(carrier: Carrier, name: str) -> Carrier:
+def as_type(carrier: HostToDevice, name: str) -> HostToDevice:
     """The carrier, or one that converts images where they are to travel as something else than uint8."""
     return carrier if name == "uint8" else Cast(carrier, getattr(torch, name))
 
@@ -80,7 +80,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferField:
     """Where a column's rows lie in a slab."""
 
     name: str
@@ -94,18 +94,18 @@ class Place:
         return slab[self.start : self.start + num_bytes].view(self.dtype).reshape(self.shape)
 
 
-def places(columns: tuple[Column, ...], num_rows: int) -> tuple[tuple[Place, ...], int]:
+def places(columns: tuple[Column, ...], num_rows: int) -> tuple[tuple[BufferField, ...], int]:
     """Where each column of so many rows lies, and how many bytes all take."""
     found, start = [], 0
     for column in columns:
         dtype, shape = np.dtype(column.dtype), (num_rows, *column.shape)
-        found.append(Place(column.name, start, shape, dtype.str))
+        found.append(BufferField(column.name, start, shape, dtype.str))
         start += -(-int(np.prod(shape)) * dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
     return tuple(found), max(start, _ALIGN_BYTES)
 
 
 @dataclass(eq=False, slots=True)
-class Slab:
+class Buffer:
     """Memory for the rows of one batch; `file` is a descriptor by which other processes map it."""
 
     memory: mmap.mmap
@@ -126,27 +126,27 @@ class Slab:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class BufferView:
     """A slab that is being filled or used: its rows by name, and where they lie."""
 
-    slab: Slab
+    slab: Buffer
     rows: Rows
-    places: tuple[Place, ...]
+    places: tuple[BufferField, ...]
 
 
-def ordinary_slab(num_bytes: int) -> Slab:
+def ordinary_slab(num_bytes: int) -> Buffer:
     """Memory of this process."""
-    return Slab(mmap.mmap(-1, num_bytes), None)
+    return Buffer(mmap.mmap(-1, num_bytes), None)
 
 
-class Ring:
+class BufferPool:
     """The slabs of one stream of batches."""
 
-    def __init__(self, carrier: Carrier, make: Callable[[int], Slab], limit: int) -> None:
+    def __init__(self, carrier: HostToDevice, make: Callable[[int], Buffer], limit: int) -> None:
         self._carrier = carrier
         self._make = make
         self._limit = limit  # copies under way are waited for rather than making more slabs than this
-        self._free: deque[Slab] = deque()
+        self._free: deque[Buffer] = deque()
         self._sent: deque[tuple[Rows, Copied]] = deque()
         self._num_slabs = 0
         self._is_closed = False
@@ -156,7 +156,7 @@ class Ring:
         """How many slabs there are: filled, used, under way and free."""
         return self._num_slabs
 
-    def take(self, columns: tuple[Column, ...], num_rows: int, most_rows: int) -> Lease:
+    def take(self, columns: tuple[Column, ...], num_rows: int, most_rows: int) -> BufferView:
         """A slab for some rows, of a size that would hold `most_rows`."""
         self._collect()
         num_bytes = places(columns, most_rows)[1]
@@ -166,7 +166,7 @@ class Ring:
         # memoryview, and numpy does not look through that.
         whole = np.frombuffer(memoryview(slab.memory), np.uint8)
         weakref.finalize(whole, self._give_back, slab).atexit = False
-        return Lease(slab, {place.name: place.of(whole) for place in cut}, cut)
+        return BufferView(slab, {place.name: place.of(whole) for place in cut}, cut)
 
     def sent(self, rows: Rows, copied: Copied | None) -> None:
         """These rows are on their way; they are held until they have arrived."""
@@ -181,7 +181,7 @@ class Ring:
         while self._free:
             self._drop(self._free.popleft())
 
-    def _give_back(self, slab: Slab) -> None:
+    def _give_back(self, slab: Buffer) -> None:
         """Nobody holds the slab any more; called by whichever thread let go of it last."""
         if self._is_closed:
             self._drop(slab)
@@ -195,7 +195,7 @@ class Ring:
         if self._sent and not self._free and self._num_slabs >= self._limit:
             self._sent.popleft()[1].synchronize()
 
-    def _free_slab(self, num_bytes: int) -> Slab | None:
+    def _free_slab(self, num_bytes: int) -> Buffer | None:
         while self._free:
             slab = self._free.popleft()
             if slab.num_bytes == _pages(num_bytes):
@@ -203,13 +203,13 @@ class Ring:
             self._drop(slab)  # images have another size from here on
         return None
 
-    def _new_slab(self, num_bytes: int) -> Slab:
+    def _new_slab(self, num_bytes: int) -> Buffer:
         slab = self._make(_pages(num_bytes))
         slab.unpin = self._carrier.pin(torch.frombuffer(slab.memory, dtype=torch.uint8))
         self._num_slabs += 1
         return slab
 
-    def _drop(self, slab: Slab) -> None:
+    def _drop(self, slab: Buffer) -> None:
         slab.drop()
         self._num_slabs -= 1
 

@@ -18,7 +18,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
+from reconv.data.dataset import I64, Dataset
+from reconv.data.decode.decode import train_preprocess
+from reconv.data.pipeline.bad_samples import BadSamples, replacements
+from reconv.data.pipeline.buffers import HostToDevice, Moving
+from reconv.data.pipeline.gpu_decode import HANDED, HandOver, keep_here
+from reconv.data.pipeline.gpu_decoder import GpuDecoder
+from reconv.data.pipeline.prefetcher import Pending, Prefetcher
+from reconv.data.pipeline.preloaded import PreloadedImages
+from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.pipeline.thread_pool import InlineWorker, Workers, open_workers
+from reconv.data.readers.synthetic import SyntheticOnDevice
+from reconv.data.sampler import Sampler
+from reconv.data.transforms.mixup import draw_mix
 from reconv.data.transforms.random_params import (
     ERASED,
     JITTERED,
@@ -29,22 +43,8 @@ from reconv.data.transforms.random_params import (
     draw_jitter,
     effective,
 )
-from reconv.data.pipeline.buffers import Carrier, Moving
-from reconv.data.decode.decode import train_preprocess
-from reconv.data.pipeline.gpu_decoder import EngineRows
-from reconv.data.pipeline.bad_samples import Faults, stand_ins
-from reconv.data.pipeline.sample_pipeline import Fetch, MakeFetch, make_fetch
-from reconv.data.pipeline.prefetcher import Filler, Pending
-from reconv.data.pipeline.gpu_decode import HANDED, HandOver, keep_here
-from reconv.data.transforms.mixup import draw_mix
-from reconv.data.sampler import Order
-from reconv.data.pipeline.preloaded import Resident
-from reconv.data.dataset import I64, Source
-from reconv.data.readers.synthetic import SyntheticOnDevice
-from reconv.data.pipeline.stage_timing import Stages
-from reconv.data.pipeline.thread_pool import Caller, Workers, open_workers
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Preprocess
+from reconv.recipe.data_fields import PreprocessConfig
 from reconv.recipe.plan import EVAL_AHEAD, Plan
 from reconv.recipe.schema import Recipe
 
@@ -55,12 +55,17 @@ _STEPS_MOVED = 16  # whose draws travel at once when images stay on the device
 
 @contextmanager
 def _filling(
-    shared: Workers | None, make: Callable[[], Workers], source: Source, carrier: Carrier, ahead: int, stages: Stages
-) -> Iterator[Filler]:
+    shared: Workers | None,
+    make: Callable[[], Workers],
+    source: Dataset,
+    carrier: HostToDevice,
+    ahead: int,
+    stages: StageTimes,
+) -> Iterator[Prefetcher]:
     """A stream's filler, with workers of its own unless it was given some that others use too."""
     workers = shared or make()
     workers.share(source)
-    filler = Filler(workers, carrier, ahead, stages)
+    filler = Prefetcher(workers, carrier, ahead, stages)
     try:
         yield filler
     finally:
@@ -77,45 +82,45 @@ class TrainLoader:
 
     def __init__(
         self,
-        source: Source,
+        source: Dataset,
         recipe: Recipe,
         plan: Plan,
         move: Move,
         rank: int = 0,
-        faults: Faults | None = None,
-        make: MakeFetch = make_fetch,
+        faults: BadSamples | None = None,
+        make: MakeSamplePipeline = make_sample_pipeline,
         shared: Workers | None = None,
-        carrier: Carrier | None = None,
-        stages: Stages | None = None,
-        engine: EngineRows | None = None,
+        carrier: HostToDevice | None = None,
+        stages: StageTimes | None = None,
+        engine: GpuDecoder | None = None,
     ) -> None:
         self._source = source
         self._workers = shared
         self._carrier = carrier or Moving(move)
-        self._stages = stages or Stages()
+        self._stages = stages or StageTimes()
         self._engine = engine
-        self._faults = faults or Faults()
+        self._faults = faults or BadSamples()
         self._recipe = recipe
         self._augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
         self._plan = plan
         self._move = move
         self._make = make
-        self._order = Order(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
+        self._order = Sampler(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
         self._micro_batches = plan.micro_batches(rank)
         self._rows = plan.rows(rank)  # of the global batch
         # Reading ahead may reach into the next size.
         self._fetch_of_size = lru_cache(maxsize=2)(self._make_fetch)
         self._resident_of_size = lru_cache(maxsize=1)(self._make_resident)
 
-    def _make_fetch(self, size: int) -> Fetch:
+    def _make_fetch(self, size: int) -> SamplePipeline:
         preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
         if self._engine is not None:
             return HandOver(self._source, preprocess, self._augment, self._plan.gpu_share)
         return self._make(self._source, preprocess, self._augment)
 
-    def _make_resident(self, size: int) -> Resident:
+    def _make_resident(self, size: int) -> PreloadedImages:
         preprocess = train_preprocess(self._recipe.data.preprocess, self._augment, size)
-        return Resident(self._source, preprocess, self._augment, self._move)
+        return PreloadedImages(self._source, preprocess, self._augment, self._move)
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """This rank's micro-batches of each step in [start, stop), on the device."""
@@ -131,7 +136,7 @@ class TrainLoader:
             for pending in filler.stream(range(start, stop), lambda step: self._begin(filler, step)):
                 yield self._finish(filler, pending)
 
-    def _filler(self, shared: Workers | None, make: Callable[[], Workers]) -> AbstractContextManager[Filler]:
+    def _filler(self, shared: Workers | None, make: Callable[[], Workers]) -> AbstractContextManager[Prefetcher]:
         return _filling(shared, make, self._source, self._carrier, self._recipe.data.prefetch, self._stages)
 
     def _resident_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
@@ -168,7 +173,7 @@ class TrainLoader:
         """The first step's batches stay on the device and are repeated under each step's positions."""
         first: tuple[Batch, ...] = ()
         size = 0
-        with self._filler(None, Caller) as filler:
+        with self._filler(None, InlineWorker) as filler:
             for step in range(start, stop):
                 if self._plan.size_at(step) != size:
                     size = self._plan.size_at(step)
@@ -176,7 +181,7 @@ class TrainLoader:
                 shift = step * self._plan.global_batch
                 yield tuple(Batch(batch.tensors, batch.positions + shift, batch.groups) for batch in first)
 
-    def _begin(self, filler: Filler, step: int, size: int | None = None) -> Pending:
+    def _begin(self, filler: Prefetcher, step: int, size: int | None = None) -> Pending:
         size = size or self._plan.size_at(step)
         positions = self._order.positions(step)[self._rows]
         fetch = self._fetch_of_size(size)
@@ -187,7 +192,7 @@ class TrainLoader:
             self._engine.start(pending, fetch.form)
         return pending
 
-    def _finish(self, filler: Filler, pending: Pending) -> tuple[Batch, ...]:
+    def _finish(self, filler: Prefetcher, pending: Pending) -> tuple[Batch, ...]:
         positions, size = pending.positions, pending.rows["images"].shape[-1]
         if self._engine is not None:
             self._engine.settle(pending)
@@ -224,7 +229,7 @@ class TrainLoader:
                 self._faults.add("train", index, pending.step, error)
             if self._engine is not None and pending.draws is not None:
                 keep_here(pending.draws, row)  # whoever was to make the bad one
-            for other in stand_ins(self._recipe.seed, epoch, index, len(self._source)):
+            for other in replacements(self._recipe.seed, epoch, index, len(self._source)):
                 if other in self._faults.known("train"):
                     continue
                 pending.indices[row] = other
@@ -269,31 +274,31 @@ class EvalLoader:
 
     def __init__(
         self,
-        source: Source,
-        preprocess: Preprocess,
+        source: Dataset,
+        preprocess: PreprocessConfig,
         batch: int,
         move: Move,
         workers: int,
         rank: int = 0,
-        world: int = 1,
-        faults: Faults | None = None,
-        make: MakeFetch = make_fetch,
+        process_group: int = 1,
+        faults: BadSamples | None = None,
+        make: MakeSamplePipeline = make_sample_pipeline,
         shared: Workers | None = None,
-        carrier: Carrier | None = None,
-        stages: Stages | None = None,
-        engine: EngineRows | None = None,
+        carrier: HostToDevice | None = None,
+        stages: StageTimes | None = None,
+        engine: GpuDecoder | None = None,
     ) -> None:
         self._source = source
         self._workers = shared
         self._carrier = carrier or Moving(move)
-        self._stages = stages or Stages()
+        self._stages = stages or StageTimes()
         self._engine = engine
-        self._faults = faults or Faults()
+        self._faults = faults or BadSamples()
         self._num_samples = len(source)
         self._batch = batch
         self._num_workers = workers
         num_batches = -(-len(source) // batch)
-        self._numbers = range(rank, num_batches, world)
+        self._numbers = range(rank, num_batches, process_group)
         self._fetch = make(source, preprocess, None) if engine is None else HandOver(source, preprocess, None, 1.0)
 
     def __len__(self) -> int:
@@ -324,7 +329,7 @@ class EvalLoader:
                 then="reconv data check PATH tells what is wrong with each",
             )
 
-    def _begin(self, filler: Filler, number: int) -> Pending:
+    def _begin(self, filler: Prefetcher, number: int) -> Pending:
         stop = min((number + 1) * self._batch, self._num_samples)
         positions = np.arange(number * self._batch, stop, dtype=np.int64)
         if self._engine is None or not isinstance(self._fetch, HandOver):

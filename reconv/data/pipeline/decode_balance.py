@@ -1,4 +1,4 @@
-"""How training pictures are shared between the host's workers and a device's JPEG engine.
+"""How training images are shared between the host's workers and a device's JPEG engine.
 
 Owns the measurement. Refuses to know runs and checkpoints, which keep what was found: the pixels of the two differ, so
 a share may not change with the hour. Invariant: a share is a number of sixteenths from 1 to 15.
@@ -13,14 +13,14 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from reconv.data.pipeline.gpu_decoder import Engine
-from reconv.data.pipeline.sample_pipeline import Rows
+from reconv.data.dataset import Dataset
 from reconv.data.pipeline.gpu_decode import HANDED, HandOver
-from reconv.data.dataset import Source
+from reconv.data.pipeline.gpu_decoder import JpegDecoderDevice
+from reconv.data.pipeline.sample_pipeline import Rows
 from reconv.data.pipeline.thread_pool import cut_rows
 from reconv.errors import DataError, RecipeError
 from reconv.kernels.crop.ops import Box
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _NUM_PICTURES = 64
 _PARTS = 16
@@ -28,7 +28,12 @@ _TRIES = 2  # the first reads files and wakes everything up
 
 
 def measured_share(
-    source: Source, preprocess: Preprocess, augment: Augment, engine: Engine, workers: int, seed: int
+    source: Dataset,
+    preprocess: PreprocessConfig,
+    augment: AugmentConfig,
+    engine: JpegDecoderDevice,
+    workers: int,
+    seed: int,
 ) -> float:
     """What the engine should make so that it and so many workers end at the same time."""
     num = min(_NUM_PICTURES, len(source))
@@ -48,7 +53,7 @@ def measured_share(
     is_handed = [number for number, entry in enumerate(handed) if entry[0]]
     if not is_handed:
         raise RecipeError(
-            "none of the pictures is for the GPU's JPEG engine",
+            "none of the images is for the GPU's JPEG engine",
             where=source.origin,
             why=f"of {num} looked at, none is a baseline JPEG file in colour that is smaller than a row of pixels",
             then="--set data.backend=processes",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.transforms.random_params import resized_box
+from reconv.data.dataset import I64, U8, Dataset
 from reconv.data.decode.decode import MAX_PIXELS, eval_box
-from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Rows, labelled
 from reconv.data.decode.jpeg_header import head
-from reconv.data.dataset import I64, U8, Source
+from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Rows, labelled
+from reconv.data.transforms.random_params import resized_box
 from reconv.kernels.crop.ops import Box
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 HANDED = "handed"  # float64 [n, 5]: bytes of the file that lies in the row (0: its pixels do), and the box to resize
 
@@ -31,11 +31,11 @@ def is_of_device(positions: I64, share: float) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How boxes of handed pictures are resized: see `kernels/crop`."""
+class HandoverLayout:
+    """How boxes of handed images are resized: see `kernels/crop`."""
 
     antialias: bool
-    is_cut: bool  # evaluation looks around its box, as if the whole picture had been resized
+    is_cut: bool  # evaluation looks around its box, as if the whole image had been resized
 
 
 class HandOver:
@@ -44,13 +44,15 @@ class HandOver:
     `augment` is None for evaluation.
     """
 
-    def __init__(self, source: Source, preprocess: Preprocess, augment: Augment | None, share: float) -> None:
+    def __init__(
+        self, source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None, share: float
+    ) -> None:
         self._source = source
         self._preprocess = preprocess
         self._augment = augment
         self._share = share
         self._decode = Decode(source, preprocess, augment)
-        self.form = Form(True, False) if augment is None else Form(augment.antialias, True)
+        self.form = HandoverLayout(True, False) if augment is None else HandoverLayout(augment.antialias, True)
         self.rows_per_task = self._decode.rows_per_task
         self.columns = (*self._decode.columns, Column(HANDED, (5,), np.float64))
 
@@ -74,7 +76,7 @@ class HandOver:
                 image.reshape(-1)[: len(sample.data)] = np.frombuffer(sample.data, np.uint8)
 
     def _box(self, data: bytes | U8, draws: Draws, room_bytes: int) -> Box | None:
-        """The part of the picture that the row is to show; None: the file is not for the device."""
+        """The part of the image that the row is to show; None: the file is not for the device."""
         if not isinstance(data, bytes) or len(data) > room_bytes:
             return None
         found = head(data)

@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.data.pipeline.prefetcher import Pending
-from reconv.data.pipeline.gpu_decode import HANDED, Form, keep_here
 from reconv.data.dataset import I64, LabelError
+from reconv.data.pipeline.gpu_decode import HANDED, HandoverLayout, keep_here
+from reconv.data.pipeline.prefetcher import Pending
 from reconv.errors import DataError
 from reconv.kernels.crop.ops import Box
 
 
-class Engine(Protocol):
+class JpegDecoderDevice(Protocol):
     """What decodes JPEG files on a device."""
 
     def crops(
         self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool, is_cut: bool
     ) -> tuple[Tensor, Sequence[int]]:
-        """The boxes of the files' pictures [n, 3, size, size], once they are there, and which files those are."""
+        """The boxes of the files' images [n, 3, size, size], once they are there, and which files those are."""
         ...
 
     def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
@@ -47,14 +47,14 @@ class DeviceRows:
     seconds: float
 
 
-class EngineRows:
+class GpuDecoder:
     """Gives handed rows of batches, one batch after the other, to an engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: JpegDecoderDevice) -> None:
         self._engine = engine
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="reconv-engine")
 
-    def start(self, pending: Pending, form: Form) -> None:
+    def start(self, pending: Pending, form: HandoverLayout) -> None:
         """Begin to make the rows as soon as the host's part of them is done."""
         pending.device_rows = self._pool.submit(self._make, pending, form)
 
@@ -83,7 +83,7 @@ class EngineRows:
         """Forget what was not begun and wait for the rest."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make(self, pending: Pending, form: Form) -> DeviceRows:
+    def _make(self, pending: Pending, form: HandoverLayout) -> DeviceRows:
         is_good = np.ones(len(pending.indices), np.bool_)
         for task, outcome in pending.outcomes():
             if isinstance(outcome, DataError):

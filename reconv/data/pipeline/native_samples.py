@@ -4,7 +4,7 @@ Owns the buffer that files are read into. Refuses to judge files: a row that is 
 makes rows one by one, which reads the file again and says what is wrong with it. Invariant: a row made here has the
 bytes that it would have by itself; how many rows a task has is not seen in them.
 
-Row by row a worker gives the interpreter's lock up five times a picture, and sleeps when another has it; of two
+Row by row a worker gives the GIL up five times an image, and sleeps when another has it; of two
 processors that left a tenth of one idle (docs/benchmarks/data.md).
 """
 
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.decode import native
-from reconv.data.transforms.random_params import F64, is_recolouring, resized_box
-from reconv.data.decode.decode import MAX_PIXELS
 from reconv.data.dataset import U8
+from reconv.data.decode import native
+from reconv.data.decode.decode import MAX_PIXELS
 from reconv.data.pipeline.stage_timing import spent
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.data.transforms.random_params import F64, is_recolouring, resized_box
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _BUFFER_BYTES = 4 * 2**20  # more than sixteen ordinary photographs; a larger file is left to the other way
 
@@ -37,14 +37,14 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def is_for_files(preprocess: Preprocess, augment: Augment) -> bool:
+def is_for_files(preprocess: PreprocessConfig, augment: AugmentConfig) -> bool:
     """Whether training rows are nothing but what the compiled decoder makes."""
     is_native = augment.decoder == "native" and preprocess.interpolation in native.FILTERS
     return is_native and augment.crop == "resized" and preprocess.channels == 3 and not is_recolouring(augment)
 
 
 def fill_from_files(
-    paths: Sequence[bytes], preprocess: Preprocess, augment: Augment, draws: F64, images: U8
+    paths: Sequence[bytes], preprocess: PreprocessConfig, augment: AugmentConfig, draws: F64, images: U8
 ) -> npt.NDArray[np.bool_]:
     """Fill rows [n, 3, size, size] from files; which were made."""
     is_made = np.zeros(len(paths), np.bool_)

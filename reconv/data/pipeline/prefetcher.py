@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.data.pipeline.buffers import Carrier, Lease, Ring
-from reconv.data.pipeline.sample_pipeline import Draws, Fetch, Rows
 from reconv.data.dataset import I64, LabelError
-from reconv.data.pipeline.stage_timing import Seconds, Stages
-from reconv.data.pipeline.thread_pool import Task, Wait, Workers, cut_rows
+from reconv.data.pipeline.buffers import BufferPool, BufferView, HostToDevice
+from reconv.data.pipeline.sample_pipeline import Draws, Rows, SamplePipeline
+from reconv.data.pipeline.stage_timing import Seconds, StageTimes
+from reconv.data.pipeline.thread_pool import FillTask, Wait, Workers, cut_rows
 from reconv.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _SMALL_ROW_BYTES = 8192
-_MOST_ROWS = 16  # of a task: what is said of it to a worker costs as much as a fifth of a picture
+_MOST_ROWS = 16  # of a task: what is said of it to a worker costs as much as a fifth of an image
 
 
 @dataclass(slots=True)
@@ -41,10 +41,10 @@ class Pending:
     positions: I64
     indices: I64
     rows: Rows
-    fetch: Fetch
+    fetch: SamplePipeline
     draws: Draws | None
     tasks: list[tuple[slice, Wait]]  # rows, and what waits until they are filled
-    stages: Stages
+    stages: StageTimes
     device_rows: Future[DeviceRows] | None = None  # what a device makes of rows that are handed over to it
     kept: I64 | None = None  # the rows that are left, where some were dropped
 
@@ -76,7 +76,7 @@ class Pending:
         """What came of every task, in row order.
 
         The one begun last is waited for first: the others are done by then, or almost, so the caller sleeps about once
-        for a batch. Once for a task, its waking takes the interpreter's lock from the workers as often.
+        for a batch. Once for a task, its waking takes the GIL from the workers as often.
         """
         last = [_outcome(task) for task in self.tasks[-1:]]
         return [_outcome(task) for task in self.tasks[:-1]] + last
@@ -104,7 +104,7 @@ class Pending:
         self.tasks.append((slice(row, row + 1), fill))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The filled rows; small ones are copied, so that who keeps a label does not keep a batch of pictures."""
+        """The filled rows; small ones are copied, so that who keeps a label does not keep a batch of images."""
         arrays = {name: np.copy(array) if _is_small(array[:1]) else array for name, array in self.rows.items()}
         return {name: torch.from_numpy(array) for name, array in (*arrays.items(), ("indices", self.indices))}
 
@@ -136,16 +136,16 @@ def _is_small(row: np.ndarray) -> bool:
     return row.nbytes <= _SMALL_ROW_BYTES
 
 
-class Filler:
+class Prefetcher:
     """Starts filling rows of a stream, up to so many batches ahead of the one handed out."""
 
-    def __init__(self, workers: Workers, carrier: Carrier, ahead: int, stages: Stages) -> None:
+    def __init__(self, workers: Workers, carrier: HostToDevice, ahead: int, stages: StageTimes) -> None:
         self._workers = workers
         self._stages = stages
         # Without workers nothing is read ahead: rows are filled when they are waited for.
         self._ahead = ahead if workers.num_workers else 0
         # Those being filled, the one handed out and the one before it, which the engine may still look at.
-        self.ring = Ring(carrier, workers.slab, self._ahead + 3)
+        self.ring = BufferPool(carrier, workers.slab, self._ahead + 3)
 
     def stream(self, items: Iterable[T], begin: Callable[[T], R]) -> Iterator[R]:
         """`begin(item)` of each item in order, with later ones already begun."""
@@ -158,7 +158,7 @@ class Filler:
             yield started.popleft()
 
     def start(
-        self, fetch: Fetch, step: int, positions: I64, indices: I64, most_rows: int, draws: Draws | None = None
+        self, fetch: SamplePipeline, step: int, positions: I64, indices: I64, most_rows: int, draws: Draws | None = None
     ) -> Pending:
         """Rows for what the fetch fills, and the tasks that do it."""
         num_rows = len(indices)
@@ -176,5 +176,5 @@ def _rows_per_task(fewest: int | None, num_rows: int, num_workers: int) -> int:
     return max(fewest, min(_MOST_ROWS, num_rows // max(1, num_workers)))
 
 
-def _task(fetch: Fetch, indices: I64, draws: Draws | None, lease: Lease, rows: slice) -> Task:
-    return Task(fetch, indices[rows], None if draws is None else draws[rows], lease, rows)
+def _task(fetch: SamplePipeline, indices: I64, draws: Draws | None, lease: BufferView, rows: slice) -> FillTask:
+    return FillTask(fetch, indices[rows], None if draws is None else draws[rows], lease, rows)

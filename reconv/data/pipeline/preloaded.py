@@ -11,25 +11,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
-from reconv.data.transforms.random_params import F64, crop_corners
+from reconv.batch import Batch
+from reconv.data.dataset import I64, Dataset
 from reconv.data.pipeline.sample_pipeline import ready_array
-from reconv.data.dataset import I64, Source
-from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.transforms.random_params import F64, crop_corners
 from reconv.errors import RecipeError
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _CORNERS = "corners"
 
 
-class Resident:
+class PreloadedImages:
     """All training images on the device, in the order of the data set."""
 
     def __init__(
-        self, source: Source, preprocess: Preprocess, augment: Augment, move: Callable[[Tensor], Tensor]
+        self, source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig, move: Callable[[Tensor], Tensor]
     ) -> None:
         ready = ready_array(source, preprocess, augment)
-        if ready is None or not isinstance(source, ArraySource):
+        if ready is None or not isinstance(source, ArrayDataset):
             raise RecipeError(
                 "these training images cannot stay on the device",
                 where="data.resident",

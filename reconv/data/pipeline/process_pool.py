@@ -1,4 +1,4 @@
-"""Worker processes that fill rows of shared memory: for decoders that do not let go of the interpreter's lock.
+"""Worker processes that fill rows of shared memory: for decoders that do not let go of the GIL.
 
 Owns starting, feeding, ending and missing them. Refuses to know order and steps. Invariant: same rows, same errors as
 threads; a worker that dies is an error with its cause; when the parent goes, however it goes, the workers go, and no
@@ -22,19 +22,19 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
 
-from reconv.data.pipeline.buffers import Slab
-from reconv.data.pipeline.shared_pickle import CannotTravelError, Parcel, pack, shared_file
-from reconv.data.dataset import Source
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.buffers import Buffer
+from reconv.data.pipeline.shared_pickle import CannotTravelError, SharedPickle, pack, shared_file
 from reconv.data.pipeline.stage_timing import Seconds
-from reconv.data.pipeline.worker_main import Fill, Map, Take, Unmap
-from reconv.data.pipeline.thread_pool import Task, Wait
+from reconv.data.pipeline.thread_pool import FillTask, Wait
+from reconv.data.pipeline.worker_main import Fill, Map, Register, Unmap
 from reconv.errors import ResourceError, UsageError
 
 _PROGRAM = "from reconv.data.pipeline.worker_main import main; main()"
 _ENDING_S = 10  # what a worker may take to finish a row before it is killed
 
 
-class Processes:
+class ProcessPool:
     """Worker processes, each fed by a thread of its own here."""
 
     def __init__(self, num_workers: int) -> None:
@@ -47,7 +47,7 @@ class Processes:
             )
         self.num_workers = num_workers
         self._numbers = itertools.count()
-        self._parcels: dict[int, tuple[Any, int, Parcel]] = {}  # by id: the object, its number, how it travels
+        self._parcels: dict[int, tuple[Any, int, SharedPickle]] = {}  # by id: the object, its number, how it travels
         self._lock = threading.Lock()
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._children = [_Child() for _ in range(num_workers)]
@@ -55,16 +55,16 @@ class Processes:
             self._idle.put(child)
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="reconv-data")
 
-    def share(self, source: Source) -> None:
+    def share(self, source: Dataset) -> None:
         """Send a source once, however many fetches read from it."""
         self._number(source)
 
-    def slab(self, num_bytes: int) -> Slab:
+    def slab(self, num_bytes: int) -> Buffer:
         """Memory that the workers map."""
         file = shared_file(num_bytes)
-        return Slab(mmap.mmap(file, num_bytes), file)
+        return Buffer(mmap.mmap(file, num_bytes), file)
 
-    def start(self, task: Task) -> Wait:
+    def start(self, task: FillTask) -> Wait:
         """Begin to fill the rows as soon as a worker is free."""
         self._number(task.fetch)
         return self._pool.submit(self._run, task).result
@@ -105,7 +105,7 @@ class Processes:
                 self._parcels[id(obj)] = (obj, next(self._numbers), parcel)
             return self._parcels[id(obj)][1]
 
-    def _run(self, task: Task) -> Seconds:
+    def _run(self, task: FillTask) -> Seconds:
         child = self._idle.get()
         try:
             return child.fill(task, self._parcels)
@@ -125,11 +125,11 @@ class _Child:
         theirs.close()
         self._connection = ours
         self._known: set[int] = set()
-        self._slabs: dict[int, tuple[Slab, int]] = {}  # by id: the slab and its number
+        self._slabs: dict[int, tuple[Buffer, int]] = {}  # by id: the slab and its number
         self._slab_numbers = itertools.count()
         self._send(sys.path)
 
-    def fill(self, task: Task, parcels: Mapping[int, tuple[Any, int, Parcel]]) -> Seconds:
+    def fill(self, task: FillTask, parcels: Mapping[int, tuple[Any, int, SharedPickle]]) -> Seconds:
         """Have the rows filled and wait for that."""
         for _, number, parcel in list(parcels.values()):  # sources come before the fetches that need them
             self._teach(number, parcel)
@@ -153,12 +153,12 @@ class _Child:
             self.process.kill()
             self.process.wait()
 
-    def _teach(self, number: int, parcel: Parcel) -> None:
+    def _teach(self, number: int, parcel: SharedPickle) -> None:
         if number not in self._known:
-            self._send(Take(number, parcel.content, parcel.extents, parcel.file >= 0), parcel.file)
+            self._send(Register(number, parcel.content, parcel.extents, parcel.file >= 0), parcel.file)
             self._known.add(number)
 
-    def _map(self, slab: Slab) -> int:
+    def _map(self, slab: Buffer) -> int:
         if id(slab) not in self._slabs:
             for key, (old, number) in list(self._slabs.items()):
                 if old.is_dropped:

@@ -12,15 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from reconv.data.boxes.annotations import Annotation, DetectionSource
-from reconv.data.dataset import I64, Sample, Source, spread
+from reconv.data.boxes.annotations import Annotation, DetectionDataset
+from reconv.data.dataset import I64, Dataset, Sample, spread
 from reconv.errors import DataError
 
 _OVERHEAD_BYTES = 400  # of a kept sample beside its data: the objects, its name, the place in the table; measured 340
 _NUM_SAMPLED = 64
 
 
-class Room:
+class CacheBudget:
     """Bytes that may be kept, shared by the sources of a run."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -44,7 +44,7 @@ class Room:
 class Cached:
     """A source whose samples are read once, as far as there is room."""
 
-    def __init__(self, source: Source, room: Room) -> None:
+    def __init__(self, source: Dataset, room: CacheBudget) -> None:
         self._source = source
         self._room = room
         self._kept: dict[int, Sample] = {}
@@ -90,10 +90,10 @@ class Cached:
             return None
 
 
-class CachedDetection(Cached, DetectionSource):
-    """The same for pictures with boxes, whose annotations are in memory anyway or cheap to read."""
+class CachedDetection(Cached, DetectionDataset):
+    """The same for images with boxes, whose annotations are in memory anyway or cheap to read."""
 
-    def __init__(self, source: DetectionSource, room: Room) -> None:
+    def __init__(self, source: DetectionDataset, room: CacheBudget) -> None:
         super().__init__(source, room)
         self._boxed = source
         self.class_ids = source.class_ids
@@ -107,9 +107,9 @@ class CachedDetection(Cached, DetectionSource):
         return self._boxed.box_counts()
 
 
-def cached(source: Source, room: Room) -> Cached:
+def cached(source: Dataset, room: CacheBudget) -> Cached:
     """A source that keeps what it has read."""
-    return CachedDetection(source, room) if isinstance(source, DetectionSource) else Cached(source, room)
+    return CachedDetection(source, room) if isinstance(source, DetectionDataset) else Cached(source, room)
 
 
 def num_bytes(sample: Sample) -> int:

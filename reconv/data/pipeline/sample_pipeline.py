@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.transforms.random_params import draw_host, is_recolouring, pad_crop
+from reconv.data.dataset import I64, U8, Dataset, LabelError, Sample, files_of
 from reconv.data.decode.decode import any_picture, eval_picture, host_eval, shorter_side
 from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
-from reconv.data.transforms.train_sample import train_row
-from reconv.data.dataset import I64, U8, LabelError, Sample, Source, files_of
-from reconv.data.readers.arrays import ArraySource
 from reconv.data.pipeline.stage_timing import spent
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.transforms.random_params import draw_host, is_recolouring, pad_crop
+from reconv.data.transforms.train_sample import train_row
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _MAX_RESIDENT_BYTES = 256 * 2**20  # of an array resized once instead of in every epoch
 _ROWS_PER_TASK = 4
@@ -45,7 +45,7 @@ class Column:
         return np.empty((num_rows, *self.shape), self.dtype)
 
 
-class Fetch(Protocol):
+class SamplePipeline(Protocol):
     """Fills rows for some indices and, in training, their draws; one of the columns is `images` [channels, s, s]."""
 
     @property
@@ -67,13 +67,15 @@ class Fetch(Protocol):
         ...
 
 
-MakeFetch = Callable[[Source, Preprocess, Augment | None], Fetch]
+MakeSamplePipeline = Callable[[Dataset, PreprocessConfig, AugmentConfig | None], SamplePipeline]
 
 
-def make_fetch(source: Source, preprocess: Preprocess, augment: Augment | None) -> Fetch:
+def make_sample_pipeline(
+    source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None
+) -> SamplePipeline:
     """The fastest way to fill rows; `augment` is None for evaluation."""
     ready = ready_array(source, preprocess, augment)
-    if ready is None or not isinstance(source, ArraySource):
+    if ready is None or not isinstance(source, ArrayDataset):
         return Decode(source, preprocess, augment)
     return Gather(ready, source.targets, augment)
 
@@ -83,10 +85,10 @@ def classification_columns(channels: int, size: int) -> tuple[Column, ...]:
     return Column("images", (channels, size, size), np.uint8), Column("targets", (), np.int64)
 
 
-def ready_array(source: Source, preprocess: Preprocess, augment: Augment | None) -> U8 | None:
+def ready_array(source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> U8 | None:
     """All images [n, channels, size, size] before their crop; None where they do not lie in memory or must be resized
     each time."""
-    if not isinstance(source, ArraySource):
+    if not isinstance(source, ArrayDataset):
         return None
     if augment is not None and (augment.crop == "resized" or is_recolouring(augment)):
         return None
@@ -102,10 +104,10 @@ class Gather:
 
     rows_per_task: int | None = None
 
-    def __init__(self, ready: U8, targets: I64, augment: Augment | None) -> None:
+    def __init__(self, ready: U8, targets: I64, augment: AugmentConfig | None) -> None:
         self._ready = ready
         self._targets = targets
-        self._augment = augment or Augment(crop="none")
+        self._augment = augment or AugmentConfig(crop="none")
         self._pad = self._augment.pad if self._augment.crop == "pad" else 0
         self.columns = classification_columns(*ready.shape[1:3])
 
@@ -127,7 +129,7 @@ class Decode:
 
     rows_per_task: int | None = _ROWS_PER_TASK
 
-    def __init__(self, source: Source, preprocess: Preprocess, augment: Augment | None) -> None:
+    def __init__(self, source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> None:
         self._source = source
         self._preprocess = preprocess
         self._augment = augment
@@ -136,7 +138,7 @@ class Decode:
 
     def draw(self, seed: int, positions: I64) -> Draws:
         """Crops and colours."""
-        return draw_host(self._augment or Augment(crop="none"), seed, positions)
+        return draw_host(self._augment or AugmentConfig(crop="none"), seed, positions)
 
     def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
         """Decode each row into its place."""
@@ -168,7 +170,7 @@ class Decode:
             train_row(sample.data, self._preprocess, self._augment, draws, out, sample.name)
 
 
-def labelled(source: Source, index: int) -> Sample:
+def labelled(source: Dataset, index: int) -> Sample:
     """A sample, read now; an error where its class is none of the source's."""
     began_s = time.perf_counter()
     sample = source.sample(index)
@@ -184,7 +186,7 @@ def labelled(source: Source, index: int) -> Sample:
     return sample
 
 
-def _preprocessed(source: ArraySource, preprocess: Preprocess) -> U8:
+def _preprocessed(source: ArrayDataset, preprocess: PreprocessConfig) -> U8:
     ready = np.empty((len(source), preprocess.channels, preprocess.size, preprocess.size), np.uint8)
     for index, image in enumerate(source.images):
         ready[index] = host_eval(np.ascontiguousarray(image.transpose(1, 2, 0)), preprocess)

@@ -22,7 +22,7 @@ class CannotTravelError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class SharedPickle:
     """What is sent: the object without its arrays, where these lie, and the descriptor of their memory."""
 
     content: bytes
@@ -58,7 +58,7 @@ class _Unpickler(pickle.Unpickler):
         return self._known[pid]
 
 
-def pack(obj: Any, known: Mapping[int, int]) -> Parcel:
+def pack(obj: Any, known: Mapping[int, int]) -> SharedPickle:
     """Pack an object; `known` gives the numbers of objects, by their id, that were sent before."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
@@ -76,7 +76,7 @@ def pack(obj: Any, known: Mapping[int, int]) -> Parcel:
         with mmap.mmap(shared, end) as memory:
             for (start, length), view in zip(extents, views, strict=True):
                 memory[start : start + length] = view
-    return Parcel(file.getvalue(), tuple(extents), shared)
+    return SharedPickle(file.getvalue(), tuple(extents), shared)
 
 
 def unpack(content: bytes, extents: Sequence[tuple[int, int]], file: int, known: Mapping[int, Any]) -> Any:

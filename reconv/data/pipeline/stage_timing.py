@@ -13,7 +13,7 @@ from typing import Literal
 
 Stage = Literal["disk", "decode", "augment", "copy"]
 STAGES: tuple[Stage, ...] = ("disk", "decode", "augment", "copy")
-_REST: Stage = "augment"  # of a task: whatever is done to a picture once it is decoded
+_REST: Stage = "augment"  # of a task: whatever is done to an image once it is decoded
 
 Seconds = Mapping[Stage, float]
 
@@ -48,7 +48,7 @@ def timed(task: Callable[[], None]) -> dict[Stage, float]:
     return seconds
 
 
-class Stages:
+class StageTimes:
     """The seconds of each stage, summed over all workers; told from one thread."""
 
     def __init__(self) -> None:

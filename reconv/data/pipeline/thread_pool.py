@@ -12,22 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from reconv.data.pipeline.buffers import Lease, Slab, ordinary_slab
-from reconv.data.pipeline.sample_pipeline import Draws, Fetch, Rows
-from reconv.data.dataset import I64, Source
+from reconv.data.dataset import I64, Dataset
+from reconv.data.pipeline.buffers import Buffer, BufferView, ordinary_slab
+from reconv.data.pipeline.sample_pipeline import Draws, Rows, SamplePipeline
 from reconv.data.pipeline.stage_timing import Seconds, timed
 
 Wait = Callable[[], Seconds]  # waits until rows are filled; where the time went
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class FillTask:
     """Some rows of a batch to be filled."""
 
-    fetch: Fetch
+    fetch: SamplePipeline
     indices: I64
     draws: Draws | None
-    lease: Lease
+    lease: BufferView
     rows: slice
 
     def run(self) -> Seconds:
@@ -45,31 +45,31 @@ class Workers(Protocol):
 
     num_workers: int  # 0: the caller, when it waits
 
-    def share(self, source: Source) -> None:
+    def share(self, source: Dataset) -> None:
         """Samples will be read from this source."""
         ...
 
-    def slab(self, num_bytes: int) -> Slab:
+    def slab(self, num_bytes: int) -> Buffer:
         """Memory that can be filled."""
         ...
 
-    def start(self, task: Task) -> Wait: ...
+    def start(self, task: FillTask) -> Wait: ...
     def close(self) -> None: ...
 
 
-class Caller:
+class InlineWorker:
     """No workers: rows are filled by whoever waits for them."""
 
     num_workers = 0
 
-    def share(self, source: Source) -> None:
+    def share(self, source: Dataset) -> None:
         """It is here already."""
 
-    def slab(self, num_bytes: int) -> Slab:
+    def slab(self, num_bytes: int) -> Buffer:
         """Memory of this process."""
         return ordinary_slab(num_bytes)
 
-    def start(self, task: Task) -> Wait:
+    def start(self, task: FillTask) -> Wait:
         """Nothing is begun before it is waited for."""
         return task.run
 
@@ -77,21 +77,21 @@ class Caller:
         """Nothing was started."""
 
 
-class Threads:
-    """Worker threads; decoders let go of the interpreter's lock while they work."""
+class ThreadPool:
+    """Worker threads; decoders let go of the GIL while they work."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="reconv-data")
 
-    def share(self, source: Source) -> None:
-        """Threads see everything."""
+    def share(self, source: Dataset) -> None:
+        """ThreadPool see everything."""
 
-    def slab(self, num_bytes: int) -> Slab:
+    def slab(self, num_bytes: int) -> Buffer:
         """Memory of this process."""
         return ordinary_slab(num_bytes)
 
-    def start(self, task: Task) -> Wait:
+    def start(self, task: FillTask) -> Wait:
         """Begin to fill the rows as soon as a thread is free."""
         return self._pool.submit(task.run).result
 
@@ -103,9 +103,9 @@ class Threads:
 def open_workers(backend: str, num_workers: int) -> Workers:
     """Workers of the kind a plan names: caller, threads or processes, which make the host's rows beside a GPU's."""
     if num_workers == 0 or backend == "caller":
-        return Caller()
+        return InlineWorker()
     if backend in ("processes", "gpu"):
-        from reconv.data.pipeline.process_pool import Processes
+        from reconv.data.pipeline.process_pool import ProcessPool
 
-        return Processes(num_workers)
-    return Threads(num_workers)
+        return ProcessPool(num_workers)
+    return ThreadPool(num_workers)

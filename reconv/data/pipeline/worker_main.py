@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from reconv.data.pipeline.buffers import Place
-from reconv.data.pipeline.sample_pipeline import Draws, Fetch
-from reconv.data.pipeline.shared_pickle import portable, unpack
 from reconv.data.dataset import I64
+from reconv.data.pipeline.buffers import BufferField
+from reconv.data.pipeline.sample_pipeline import Draws, SamplePipeline
+from reconv.data.pipeline.shared_pickle import portable, unpack
 from reconv.data.pipeline.stage_timing import timed
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Register:
     """An object to keep under a number; the descriptor of its arrays follows where there are some."""
 
     number: int
@@ -55,7 +55,7 @@ class Fill:
 
     fetch: int
     slab: int
-    places: tuple[Place, ...]
+    places: tuple[BufferField, ...]
     indices: I64
     draws: Draws | None
     first_row: int
@@ -77,7 +77,7 @@ class Worker:
             except (EOFError, ConnectionResetError):
                 return
             match asked:
-                case Take():
+                case Register():
                     self._take(asked)
                 case Map():
                     file = recv_handle(self._connection)
@@ -88,7 +88,7 @@ class Worker:
                 case Fill():
                     self._answer(asked)
 
-    def _take(self, asked: Take) -> None:
+    def _take(self, asked: Register) -> None:
         file = recv_handle(self._connection) if asked.has_file else -1
         self._kept[asked.number] = unpack(asked.content, asked.extents, file, self._kept)
         if file >= 0:
@@ -103,7 +103,7 @@ class Worker:
         self._connection.send(answer)
 
     def _fill(self, asked: Fill) -> None:
-        fetch: Fetch = self._kept[asked.fetch]
+        fetch: SamplePipeline = self._kept[asked.fetch]
         whole = np.frombuffer(memoryview(self._slabs[asked.slab]), np.uint8)
         rows = slice(asked.first_row, asked.first_row + len(asked.indices))
         fetch(asked.indices, asked.draws, {place.name: place.of(whole)[rows] for place in asked.places})

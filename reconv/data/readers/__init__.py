@@ -1,1 +1,1 @@
-"""The kinds of data: one file each, all behind `reconv.data.dataset.Source`."""
+"""The kinds of data: one file each, all behind `reconv.data.dataset.Dataset`."""

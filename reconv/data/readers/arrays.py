@@ -14,7 +14,7 @@ from reconv.data.dataset import I64, U8, Sample
 from reconv.errors import DataError
 
 
-class ArraySource:
+class ArrayDataset:
     """A source whose samples are rows of an array."""
 
     def __init__(self, kind: str, images: U8, targets: I64, class_names: tuple[str, ...], origin: str) -> None:
@@ -40,10 +40,10 @@ class ArraySource:
         pixels = np.ascontiguousarray(self.images[index].transpose(1, 2, 0))
         return Sample(pixels, int(self.targets[index]), f"{self.kind}[{index}]")
 
-    def take(self, indices: I64) -> ArraySource:
+    def take(self, indices: I64) -> ArrayDataset:
         """Some of the samples, in the given order."""
         origin = f"{self.origin}; {len(indices)} of {len(self)} samples"
-        return ArraySource(self.kind, self.images[indices], self.targets[indices], self.class_names, origin)
+        return ArrayDataset(self.kind, self.images[indices], self.targets[indices], self.class_names, origin)
 
     def fingerprint(self) -> str:
         """A digest of pixels and targets, computed once."""

@@ -1,4 +1,4 @@
-"""Pictures with boxes as TFRecords, in the layout of TensorFlow's object detection programs.
+"""Images with boxes as TFRecords, in the layout of TensorFlow's object detection programs.
 
 Owns which features are read and what they mean. Refuses to know framing and decoding. Invariant: classes are those of
 `label_map.pbtxt` beside the shards, which names those that no record has too, or else labels of the training shards;
@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, AnnotationError, DetectionSource
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, AnnotationError, DetectionDataset
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder, find_faults, joined, settled
-from reconv.data.readers.shard_index import Index, Scanned, open_index
-from reconv.data.storage.local import Window, read
 from reconv.data.dataset import I64, Sample, Split
+from reconv.data.readers.shard_index import Index, Scanned, open_index
 from reconv.data.readers.shards import Naming, find_shards, first_shard
 from reconv.data.readers.tfrecord_format import (
     FOOTER_BYTES,
@@ -33,8 +32,9 @@ from reconv.data.readers.tfrecord_format import (
     read_record,
     record_spans,
 )
-from reconv.recipe.data_fields import Data
+from reconv.data.storage.local import ReadWindow, read
 from reconv.io.protobuf import MalformedError
+from reconv.recipe.data_fields import DataConfig
 
 IMAGE = "image/encoded"
 HEIGHT, WIDTH, FILE, ID = "image/height", "image/width", "image/filename", "image/source_id"
@@ -54,12 +54,12 @@ _MOST = (1 << _BAD_BITS) - 1
 Features = dict[str, Values]
 
 
-class BoxShardSource(DetectionSource):
+class BoxTFRecordDataset(DetectionDataset):
     """One split of a set of record files."""
 
     kind = "tfrecord"
 
-    def __init__(self, root: Path, split: Split, data: Data, why: str = "", is_patient: bool = False) -> None:
+    def __init__(self, root: Path, split: Split, data: DataConfig, why: str = "", is_patient: bool = False) -> None:
         self._shards = find_shards(BOX_TFRECORD, root, split)
         index = _open_index(root, split)
         names = _class_names(root, index if split == "train" else _open_index(root, "train"))
@@ -81,7 +81,7 @@ class BoxShardSource(DetectionSource):
         if split == "train" and data.empty_images == "drop":
             self._used = np.flatnonzero(counts > 0)
         if not len(self._used):
-            raise AnnotationError("no training picture has a usable box", where=str(self._shards.folder))
+            raise AnnotationError("no training image has a usable box", where=str(self._shards.folder))
         if bad.sum() and data.bad_boxes == "stop":
             self._annotation_of_row(int(bad.argmax()))
         elif bad.sum() and split == "train":
@@ -95,23 +95,23 @@ class BoxShardSource(DetectionSource):
         return len(self._used)
 
     def sample(self, index: int) -> Sample:
-        """The picture and its boxes."""
+        """The image and its boxes."""
         path, start, length = self._place(int(self._used[index]))
         features = _parse(path, start, read_record(path, start, length))
         values = features.get(IMAGE, ())
         where = f"{path}, byte {start}"
         if len(values) != 1 or not isinstance(values[0], bytes):
-            why = f"{len(values)} values, one picture is expected"
+            why = f"{len(values)} values, one image is expected"
             raise broken(path, start - HEADER_BYTES, f"record without {IMAGE}", why)
         return Sample(values[0], NO_TARGET, where, self._annotation(features, where))
 
     def annotation(self, index: int) -> Annotation:
-        """The boxes; the picture is skipped over."""
+        """The boxes; the image is skipped over."""
         return self._annotation_of_row(int(self._used[index]))
 
     def _annotation_of_row(self, row: int) -> Annotation:
         path, start, length = self._place(row)
-        return self._annotation(peek_features(Window(path), start, length, _ABOUT), f"{path}, byte {start}")
+        return self._annotation(peek_features(ReadWindow(path), start, length, _ABOUT), f"{path}, byte {start}")
 
     def _annotation(self, features: Features, where: str) -> Annotation:
         """The boxes of a record, by the recipe's policies."""
@@ -126,7 +126,7 @@ class BoxShardSource(DetectionSource):
         return str(self._shards.folder / self._shards.names[shard]), offset, length
 
     def box_counts(self) -> I64:
-        """How many usable boxes each picture has."""
+        """How many usable boxes each image has."""
         return self._usable[self._used]
 
     def fingerprint(self) -> str:
@@ -139,7 +139,7 @@ def has_boxes(root: Path) -> bool:
     file = first_shard(BOX_TFRECORD, root)
     if file is None:
         return False
-    window = Window(file)
+    window = ReadWindow(file)
     first = next(record_spans(window), None)
     return first is not None and bool({LABEL, *EDGES} & set(peek_features(window, *first, (LABEL, *EDGES))))
 
@@ -151,7 +151,7 @@ def read_box_records(root: Path, split: Split) -> BoxTable:
     tables = []
     for name in shards.names:
         path = str(shards.folder / name)
-        window = Window(path)
+        window = ReadWindow(path)
         for start, length in record_spans(window):
             tables.append(_table(peek_features(window, start, length, _ABOUT), f"{path}, byte {start}", class_ids))
     return replace(joined(tables), class_names=tuple(names[number] for number in class_ids))
@@ -187,7 +187,7 @@ def _class_names(root: Path, trained: Index) -> dict[int, str]:
     return names
 
 
-def _keeping_empty(data: Data) -> Data:
+def _keeping_empty(data: DataConfig) -> DataConfig:
     return data.model_copy(update={"empty_images": "keep"})
 
 
@@ -197,8 +197,8 @@ def _open_index(root: Path, split: Split) -> Index:
 
 
 def _scan(path: str) -> Scanned:
-    """Every record's place and how many boxes it has; the picture itself is skipped over."""
-    window = Window(path)
+    """Every record's place and how many boxes it has; the image itself is skipped over."""
+    window = ReadWindow(path)
     samples: list[tuple[int, int, int]] = []
     names: dict[int, str] = {}
     digest = hashlib.blake2b(digest_size=16)

@@ -1,4 +1,4 @@
-"""Pictures in files of their own, with the boxes of all of them in a table.
+"""Images in files of their own, with the boxes of all of them in a table.
 
 Owns the way from a table to a source. Refuses to know formats. Invariant: samples are in the order of the table; what
 the recipe leaves out of it is said in the origin.
@@ -15,20 +15,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.boxes.box_table import BoxTable, settled
-from reconv.data.decode.decode import FORMATS
-from reconv.data.storage.local import read, size_bytes
 from reconv.data.dataset import I64, Sample, Split, spread
+from reconv.data.decode.decode import FORMATS
 from reconv.data.readers.digest_files import NUM_SIZES
+from reconv.data.storage.local import read, size_bytes
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 _ORIENTATION = 0x0112
 _ON_THEIR_SIDE = (5, 6, 7, 8)
 
 
-class BoxedSource(DetectionSource):
+class BoxedDataset(DetectionDataset):
     """One split; `files` of the table are paths."""
 
     def __init__(self, kind: str, table: BoxTable, used: I64, origin: str, notes: tuple[str, ...] = ()) -> None:
@@ -44,7 +44,7 @@ class BoxedSource(DetectionSource):
         return len(self._used)
 
     def path(self, index: int) -> str:
-        """The picture's file."""
+        """The image's file."""
         return self.table.files[int(self._used[index])]
 
     def sample(self, index: int) -> Sample:
@@ -54,7 +54,7 @@ class BoxedSource(DetectionSource):
         return Sample(data, NO_TARGET, path, self._annotation(index, data, path))
 
     def annotation(self, index: int) -> Annotation:
-        """The boxes; where they are written as fractions, the picture's size is looked up."""
+        """The boxes; where they are written as fractions, the image's size is looked up."""
         path = self.path(index)
         return self._annotation(index, read(path) if self.table.is_relative else b"", path)
 
@@ -63,7 +63,7 @@ class BoxedSource(DetectionSource):
         return self.table.annotation(int(self._used[index]), size)
 
     def box_counts(self) -> I64:
-        """How many boxes each picture has."""
+        """How many boxes each image has."""
         counts: I64 = np.diff(self.table.offsets)[self._used]
         return counts
 
@@ -79,21 +79,21 @@ class BoxedSource(DetectionSource):
 
 
 def open_boxed(
-    kind: str, table: Callable[[], BoxTable], split: Split, data: Data, title: str, why: str = ""
-) -> BoxedSource:
+    kind: str, table: Callable[[], BoxTable], split: Split, data: DataConfig, title: str, why: str = ""
+) -> BoxedDataset:
     """A split by the recipe's policies."""
     kept, used, notes = settled(table(), data, split)
-    return BoxedSource(kind, kept, used, title + (f" ({why})" if why else ""), notes)
+    return BoxedDataset(kind, kept, used, title + (f" ({why})" if why else ""), notes)
 
 
 def upright_size(data: bytes, name: str) -> tuple[int, int]:
-    """Height and width of an encoded picture, turned as its EXIF data say."""
+    """Height and width of an encoded image, turned as its EXIF data say."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             width, height = opened.size
             is_lying = opened.getexif().get(_ORIENTATION) in _ON_THEIR_SIDE
     except Exception as error:  # damaged bytes may raise anything in a decoder
-        why = "it is no picture, or its beginning is damaged"
+        why = "it is no image, or its beginning is damaged"
         raise DataError("image does not decode", where=name, why=why, then="replace the file or remove it") from error
     return (width, height) if is_lying else (height, width)
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from reconv.data.storage.local import read
 from reconv.data.dataset import I64, U8, Split
-from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.storage.local import read
 from reconv.errors import DataError
 
 Kind = Literal["cifar10", "cifar100"]
@@ -28,7 +28,7 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CifarLayout:
     """The file names of one form of one data set."""
 
     kind: Kind
@@ -50,17 +50,17 @@ _FIVE = tuple(f"data_batch_{number}" for number in range(1, 6))
 _FIVE_BIN = tuple(f"{name}.bin" for name in _FIVE)
 
 LAYOUTS = (
-    Layout("cifar10", "binary", "cifar-10-batches-bin", _FIVE_BIN, ("test_batch.bin",), "batches.meta.txt", 10),
-    Layout("cifar10", "python", "cifar-10-batches-py", _FIVE, ("test_batch",), "batches.meta", 10, b"labels"),
-    Layout(
+    CifarLayout("cifar10", "binary", "cifar-10-batches-bin", _FIVE_BIN, ("test_batch.bin",), "batches.meta.txt", 10),
+    CifarLayout("cifar10", "python", "cifar-10-batches-py", _FIVE, ("test_batch",), "batches.meta", 10, b"labels"),
+    CifarLayout(
         "cifar100", "binary", "cifar-100-binary", ("train.bin",), ("test.bin",), "fine_label_names.txt", 100,
         label_bytes=2,
     ),
-    Layout("cifar100", "python", "cifar-100-python", ("train",), ("test",), "meta", 100, b"fine_labels"),
+    CifarLayout("cifar100", "python", "cifar-100-python", ("train",), ("test",), "meta", 100, b"fine_labels"),
 )  # fmt: skip
 
 
-def open_cifar(layout: Layout, folder: Path, split: Split, why: str = "") -> ArraySource:
+def open_cifar(layout: CifarLayout, folder: Path, split: Split, why: str = "") -> ArrayDataset:
     """One split of the data set in `folder`, whose files `layout` describes."""
     missing = [name for name in layout.files if not (folder / name).is_file()]
     if missing:
@@ -73,10 +73,10 @@ def open_cifar(layout: Layout, folder: Path, split: Split, why: str = "") -> Arr
     images = np.concatenate([pixels for pixels, _ in parts])
     targets = np.concatenate([labels for _, labels in parts])
     origin = f"{layout.kind} in {layout.form} form at {folder}" + (f" ({why})" if why else "")
-    return ArraySource(layout.kind, images, targets, _class_names(layout, folder), origin)
+    return ArrayDataset(layout.kind, images, targets, _class_names(layout, folder), origin)
 
 
-def _read_binary(layout: Layout, path: Path) -> tuple[U8, I64]:
+def _read_binary(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
     """Records of label bytes and 3072 pixels, planes red, green, blue."""
     data = np.frombuffer(read(path), np.uint8)
     record = layout.label_bytes + _PIXELS
@@ -88,7 +88,7 @@ def _read_binary(layout: Layout, path: Path) -> tuple[U8, I64]:
     return pixels, rows[:, layout.label_bytes - 1].astype(np.int64)
 
 
-def _read_python(layout: Layout, path: Path) -> tuple[U8, I64]:
+def _read_python(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
     """A pickled dict of an array of pixels and a list of labels."""
     content = _load_plain(layout, path)
     pixels = content.get(b"data")
@@ -100,7 +100,7 @@ def _read_python(layout: Layout, path: Path) -> tuple[U8, I64]:
     return pixels.reshape(-1, 3, _SIDE, _SIDE), np.array(labels, dtype=np.int64)
 
 
-def _class_names(layout: Layout, folder: Path) -> tuple[str, ...]:
+def _class_names(layout: CifarLayout, folder: Path) -> tuple[str, ...]:
     path = folder / layout.names
     if layout.form == "binary":
         names = read(path).decode("utf-8", "replace").split()
@@ -114,7 +114,7 @@ def _class_names(layout: Layout, folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _load_plain(layout: Layout, path: Path) -> dict[Any, Any]:
+def _load_plain(layout: CifarLayout, path: Path) -> dict[Any, Any]:
     """A pickled dict of plain values and numpy arrays; anything else is refused before it is made."""
     data = read(path)
     try:
@@ -155,5 +155,5 @@ class _PlainUnpickler(pickle.Unpickler):
         return _ALLOWED[module, name]
 
 
-def _damaged(layout: Layout, where: Path, what: str, why: str) -> DataError:
+def _damaged(layout: CifarLayout, where: Path, what: str, why: str) -> DataError:
     return DataError(what, where=str(where), why=why, then=f"download it again: reconv data get {layout.kind}")

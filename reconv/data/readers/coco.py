@@ -1,7 +1,7 @@
-"""COCO's layout: `annotations/*.json` beside folders of pictures.
+"""COCO's layout: `annotations/*.json` beside folders of images.
 
 Owns finding the files of a split and reading their JSON. Refuses to know policies and pixels. Invariant: classes are
-in the order of their ids in the training file, which may have gaps; pictures in the order of the file.
+in the order of their ids in the training file, which may have gaps; images in the order of the file.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 from reconv.data.boxes.annotations import AnnotationError
-from reconv.data.boxes.box_table import UNKNOWN, BoxTable, Problem, ProblemKind
+from reconv.data.boxes.box_table import UNKNOWN, BoxProblem, BoxTable, ProblemKind
+from reconv.data.dataset import Split
+from reconv.data.readers.boxed import BoxedDataset, open_boxed, relative_to
 from reconv.data.readers.packed_names import PackedNames
 from reconv.data.storage.local import listing, read
-from reconv.data.dataset import Split
-from reconv.data.readers.boxed import BoxedSource, open_boxed, relative_to
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 _FOLDER = "annotations"
-_INSIDE = "_annotations.coco.json"  # in the folder of the pictures themselves
+_INSIDE = "_annotations.coco.json"  # in the folder of the images themselves
 _WORDS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation")}
 _CATEGORIES = b'"categories"'
 _CATEGORIES_BYTES = 1 << 20
@@ -40,7 +40,7 @@ def why_coco(folder: Path) -> str | None:
     return f"it has {found[0].relative_to(folder)}" if found else None
 
 
-def open_coco(root: Path, split: Split, data: Data, why: str = "") -> BoxedSource:
+def open_coco(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxedDataset:
     """One split, by the recipe's policies."""
     return open_boxed("coco", partial(read_coco, root, split), split, data, f"COCO data at {root}", why)
 
@@ -87,7 +87,7 @@ def _split_of(name: str) -> Split | None:
 
 
 def image_folder(root: Path, file: Path, images: Sequence[Any]) -> Path:
-    """The folder that has the first picture the file names."""
+    """The folder that has the first image the file names."""
     own = file.stem.rpartition("_")[2]
     words = [own, *_WORDS[_split_of(file.name) or "train"], ""] if file.name != _INSIDE else []
     places = [root / inner / word for word in words for inner in ("", "images")]
@@ -176,10 +176,10 @@ class _Reader:
         self._told = told
         self._folder = folder
         self._classes = classes
-        self._problems: list[Problem] = []
+        self._problems: list[BoxProblem] = []
 
     def table(self) -> BoxTable:
-        """The pictures and boxes that can be read; the others are problems."""
+        """The images and boxes that can be read; the others are problems."""
         self._compare_classes()
         images, rows = self._images()
         said = list(self._said(rows))
@@ -219,7 +219,7 @@ class _Reader:
                 self._note("other-class", text, "give the classes of both files the same ids")
 
     def _images(self) -> tuple[list[dict[str, Any]], dict[int | str, int | None]]:
-        """The pictures that can be read, and the row of each id; None: of a picture that cannot."""
+        """The images that can be read, and the row of each id; None: of an image that cannot."""
         images: list[dict[str, Any]] = []
         rows: dict[int | str, int | None] = {}
         ids: list[int | str] = []
@@ -242,7 +242,7 @@ class _Reader:
         return images, rows
 
     def _said(self, rows: dict[int | str, int | None]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each annotation that can be read, with its picture."""
+        """Each annotation that can be read, with its image."""
         for number, entry in enumerate(self._told["annotations"]):
             told = entry if isinstance(entry, dict) else {}
             name = f"annotation {told.get('id', f'number {number}')}"
@@ -261,7 +261,7 @@ class _Reader:
                 yield row, told
 
     def _note(self, kind: ProblemKind, text: str, then: str) -> None:
-        self._problems.append(Problem(kind, text, str(self._file), f"{then} in {self._file.name}"))
+        self._problems.append(BoxProblem(kind, text, str(self._file), f"{then} in {self._file.name}"))
 
     def _note_twice(self, what: str, ids: Sequence[int | str]) -> None:
         for number, count in Counter(ids).items():
@@ -275,5 +275,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_side(value: Any) -> bool:
-    """Whether a value is a picture's side in pixels."""
+    """Whether a value is an image's side in pixels."""
     return isinstance(value, int | float) and 0 < value <= _MOST_PX and int(value) == value

@@ -1,4 +1,4 @@
-"""Pictures in a folder and a CSV file that says what they are: columns `file`, `label` and, if there is one, `split`.
+"""Images in a folder and a CSV file that says what they are: columns `file`, `label` and, if there is one, `split`.
 
 Owns the table: finding it, its rows and their errors. Refuses to know decoding. Invariant: samples are in the order of
 the rows, every row has a file that was there, and classes are those of the training rows, sorted: as numbers where all
@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.readers.map_shards import RefusedError
-from reconv.data.readers.packed_names import PackedNames
-from reconv.data.storage.local import listing, read, size_bytes, unreadable
 from reconv.data.dataset import I64, Files, InFiles, Sample, Split
 from reconv.data.readers.digest_files import digest_files
 from reconv.data.readers.folder import SPLIT_FOLDERS
+from reconv.data.readers.map_shards import RefusedError
+from reconv.data.readers.packed_names import PackedNames
+from reconv.data.storage.local import listing, read, size_bytes, unreadable
 from reconv.errors import DataError
 
 _HEAD_BYTES = 4096
@@ -40,7 +40,7 @@ def find_tables(folder: Path) -> list[str]:
     return [name for name in names if {"file", "label"} <= set(_head(folder / name))]
 
 
-class TableSource(InFiles):
+class CSVDataset(InFiles):
     """One split of a table: 12 bytes a sample plus its file name."""
 
     kind = "csv"
@@ -54,7 +54,7 @@ class TableSource(InFiles):
         self._names = PackedNames(_files(self._table, text, split, labels))
         self.class_names, self._targets = labels.numbered(self._table)
         said = "" if has_split else f"; no column split: every {_ONE_IN_VAL}th row is for validation"
-        self.origin = f"pictures listed in {self._table}" + (f" ({why})" if why else "") + said
+        self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + said
 
     def __len__(self) -> int:
         return len(self._targets)

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.storage.local import listing, unreadable
-from reconv.data.readers.imagenet_archives import is_archives
 from reconv.data.readers.box_tfrecord import BOX_TFRECORD
-from reconv.data.readers.cifar import LAYOUTS, Layout
+from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.coco import why_coco
+from reconv.data.readers.csv_table import find_tables
 from reconv.data.readers.folder import is_image_name, split_folder
 from reconv.data.readers.hf import MARK
+from reconv.data.readers.imagenet_archives import is_archives
 from reconv.data.readers.packed import is_packed
 from reconv.data.readers.shards import why_shards
-from reconv.data.readers.csv_table import find_tables
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.readers.voc import why_voc
 from reconv.data.readers.yolo import why_yolo
+from reconv.data.storage.local import listing, unreadable
 from reconv.errors import DataError
 
 _GET = "reconv data get cifar10"
@@ -37,7 +37,7 @@ class Found:
     kind: str
     path: Path
     why: str
-    layout: Layout | None = None
+    layout: CifarLayout | None = None
 
 
 def detect(path: Path, wanted: str = "auto") -> Found:
@@ -90,7 +90,7 @@ def _recognise(folder: Path) -> Iterator[Found]:
 
 
 def _recognise_boxes(folder: Path) -> Iterator[Found]:
-    """Layouts of pictures with boxes, which have folders that would pass for other things."""
+    """Layouts of images with boxes, which have folders that would pass for other things."""
     try:
         for kind, reason in (("coco", why_coco), ("voc", why_voc), ("yolo", why_yolo)):
             if (why := reason(folder)) is not None:
@@ -166,7 +166,7 @@ def _refuse_what_is_no_folder(path: Path) -> None:
 
 
 def _some_picture(path: Path) -> str | None:
-    """A picture not far below the folder, by its path from there."""
+    """An image not far below the folder, by its path from there."""
     for level in range(_LEVELS_DOWN + 1):
         for folder in (folder for folder in _folders_at(path, level) if os.access(folder, os.R_OK | os.X_OK)):
             found = next((name for name in listing(folder)[0] if is_image_name(name)), None)
@@ -188,7 +188,7 @@ def _nothing(path: Path, wanted: str) -> DataError:
         else "--data DIR with train/ and val/ in it; docs/data.md has all forms"
     )
     if wanted in ("auto", "folder") and not others and (picture := _some_picture(path)) is not None:
-        held = f"it has pictures ({picture}), but not in train/CLASS/ and val/CLASS/, nor a list of classes or boxes"
+        held = f"it has images ({picture}), but not in train/CLASS/ and val/CLASS/, nor a list of classes or boxes"
         then = "sort them so, or list them in a CSV file with the columns file and label; docs/data.md has all forms"
     if is_archives(path):
         held, then = "it holds the original archives", f"reconv data convert {path} DIR --to packed, then --data DIR"

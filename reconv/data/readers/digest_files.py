@@ -12,9 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from reconv.data.dataset import spread
 from reconv.data.readers.packed_names import PackedNames
 from reconv.data.storage.local import size_bytes
-from reconv.data.dataset import spread
 
 NUM_SIZES = 4096  # of files spread over the set: asking for all of a million takes minutes on a network disk
 

@@ -13,12 +13,12 @@ from importlib import resources
 import numpy as np
 
 from reconv.data.dataset import Split
-from reconv.data.readers.arrays import ArraySource
+from reconv.data.readers.arrays import ArrayDataset
 
 _INK_MAX = 16
 
 
-def open_digits(split: Split) -> ArraySource:
+def open_digits(split: Split) -> ArrayDataset:
     """The digits of one split, as grey images of 8 x 8 pixels."""
     packed = resources.files("reconv.data.readers").joinpath("digits.npz").read_bytes()
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
@@ -26,7 +26,7 @@ def open_digits(split: Split) -> ArraySource:
     pixels = ((ink.astype(np.uint16) * 255 + _INK_MAX // 2) // _INK_MAX).astype(np.uint8)
     is_val = np.arange(len(targets)) % 5 == 0
     chosen = is_val if split == "val" else ~is_val
-    return ArraySource(
+    return ArrayDataset(
         "digits",
         pixels[chosen][:, None],
         targets[chosen].astype(np.int64),

@@ -1,7 +1,7 @@
 """From a recipe's data section to an open source.
 
 Owns the choice of source. Refuses to know how any of them works. Invariant: the returned source has at least one
-sample, and the training split alone is thinned by `data.percent`.
+sample, and the training split alone is subsample by `data.percent`.
 """
 
 from __future__ import annotations
@@ -10,79 +10,79 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from reconv.data.boxes.annotations import DetectionSource, DetectionSubset
-from reconv.data.readers.detect import Found, detect
-from reconv.data.dataset import BACKGROUND, I64, Source, Split, Subset, WithBackground, spread
-from reconv.data.readers.arrays import ArraySource
-from reconv.data.readers.box_tfrecord import BoxShardSource
+from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset
+from reconv.data.dataset import BACKGROUND, I64, Dataset, Split, Subset, WithBackground, spread
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.box_tfrecord import BoxTFRecordDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.coco import open_coco
+from reconv.data.readers.csv_table import CSVDataset
+from reconv.data.readers.detect import Found, detect
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.folder import FolderSource
-from reconv.data.readers.hf import HfSource
-from reconv.data.readers.packed import PackedSource
+from reconv.data.readers.folder import FolderDataset
+from reconv.data.readers.hf import HFDataset
+from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.scattered_digits import NUM_SAMPLES as NUM_SCATTERED
 from reconv.data.readers.scattered_digits import ScatteredDigits
-from reconv.data.readers.shards import ShardSource
+from reconv.data.readers.shards import ShardDataset
 from reconv.data.readers.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
 from reconv.data.readers.synthetic_boxes import SyntheticBoxes
-from reconv.data.readers.csv_table import TableSource
 from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.readers.voc import open_voc
 from reconv.data.readers.yolo import open_yolo
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 NEED_NO_PATH = ("digits", "scattered-digits", "synthetic", "synthetic-device")
 
-_OPENERS: Mapping[str, Callable[[Path, Split, str], Source]] = {
-    "folder": FolderSource,
-    "packed": PackedSource,
-    "tfrecord": partial(ShardSource, TFRECORD),
+_OPENERS: Mapping[str, Callable[[Path, Split, str], Dataset]] = {
+    "folder": FolderDataset,
+    "packed": PackedDataset,
+    "tfrecord": partial(ShardDataset, TFRECORD),
     "tar": open_tar,
-    "csv": TableSource,
-    "hf": HfSource,
+    "csv": CSVDataset,
+    "hf": HFDataset,
 }
 
 
-_BOX_OPENERS: Mapping[str, Callable[[Path, Split, Data, str], DetectionSource]] = {
+_BOX_OPENERS: Mapping[str, Callable[[Path, Split, DataConfig, str], DetectionDataset]] = {
     "coco": open_coco,
     "voc": open_voc,
     "yolo": open_yolo,
-    "tfrecord": BoxShardSource,
+    "tfrecord": BoxTFRecordDataset,
 }
 
 
-def open_source(kind: str, path: Path | None, split: Split, data: Data, boxes: bool = False) -> Source:
+def open_dataset(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool = False) -> Dataset:
     """One split of the data of this kind, with `boxes` or with classes; `auto` finds out what is at `path`."""
     source = _open(kind, path, split, data, boxes)
     if data.background:
         source = with_background(source)
-    return source if split == "val" or data.percent == 100 else thinned(source, data.percent)
+    return source if split == "val" or data.percent == 100 else subsample(source, data.percent)
 
 
-def with_background(source: Source) -> Source:
+def with_background(source: Dataset) -> Dataset:
     """The same samples, with a background as class 0."""
-    if not isinstance(source, ArraySource):
+    if not isinstance(source, ArrayDataset):
         return WithBackground(source)
     names, origin = (BACKGROUND, *source.class_names), f"{source.origin}; class 0 is the background"
-    return ArraySource(source.kind, source.images, source.targets + 1, names, origin)
+    return ArrayDataset(source.kind, source.images, source.targets + 1, names, origin)
 
 
-def thinned(source: Source, percent: float) -> Source:
+def subsample(source: Dataset, percent: float) -> Dataset:
     """A share of a source's samples, evenly spread."""
-    return taken(source, spread(len(source), percent))
+    return select(source, spread(len(source), percent))
 
 
-def taken(source: Source, indices: I64) -> Source:
+def select(source: Dataset, indices: I64) -> Dataset:
     """Some samples of a source, in the given order."""
-    if isinstance(source, DetectionSource):
+    if isinstance(source, DetectionDataset):
         return DetectionSubset(source, indices)
-    return source.take(indices) if isinstance(source, ArraySource) else Subset(source, indices)
+    return source.take(indices) if isinstance(source, ArrayDataset) else Subset(source, indices)
 
 
-def _open(kind: str, path: Path | None, split: Split, data: Data, boxes: bool) -> Source:
+def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool) -> Dataset:
     if kind == "digits":
         return open_digits(split)
     if kind in ("synthetic", "synthetic-device"):
@@ -117,7 +117,7 @@ def _of_another_task(found: Found, boxes: bool) -> DataError:
     )
 
 
-def _open_synthetic(kind: str, split: Split, data: Data, boxes: bool) -> Source:
+def _open_synthetic(kind: str, split: Split, data: DataConfig, boxes: bool) -> Dataset:
     """Validation gets a fifth as many samples as training."""
     num_train = data.num_samples or NUM_SAMPLES
     num_samples = num_train if split == "train" else max(1, num_train // 5)

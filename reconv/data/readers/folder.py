@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from reconv.data.readers.packed_names import PackedNames
-from reconv.data.storage.local import read, unreadable
 from reconv.data.dataset import I64, Files, InFiles, Sample, Split
 from reconv.data.readers.digest_files import digest_files
+from reconv.data.readers.packed_names import PackedNames
+from reconv.data.storage.local import read, unreadable
 from reconv.errors import DataError
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
@@ -37,7 +37,7 @@ def split_folder(root: Path, split: Split) -> Path | None:
     return next((root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir()), None)
 
 
-class FolderSource(InFiles):
+class FolderDataset(InFiles):
     """One split of a tree of image files, indexed in 12 bytes a sample plus its file name."""
 
     kind = "folder"

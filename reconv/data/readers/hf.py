@@ -1,7 +1,7 @@
 """Data sets of Hugging Face `datasets`, as its `save_to_disk` leaves them.
 
-Owns which column is the picture and which the class. Refuses to know Arrow and to download: the package maps the
-files, so it alone reads them, not the byte-range reader. Invariant: pictures come out encoded, as they were put in.
+Owns which column is the image and which the class. Refuses to know Arrow and to download: the package maps the
+files, so it alone reads them, not the byte-range reader. Invariant: images come out encoded, as they were put in.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reconv.data.storage.local import read
 from reconv.data.dataset import Sample, Split
+from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
 
 MARK = "dataset_dict.json"  # what `DatasetDict.save_to_disk` writes beside the splits' folders
@@ -22,7 +22,7 @@ STATE = "state.json"
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
 
 
-class HfSource:
+class HFDataset:
     """One split of a saved data set."""
 
     kind = "hf"
@@ -50,13 +50,13 @@ class HfSource:
         return len(self._table)
 
     def sample(self, index: int) -> Sample:
-        """The encoded picture and its class."""
+        """The encoded image and its class."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         row = self._table[index]
         picture, label, name = row[self._image], row[self._label], f"{self._path}, row {index}"
         if picture is None or label is None:
-            raise _bad(name, "row without a picture or a label", "the cell is empty")
+            raise _bad(name, "row without an image or a label", "the cell is empty")
         data = picture["bytes"] if picture["bytes"] is not None else read(picture["path"])
         return Sample(data, int(label), name)
 

@@ -16,9 +16,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from reconv.data.dataset import Sample, Split
 from reconv.data.readers.imagenet_labels import validation_synsets
 from reconv.data.storage.local import Stream, read, size_bytes
-from reconv.data.dataset import Sample, Split
 from reconv.errors import DataError
 
 TRAIN_FILE = "ILSVRC2012_img_train.tar"
@@ -34,7 +34,7 @@ class _Member:
     target: int
 
 
-class ArchiveSource:
+class ImageNetArchives:
     """One split of the archives, indexed in 20 bytes a sample plus its name."""
 
     kind = "archives"
@@ -79,7 +79,7 @@ def is_archives(folder: Path) -> bool:
 
 def open_archives(
     folder: Path, labels: Path | None, expected: Mapping[Split, int] | None
-) -> dict[Split, ArchiveSource]:
+) -> dict[Split, ImageNetArchives]:
     """Both splits; `labels` says what the validation images show, `expected` how many there are if not as published."""
     train, val = folder / TRAIN_FILE, folder / VAL_FILE
     if not val.is_file():
@@ -96,8 +96,8 @@ def open_archives(
     _refuse_other_count(val, len(files), counts.get("val"))
     val_members = _labelled(val, files, class_names, labels or folder)
     return {
-        "train": ArchiveSource(train, "train", class_names, train_members),
-        "val": ArchiveSource(val, "val", class_names, val_members),
+        "train": ImageNetArchives(train, "train", class_names, train_members),
+        "val": ImageNetArchives(val, "val", class_names, val_members),
     }
 
 

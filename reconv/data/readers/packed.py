@@ -10,10 +10,10 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+from reconv.data.dataset import Sample, Split
 from reconv.data.readers.map_shards import of_each
 from reconv.data.readers.packed_format import ENDING, PackedShard
 from reconv.data.storage.local import unreadable
-from reconv.data.dataset import Sample, Split
 from reconv.errors import DataError
 
 
@@ -27,7 +27,7 @@ def is_packed(folder: Path) -> bool:
     return any(folder.glob(f"train-*-of-*{ENDING}"))
 
 
-class PackedSource:
+class PackedDataset:
     """One split of a packed data set."""
 
     kind = "packed"

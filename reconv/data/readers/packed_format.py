@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from reconv.data.storage.local import Ranges, open_ranges
 from reconv.data.dataset import U8, Sample
+from reconv.data.storage.local import Ranges, open_ranges
 from reconv.errors import DataError
 
 ENDING = ".packed"
@@ -107,7 +107,7 @@ def _payload(sample: Sample) -> tuple[bytes, tuple[int, int, int]]:
     height, width, channels = sample.data.shape
     if not (0 < height <= _MAX_SIDE and 0 < width <= _MAX_SIDE):
         raise DataError(
-            f"picture of {width} x {height} pixels cannot be packed raw",
+            f"image of {width} x {height} pixels cannot be packed raw",
             where=sample.name,
             why=f"a side may have 1 to {_MAX_SIDE:,} pixels",
             then="limit the longest side, or pack encoded files",

@@ -1,7 +1,7 @@
 """The embedded handwritten digits scattered over a canvas: a small detection task without a download.
 
 Owns where digits lie and how a canvas is painted. Refuses to know seeds of runs: the data set is fixed. Invariant:
-picture i is a function of split and i; the digits of validation are never seen in training; a box is exactly the
+image i is a function of split and i; the digits of validation are never seen in training; a box is exactly the
 rectangle its digit is painted into, and no two boxes overlap by more than a quarter of the smaller.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource, annotation
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, annotation
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.digits import open_digits
 from reconv.random import hash_array, key, uniforms
@@ -25,7 +25,7 @@ _BACKGROUND = 96  # the brightest the background gets
 _DRAWS = 3  # side and corner of a box
 
 
-class ScatteredDigits(DetectionSource):
+class ScatteredDigits(DetectionDataset):
     """One split; the canvas has the side of the network's input."""
 
     kind = "scattered-digits"
@@ -39,7 +39,7 @@ class ScatteredDigits(DetectionSource):
         self.class_names = self._digits.class_names
         self.class_ids = tuple(range(1, len(self.class_names) + 1))
         self.origin = (
-            f"{self.kind}: {self._num_samples:,} {split} pictures of {size} px, "
+            f"{self.kind}: {self._num_samples:,} {split} images of {size} px, "
             f"1 to {_MOST_DIGITS} of {len(self._digits):,} handwritten digits on each, made up"
         )
 
@@ -84,11 +84,11 @@ class ScatteredDigits(DetectionSource):
         return np.array(boxes, np.int64), np.array(chosen, np.int64)
 
     def box_counts(self) -> I64:
-        """How many digits each picture has."""
+        """How many digits each image has."""
         return np.array([len(self._placed(index)[1]) for index in range(len(self))], np.int64)
 
     def fingerprint(self) -> str:
-        """The numbers the pictures are made from."""
+        """The numbers the images are made from."""
         return f"{self.origin}/{self._channels}/{self._key:016x}"
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reconv.io.cache import cache_folder
 from reconv.data.readers.map_shards import of_each
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError
+from reconv.io.cache import cache_folder
 
 Rows = npt.NDArray[np.void]
 

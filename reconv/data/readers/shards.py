@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.readers.shard_index import Index, Scanned, open_index
-from reconv.data.storage.local import listing
 from reconv.data.dataset import Sample, Split
 from reconv.data.readers.folder import SPLIT_FOLDERS
+from reconv.data.readers.shard_index import Index, Scanned, open_index
+from reconv.data.storage.local import listing
 from reconv.errors import DataError
 
 _MAX_LABEL = 1 << 20
@@ -33,7 +33,7 @@ class Naming:
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Naming):
+class ShardFormat(Naming):
     """A format of shards: besides its names, the first label, and how a file and a sample are read."""
 
     first_label: int
@@ -42,7 +42,7 @@ class Form(Naming):
 
 
 @dataclass(frozen=True, slots=True)
-class Shards:
+class ShardFiles:
     """The files of one split."""
 
     folder: Path
@@ -61,7 +61,7 @@ def first_shard(form: Naming, folder: Path) -> Path | None:
     return None if shards is None else shards.folder / shards.names[0]
 
 
-def find_shards(form: Naming, root: Path, split: Split) -> Shards:
+def find_shards(form: Naming, root: Path, split: Split) -> ShardFiles:
     """The complete set of a split's shards."""
     shards = _names(form, root, split)
     if shards is None:
@@ -76,15 +76,15 @@ def find_shards(form: Naming, root: Path, split: Split) -> Shards:
     return shards
 
 
-def _names(form: Naming, root: Path, split: Split) -> Shards | None:
+def _names(form: Naming, root: Path, split: Split) -> ShardFiles | None:
     files, folders = listing(root)
     found = []
     for name in SPLIT_FOLDERS[split]:
         inside = listing(root / name)[0] if name in folders else []
-        found.append(Shards(root / name, tuple(file for file in inside if form.in_folder.fullmatch(file))))
+        found.append(ShardFiles(root / name, tuple(file for file in inside if form.in_folder.fullmatch(file))))
     matches = [(file, form.flat.fullmatch(file)) for file in files]
     flat = tuple(file for file, match in matches if match and match["split"] in SPLIT_FOLDERS[split])
-    found = [shards for shards in (*found, Shards(root, flat)) if shards.names]
+    found = [shards for shards in (*found, ShardFiles(root, flat)) if shards.names]
     if len(found) > 1:
         raise DataError(
             f"{form.title} for {split} in more than one place under {root}",
@@ -95,7 +95,7 @@ def _names(form: Naming, root: Path, split: Split) -> Shards | None:
     return found[0] if found else None
 
 
-def _refuse_holes(shards: Shards) -> None:
+def _refuse_holes(shards: ShardFiles) -> None:
     """A set says how many there are (-of-01024), or its numbers run without a gap from 0 or 1."""
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in shards.names:
@@ -125,11 +125,11 @@ def _refuse_holes(shards: Shards) -> None:
             )
 
 
-class ShardSource:
+class ShardDataset:
     """One split of a set of shards: 20 bytes a sample in a file that is mapped into memory."""
 
     def __init__(
-        self, form: Form, root: Path, split: Split, why: str = "", class_names: tuple[str, ...] | None = None
+        self, form: ShardFormat, root: Path, split: Split, why: str = "", class_names: tuple[str, ...] | None = None
     ) -> None:
         self.kind = form.kind
         self._form = form
@@ -163,7 +163,7 @@ class ShardSource:
         return self._index.rows.nbytes
 
     def sample(self, index: int) -> Sample:
-        """The encoded picture and its class, counted from 0."""
+        """The encoded image and its class, counted from 0."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         offset, length, shard, label = self._index.rows[index].item()
@@ -175,7 +175,7 @@ class ShardSource:
         return f"{self._index.digest}/{len(self.class_names)}"
 
 
-def _open_index(form: Form, split: Split, shards: Shards) -> Index:
+def _open_index(form: ShardFormat, split: Split, shards: ShardFiles) -> Index:
     return open_index(form.kind, split, shards.folder, shards.names, form.scan)
 
 

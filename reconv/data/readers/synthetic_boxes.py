@@ -1,7 +1,7 @@
-"""Pictures with boxes made from their index: no files, the same on every machine, and learnable.
+"""Images with boxes made from their index: no files, the same on every machine, and learnable.
 
 Owns the pixels and the boxes. Refuses to know seeds of runs: the data set is fixed. Invariant: sample i is a function
-of split and i. A picture is half noise, and half the coarse patterns of the classes of its boxes, later boxes over
+of split and i. An image is half noise, and half the coarse patterns of the classes of its boxes, later boxes over
 earlier ones.
 """
 
@@ -11,18 +11,18 @@ from functools import cached_property
 
 import numpy as np
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionSource, annotation
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, annotation
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.synthetic import Synthetic, pattern_of
 from reconv.random import key, uniforms
 
 MOST_BOXES = 13
-_SMALLEST = 0.08  # of the picture's side
+_SMALLEST = 0.08  # of the image's side
 _LARGEST = 0.6
 
 
-class SyntheticBoxes(DetectionSource):
-    """Synthetic pictures with boxes, made on the host, sample by sample."""
+class SyntheticBoxes(DetectionDataset):
+    """Synthetic images with boxes, made on the host, sample by sample."""
 
     def __init__(self, kind: str, split: Split, num_samples: int, num_classes: int, size: int, channels: int) -> None:
         self.kind = kind  # synthetic-device: the training loader makes one batch and repeats it
@@ -32,9 +32,7 @@ class SyntheticBoxes(DetectionSource):
         self._key = key(0, f"synthetic.boxes.{split}")
         self.class_names = self._plain.class_names
         self.class_ids = tuple(range(1, num_classes + 1))
-        self.origin = (
-            f"{kind}: {num_samples} {split} pictures of {size} px with boxes in {num_classes} classes, made up"
-        )
+        self.origin = f"{kind}: {num_samples} {split} images of {size} px with boxes in {num_classes} classes, made up"
 
     def __len__(self) -> int:
         return len(self._plain)
@@ -58,7 +56,7 @@ class SyntheticBoxes(DetectionSource):
         return annotation(np.concatenate([low, low + sides], axis=1), labels, index, self._size, self._size)
 
     def box_counts(self) -> I64:
-        """How many boxes each picture has."""
+        """How many boxes each image has."""
         return self._counts
 
     @cached_property
@@ -67,5 +65,5 @@ class SyntheticBoxes(DetectionSource):
         return 1 + (draws * MOST_BOXES).astype(np.int64)
 
     def fingerprint(self) -> str:
-        """The numbers the pictures are made from."""
+        """The numbers the images are made from."""
         return f"{self.origin}/{self._channels}/{self._key:016x}"

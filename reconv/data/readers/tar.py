@@ -1,7 +1,7 @@
 """Tar shards in the WebDataset layout: members `KEY.jpg` and `KEY.cls` side by side, labels counted from 0.
 
-Owns pairing members and reading them in place. Refuses to unpack. Invariant: every picture has its label and every
-label its picture, or the shard is refused with the byte where one of them stands alone.
+Owns pairing members and reading them in place. Refuses to unpack. Invariant: every image has its label and every
+label its image, or the shard is refused with the byte where one of them stands alone.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.readers.shard_index import Scanned
-from reconv.data.storage.local import Stream, read, size_bytes
 from reconv.data.dataset import Split
 from reconv.data.readers.folder import EXTENSIONS
-from reconv.data.readers.shards import Form, ShardSource, check_label
+from reconv.data.readers.shard_index import Scanned
+from reconv.data.readers.shards import ShardDataset, ShardFormat, check_label
+from reconv.data.storage.local import Stream, read, size_bytes
 from reconv.errors import DataError
 
 CLASS_LIST = "classes.txt"  # one name a line, beside the shards
@@ -33,7 +33,7 @@ _FLAT = re.compile(_NO_SHARD + r"(?:.*[-_.])?(?P<split>train|validation|val)(?:[
 
 @dataclass(slots=True)
 class _Pair:
-    """What was seen of one key: where its picture lies and its label."""
+    """What was seen of one key: where its image lies and its label."""
 
     key: str
     at: int
@@ -41,11 +41,11 @@ class _Pair:
     label: int | None = None
 
 
-def open_tar(root: Path, split: Split, why: str = "") -> ShardSource:
+def open_tar(root: Path, split: Split, why: str = "") -> ShardDataset:
     """One split of tar shards, with the names in classes.txt where that is there."""
     path = root / CLASS_LIST
     if not path.is_file():
-        return ShardSource(TAR, root, split, why)
+        return ShardDataset(TAR, root, split, why)
     names = tuple(line.strip() for line in read(path).decode("utf-8", "replace").splitlines() if line.strip())
     if not names or len(set(names)) < len(names):
         raise DataError(
@@ -54,7 +54,7 @@ def open_tar(root: Path, split: Split, why: str = "") -> ShardSource:
             why="it has one name a line, the first for label 0",
             then="correct it or remove it",
         )
-    return ShardSource(TAR, root, split, why, names)
+    return ShardDataset(TAR, root, split, why, names)
 
 
 def _members(path: str) -> Iterator[tarfile.TarInfo]:
@@ -80,7 +80,7 @@ def _members(path: str) -> Iterator[tarfile.TarInfo]:
 
 
 def _scan(path: str) -> Scanned:
-    """Every sample's picture and label, in the order of the archive."""
+    """Every sample's image and label, in the order of the archive."""
     samples: list[tuple[int, int, int]] = []
     digest = hashlib.blake2b(digest_size=16)
     for pair in _pairs(path):
@@ -109,12 +109,12 @@ def _pairs(path: str) -> Iterator[_Pair]:
 
 
 def _add(path: str, pair: _Pair, member: tarfile.TarInfo, ending: str) -> None:
-    """Note a picture or a label; captions, sizes and so on are not needed."""
+    """Note an image or a label; captions, sizes and so on are not needed."""
     if ending in EXTENSIONS:
         if pair.picture is not None:
-            raise _broken(path, member.offset, f"two pictures for {pair.key}", "a key stands for one sample")
+            raise _broken(path, member.offset, f"two images for {pair.key}", "a key stands for one sample")
         if member.size > _MAX_MEMBER_BYTES:
-            raise _broken(path, member.offset, f"{member.name} has {member.size} bytes", "no picture is that large")
+            raise _broken(path, member.offset, f"{member.name} has {member.size} bytes", "no image is that large")
         pair.picture = member.offset_data, member.size
     elif ending == _LABEL:
         text = read(path, member.offset_data, member.size) if member.size <= _MAX_LABEL_BYTES else b""
@@ -128,7 +128,7 @@ def _finished(path: str, pair: _Pair) -> tuple[int, int, int] | None:
     if pair.picture is None and pair.label is None:
         return None
     if pair.picture is None or pair.label is None:
-        has = "a label but no picture" if pair.picture is None else "a picture but no label"
+        has = "a label but no image" if pair.picture is None else "an image but no label"
         why = f"a sample is KEY.{_LABEL} with its number and KEY.jpg (or {', '.join(EXTENSIONS[1:])}), side by side"
         raise _broken(path, pair.at, f"{pair.key} has {has}", why)
     return *pair.picture, pair.label
@@ -139,4 +139,4 @@ def _broken(path: str, at: int, what: str, why: str) -> DataError:
     return DataError(what, where=f"{path}, byte {at}", why=why, then=then)
 
 
-TAR = Form("tar", "tar shards", _IN_FOLDER, _FLAT, 0, _scan, read)
+TAR = ShardFormat("tar", "tar shards", _IN_FOLDER, _FLAT, 0, _scan, read)

@@ -10,8 +10,7 @@ import hashlib
 import re
 
 from reconv.data.readers.shard_index import Scanned
-from reconv.data.storage.local import Window
-from reconv.data.readers.shards import Form, check_label
+from reconv.data.readers.shards import ShardFormat, check_label
 from reconv.data.readers.tfrecord_format import (
     FOOTER_BYTES,
     HEADER_BYTES,
@@ -22,6 +21,7 @@ from reconv.data.readers.tfrecord_format import (
     read_record,
     record_spans,
 )
+from reconv.data.storage.local import ReadWindow
 from reconv.io.protobuf import MalformedError
 
 IMAGE, LABEL, SYNSET, TEXT = "image/encoded", "image/class/label", "image/class/synset", "image/class/text"
@@ -31,15 +31,15 @@ _NAME = re.compile(r"(?P<split>train|validation|val)-\d+-of-\d+(\.tfrecords?)?")
 
 
 def _scan(path: str) -> Scanned:
-    """Every record's place and label; the picture itself is skipped over."""
-    window = Window(path)
+    """Every record's place and label; the image itself is skipped over."""
+    window = ReadWindow(path)
     samples: list[tuple[int, int, int]] = []
     names: dict[int, str] = {}
     digest = hashlib.blake2b(digest_size=16)
     for start, length in record_spans(window):
         at = start - HEADER_BYTES
         if length > _MAX_RECORD_BYTES:
-            raise broken(path, at, f"record of {length} bytes", "no picture is that large")
+            raise broken(path, at, f"record of {length} bytes", "no image is that large")
         try:
             features = peek_features(window, start, length, _WANTED)
         except MalformedError as error:
@@ -54,14 +54,14 @@ def _scan(path: str) -> Scanned:
 
 
 def _read(path: str, start: int, length: int) -> bytes:
-    """The encoded picture of a record."""
+    """The encoded image of a record."""
     at = start - HEADER_BYTES
     try:
         values = parse_example(read_record(path, start, length)).get(IMAGE, ())
     except MalformedError as error:
         raise broken(path, at, "record that is no tf.train.Example", str(error)) from error
     if len(values) != 1 or not isinstance(values[0], bytes):
-        raise broken(path, at, f"record without {IMAGE}", f"{len(values)} values, one picture is expected")
+        raise broken(path, at, f"record without {IMAGE}", f"{len(values)} values, one image is expected")
     return values[0]
 
 
@@ -75,4 +75,4 @@ def _text(values: Values) -> str:
     return values[0].decode("utf-8", "replace") if values and isinstance(values[0], bytes) else ""
 
 
-TFRECORD = Form("tfrecord", "TFRecords", _NAME, _NAME, 1, _scan, _read)
+TFRECORD = ShardFormat("tfrecord", "TFRecords", _NAME, _NAME, 1, _scan, _read)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from reconv.io.crc32c import crc32c, masked
-from reconv.data.storage.local import Window, read, size_bytes
+from reconv.data.storage.local import ReadWindow, read, size_bytes
 from reconv.errors import DataError
+from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import MalformedError, bytes_field, read_message, read_varint, spans, varint
 
 HEADER_BYTES = 12
@@ -29,7 +29,7 @@ _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of tf.train.Feature
 Values = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 
-def record_spans(window: Window) -> Iterator[tuple[int, int]]:
+def record_spans(window: ReadWindow) -> Iterator[tuple[int, int]]:
     """Offset and length of each record's content in a file, the checksum of each length checked."""
     at, end = 0, size_bytes(window.path)
     while at < end:
@@ -66,8 +66,8 @@ def parse_example(data: bytes) -> dict[str, Values]:
     return features
 
 
-def peek_features(window: Window, start: int, length: int, wanted: Sequence[str]) -> dict[str, Values]:
-    """The wanted features of the Example at `start`; the others, such as the picture, are skipped, not read."""
+def peek_features(window: ReadWindow, start: int, length: int, wanted: Sequence[str]) -> dict[str, Values]:
+    """The wanted features of the Example at `start`; the others, such as the image, are skipped, not read."""
     beginnings = tuple(bytes_field(1, name.encode()) for name in wanted)
     longest = max(map(len, beginnings))
     features: dict[str, Values] = {}

@@ -1,6 +1,6 @@
 """Pascal VOC's layout: JPEGImages/, Annotations/ of XML files, and ImageSets/Main/ of lists.
 
-Owns the lists and the XML. Refuses to know policies and pixels. Invariant: pictures are in the order of their list;
+Owns the lists and the XML. Refuses to know policies and pixels. Invariant: images are in the order of their list;
 pixels of the files count from 1 and both ends are part of a box, so a left or top edge moves by one.
 """
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder
-from reconv.data.storage.local import read
 from reconv.data.dataset import Split
-from reconv.data.readers.boxed import BoxedSource, class_lines, file_lines, open_boxed
+from reconv.data.readers.boxed import BoxedDataset, class_lines, file_lines, open_boxed
+from reconv.data.storage.local import read
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -36,7 +36,7 @@ def why_voc(folder: Path) -> str | None:
     return f"it has {_IMAGES}/ and {_ANNOTATIONS}/" if is_voc else None
 
 
-def open_voc(root: Path, split: Split, data: Data, why: str = "") -> BoxedSource:
+def open_voc(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxedDataset:
     """One split, by the recipe's policies."""
     title = f"VOC data at {root}, list {list_of(root, split).stem}"
     return open_boxed("voc", partial(read_voc, root, split), split, data, title, why)
@@ -49,7 +49,7 @@ def list_of(root: Path, split: Split) -> Path:
 
 
 def read_voc(root: Path, split: Split) -> BoxTable:
-    """A split as its files say; classes are VOC's, those of classes.txt, or those of the training pictures."""
+    """A split as its files say; classes are VOC's, those of classes.txt, or those of the training images."""
     stems = _stems(list_of(root, split))
     trees = [_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in stems]
     names = _class_names(root, split, trees)
@@ -73,7 +73,7 @@ def read_voc(root: Path, split: Split) -> BoxTable:
 def _add(
     builder: TableBuilder, tree: ElementTree.Element, file: str, place: Path, stem: str, numbers: dict[str, int]
 ) -> None:
-    """One picture and its boxes."""
+    """One image and its boxes."""
     height, width = (_number(tree, f"size/{side}") for side in ("height", "width"))
     has_size = height is not None and width is not None and 0 < height < _MOST_PX and 0 < width < _MOST_PX
     builder.picture(file, str(place), stem, *((int(height or 0), int(width or 0)) if has_size else (0, 0)))
@@ -111,7 +111,7 @@ def _stems(file: Path) -> list[str]:
     if all(_FLAG.search(stem) for stem in stems):
         stems = [_FLAG.sub("", stem) for stem in stems]
     if not stems:
-        raise DataError(f"{file.name} is empty", where=str(file), then="name pictures in it, one a line, no ending")
+        raise DataError(f"{file.name} is empty", where=str(file), then="name images in it, one a line, no ending")
     return stems
 
 

@@ -1,7 +1,7 @@
-"""YOLO's layout: a text file of boxes for each picture, `labels/` instead of `images/` in its path.
+"""YOLO's layout: a text file of boxes for each image, `labels/` instead of `images/` in its path.
 
-Owns `data.yaml`, finding a split's pictures and reading their lines. Refuses to know policies and pixels. Invariant:
-pictures are sorted by path, or in the order of the list that names them; a picture without a text file has no boxes.
+Owns `data.yaml`, finding a split's images and reading their lines. Refuses to know policies and pixels. Invariant:
+images are sorted by path, or in the order of the list that names them; an image without a text file has no boxes.
 
 A line is `class x y width height`, fractions with the centre first, or `class x1 y1 x2 y2 ...`, an outline.
 """
@@ -17,12 +17,12 @@ from typing import Any
 import yaml
 
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder
-from reconv.data.storage.local import listing, read
 from reconv.data.dataset import Split
-from reconv.data.readers.boxed import BoxedSource, class_lines, file_lines, open_boxed, relative_to
+from reconv.data.readers.boxed import BoxedDataset, class_lines, file_lines, open_boxed, relative_to
 from reconv.data.readers.folder import is_image_name
+from reconv.data.storage.local import listing, read
 from reconv.errors import DataError
-from reconv.recipe.data_fields import Data
+from reconv.recipe.data_fields import DataConfig
 
 _NAME_LISTS = ("classes.txt", "obj.names")
 _WORDS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
@@ -39,7 +39,7 @@ def why_yolo(folder: Path) -> str | None:
     return None
 
 
-def open_yolo(root: Path, split: Split, data: Data, why: str = "") -> BoxedSource:
+def open_yolo(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxedDataset:
     """One split, by the recipe's policies."""
     return open_boxed("yolo", partial(read_yolo, root, split), split, data, f"YOLO data at {root}", why)
 
@@ -56,13 +56,13 @@ def read_yolo(root: Path, split: Split) -> BoxTable:
     for path in pictures:
         text_file = label_file(path)
         builder.picture(path, text_file, os.path.relpath(path, root))
-        if os.path.lexists(text_file):  # a link that leads nowhere is no picture without boxes
+        if os.path.lexists(text_file):  # a link that leads nowhere is no image without boxes
             _add(builder, text_file, len(names))
     return builder.table()
 
 
 def label_file(picture: str) -> str:
-    """The text file of a picture: the last `images` in its path becomes `labels`, its ending .txt."""
+    """The text file of an image: the last `images` in its path becomes `labels`, its ending .txt."""
     parts = picture.split(os.sep)
     places = [number for number, part in enumerate(parts[:-1]) if part == _IMAGES]
     if places:
@@ -71,7 +71,7 @@ def label_file(picture: str) -> str:
 
 
 def _add(builder: TableBuilder, file: str, num_classes: int) -> None:
-    """The boxes of the last picture."""
+    """The boxes of the last image."""
     for number, line in enumerate(read(file).decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
         if not words:
@@ -139,7 +139,7 @@ def _numbered(names: dict[Any, Any], root: Path) -> list[str]:
 
 
 def _pictures(root: Path, split: Split, settings: dict[str, Any]) -> list[str]:
-    """Paths of a split's pictures."""
+    """Paths of a split's images."""
     told = settings.get("val" if split == "val" else "train")
     entries = told if isinstance(told, list) else [] if told is None else [told]
     top = relative_to(str(root), str(settings.get("path", ".")))
@@ -149,7 +149,7 @@ def _pictures(root: Path, split: Split, settings: dict[str, Any]) -> list[str]:
         places = [str(place) for place in tried if place.is_dir()][:1]
     if not places:
         raise DataError(
-            f"no pictures for {'training' if split == 'train' else 'validation'} in {root}",
+            f"no images for {'training' if split == 'train' else 'validation'} in {root}",
             where=str(root),
             why=f"looked for {_IMAGES}/{split} and {split}/{_IMAGES}, and for what data.yaml names",
             then="name the folder that holds images/ and labels/: --data DIR",

@@ -165,7 +165,7 @@ def size_bytes(path: str | Path) -> int:
     return status.st_size
 
 
-class Window:
+class ReadWindow:
     """A file read forwards in pieces, for walking through it: what was read last is not read again."""
 
     def __init__(self, path: str | Path, piece_bytes: int = 4096) -> None:
@@ -188,7 +188,7 @@ class Stream(io.RawIOBase):
     """A file's bytes for libraries that want an open file to read and seek in."""
 
     def __init__(self, path: str | Path) -> None:
-        self._window = Window(path)
+        self._window = ReadWindow(path)
         self._size = size_bytes(path)
         self._at = 0
 
@@ -237,7 +237,7 @@ def unreadable(path: str | Path, error: OSError) -> DataError:
 
 def _open_file(path: str | Path) -> tuple[int, int]:
     """A descriptor of a plain file and its size; opening a named pipe the usual way would wait for its writer."""
-    # A file object would let go of the interpreter's lock twice as often.
+    # A file object would let go of the GIL twice as often.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""AutoAugment and RandAugment: named operations on uint8 pictures, and the policies that choose among them.
+"""AutoAugment and RandAugment: named operations on uint8 images, and the policies that choose among them.
 
 Owns the operations, their strengths and the published tables. Refuses to know seeds, batches and sizes. Invariant:
-the result is a function of the picture and of its draws; a policy's geometry takes the nearest pixel, and what it
+the result is a function of the image and of its draws; a policy's geometry takes the nearest pixel, and what it
 uncovers is grey. Flips come later, on the device: every geometric operation is drawn with both signs alike.
 
 autoaugment: the ImageNet policy of Cubuk et al. 2019 (arXiv 1805.09501), strengths in ten levels. autoaugment-v0: the
@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
-from reconv.recipe.data_fields import Augment
+from reconv.recipe.data_fields import AugmentConfig
 
 F64 = npt.NDArray[np.float64]
-Operate = Callable[[Image.Image, float, int], Image.Image]  # picture, strength, grey
+Operate = Callable[[Image.Image, float, int], Image.Image]  # image, strength, grey
 
 _SOLARIZE_ADD_BELOW = 128
 _MOST_SHIFT = 150 / 331  # of the side: 150 pixels of the 331 the paper's networks saw
@@ -39,7 +39,7 @@ class Operation:
     probability: float = 1.0
 
 
-def num_policy_draws(augment: Augment) -> int:
+def num_policy_draws(augment: AugmentConfig) -> int:
     """How many uniforms an image's policy needs."""
     if augment.policy == "none":
         return 0
@@ -48,8 +48,8 @@ def num_policy_draws(augment: Augment) -> int:
     return 5  # which pair; for each of the two whether, and its sign
 
 
-def apply_policy(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
-    """The picture after the operations that its draws choose."""
+def apply_policy(image: Image.Image, augment: AugmentConfig, draws: F64) -> Image.Image:
+    """The image after the operations that its draws choose."""
     if augment.policy == "none":
         return image
     if augment.policy == "randaugment":
@@ -65,7 +65,7 @@ def apply_policy(image: Image.Image, augment: Augment, draws: F64) -> Image.Imag
 
 
 def operate(image: Image.Image, operation: Operation, sign: float, grey: int) -> Image.Image:
-    """The picture after one operation; a `sign` below a half turns a signed strength round."""
+    """The image after one operation; a `sign` below a half turns a signed strength round."""
     strength = -operation.strength if operation.signed and sign < 0.5 else operation.strength
     return OPERATIONS[operation.name](image, strength, grey)
 

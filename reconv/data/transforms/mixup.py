@@ -22,7 +22,7 @@ from torch import Tensor
 
 from reconv.data.dataset import I64
 from reconv.random import generator, key, permutation
-from reconv.recipe.data_fields import Augment, Cutmix, Mixup
+from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig
 
 # Rows of a batch that mixing needs; offsets are relative, so that they hold in any slice that keeps groups whole.
 OFFSETS = "mix_offsets"  # int64 [n]: row of MixUp's partner minus own row
@@ -36,7 +36,7 @@ _NO_BOX = (0, 0, 0, 0)
 
 
 def draw_mix(
-    augment: Augment, seed: int, step: int, positions: I64, groups: Sequence[int], size: int
+    augment: AugmentConfig, seed: int, step: int, positions: I64, groups: Sequence[int], size: int
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Partners, weight and box of every row of a micro-batch made of whole groups; nothing when mixing is off."""
     if not augment.mixes:
@@ -56,7 +56,7 @@ def draw_mix(
     return {OFFSETS: offsets, WEIGHTS: weights, CUT_OFFSETS: cut_offsets, BOXES: boxes}
 
 
-def _partners(mixup: Mixup, base: int, group: int) -> I64:
+def _partners(mixup: MixupConfig, base: int, group: int) -> I64:
     """Each row's MixUp partner, relative to the row."""
     if mixup.partner == "roll":
         return _rolled(group, 1)
@@ -68,7 +68,7 @@ def _rolled(group: int, by: int) -> I64:
     return (rows - by) % group - rows
 
 
-def _draw_group(augment: Augment, base: int, group: int, size: int) -> tuple[F32, Sequence[int]]:
+def _draw_group(augment: AugmentConfig, base: int, group: int, size: int) -> tuple[F32, Sequence[int]]:
     """Own shares [group] and the box of one group."""
     draws = generator(base)
     coin, across, down = draws.random(3)
@@ -82,14 +82,14 @@ def _draw_group(augment: Augment, base: int, group: int, size: int) -> tuple[F32
     return weights, box
 
 
-def _draw_weights(mixup: Mixup, draws: np.random.Generator, group: int) -> F32:
+def _draw_weights(mixup: MixupConfig, draws: np.random.Generator, group: int) -> F32:
     drawn = draws.beta(mixup.alpha, mixup.alpha, group if mixup.per == "sample" else 1)
     if mixup.fold:
         drawn = np.maximum(drawn, 1 - drawn)
     return np.broadcast_to(drawn.astype(np.float32), (group,))
 
 
-def _draw_kept(cutmix: Cutmix, draws: np.random.Generator) -> float:
+def _draw_kept(cutmix: CutmixConfig, draws: np.random.Generator) -> float:
     """The share of the image that a cut is meant to leave (a box at the edge leaves more)."""
     if cutmix.kind == "beta":
         return float(draws.beta(cutmix.alpha, cutmix.alpha))
@@ -117,7 +117,7 @@ def inside(boxes: Tensor, size: int) -> Tensor:
 
 
 def apply_mix(
-    images: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], num_classes: int, augment: Augment
+    images: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], num_classes: int, augment: AugmentConfig
 ) -> tuple[Tensor, Tensor]:
     """Mixed images and soft targets [n, classes] whose weights are the exact shares of the pixels."""
     num_images, size = images.shape[0], images.shape[-1]

@@ -12,18 +12,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reconv.data.batch import Batch
+from reconv.batch import Batch
+from reconv.data.transforms.mixup import DRAWN, apply_mix, inside
 from reconv.data.transforms.random_params import ERASED, JITTERED, effective
 from reconv.data.transforms.tf_color_jitter import jittered
-from reconv.data.transforms.mixup import DRAWN, apply_mix, inside
 from reconv.kernels.normalize_images.ops import accepts, prepare_images
-from reconv.recipe.data_fields import Augment, Preprocess
+from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 
-class EvalPrepare:
+class EvalPreprocess:
     """Normalised images, as evaluation and prediction see them."""
 
-    def __init__(self, preprocess: Preprocess, dtype: torch.dtype, channels_last: bool = False) -> None:
+    def __init__(self, preprocess: PreprocessConfig, dtype: torch.dtype, channels_last: bool = False) -> None:
         self._normalise = Normalise(preprocess, dtype)
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -34,7 +34,7 @@ class EvalPrepare:
         return batch.replace(images=images.to(self._dtype).contiguous(memory_format=self._layout))
 
 
-class TrainPrepare:
+class TrainPreprocess:
     """Flipped, recoloured, normalised, erased and mixed images; boxes follow a flip.
 
     Mixing adds `soft_targets`, `targets` stay the labels.
@@ -42,8 +42,8 @@ class TrainPrepare:
 
     def __init__(
         self,
-        preprocess: Preprocess,
-        augment: Augment,
+        preprocess: PreprocessConfig,
+        augment: AugmentConfig,
         num_classes: int,
         dtype: torch.dtype,
         channels_last: bool = False,
@@ -106,7 +106,7 @@ def _boxes_mirrored(batch: Batch) -> Batch:
 class Normalise:
     """uint8 images to floats: (x / scale - mean) / std per channel, or each image to mean 0 and deviation 1."""
 
-    def __init__(self, preprocess: Preprocess, dtype: torch.dtype) -> None:
+    def __init__(self, preprocess: PreprocessConfig, dtype: torch.dtype) -> None:
         self._preprocess = preprocess
         self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         std = torch.tensor(preprocess.std, dtype=torch.float64)
@@ -142,8 +142,8 @@ def _standardised(images: Tensor, dtype: torch.dtype) -> Tensor:
     return (images.to(dtype) - mean) / deviation
 
 
-def unprepare(images: Tensor, preprocess: Preprocess) -> Tensor:
-    """Prepared images back as uint8 for a picture; standardised ones are stretched to the full range."""
+def unprepare(images: Tensor, preprocess: PreprocessConfig) -> Tensor:
+    """Prepared images back as uint8 for an image; standardised ones are stretched to the full range."""
     floats = images.detach().to("cpu").to(torch.float64)
     if preprocess.standardise:
         low, high = floats.amin((1, 2, 3), keepdim=True), floats.amax((1, 2, 3), keepdim=True)

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageEnhance
 
-from reconv.data.transforms.auto_augment import apply_policy, num_policy_draws
 from reconv.data.dataset import I64, U8
+from reconv.data.transforms.auto_augment import apply_policy, num_policy_draws
 from reconv.random import key, uniforms
-from reconv.recipe.data_fields import Augment, Erase, Jitter, ZoomOut
+from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, RandomErasingConfig, ZoomOutConfig
 
 F64 = npt.NDArray[np.float64]
 Box = tuple[int, int, int, int]  # left, top, right, bottom
@@ -26,14 +26,14 @@ _ERASE_TRIES = 10
 _JITTER_DRAWS = 4
 
 
-def effective(augment: Augment) -> Augment:
+def effective(augment: AugmentConfig) -> AugmentConfig:
     """The augmentation that really happens: nothing but mixing where training images are made as evaluation's."""
     if not augment.train_like_eval:
         return augment
-    return augment.model_copy(update={"crop": "none", "flip": 0.0, "zoom_out": ZoomOut()})
+    return augment.model_copy(update={"crop": "none", "flip": 0.0, "zoom_out": ZoomOutConfig()})
 
 
-def draw_host(augment: Augment, seed: int, positions: I64) -> F64:
+def draw_host(augment: AugmentConfig, seed: int, positions: I64) -> F64:
     """The uniforms of all that happens to an image on the host, side by side: crop, colours, policy."""
     return np.concatenate(
         [
@@ -45,24 +45,24 @@ def draw_host(augment: Augment, seed: int, positions: I64) -> F64:
     )
 
 
-def draw_crops(augment: Augment, seed: int, positions: I64) -> F64:
+def draw_crops(augment: AugmentConfig, seed: int, positions: I64) -> F64:
     """The uniforms each position's crop is made from: [n, as many as the kind of crop needs]."""
     return uniforms(key(seed, "crop"), positions, _num_crop_draws(augment))
 
 
-def draw_flips(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.bool_]:
+def draw_flips(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArray[np.bool_]:
     """Whether each position's image is mirrored."""
     return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.flip
 
 
-def alternate_flips(augment: Augment, seed: int, indices: I64, epochs: I64) -> npt.NDArray[np.bool_]:
+def alternate_flips(augment: AugmentConfig, seed: int, indices: I64, epochs: I64) -> npt.NDArray[np.bool_]:
     """Whether each image is mirrored: as its own draw says in even epochs, the other way in odd ones."""
     own = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.flip
     flips: npt.NDArray[np.bool_] = own != (epochs % 2 == 1)
     return flips
 
 
-def draw_erased(erase: Erase, seed: int, positions: I64, size: int) -> I64:
+def draw_erased(erase: RandomErasingConfig, seed: int, positions: I64, size: int) -> I64:
     """The box each position's image loses [n, 4]; the first of ten that is smaller than the image, else none."""
     draws = uniforms(key(seed, "erase"), positions, 1 + 2 * _ERASE_TRIES + 2)
     boxes = np.zeros((len(positions), 4), np.int64)
@@ -75,12 +75,12 @@ def draw_erased(erase: Erase, seed: int, positions: I64, size: int) -> I64:
     return boxes
 
 
-def crop_draws(augment: Augment, draws: F64) -> F64:
+def crop_draws(augment: AugmentConfig, draws: F64) -> F64:
     """The columns of `draw_host` that belong to the crop."""
     return draws[..., : _num_crop_draws(augment)]
 
 
-def recolour(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
+def recolour(image: Image.Image, augment: AugmentConfig, draws: F64) -> Image.Image:
     """The cropped image after colour jitter and policy; `draws` is one row of `draw_host`."""
     start = _num_crop_draws(augment)
     if _is_jittered_here(augment):
@@ -89,16 +89,16 @@ def recolour(image: Image.Image, augment: Augment, draws: F64) -> Image.Image:
     return apply_policy(image, augment, draws[start:])
 
 
-def is_recolouring(augment: Augment) -> bool:
+def is_recolouring(augment: AugmentConfig) -> bool:
     """Whether `recolour` does anything."""
     return _is_jittered_here(augment) or augment.policy != "none"
 
 
-def _is_jittered_here(augment: Augment) -> bool:
+def _is_jittered_here(augment: AugmentConfig) -> bool:
     return augment.jitter.on and augment.jitter.form == "pillow"
 
 
-def draw_jitter(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.float32]:
+def draw_jitter(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArray[np.float32]:
     """What the device changes colours by [n, 4]: added brightness, factors of contrast and saturation, turn of hue."""
     section = augment.jitter
     draws = 2 * uniforms(key(seed, "jitter"), positions, _JITTER_DRAWS) - 1
@@ -109,7 +109,7 @@ def draw_jitter(augment: Augment, seed: int, positions: I64) -> npt.NDArray[np.f
     return changes.astype(np.float32)
 
 
-def jitter(image: Image.Image, section: Jitter, draws: F64) -> Image.Image:
+def jitter(image: Image.Image, section: ColorJitterConfig, draws: F64) -> Image.Image:
     """Brightness, contrast, saturation and hue, in this order, each as far as its draw says."""
     enhancers = (
         (ImageEnhance.Brightness, section.brightness),
@@ -132,7 +132,7 @@ def turn_hue(image: Image.Image, turn: float) -> Image.Image:
     return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
 
 
-def resized_box(width: int, height: int, draws: F64, augment: Augment) -> Box:
+def resized_box(width: int, height: int, draws: F64, augment: AugmentConfig) -> Box:
     """The first random box that fits: its share of the area uniform, its aspect ratio log-uniform.
 
     If none fits: the largest centred box whose ratio is in range, or the whole image.
@@ -154,7 +154,7 @@ def resized_box(width: int, height: int, draws: F64, augment: Augment) -> Box:
     return left, top, left + box_width, top + box_height
 
 
-def _num_crop_draws(augment: Augment) -> int:
+def _num_crop_draws(augment: AugmentConfig) -> int:
     return {"none": 0, "pad": 2, "resized": 2 * augment.attempts + 2}[augment.crop]
 
 

@@ -1,6 +1,6 @@
 """One training sample and its draws become one row of the batch's buffer.
 
-Owns the ways there, the fastest that fits first, and the resizing of training pictures. Refuses to know where samples
+Owns the ways there, the fastest that fits first, and the resizing of training images. Refuses to know where samples
 and draws come from. Invariant: a row is a function of its sample's bytes, its draws and the recipe; which way it took
 is not seen in it, but for the compiled decoder, which a plan has chosen and a checkpoint records.
 """
@@ -13,17 +13,19 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from reconv.data.decode import native
-from reconv.data.transforms.random_params import F64, Box, crop_draws, is_recolouring, pad_crop, recolour, resized_box
-from reconv.data.decode.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture, eval_picture, picture, pixels_of
-from reconv.data.decode.jpeg_header import Head, head, part_of
-from reconv.data.decode.jpeg_decoder import jpeg_decoder
 from reconv.data.dataset import U8
+from reconv.data.decode import native
+from reconv.data.decode.decode import FILTERS, MAX_PIXELS, any_picture, decode_picture, eval_picture, picture, pixels_of
+from reconv.data.decode.jpeg_decoder import jpeg_decoder
+from reconv.data.decode.jpeg_header import JpegHeader, head, part_of
 from reconv.data.pipeline.stage_timing import spent
-from reconv.recipe.data_fields import Augment, Interpolation, Preprocess
+from reconv.data.transforms.random_params import F64, Box, crop_draws, is_recolouring, pad_crop, recolour, resized_box
+from reconv.recipe.data_fields import AugmentConfig, Interpolation, PreprocessConfig
 
 
-def train_row(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws: F64, out: U8, name: str = "") -> None:
+def train_row(
+    data: bytes | U8, preprocess: PreprocessConfig, augment: AugmentConfig, draws: F64, out: U8, name: str = ""
+) -> None:
     """Fill `out` [channels, size, size] from an encoded file or pixels [height, width, 1 or 3], as the draws say."""
     if augment.crop == "resized":
         _fill_resized(data, preprocess, augment, draws, out, name)
@@ -37,15 +39,17 @@ def train_row(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws:
         out[:] = pixels_of(recolour(square, augment, draws)).transpose(2, 0, 1)
 
 
-def host_train(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws: F64) -> U8:
+def host_train(data: bytes | U8, preprocess: PreprocessConfig, augment: AugmentConfig, draws: F64) -> U8:
     """`train_row` into a row of its own."""
     row = np.empty((preprocess.channels, preprocess.size, preprocess.size), np.uint8)
     train_row(data, preprocess, augment, draws, row)
     return row
 
 
-def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, draws: F64, out: U8, name: str) -> None:
-    """A random part of the picture, resized to the row."""
+def _fill_resized(
+    data: bytes | U8, preprocess: PreprocessConfig, augment: AugmentConfig, draws: F64, out: U8, name: str
+) -> None:
+    """A random part of the image, resized to the row."""
     if not isinstance(data, bytes):
         height, width = data.shape[:2]
         left, top, right, bottom = resized_box(width, height, draws, augment)
@@ -70,7 +74,7 @@ def _fill_resized(data: bytes | U8, preprocess: Preprocess, augment: Augment, dr
     resize_into(part, preprocess.interpolation, augment.antialias, out)
 
 
-def _fill_natively(data: bytes, preprocess: Preprocess, augment: Augment, draws: F64, out: U8) -> bool:
+def _fill_natively(data: bytes, preprocess: PreprocessConfig, augment: AugmentConfig, draws: F64, out: U8) -> bool:
     """The same by the compiled decoder; False for what it does not take."""
     size = native.picture_size(data)
     if size is None or size[0] * size[1] > MAX_PIXELS:
@@ -83,7 +87,7 @@ def _fill_natively(data: bytes, preprocess: Preprocess, augment: Augment, draws:
     return is_done
 
 
-def _jpeg_part(data: bytes, found: Head, box: Box, name: str) -> U8:
+def _jpeg_part(data: bytes, found: JpegHeader, box: Box, name: str) -> U8:
     """The pixels in a box of a plain JPEG file; rows below it, and above it where that can be, are not decoded."""
     _, decode = jpeg_decoder()
     began_s = time.perf_counter()
@@ -107,7 +111,7 @@ def resize_into(part: U8, interpolation: Interpolation, antialias: bool, out: U8
         image = picture(np.ascontiguousarray(part), part.shape[2])
         out[:] = pixels_of(image.resize((width, height), FILTERS[interpolation])).transpose(2, 0, 1)
     else:
-        # Views are taken by numpy: each operation of torch's lets go of the interpreter's lock, and may wait for it. By
+        # Views are taken by numpy: each operation of torch's lets go of the GIL, and may wait for it. By
         # reshape: a new axis has no stride, and torch then takes the pixels for planes, which is slower.
         stacked = torch.from_numpy(np.array(part, order="C").reshape(1, *part.shape).transpose(0, 3, 1, 2))
         resized = F.interpolate(stacked, (height, width), mode=interpolation, antialias=antialias)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm import triton as device
+from reconv.kernels.channels_last import RowLayout, Rows, counters, rows_of
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.reference import Activation
-from reconv.kernels.channels_last import Form, Rows, counters, rows_of
 
 ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
 _JOINED = ("none", "relu")
@@ -29,13 +29,13 @@ _PLAIN, _SUM, _SUM_OF_NORMS = range(3)
 # ptxas puts loads between the arithmetic and few are in flight: there tiles are copied ahead, by few long programs.
 # The two kernels of a join share their mask, so also their warps.
 FORMS = {
-    "statistics": Form(8, 3, 1),
-    "normalise": Form(),
-    "join": Form(4, 2, 2),
-    "sums": Form(8, 3, 1),
-    "join_sums": Form(4, 1, 4),
-    "gradient": Form(),
-    "pool": Form(),
+    "statistics": RowLayout(8, 3, 1),
+    "normalise": RowLayout(),
+    "join": RowLayout(4, 2, 2),
+    "sums": RowLayout(8, 3, 1),
+    "join_sums": RowLayout(4, 1, 4),
+    "gradient": RowLayout(),
+    "pool": RowLayout(),
 }
 
 
@@ -208,7 +208,7 @@ def counts(rows: Rows) -> tuple[int, int, int]:
     return rows.channels // 8, rows.num_rows, rows.group_rows
 
 
-def shape(rows: Rows, form: Form) -> dict[str, int]:
+def shape(rows: Rows, form: RowLayout) -> dict[str, int]:
     """The tile of a kernel."""
     return {"LANES": rows.lanes(form), "BLOCK": rows.block, "num_warps": form.warps}
 

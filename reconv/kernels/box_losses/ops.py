@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.box_losses import triton as device
 from reconv.kernels.bias_relu.ops import channel_sums
+from reconv.kernels.box_losses import triton as device
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE, available
 from reconv.kernels.jit.launch import launch
 
@@ -45,7 +45,7 @@ class Truth:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class AnchorLayout:
     """Of each map the boxes of a pixel; of each of those, so many logits."""
 
     per_cell: tuple[int, ...]
@@ -57,7 +57,7 @@ class Layout:
         return -(-wanted // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
 
 
-def nothing_shown(maps: Sequence[Tensor], layout: Layout) -> Truth:
+def nothing_shown(maps: Sequence[Tensor], layout: AnchorLayout) -> Truth:
     """Images without boxes, for a pass in which nothing but shapes matters."""
     num_anchors = sum(b * x.shape[2] * x.shape[3] for x, b in zip(maps, layout.per_cell, strict=True))
     empty, n = maps[0].new_empty, len(maps[0])
@@ -66,7 +66,7 @@ def nothing_shown(maps: Sequence[Tensor], layout: Layout) -> Truth:
     return Truth(boxes, labels, num_boxes, anchors, variances=(0.1, 0.2), threshold=0.5, negatives=3.0)
 
 
-def accepts(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> bool:
+def accepts(maps: Sequence[Tensor], layout: AnchorLayout, truth: Truth) -> bool:
     """Whether the kernels take these maps [n, channels, height, width] and boxes."""
     tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)
     return (
@@ -77,7 +77,7 @@ def accepts(maps: Sequence[Tensor], layout: Layout, truth: Truth) -> bool:
     )
 
 
-def box_losses(maps: Sequence[Tensor], biases: Biases, layout: Layout, truth: Truth) -> tuple[Tensor, Tensor]:
+def box_losses(maps: Sequence[Tensor], biases: Biases, layout: AnchorLayout, truth: Truth) -> tuple[Tensor, Tensor]:
     """The class loss and the box loss of each image [n], over its number of positives."""
     flat = (bias for pair in biases for bias in pair)
     losses: tuple[Tensor, Tensor] = _Losses.apply(layout, truth, *maps, *flat)  # type: ignore[no-untyped-call]
@@ -86,7 +86,7 @@ def box_losses(maps: Sequence[Tensor], biases: Biases, layout: Layout, truth: Tr
 
 class _Losses(Function):
     @staticmethod
-    def forward(ctx: Any, layout: Layout, truth: Truth, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, layout: AnchorLayout, truth: Truth, *given: Tensor) -> tuple[Tensor, Tensor]:
         n, num_anchors = len(truth.num_boxes), len(truth.anchors_cxcywh)
         shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
         rows = matched(truth)
@@ -134,7 +134,7 @@ def matched(truth: Truth) -> Tensor:
 
 
 def _calls(
-    given: Sequence[Tensor], layout: Layout, truth: Truth, tile_values: int
+    given: Sequence[Tensor], layout: AnchorLayout, truth: Truth, tile_values: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], tuple[float, ...], tuple[int, int], dict[str, int]]]:
     """Of each map: itself and its two biases, the numbers that kernels are told, their programs and constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()

@@ -1,8 +1,8 @@
-"""Boxes of decoded pictures of different sizes, resized bilinearly into one batch of uint8 planes.
+"""Boxes of decoded images of different sizes, resized bilinearly into one batch of uint8 planes.
 
 Owns the choice between the kernel and the plain form, and the plain form. Refuses to know files, draws and mirrors.
-Limits of the kernel: planes [3, height, width] of uint8, each in one piece, and fewer than 2^31 bytes a picture and a
-batch. Invariant: a filter of triangles, as wide as the picture is made smaller where it is antialiased; weights sum to
+Limits of the kernel: planes [3, height, width] of uint8, each in one piece, and fewer than 2^31 bytes an image and a
+batch. Invariant: a filter of triangles, as wide as the image is made smaller where it is antialiased; weights sum to
 one and halves are rounded up. A box that is cut out has whole sides, and nothing outside it is looked at. Kernel and
 plain form differ by one level at most, where float32 puts a value on the other side of a half.
 """
@@ -25,7 +25,7 @@ _TALL, _WIDE = 8, 32
 def crop(
     pictures: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
 ) -> Tensor:
-    """The box of each picture [3, height, width], resized to [n, 3, size, size]."""
+    """The box of each image [3, height, width], resized to [n, 3, size, size]."""
     if not reachable(pictures[0]):
         return crop_plainly(pictures, boxes, size, antialias=antialias, is_cut=is_cut)
     from reconv.kernels.crop import triton as device
@@ -50,7 +50,7 @@ def crop(
 def crop_plainly(
     pictures: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
 ) -> Tensor:
-    """The same as two products of matrices in float64, one picture after the other."""
+    """The same as two products of matrices in float64, one image after the other."""
     rows = []
     for picture, box in zip(pictures, boxes, strict=True):
         left, top, right, bottom = _seen(picture, box, is_cut)
@@ -62,7 +62,7 @@ def crop_plainly(
 
 
 def _seen(picture: Tensor, box: Box, is_cut: bool) -> tuple[int, int, int, int]:
-    """The part of a picture that may be looked at."""
+    """The part of an image that may be looked at."""
     left, top, right, bottom = (int(side) for side in box) if is_cut else (0, 0, picture.shape[2], picture.shape[1])
     return left, top, right, bottom
 

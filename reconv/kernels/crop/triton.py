@@ -1,6 +1,6 @@
-"""Boxes of pictures of different sizes, resized into one batch, in Triton.
+"""Boxes of images of different sizes, resized into one batch, in Triton.
 
-Owns the device code. Refuses to know who decoded the pictures. A program makes a tile of pixels of one row, all three
+Owns the device code. Refuses to know who decoded the images. A program makes a tile of pixels of one row, all three
 colours; weights are computed where they are used, so that nothing but pixels is read.
 """
 
@@ -19,7 +19,7 @@ def _weight(at, length, centre, narrowing):
 def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
     """A tile of `TALL` x `WIDE` pixels of a row.
 
-    The table has each picture's address and sides and the part that may be looked at, from whose corner boxes count.
+    The table has each image's address and sides and the part that may be looked at, from whose corner boxes count.
     """
     row = tl.program_id(1)
     entry = table + row * 7
@@ -57,7 +57,7 @@ def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: t
             green += weight * tl.load(at + height * width, mask=mask, other=0).to(tl.float32)
             blue += weight * tl.load(at + 2 * height * width, mask=mask, other=0).to(tl.float32)
             total += weight
-    total = tl.where(is_there, total, 1.0)  # beside the picture nothing has a weight
+    total = tl.where(is_there, total, 1.0)  # beside the image nothing has a weight
     to = out + row * 3 * size * size + y * size + x
     tl.store(to, tl.floor(red / total + 0.5).to(tl.uint8), mask=is_there)
     tl.store(to + size * size, tl.floor(green / total + 0.5).to(tl.uint8), mask=is_there)

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from reconv.kernels.channels_last import rows_of
 from reconv.kernels.dispatch import available
 from reconv.kernels.jit.launch import launch
-from reconv.kernels.channels_last import rows_of
 
 _SMALL, _VALUES = 3, {True: 2048, False: 1024}  # of a tile: a large filter's threads would run out of registers
 

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.max_pool import triton as device
 from reconv.kernels.jit.launch import MOST_ACROSS, launch
-from reconv.kernels.window import Window
+from reconv.kernels.max_pool import triton as device
+from reconv.kernels.window import PoolWindow
 
 _BLOCKS = (64, 32)
 _TILE_PIXELS = 32
 _WIDEST_TILE = 16
 
 
-def max_pool(x: Tensor, window: Window) -> Tensor:
+def max_pool(x: Tensor, window: PoolWindow) -> Tensor:
     """The largest value of each window."""
     output: Tensor = _MaxPool.apply(x, window)  # type: ignore[no-untyped-call]
     return output
 
 
-def accepts(x: Tensor, window: Window) -> bool:
+def accepts(x: Tensor, window: PoolWindow) -> bool:
     """Whether there are few enough images and tiles, of inputs and outputs."""
     images, channels, height, width = x.shape
     inputs, _, _ = _tiles(images, channels, height, width, window)
@@ -36,12 +36,12 @@ def accepts(x: Tensor, window: Window) -> bool:
     return max(*inputs[1:], *outputs[1:]) <= MOST_ACROSS
 
 
-def max_pool_values(x: Tensor, window: Window) -> Tensor:
+def max_pool_values(x: Tensor, window: PoolWindow) -> Tensor:
     """The same where no gradient is asked for: no places are written."""
     return _pooled(x, window, None)
 
 
-def _pooled(x: Tensor, window: Window, place: Tensor | None) -> Tensor:
+def _pooled(x: Tensor, window: PoolWindow, place: Tensor | None) -> Tensor:
     """The largest values, and in `place`, if there is one, where each lies in its window."""
     images, channels, height, width = x.shape
     sides = (window.out_side(height), window.out_side(width))
@@ -54,13 +54,13 @@ def _pooled(x: Tensor, window: Window, place: Tensor | None) -> Tensor:
     return y
 
 
-def _before(x: Tensor, window: Window) -> dict[str, int]:
+def _before(x: Tensor, window: PoolWindow) -> dict[str, int]:
     return {"ABOVE": window.before(x.shape[2]), "LEFT": window.before(x.shape[3])}
 
 
 class _MaxPool(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: Window) -> Tensor:
+    def forward(ctx: Any, x: Tensor, window: PoolWindow) -> Tensor:
         images, channels, height, width = x.shape
         out = (images, channels, window.out_side(height), window.out_side(width))
         place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
@@ -81,7 +81,7 @@ class _MaxPool(Function):
 
 
 def _tiles(
-    images: int, channels: int, height: int, width: int, window: Window
+    images: int, channels: int, height: int, width: int, window: PoolWindow
 ) -> tuple[tuple[int, int, int], int, dict[str, int]]:
     """The programs that cover images of these sides, tiles beside each other, and the constants."""
     block = min(_BLOCKS, key=lambda block: (-channels % block, -block))

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.norm_conv1x1 import triton as device
+from reconv.kernels.batch_norm.ops import ACTIVATIONS, Norm, Operand, counts, over_groups, statistics
+from reconv.kernels.channels_last import Rows, counters, rows_of
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
 from reconv.kernels.jit.launch import launch
-from reconv.kernels.batch_norm.ops import ACTIVATIONS, Norm, Operand, counts, over_groups, statistics
+from reconv.kernels.norm_conv1x1 import triton as device
 from reconv.kernels.reference import Activation
-from reconv.kernels.channels_last import Rows, counters, rows_of
 
 MOST_OUTPUTS = 64  # with 96 separate kernels were faster, over the layers of MobileNetV2 on an H200
 _LEAST = 16  # what tensor cores multiply at once

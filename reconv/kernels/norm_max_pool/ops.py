@@ -15,15 +15,25 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.norm_max_pool import triton as device
-from reconv.kernels.jit.launch import launch
-from reconv.kernels.batch_norm.ops import FORMS, Norm, Operand, counts, gradient_sums, over_groups, shape, statistics, uses
+from reconv.kernels.batch_norm.ops import (
+    FORMS,
+    Norm,
+    Operand,
+    counts,
+    gradient_sums,
+    over_groups,
+    shape,
+    statistics,
+    uses,
+)
 from reconv.kernels.channels_last import rows_of
-from reconv.kernels.window import STEM_WINDOW, Window
+from reconv.kernels.jit.launch import launch
+from reconv.kernels.norm_max_pool import triton as device
+from reconv.kernels.window import STEM_WINDOW, PoolWindow
 
 
 def normalise_pool(
-    x: Tensor, norm: Norm, groups: Sequence[int], window: Window = STEM_WINDOW
+    x: Tensor, norm: Norm, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The max-pool of the ReLU of the norm of x, twice (as of a join), and the statistics."""
     output: tuple[Tensor, Tensor, Tensor] = _Pool.apply(  # type: ignore[no-untyped-call]
@@ -35,7 +45,7 @@ def normalise_pool(
 class _Pool(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], window: Window
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], window: PoolWindow
     ) -> tuple[Tensor, Tensor, Tensor]:
         operand = Operand(x, statistics(x, norm, rows_of(x, groups)), weight, bias)
         y, peak, place = write_pooled(operand, groups, window)
@@ -58,7 +68,7 @@ class _Pool(Function):
 
 
 def write_pooled(
-    operand: Operand, groups: Sequence[int], window: Window = STEM_WINDOW
+    operand: Operand, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pooled output, the inputs it came from, and their places in their windows."""
     samples, channels, height, width = operand.x.shape
@@ -76,7 +86,7 @@ def write_pooled(
 
 
 def input_gradient(
-    dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, groups: Sequence[int], window: Window = STEM_WINDOW
+    dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> Tensor:
     """The gradient of the input of norm, ReLU and pool."""
     dx = torch.empty_like(operand.x)

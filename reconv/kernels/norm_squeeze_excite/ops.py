@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.norm_squeeze_excite import triton as device
-from reconv.kernels.jit.launch import MOST_ACROSS, launch
 from reconv.kernels.batch_norm.ops import ACTIVATIONS, Norm, Operand, over_groups, statistics, uses
+from reconv.kernels.channels_last import RowLayout, Rows, rows_of
+from reconv.kernels.jit.launch import MOST_ACROSS, launch
+from reconv.kernels.norm_squeeze_excite import triton as device
 from reconv.kernels.reference import Activation
-from reconv.kernels.channels_last import Form, Rows, rows_of
 
 GateOf = Callable[[Tensor], Tensor]
 
@@ -178,35 +178,35 @@ class _Images:
         """What kernels are told of them."""
         return self.rows.channels // 8, self.pixels, self.num, self.group_images
 
-    def summing(self, is_join: bool) -> Form:
+    def summing(self, is_join: bool) -> RowLayout:
         """The form of kernels with sums over an image; those of a join share their mask, so also their warps.
 
         Copied ahead, values wait in shared memory; else a sum with SiLU takes all registers of a thread.
         """
-        return Form(self._warps, 1 if is_join else 3)
+        return RowLayout(self._warps, 1 if is_join else 3)
 
-    def passing(self) -> Form:
+    def passing(self) -> RowLayout:
         """The form of kernels that only read and write."""
-        return Form(self._warps)
+        return RowLayout(self._warps)
 
     @property
     def _warps(self) -> int:
         return 2 if self.pixels < _FEW_PIXELS else 4
 
-    def num_tiles(self, form: Form) -> int:
+    def num_tiles(self, form: RowLayout) -> int:
         """Tiles of an image, below each other."""
         return -(-self.pixels // self.rows.tile_rows(form))
 
-    def grid(self, form: Form, splits: int | None = None) -> tuple[int, int, int]:
+    def grid(self, form: RowLayout, splits: int | None = None) -> tuple[int, int, int]:
         """Blocks of channels, splits of an image, images."""
         return self.rows.num_blocks, splits or -(-self.num_tiles(form) // 2), self.num
 
-    def stages(self, form: Form, *tiles: Tensor) -> int:
+    def stages(self, form: RowLayout, *tiles: Tensor) -> int:
         """Tiles of these tensors that are copied ahead."""
         num_bytes = self.rows.tile_rows(form) * self.rows.block * sum(tensor.element_size() for tensor in tiles)
         return min(form.stages, 1 + _AHEAD_BYTES // num_bytes)
 
-    def tile(self, form: Form) -> dict[str, int]:
+    def tile(self, form: RowLayout) -> dict[str, int]:
         """The tile of a kernel."""
         return {"LANES": self.rows.lanes(form), "BLOCK": self.rows.block, "num_warps": form.warps}
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.kernels import reference
 from reconv.kernels import dispatch as fused
+from reconv.kernels import reference
 from reconv.kernels.jit.launch import MOST_ACROSS, launch
-from reconv.kernels.window import Window
+from reconv.kernels.window import PoolWindow
 
 Ending = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # of an operation: an activation, or a gate's
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {**reference.FUNCTIONS, "sigmoid": torch.sigmoid}
@@ -33,7 +33,7 @@ def largest(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
     if fused.available(x):
         from reconv.kernels.max_pool.ops import accepts, max_pool_values
 
-        window = Window(side, stride, pad, ceil)
+        window = PoolWindow(side, stride, pad, ceil)
         if accepts(x, window):
             return max_pool_values(x, window)
     return F.max_pool2d(x, side, stride, pad, ceil_mode=ceil)

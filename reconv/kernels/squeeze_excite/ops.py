@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.squeeze_excite import triton as device
 from reconv.kernels.jit.launch import launch
+from reconv.kernels.squeeze_excite import triton as device
 
 _LANES = 64
 _BLOCKS = (64, 32, 16)

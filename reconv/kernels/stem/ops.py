@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.kernels.stem import triton as device
 from reconv.kernels.dispatch import DTYPES, MOST_VALUES
 from reconv.kernels.jit.launch import launch
+from reconv.kernels.stem import triton as device
 from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
 
 _DEPTH = 4 * MOST_STEM_CHANNELS  # 2 x 2 pixels of 3 channels and zeros: 16 are what tensor cores read at once

@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 
 from reconv.errors import UsageError
-from reconv.recipe.schema import Recipe
 from reconv.logging.events import Attempt, Event, Noted, read_events
+from reconv.logging.exporters.exporter import ExportedRun, Exporter
 from reconv.logging.exporters.mlflow_store import MlflowStore
 from reconv.logging.exporters.mlperf_log import MlperfLog
-from reconv.logging.exporters.exporter import Exporter, Subject
 from reconv.logging.exporters.tables import Tables
 from reconv.logging.exporters.tensorboard_files import TensorBoardFiles
 from reconv.logging.exporters.wandb_run import WandbRun
+from reconv.recipe.schema import Recipe
 
-_EXPORTERS: dict[str, Callable[[Subject], Exporter]] = {
+_EXPORTERS: dict[str, Callable[[ExportedRun], Exporter]] = {
     "csv": Tables,
     "tensorboard": TensorBoardFiles,
     "wandb": WandbRun,
@@ -42,7 +42,7 @@ def require_packages(names: Sequence[str]) -> None:
         )
 
 
-class Records:
+class Exporters:
     """All records of a run; they are opened by its attempt."""
 
     def __init__(self, recipe: Recipe, run_dir: Path, emit: Callable[[Event], None]) -> None:
@@ -56,7 +56,7 @@ class Records:
     def observe(self, event: Event) -> None:
         """Tell every record that still works."""
         if isinstance(event, Attempt):
-            subject = Subject(self._run_dir, self._recipe, self._past, event)
+            subject = ExportedRun(self._run_dir, self._recipe, self._past, event)
             for name in self._recipe.records:
                 self._try(name, partial(self._start, name, subject))
         for opened, exporter in list(self._open.items()):
@@ -68,7 +68,7 @@ class Records:
             self._try(name, exporter.close)
         self._open.clear()
 
-    def _start(self, name: str, subject: Subject) -> None:
+    def _start(self, name: str, subject: ExportedRun) -> None:
         self._open[name] = _EXPORTERS[name](subject)
 
     def _try(self, name: str, act: Callable[[], None]) -> None:

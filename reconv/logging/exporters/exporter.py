@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from reconv.logging.events import Attempt, Evaluated, Event, Progress, latest_by_step
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
-from reconv.logging.events import Attempt, Evaluated, Event, Progress, latest_by_step
 
 _CLAIMS = ("expect", "published", "measured", "description", "records", "profile")
 
@@ -29,7 +29,7 @@ class Exporter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ExportedRun:
     """The run a record is about, at the start of an attempt."""
 
     run_dir: Path

@@ -14,7 +14,7 @@ from typing import Any
 
 from reconv.errors import Exit
 from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
-from reconv.logging.exporters.exporter import Subject, series
+from reconv.logging.exporters.exporter import ExportedRun, series
 
 _EXPERIMENT = "reconv"
 _TAG = "reconv.api"
@@ -25,7 +25,7 @@ _PARAMS_PER_CALL = 100
 class MlflowStore:
     """One MLflow run for all attempts."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExportedRun) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read at import
         tracking: Any = importlib.import_module("mlflow.tracking")
         self._entities: Any = importlib.import_module("mlflow.entities")
@@ -45,7 +45,7 @@ class MlflowStore:
                 metrics = [self._entities.Metric(n, v, time_ms, event.step) for n, v in series(event).items()]
                 self._client.log_batch(self._run_id, metrics=metrics)
             case Pictured():
-                self._client.log_artifact(self._run_id, str(self._subject.run_dir / event.path), "pictures")
+                self._client.log_artifact(self._run_id, str(self._subject.run_dir / event.path), "images")
             case Ended():
                 stopped = event.exit_code in (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
                 status = "FINISHED" if event.exit_code == Exit.DONE else "KILLED" if stopped else "FAILED"

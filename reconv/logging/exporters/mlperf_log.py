@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reconv.errors import Exit
-from reconv.logging.events import Attempt, Ended, Evaluated, Event, Planned, Progress
-from reconv.logging.exporters.exporter import Subject
 from reconv.io.replace import write_whole
+from reconv.logging.events import Attempt, Ended, Evaluated, Event, Planned, Progress
+from reconv.logging.exporters.exporter import ExportedRun
 
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 _EPOCH_SLACK = 1e-9  # of a division that should have given a whole number
@@ -27,7 +27,7 @@ _EPOCH_SLACK = 1e-9  # of a division that should have given a whole number
 class MlperfLog:
     """The log of a run, begun anew from its past at every attempt."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExportedRun) -> None:
         self._path = subject.run_dir / "mlperf.log"
         self._recipe = subject.recipe
         self._metric = subject.metric
@@ -135,7 +135,7 @@ class MlperfLog:
         return f":::MLLOG {json.dumps(record, allow_nan=False, ensure_ascii=False)}\n"
 
 
-def _target(subject: Subject) -> float | None:
+def _target(subject: ExportedRun) -> float | None:
     """The accuracy a run must reach: where it may stop early, else the least its recipe promises."""
     recipe = subject.recipe
     if recipe.stop.target != "off":

@@ -11,9 +11,9 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from reconv.logging.events import Evaluated, Event, Progress
-from reconv.logging.exporters.exporter import Subject
 from reconv.io.replace import write_whole
+from reconv.logging.events import Evaluated, Event, Progress
+from reconv.logging.exporters.exporter import ExportedRun
 
 Row = Mapping[str, object]
 
@@ -21,7 +21,7 @@ Row = Mapping[str, object]
 class Tables:
     """Both tables of a run."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExportedRun) -> None:
         self._batch = subject.recipe.batch.size
         self._began_s = subject.first_attempt.time_s or 0.0
         kept = subject.kept()

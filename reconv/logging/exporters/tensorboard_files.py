@@ -1,4 +1,4 @@
-"""Scalars, hyperparameters and pictures as TensorBoard reads them, in the run folder's `tensorboard/`.
+"""Scalars, hyperparameters and images as TensorBoard reads them, in the run folder's `tensorboard/`.
 
 Owns the mapping of events to TensorBoard's plug-ins. Refuses to know the file format, which the package writes.
 Invariant: steps that a resume undid are marked as purged, so curves show the last attempt.
@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
-from reconv.logging.exporters.exporter import Subject, series
+from reconv.logging.exporters.exporter import ExportedRun, series
 
 _FLUSH_S = 10
 
@@ -18,7 +18,7 @@ _FLUSH_S = 10
 class TensorBoardFiles:
     """One event file an attempt."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExportedRun) -> None:
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
         purge_step = subject.attempt.from_step + 1 if subject.past else None
         self._subject = subject

@@ -11,13 +11,13 @@ import os
 from typing import Any
 
 from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
-from reconv.logging.exporters.exporter import Subject, series
+from reconv.logging.exporters.exporter import ExportedRun, series
 
 
 class WandbRun:
     """One offline run an attempt, under the same id."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ExportedRun) -> None:
         mode = os.environ.get("WANDB_MODE") or "offline"
         if mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # the package reports its own crashes otherwise

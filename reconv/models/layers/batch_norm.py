@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv import random as keys
-from reconv.data.batch import Batch
+from reconv.batch import Batch
 from reconv.kernels import dispatch as fused
 from reconv.models.layers.dropout import Noise, row_keys
 
 if TYPE_CHECKING:
     from reconv.kernels.batch_norm.ops import Norm
     from reconv.kernels.reference import Activation
-    from reconv.kernels.window import Window
+    from reconv.kernels.window import PoolWindow
 
 Groups = Sequence[tuple[int, Tensor]]  # of each: samples, and a tensor of statistics
 
@@ -136,7 +136,7 @@ class BatchNorm2d(nn.BatchNorm2d):
         self._record(statistics)
         return first, second
 
-    def pooled(self, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    def pooled(self, x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
         """The 3x3 max-pool of stride 2 of the ReLU of the norm of x, for two uses, by kernels."""
         from reconv.kernels.norm_max_pool.ops import normalise_pool
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch as fused
-from reconv.kernels.window import Window, same_padding
+from reconv.kernels.window import PoolWindow, same_padding
 
 
 def _pad(x: Tensor, kernel: int, stride: int, value: float) -> Tensor:
@@ -58,7 +58,7 @@ class MaxPool2d(nn.MaxPool2d):
     def __init__(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> None:
         super().__init__(kernel, stride, padding, ceil_mode=ceil)
         self.fused = False  # whether kernels compute it in training, where they take its images
-        self.window = Window(kernel, stride, padding, ceil)
+        self.window = PoolWindow(kernel, stride, padding, ceil)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):
@@ -94,7 +94,7 @@ class SameMaxPool2d(nn.Module):
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()
         self.fused = False  # whether kernels compute it in training, where they take its images
-        self.window = Window(kernel, stride, "same")
+        self.window = PoolWindow(kernel, stride, "same")
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused and self.training and fused.available(x):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from reconv.errors import UsageError
 from reconv.kernels import dispatch as fused
 from reconv.kernels.window import STEM_WINDOWS
-from reconv.models.layers.conv import MaxPool2d, SameMaxPool2d
 from reconv.models.layers.batch_norm import BatchNorm2d
+from reconv.models.layers.conv import MaxPool2d, SameMaxPool2d
 
 Activation = Literal["relu", "relu6", "silu"]
 Function = Callable[[Tensor], Tensor]

@@ -1,0 +1,144 @@
+"""The verbs that train and use a run, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from reconv.cli import main
+
+SHORT = ["train", "quickstart", "--set", "length=3step", "--set", "data.percent=10"]
+
+
+def _run(words: list[str], code: int = 0) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == code
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps, shared by the tests that only look at it."""
+    folder = tmp_path_factory.mktemp("shared") / "run"
+    _run([*SHORT, "--out", str(folder), "--quiet"])
+    return folder
+
+
+def test_short_options_reach_the_recipe_and_the_run_folder(tmp_path: Path) -> None:
+    options = ["--epochs", "1", "--batch-per-device", "32", "--lr", "0.05", "--workers", "0", "--seed", "7"]
+    _run(["train", "quickstart", "--set", "data.percent=10", *options, "--out", "here", "--json", "summary.json"])
+    from reconv.recipe.loader import load
+
+    recipe = load(str(tmp_path / "here" / "recipe.yaml")).recipe
+    assert str(recipe.length) == "1ep"
+    assert (recipe.batch.size, recipe.schedule.lr, recipe.data.workers, recipe.seed) == (32, 0.05, 0, 7)
+    assert json.loads((tmp_path / "summary.json").read_text())["exit_code"] == 0
+    assert (tmp_path / "here" / "report.html").is_file()
+
+
+def test_json_on_stdout_is_one_object_a_line_with_the_summary_last(capsys: pytest.CaptureFixture[str]) -> None:
+    _run([*SHORT, "--json"])
+    kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
+    assert kinds[0] == "attempt"
+    assert kinds[-1] == "summary"
+    assert kinds.count("summary") == 1
+
+
+def test_quiet_prints_the_result_and_where_the_report_is(capsys: pytest.CaptureFixture[str]) -> None:
+    _run([*SHORT, "--quiet"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert "top-1" in lines[0]
+    assert str(Path("runs/quickstart/1/report.html")) in lines[0]
+
+
+def test_resuming_a_finished_run_says_so_and_ends_with_0(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "events.jsonl").read_bytes()
+    _run([*SHORT, "--out", str(run), "--resume"])
+    out = capsys.readouterr().out
+    assert "nothing to do" in out
+    assert "report.html" in out
+    _run([*SHORT, "--out", str(run), "--resume", "--json"])
+    assert json.loads(capsys.readouterr().out)["kind"] == "summary"
+    assert (run / "events.jsonl").read_bytes() == before
+
+
+def test_eval_prints_the_score_the_run_ended_with(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    _run(["eval", "--json", str(run)])
+    (score,) = json.loads(capsys.readouterr().out)
+    assert score["metrics"]["top1"] == summary["value"]
+    assert (score["step"], score["num_samples"]) == (3, 360)
+    _run(["eval", str(run)])
+    heads, values = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heads == ["step", "weights", "top1", "top5", "loss", "images"]
+    assert values[:3] == ["3", "raw", f"{100 * summary['value']:.2f}"]
+
+
+def test_eval_of_averaged_weights_that_do_not_exist_ends_with_4(run: Path) -> None:
+    before = sorted(run.rglob("*"))
+    _run(["eval", str(run), "--ema"], code=4)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_predict_prints_names_with_scores_that_add_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("images").mkdir()
+    for number in range(3):
+        Image.new("L", (20, 30), color=80 * number).save(f"images/{number}.png")
+    _run(["predict", "--json", str(run), "images", "--top", "10"])
+    answers = json.loads(capsys.readouterr().out)
+    assert [answer["path"] for answer in answers] == [f"images/{number}.png" for number in range(3)]
+    for answer in answers:
+        assert len(answer["labels"]) == 10
+        assert sum(label["score"] for label in answer["labels"]) == pytest.approx(1)
+    _run(["predict", str(run), "images/1.png", "--top", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[1].split()[:2] == ["images/1.png", answers[1]["labels"][0]["name"]]
+
+
+def test_report_goes_beside_the_run_or_where_it_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (run / "report.html").read_text()
+    _run(["report", str(run), "--out", "deep/page.html"])
+    assert Path("deep/page.html").read_text() == page
+    _run(["report", str(run), str(run)])
+    assert "<html" in Path("comparison.html").read_text()
+    assert "comparison.html" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written_ends_with_6(run: Path) -> None:
+    Path("file").touch()
+    _run(["report", str(run), "--out", "file/page.html"], code=6)
+
+
+def test_a_second_run_in_the_same_folder_is_refused_without_resume(run: Path) -> None:
+    before = (run / "events.jsonl").read_bytes()
+    _run([*SHORT, "--out", str(run)], code=2)
+    assert (run / "events.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("epochs", ["1000000", "0.0000125"])
+def test_any_number_of_epochs_reaches_the_recipe(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _run([*SHORT[:2], "--epochs", epochs, "--dry-run", "1", "--quiet", "--set", "schedule.warmup=0%"])
+    assert capsys.readouterr().out
+
+
+def _train_into(stdout: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = f"exec {shlex.quote(sys.executable)} -m reconv {shlex.join(SHORT)} --out run {stdout}"
+    return subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("stdout", ["> /dev/full", "> >(head -1)"])
+def test_a_run_goes_on_when_its_screen_is_gone(stdout: str) -> None:
+    done = _train_into(stdout, PYTHONIOENCODING="ascii")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 3

@@ -1,0 +1,143 @@
+"""What launchers tell a process about its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from reconv.distributed.environment import LaunchEnv, first_node, read_launch_env
+from reconv.distributed.process_group import ProcessGroup
+from reconv.errors import UsageError
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "job-1",
+}
+SLURM = {
+    "SLURM_PROCID": "6",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NAME": "train.sh",
+}
+
+
+def test_torchrun_tells_everything() -> None:
+    assert read_launch_env(TORCHRUN) == LaunchEnv(
+        5, 8, 1, 4, "torchrun", "node1", 29400, restart=2, store_is_served=True
+    )
+    assert read_launch_env(TORCHRUN).num_machines == 2
+
+
+def test_torchruns_variables_win() -> None:
+    assert read_launch_env({**SLURM, **OPEN_MPI, **TORCHRUN}).launcher == "torchrun"
+    alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}
+    assert read_launch_env({**SLURM, **OPEN_MPI, **alone}) == LaunchEnv(restart=2)
+
+
+def test_mpirun_tells_all_but_the_address_of_rank_0() -> None:
+    place = read_launch_env({**OPEN_MPI, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6000"})
+    assert place == LaunchEnv(3, 4, 1, 2, "Open MPI", "10.0.0.1", 6000)
+    with pytest.raises(UsageError, match="where rank 0 is") as caught:
+        read_launch_env(OPEN_MPI)
+    assert "MASTER_ADDR" in caught.value.then
+    on_one_machine = read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert on_one_machine.address == "127.0.0.1"
+
+
+def test_jobs_that_name_no_port_have_different_ones() -> None:
+    one = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+    ports = {read_launch_env({**one, "PMIX_NAMESPACE": f"job-{job}"}).port for job in range(8)}
+    assert len(ports) == 8 and all(20000 <= port < 40000 for port in ports)
+    assert read_launch_env(one).port == read_launch_env({**one, "OMPI_COMM_WORLD_RANK": "0"}).port
+
+
+def test_pmi_is_read() -> None:
+    place = read_launch_env({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (1, 2, 1, 2)
+
+
+def test_srun_tells_the_first_node() -> None:
+    place = read_launch_env(SLURM)
+    assert (place.rank, place.size, place.local_rank, place.local_size) == (6, 7, 2, 3)
+    assert (place.address, place.num_machines) == ("gpu07", 3)
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08]"},  # salloc
+        {**SLURM, "SLURM_JOB_NAME": "bash"},  # srun --pty bash
+        {**SLURM, "SLURM_PTY_PORT": "41122"},
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
+    ],
+)
+def test_an_interactive_shell_is_not_a_job(shell: dict[str, str]) -> None:
+    assert read_launch_env(shell) == LaunchEnv()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[07-08,12]", "gpu07"), ("a1,b[2-3]", "a1"), ("login", "login"), ("r[1,3]-x,y", "r1-x"), ("n[09],m", "n09")],
+)
+def test_the_first_node_of_a_list_is_found(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+def test_half_of_a_launchers_variables_is_refused() -> None:
+    with pytest.raises(UsageError, match="OMPI_COMM_WORLD_SIZE is not set"):
+        read_launch_env({"OMPI_COMM_WORLD_RANK": "0"})
+    with pytest.raises(UsageError, match="not a number"):
+        read_launch_env({**TORCHRUN, "RANK": "one"})
+
+
+def test_one_process_is_its_own_sum_and_its_own_first() -> None:
+    process_group = ProcessGroup.single()
+    assert (process_group.rank, process_group.size, process_group.is_rank0) == (0, 1, True)
+    assert process_group.sum(2.5) == 2.5
+    assert process_group.gather("here") == ["here"]
+    assert process_group.on_rank0(lambda: 3) == 3
+    assert process_group.agree([2, 0]) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"RANK": "8"},
+        {"WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"LOCAL_RANK": "4"},
+        {"LOCAL_WORLD_SIZE": "9"},
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_before_anybody_waits(nonsense: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="no such place"):
+        read_launch_env({**TORCHRUN, **nonsense})
+
+
+def test_mpis_impossible_place_is_refused_too() -> None:
+    with pytest.raises(UsageError, match="no such place"):
+        read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"})
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "99999", "-1"])
+@pytest.mark.parametrize("launcher", [TORCHRUN, OPEN_MPI, SLURM])
+def test_a_port_that_is_none_is_refused(port: str, launcher: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="MASTER_PORT"):
+        read_launch_env({**launcher, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": port})

@@ -1,0 +1,344 @@
+"""A network as a flat list of operations gives its answers, with convolutions that took in what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from reconv.inference.compiler import answering
+from reconv.inference.fold import folded
+from reconv.kernels.conv_bias_act.ops import product
+from reconv.kernels.pointwise.ops import excited, largest, means, side_by_side
+from reconv.models import build_model, initialise
+from reconv.models.efficientnet import EfficientNetSpec, MBConv
+from reconv.models.googlenet import GoogLeNetSpec, Inception
+from reconv.models.layers.norm import SqueezeExcitation
+
+aten = torch.ops.aten
+
+
+def images(size: int, rows: int = 2, channels: int = 3) -> Tensor:
+    values = torch.randn(rows, channels, size, size, generator=torch.Generator().manual_seed(0))
+    return values.contiguous(memory_format=torch.channels_last)
+
+
+def joint(listed: Any) -> list[tuple[bool, str]]:
+    """Of each joint operation, whether something is added and the activation."""
+    assert isinstance(listed, fx.GraphModule)
+    nodes = [node for node in listed.graph.nodes if node.target is product]
+    return [(node.args[3] is not None, node.args[5].act) for node in nodes]
+
+
+def calls(listed: Any, target: object) -> int:
+    """How often the list calls a function."""
+    assert isinstance(listed, fx.GraphModule)
+    return sum(node.target is target for node in listed.graph.nodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size", "counts"),
+    [
+        ("resnet10", {"width": 8}, 32, {(True, "relu"): 4, (False, "relu"): 5, (False, "none"): 3}),
+        ("resnet10", {"width": 8, "version": "v2"}, 32, {(False, "relu"): 4}),
+        ("mobilenet_v2", {}, 32, {(False, "relu6"): 35, (True, "none"): 10, (False, "none"): 7}),
+        ("resnet10", {"width": 8, "se_units": 4}, 32, {(False, "relu"): 9, (False, "none"): 7, (False, "sigmoid"): 4}),
+        (
+            "efficientnet_cifar",
+            {},
+            32,
+            {(False, "silu"): 49, (True, "none"): 9, (False, "none"): 7, (False, "sigmoid"): 16},
+        ),
+        ("googlenet", {}, 32, {(False, "relu"): 57}),
+        (
+            "resnet10",
+            {"width": 8, "norm": "group", "stem": "cifar", "se_units": 4},
+            8,
+            {(False, "relu"): 4, (False, "sigmoid"): 4},
+        ),
+    ],
+)
+def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], size: int, counts: Any) -> None:
+    model = build_model(name, num_classes=4, **options)
+    initialise(model, 0)
+    # In float64, which kernels do not take: whole networks are slow in Triton's interpreter, which small ones are for.
+    model, _ = folded(model.double().to(memory_format=torch.channels_last), (3, size, size))
+    listed, num_joined = answering(model, images(size).double())
+    found = joint(listed)
+    assert num_joined == len(found) > 0
+    assert {kind: found.count(kind) for kind in set(found)} == counts
+    with torch.inference_mode():
+        for rows in (1, 2, 5):
+            given = images(size, rows).double()
+            torch.testing.assert_close(listed(given), model(given))
+
+
+def test_a_detector_answers_with_all_of_its_tensors() -> None:
+    model = build_model("ssd_resnet34", num_classes=3)
+    initialise(model, 0)
+    model, _ = folded(model.double(), (3, 300, 300))
+    listed, num_joined = answering(model, images(300, rows=1).double())
+    with torch.inference_mode():
+        expected, got = model(images(300).double()), listed(images(300).double())
+    assert type(got) is type(expected) and num_joined == 51
+    for a, b in zip(tree_leaves(got), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_inception_block_answers_through_kernels() -> None:
+    model = Inception(GoogLeNetSpec(), 8, (8, 8, 16, 8, 8, 8)).eval()
+    model, _ = folded(model.to(memory_format=torch.channels_last), (8, 7, 7))
+    listed, num_joined = answering(model, images(7, channels=8))
+    assert (num_joined, calls(listed, largest), calls(listed, side_by_side)) == (6, 1, 1)
+    with torch.inference_mode():
+        given = images(7, rows=5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+def gated_products(listed: Any) -> int:
+    """Joint convolutions that took in a gate."""
+    assert isinstance(listed, fx.GraphModule)
+    return sum(node.target is product and node.args[4] is not None for node in listed.graph.nodes)
+
+
+def test_images_times_their_gate_take_in_the_sum_and_activation_that_follow() -> None:
+    model = build_model("resnet10", num_classes=4, width=8, se_units=4)
+    initialise(model, 0)
+    model, _ = folded(model.to(memory_format=torch.channels_last), (3, 16, 16))
+    listed, _ = answering(model, images(16))
+    assert (calls(listed, excited), calls(listed, means), gated_products(listed)) == (4, 5, 0)
+    assert calls(listed, aten.mul.Tensor) == calls(listed, aten.add.Tensor) == calls(listed, aten.mean.dim) == 0
+    with torch.inference_mode():
+        given = images(16, rows=3)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_channels", [8, 16])  # the second has a shortcut
+def test_a_gate_that_a_1x1_convolution_alone_reads_is_taken_in_by_it(in_channels: int) -> None:
+    model: nn.Module = MBConv(EfficientNetSpec(), in_channels, 16, expansion=2, kernel=3, stride=1).eval()
+    model, _ = folded(model.to(memory_format=torch.channels_last), (in_channels, 6, 6))
+    listed, num_joined = answering(model, images(6, channels=in_channels))
+    assert (num_joined, gated_products(listed), calls(listed, means), calls(listed, excited)) == (5, 1, 1, 0)
+    with torch.inference_mode():
+        given = images(6, rows=3, channels=in_channels)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Shared(nn.Module):
+    """Images times their gate are read by two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.se = SqueezeExcitation(8, 4, nn.functional.relu)
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.se(x)
+        total: Tensor = self.a(y) + self.b(y)
+        return total
+
+
+def test_a_gate_that_two_convolutions_read_is_multiplied_once() -> None:
+    model = Shared().eval()
+    listed, num_joined = answering(model, images(5, channels=8))
+    assert (num_joined, gated_products(listed), calls(listed, excited)) == (4, 0, 1)
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Gated(nn.Module):
+    """Images times something of another shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x * self.gate) + 2 * x.mean((2, 3), keepdim=True) + x.mean((1, 2), keepdim=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 1, 1), (8, 1, 1), (), (8, 5, 5)], ids=str)
+def test_a_product_with_no_gate_of_each_image_is_left_to_torch(shape: tuple[int, ...]) -> None:
+    model = Gated(shape).eval()
+    listed, _ = answering(model, images(5, channels=8))
+    assert (calls(listed, excited), calls(listed, means)) == (0, 1)
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Forked(nn.Module):
+    """What a convolution gives is read twice, so nothing may be joined to it."""
+
+    def __init__(self, in_place: bool, is_rank0: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.act = nn.ReLU(in_place)
+        self.is_rank0 = is_rank0  # the activation, before the other use
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        total: Tensor = self.act(y) + 2 * y if self.is_rank0 else 2 * y + self.act(y)
+        return total
+
+
+@pytest.mark.parametrize(
+    ("in_place", "is_rank0", "kinds"),
+    [
+        (False, False, [(False, "none")]),
+        (False, True, [(False, "none")]),
+        (True, False, []),  # the other use wants what was there before
+        (True, True, [(False, "relu")]),  # both uses want what is there now
+    ],
+)
+def test_what_is_read_twice_keeps_its_value(in_place: bool, is_rank0: bool, kinds: list[tuple[bool, str]]) -> None:
+    model = Forked(in_place, is_rank0).eval()
+    listed, num_joined = answering(model, images(8))
+    assert joint(listed) == kinds and num_joined == len(kinds)
+    with torch.inference_mode():
+        assert torch.equal(listed(images(8)), model(images(8)))
+
+
+class Ends(nn.Module):
+    """A convolution and what follows it, which looks like what could be joined to it."""
+
+    def __init__(self, conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.end = conv, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.conv(x), x)
+
+
+@pytest.mark.parametrize(
+    ("conv", "end", "kinds"),
+    [
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(y + y), [(False, "none")]),
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(torch.add(y, x, alpha=2)), [(False, "none")]),
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(y + x[:, :1]), [(False, "none")]),
+        (nn.Conv2d(8, 8, 1), lambda y, x: torch.relu(y + x.double()), [(False, "none")]),
+        (nn.ConvTranspose2d(8, 8, 3, padding=1), lambda y, x: torch.relu(y + x), []),
+        (nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4), lambda y, x: torch.relu(x + y), [(True, "relu")]),
+    ],
+)
+def test_a_sum_is_joined_where_it_is_of_two_tensors_of_one_shape_and_type(
+    conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor], kinds: list[tuple[bool, str]]
+) -> None:
+    model = Ends(conv, end).eval()
+    listed, _ = answering(model, images(5, channels=8))
+    assert joint(listed) == kinds
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given))
+
+
+class Opened(nn.Module):
+    """Images times a gate of some type, and a convolution of that."""
+
+    def __init__(self, dtype: torch.dtype, **options: Any) -> None:
+        super().__init__()
+        self.conv, self.dtype = nn.Conv2d(8, 8, 1, **options).to(torch.promote_types(dtype, torch.float32)), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated: Tensor = self.conv(x * x.mean((2, 3), keepdim=True, dtype=self.dtype))
+        return gated
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "counts"),
+    [
+        (torch.float32, {}, (1, 0)),
+        (torch.float32, {"padding": 1}, (0, 1)),
+        (torch.float32, {"stride": 2}, (0, 1)),
+        (torch.float32, {"groups": 2}, (0, 1)),
+        (torch.float32, {"bias": False}, (0, 1)),
+        (torch.float64, {}, (0, 0)),
+    ],
+)
+def test_a_gate_is_taken_in_by_a_plain_1x1_alone_and_only_in_the_type_of_its_images(
+    dtype: torch.dtype, options: dict[str, Any], counts: tuple[int, int]
+) -> None:
+    model = Opened(dtype, **options).eval()
+    listed, _ = answering(model, images(5, channels=8))
+    assert (gated_products(listed), calls(listed, excited)) == counts
+    assert calls(listed, means) == 0  # their type is given
+    with torch.inference_mode():
+        given = images(5, channels=8)
+        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+
+
+class Overwritten(nn.Module):
+    """What a convolution reads changes after it, through another name of the same memory, and before its sum."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.first, self.second, self.how = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1), how
+        assert self.second.bias is not None
+        self.register_buffer("bias", self.second.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        z = self.second(y)
+        if self.how == "view":
+            y.flatten(2).add_(1)
+        elif self.how == "part":
+            y.chunk(3, 1)[1].mul_(2)
+        elif self.how == "list":
+            torch._foreach_add_([y], 1)
+        elif self.how == "kept":
+            self.get_buffer("bias").fill_(1)
+        else:
+            torch.add(x, 1, out=y)
+        return torch.relu(z + x)
+
+
+@pytest.mark.parametrize("how", ["view", "part", "list", "kept", "named"])
+def test_nothing_is_moved_where_memory_is_written_to_by_another_name(how: str) -> None:
+    model = Overwritten(how).eval()
+    listed, num_joined = answering(model, images(4))
+    assert num_joined == 0
+    with torch.inference_mode():
+        for rows in (3, 1):
+            answers = []
+            for network in (listed, model):
+                model.get_buffer("bias").zero_()
+                answers.append(network(images(4, rows)))
+            assert torch.equal(*answers)
+
+
+def test_a_clamp_that_is_no_relu6_is_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(0, 5)).eval()
+    listed, _ = answering(model, images(8))
+    assert joint(listed) == [(False, "none")]
+    with torch.inference_mode():
+        torch.testing.assert_close(listed(images(8)), model(images(8)))
+
+
+class Pools(nn.Module):
+    """Two pools, of which one is asked for its places."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values = nn.functional.max_pool2d(x, 3, 2, 1)
+        again, places = nn.functional.max_pool2d(values, 2, return_indices=True)
+        return again, places
+
+
+def test_a_pool_gives_its_values_alone_where_nobody_reads_places() -> None:
+    listed, _ = answering(Pools().eval(), images(16))
+    assert calls(listed, largest) == 1
+    with torch.inference_mode():
+        for a, b in zip(listed(images(16)), Pools()(images(16)), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_pool_of_another_shape_is_left_to_torch() -> None:
+    model = nn.Sequential(nn.MaxPool2d((2, 3)), nn.MaxPool2d(3, dilation=2, stride=1), nn.MaxPool2d(2)).eval()
+    listed, _ = answering(model, images(24))
+    assert calls(listed, largest) == 1
+    with torch.inference_mode():
+        assert torch.equal(listed(images(24)), model(images(24)))

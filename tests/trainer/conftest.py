@@ -1,0 +1,59 @@
+"""A small real network with everything a step drives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from reconv.batch import Batch
+from reconv.distributed.process_group import Shared
+from reconv.models import build_model, initialise
+from reconv.models.layers.batch_norm import LayerState
+from reconv.models.layers.dropout import Dropout
+from reconv.optim import Ema, build_optimizer
+from reconv.precision import build_precision
+from reconv.recipe import schema
+from reconv.tasks.classification import ClassificationTask
+from reconv.trainer.step import TrainStep
+
+
+class Parts:
+    """A small real network with everything a step drives."""
+
+    def __init__(
+        self, precision: str = "fp32", optimizer: schema.OptimizerConfig | None = None, dropout: float = 0
+    ) -> None:
+        self.model = build_model("resnet8_cifar", num_classes=10, in_channels=1)
+        initialise(self.model, 0)
+        self.model.fc = nn.Sequential(Dropout(dropout), self.model.fc)
+        self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
+        self.model = self.precision.model(self.model).train()
+        self.average = Ema(self.model, 0.9)
+        self.optimizer = build_optimizer(optimizer or schema.OptimizerConfig(), self.model)
+        self.step = TrainStep(
+            model=self.model,
+            task=ClassificationTask(10),
+            prepare=lambda batch, step: batch,
+            layers=LayerState(self.model),
+            precision=self.precision,
+            optimizer=self.optimizer,
+            average=self.average,
+            process_group=Shared(),
+            rate=lambda step: 0.1 / (1 + step),
+            ordered=False,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        found |= {f"average.{k}": v for k, v in self.average.state().items()}
+        return {k: v.clone() for k, v in (found | self.optimizer.state()).items()}
+
+
+def batch(rows: int = 8, first: int = 0, poison: float | None = None, dtype: torch.dtype = torch.float32) -> Batch:
+    draw = torch.Generator().manual_seed(first)
+    images = torch.randn(rows, 1, 8, 8, generator=draw).to(dtype)
+    if poison is not None:
+        images[0, 0, 0, 0] = poison
+    positions = torch.arange(first, first + rows)
+    tensors = {"images": images, "targets": positions % 10, "indices": positions}
+    return Batch(tensors, positions, (rows,))

@@ -1,0 +1,151 @@
+"""Averages of a run's last checkpoints: made at its end, and by command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import reconv
+from reconv.api import average
+from reconv.checkpoint.run_dir import RunDir
+from reconv.cli import main
+from reconv.errors import CheckpointError, PreemptedError, UsageError
+from reconv.logging.events import Evaluated, Event, Progress, read_events
+
+SETTINGS = {
+    "length": "4ep",  # of 5 steps
+    "data.percent": "25",
+    "batch.size": "64",
+    "evaluate.every": "7step",  # an evaluation, and so perhaps a best checkpoint, between two regular ones
+    "save.every": "1ep",
+    "save.keep_last": "1",
+    "average.last": "3ep",
+}
+
+
+def train(out: Path, *, resume: bool = False, **more: str) -> reconv.api.RunResult:
+    given = [(name.replace("__", "."), value, "--set") for name, value in (SETTINGS | more).items()]
+    return reconv.train("quickstart", out=out, overrides=given, resume=resume)
+
+
+def weighted_by_hand(run: Path, shares: dict[int, float]) -> dict[str, Tensor]:
+    files = {
+        step: safetensors.torch.load_file(run / f"checkpoints/step-{step:09d}/model.safetensors") for step in shares
+    }
+    names = list(next(iter(files.values())))
+    total = sum(shares.values())
+    return {
+        name: torch.stack([files[step][name].double() * (share / total) for step, share in shares.items()]).sum(0)
+        for name in names
+    }
+
+
+def assert_is(averaged: Path, expected: dict[str, Tensor]) -> None:
+    tensors = safetensors.torch.load_file(averaged)
+    assert tensors.keys() == expected.keys()
+    floats = [name for name in tensors if tensors[name].is_floating_point()]
+    assert sum("running_var" in name for name in floats) > 5
+    for name in floats:
+        torch.testing.assert_close(tensors[name], expected[name].to(tensors[name].dtype), msg=name)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that averaged, for the tests that only look at it."""
+    folder = tmp_path_factory.mktemp("average") / "run"
+    train(folder)
+    return folder
+
+
+def test_a_run_keeps_averages_scores_and_tells_the_checkpoints_of_its_last_epochs(run: Path) -> None:
+    assert_is(run / "averaged.safetensors", weighted_by_hand(run, {10: 1, 15: 1, 20: 1}))
+    assert not (run / "checkpoints/step-000000005").exists()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["averaged"]["steps"] == [10, 15, 20]
+    [scored] = [e for e in read_events(run / "events.jsonl") if isinstance(e, Evaluated) and e.weights == "averaged"]
+    assert scored.num_samples == 360
+    assert summary["averaged"]["metrics"] == dict(scored.metrics)
+    assert (summary["weights"], summary["value"]) == ("averaged", scored.metrics["top1"])
+    assert "average of the last checkpoints" in (run / "report.html").read_text()
+    [again] = reconv.evaluate(run, weights="averaged")
+    assert again.metrics == pytest.approx(dict(scored.metrics))
+    [raw] = reconv.evaluate(run)
+    assert raw.weights == "raw" and raw.metrics["loss"] != again.metrics["loss"]
+
+
+def test_an_interrupted_run_averages_the_same_checkpoints_to_the_same_bits(run: Path, tmp_path: Path) -> None:
+    """The checkpoint that the signal had saved, at step 13, is in the window and must not count."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == 13:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    given = [(name, value, "--set") for name, value in (SETTINGS | {"log.every": "1step"}).items()]
+    with pytest.raises(PreemptedError):
+        reconv.train("quickstart", out=tmp_path / "run", overrides=given, on_event=stop)
+    assert (tmp_path / "run/checkpoints/step-000000013").exists()
+    result = reconv.train("quickstart", out=tmp_path / "run", overrides=given, resume=True)
+    assert result.summary["averaged"]["steps"] == [10, 15, 20]
+    assert (tmp_path / "run/averaged.safetensors").read_bytes() == (run / "averaged.safetensors").read_bytes()
+
+
+def test_the_command_averages_part_of_them_with_falling_shares(run: Path, tmp_path: Path) -> None:
+    target = tmp_path / "two.safetensors"
+    before = (run / "averaged.safetensors").read_bytes()
+    words = ["--last", "2ep", "--kind", "exponential", "--decay", "0.25", "--out", str(target)]
+    with pytest.raises(SystemExit) as end:
+        main(["average", str(run), *words, "--json", str(tmp_path / "told.json")])
+    assert end.value.code == 0
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told == {"path": str(target), "steps": [15, 20], "kind": "exponential"}
+    assert_is(target, weighted_by_hand(run, {15: 0.25, 20: 0.75}))
+    assert (run / "averaged.safetensors").read_bytes() == before
+    [scored] = reconv.evaluate(target, recipe=str(run / "recipe.yaml"))
+    assert scored.num_samples == 360
+
+
+def test_the_command_makes_what_the_run_itself_made(run: Path, tmp_path: Path) -> None:
+    result = average(run, last="3ep", out=tmp_path / "again.safetensors")
+    assert result.steps == (10, 15, 20)
+    assert result.path.read_bytes() == (run / "averaged.safetensors").read_bytes()
+
+
+def test_a_run_that_averages_exponentially_runs_the_recursion_over_its_checkpoints(tmp_path: Path) -> None:
+    train(tmp_path / "run", average__kind="exponential", average__decay="0.75")
+    first, second, third = (weighted_by_hand(tmp_path / "run", {step: 1.0}) for step in (10, 15, 20))
+    value = {n: 0.75 * (0.75 * first[n] + 0.25 * second[n]) + 0.25 * third[n] for n in first}
+    assert_is(tmp_path / "run/averaged.safetensors", value)
+
+
+def test_moving_averages_can_be_averaged_too(tmp_path: Path) -> None:
+    train(tmp_path / "run", length="2ep", ema__decay="0.9", average__last="off")
+    raw = average(tmp_path / "run", out=tmp_path / "raw.safetensors").path.read_bytes()
+    ema = average(tmp_path / "run", weights="ema", out=tmp_path / "ema.safetensors").path.read_bytes()
+    assert raw != ema
+    with pytest.raises(CheckpointError, match="no average of checkpoints"):
+        reconv.evaluate(tmp_path / "run", weights="averaged")
+
+
+def test_a_damaged_checkpoint_is_not_averaged(tmp_path: Path) -> None:
+    train(tmp_path / "run", length="2ep")
+    file = tmp_path / "run/checkpoints/step-000000005/model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+    before = RunDir(tmp_path / "run").averaged.read_bytes()
+    with pytest.raises(CheckpointError, match=r"damaged|checksum|sha256"):
+        average(tmp_path / "run")
+    assert RunDir(tmp_path / "run").averaged.read_bytes() == before
+
+
+@pytest.mark.parametrize("last", ["3min", "0ep", "five", "5"])
+def test_a_length_that_means_nothing_here_is_refused(run: Path, last: str) -> None:
+    with pytest.raises(UsageError, match="--last"):
+        average(run, last=last)

@@ -1,0 +1,165 @@
+"""Checkpoints written while training goes on: a snapshot of their step, whole or not there, and errors are heard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import start
+from torch import Tensor
+
+import reconv
+from reconv.checkpoint.async_writer import AsyncWriter
+from reconv.checkpoint.store import Store
+from reconv.errors import Exit, ResourceError
+from reconv.logging.events import Ended, Event, Progress, Saved, read_events
+
+TINY = {
+    "length": "6step",
+    "schedule.warmup": "0ep",
+    "data.percent": "25",
+    "batch.size": "32",
+    "batch.group": "16",
+    "ema.decay": "0.9",
+    "evaluate.every": "off",
+    "log.every": "1step",
+    "save.every": "2step",
+    "save.keep_last": "9",
+    "engine.threads": "1",
+}
+
+
+def given(settings: dict[str, str]) -> list[tuple[str, object, str]]:
+    return [(field, value, "--set") for field, value in settings.items()]
+
+
+def bits(out: Path, step: int) -> dict[str, Tensor]:
+    loaded = Store(out / "checkpoints").load(out / "checkpoints" / f"step-{step:09d}")
+    return {f"{part}/{name}": t for part, tensors in loaded.parts.items() for name, t in tensors.items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class SlowDisk:
+    """What `os.fsync` does in the thread that writes: nothing, until training has gone on."""
+
+    def __init__(self, until_step: int) -> None:
+        self._real = os.fsync
+        self._until_step = until_step
+        self._went_on = threading.Event()
+
+    def fsync(self, file: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert self._went_on.wait(60), "training stood still while a checkpoint was written"
+        self._real(file)
+
+    def observe(self, event: Event) -> None:
+        if isinstance(event, Progress) and event.step >= self._until_step:
+            self._went_on.set()
+
+
+def test_what_is_written_is_the_state_at_the_save_though_weights_went_on_changing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain, beside = Path.cwd() / "plain", Path.cwd() / "beside"
+    reconv.train("quickstart", out=plain, overrides=given({**TINY, "save.background": "false"}))
+    disk = SlowDisk(until_step=3)  # the save of step 2 ends only when step 3 is done
+    monkeypatch.setattr(os, "fsync", disk.fsync)
+    result = reconv.train("quickstart", out=beside, overrides=given(TINY), on_event=disk.observe)
+    assert all(same(bits(plain, step), bits(beside, step)) for step in (2, 4, 6))
+    assert not same(bits(plain, 2), bits(plain, 4))
+    events = [e for e in read_events(beside / "events.jsonl") if isinstance(e, Progress | Saved | Ended)]
+    told = [(type(e).__name__, e.step) for e in events]
+    assert told.index(("Saved", 2)) > told.index(("Progress", 3))
+    assert told[-2:] == [("Saved", 6), ("Ended", 6)]
+    assert all(e.stall_s is not None and e.write_s is not None for e in events if isinstance(e, Saved))
+    assert result.summary["saves"] == 3
+    assert 0 < result.summary["save_stall_s_most"] <= result.summary["save_stall_s"]
+    assert result.summary["save_write_s"] > 0
+
+
+def die_in_a_write(out: str, settings: dict[str, str]) -> None:
+    """Train, and be killed in the middle of writing the checkpoint of step 4, when step 5 is done."""
+    disk, real, num_files = SlowDisk(until_step=5), os.fsync, 0
+
+    def fsync(file: int) -> None:
+        nonlocal num_files
+        if threading.current_thread() is threading.main_thread():
+            return real(file)
+        if any((Path(out) / "checkpoints").glob(".tmp-step-000000004-*")):
+            disk.fsync(file)
+            num_files += 1
+            if num_files == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return real(file)
+
+    os.fsync = fsync
+    reconv.train("quickstart", out=out, overrides=given(settings), on_event=disk.observe)
+
+
+def test_a_kill_during_a_background_write_leaves_the_checkpoint_before_it_and_the_same_end() -> None:
+    plain, killed = Path.cwd() / "plain", Path.cwd() / "killed"
+    reconv.train("quickstart", out=plain, overrides=given(TINY))
+    [(process, _)] = start(1, die_in_a_write, str(killed), TINY)
+    process.join(100)
+    assert process.exitcode == -signal.SIGKILL
+    left = sorted(path.name for path in (killed / "checkpoints").iterdir())
+    assert [name for name in left if name.startswith("step")] == ["step-000000002"]
+    assert any(name.startswith(".tmp-step-000000004") for name in left)
+    reconv.train("quickstart", out=killed, resume=True, overrides=given(TINY))
+    assert same(bits(plain, 6), bits(killed, 6))
+    assert not any(name.name.startswith(".") for name in (killed / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(("save_every", "last_step"), [("2step", 6), ("6step", 6)])
+def test_a_write_that_fails_ends_the_run_with_the_code_of_a_lack_of_resources(save_every: str, last_step: int) -> None:
+    out = Path.cwd() / "run"
+
+    def spoil(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == 1:
+            (out / "checkpoints").write_text("in the way")
+
+    with pytest.raises(ResourceError) as refusal:
+        reconv.train("quickstart", out=out, overrides=given({**TINY, "save.every": save_every}), on_event=spoil)
+    assert refusal.value.code == Exit.RESOURCES
+    [ended] = [e for e in read_events(out / "events.jsonl") if isinstance(e, Ended)]
+    assert ended.exit_code == Exit.RESOURCES and ended.step <= last_step
+
+
+def test_a_second_write_waits_for_the_first_and_errors_are_heard_once() -> None:
+    writer, goes_on, order = AsyncWriter(), threading.Event(), []
+
+    def first() -> str:
+        assert goes_on.wait(60)
+        order.append("first")
+        return "written"
+
+    def second() -> str:
+        order.append("second")
+        raise OSError(28, "No space left on device")
+
+    writer.begin(first, lambda result, waited_s: order.append(f"heard {result}"))
+    writer.settle(wait=False)
+    assert order == []
+    goes_on.set()
+    writer.begin(second, lambda result, waited_s: order.append("never"))
+    with pytest.raises(OSError, match="No space"):
+        writer.settle()
+    writer.settle()
+    assert order == ["first", "heard written", "second"]
+
+
+def test_an_error_of_the_last_write_is_a_note_to_the_error_that_ends_the_run() -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ValueError, match="the news") as ended, AsyncWriter() as writer:
+        writer.begin(fail, lambda result, waited_s: None)
+        raise ValueError("the news")
+    assert "No space left" in ended.value.__notes__[0]

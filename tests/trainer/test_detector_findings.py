@@ -1,0 +1,132 @@
+"""What a run of a detector leaves for its report, and what it refuses before it begins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from detector_example import write_recipe
+from PIL import Image
+from reconv.run import RunResult
+
+import reconv
+from reconv.cli import main
+from reconv.data.boxes.annotations import Annotation, DetectionDataset, annotation
+from reconv.data.dataset import Sample
+from reconv.errors import DataError, Exit, UsageError
+from reconv.logging.events import Evaluated, Pictured, read_events
+from reconv.metrics import coco
+from reconv.trainer import detection_builders as detection
+from reconv.trainer.detection_findings import NUM_IMAGES, TILE_PX
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    folder = tmp_path_factory.mktemp("detector")
+    return reconv.train(write_recipe(folder, num_samples="100"), out=folder / "run")
+
+
+def test_a_run_is_judged_by_the_metric_of_its_recipe(result: RunResult) -> None:
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, Evaluated)]
+    assert result.summary["metric"] == "voc10"
+    assert result.summary["value"] == evaluated.metrics["voc10"]
+    assert {"ap", "ap50", "ar100", "voc07", "voc10"} <= evaluated.metrics.keys()
+    assert all(0 <= value <= 1 for value in evaluated.metrics.values())
+    assert json.loads((result.folder / "best.json").read_text())["metric"] == "voc10"
+
+
+def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: RunResult) -> None:
+    findings = json.loads((result.folder / "detection.json").read_text())
+    assert (findings["step"], findings["weights"], findings["partial"]) == (4, "raw", False)
+    assert findings["num_images"] == 20
+    assert findings["numbers"]["voc10"] == result.summary["value"]
+    [pictured] = [
+        e
+        for e in read_events(result.folder / "events.jsonl")
+        if isinstance(e, Pictured) and e.title == "Ground truth beside prediction"
+    ]
+    assert len(pictured.captions) == NUM_IMAGES
+    with Image.open(result.folder / pictured.path) as sheet:
+        assert sheet.size == (2 * (2 * TILE_PX + 4) + 2, 6 * TILE_PX + 5 * 2)
+        assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
+    page = (result.folder / "report.html").read_text()
+    assert "Ground truth beside prediction" in page and "What was found" in page
+
+
+def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: Path) -> None:
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, Evaluated)]
+    [again] = reconv.evaluate(result.folder, batch=7)
+    assert again.metrics == pytest.approx(evaluated.metrics, abs=1e-6)
+    assert again.num_samples == 20
+    [some] = reconv.evaluate(result.folder, samples=5)
+    assert (some.num_samples, some.partial) == (5, True)
+
+
+def test_the_verb_tells_the_twelve_numbers_one_a_line(
+    result: RunResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(result.folder)])
+    assert end.value.code == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["step", "4"]
+    told = {line[0]: line[1:] for line in lines[1:]}
+    assert {"ap", "ap50", "ap75", "ap_small", "ar1", "ar10", "ar100", "voc07", "voc10"} <= told.keys()
+    assert told["images"] == ["20"]
+    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    with pytest.raises(SystemExit) as end:
+        main(["eval", str(result.folder)])
+    assert end.value.code == 0
+    printed = capsys.readouterr()
+    assert "ap50" not in printed.out and "voc10" in printed.out
+    assert "pip install 'reconv[detection]'" in printed.err
+
+
+def test_a_metric_of_coco_without_its_library_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    with pytest.raises(UsageError, match="not installed") as refusal:
+        reconv.train(write_recipe(tmp_path, metric="ap"), out=tmp_path / "run")
+    assert refusal.value.code == Exit.USAGE
+    assert "pip install" in refusal.value.then
+    assert not (tmp_path / "run").exists()
+    result = reconv.train(write_recipe(tmp_path), out=tmp_path / "run")  # judged by VOC's, it needs none
+    assert result.summary["metric"] == "voc10"
+    assert "ap" not in json.loads((tmp_path / "run" / "detection.json").read_text())["numbers"]
+
+
+class Pictures(DetectionDataset):
+    """Two images with the given boxes."""
+
+    def __init__(self, *truths: Annotation) -> None:
+        self._truths = truths
+        self.kind, self.class_names, self.class_ids, self.origin = "test", ("a", "b"), (1, 2), "two images"
+
+    def __len__(self) -> int:
+        return len(self._truths)
+
+    def sample(self, index: int) -> Sample:
+        return Sample(np.zeros((40, 40, 3), np.uint8), -1, str(index))
+
+    def annotation(self, index: int) -> Annotation:
+        return self._truths[index]
+
+    def box_counts(self) -> npt.NDArray[np.int64]:
+        return np.array([len(truth) for truth in self._truths])
+
+    def fingerprint(self) -> str:
+        return "test"
+
+
+def test_a_validation_set_without_an_object_to_find_is_refused() -> None:
+    box, far = [[0, 0, 10, 10]], [[20, 20, 30, 30]]
+    empty, crowd = annotation([], [], 1, 40, 40), annotation(box, [0], 2, 40, 40, is_crowd=[True])
+    hard, plain = annotation(far, [1], 3, 40, 40, difficult=[True]), annotation(box, [0], 4, 40, 40)
+    with pytest.raises(DataError, match="no object") as refusal:
+        detection.refuse_nothing_to_find(Pictures(empty, crowd, hard))
+    assert refusal.value.code == Exit.DATA
+    detection.refuse_nothing_to_find(Pictures(empty, crowd, plain))

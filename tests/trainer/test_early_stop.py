@@ -1,0 +1,120 @@
+"""Runs that end before their length: by a target, and when evaluations stop getting better."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import reconv
+from reconv.checkpoint.run_dir import RunDir
+from reconv.cli import main
+from reconv.errors import PreemptedError
+from reconv.logging.events import Ended, Event, Noted, Progress, Saved, read_events
+from reconv.trainer.early_stopping import EarlyStopping
+
+SMALL = {"length": "8ep", "data.percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps
+# No rate and no batch norm: every evaluation gives the same, so nothing ever gets better.
+STILL = {**SMALL, "schedule.lr": "1e-30", "model.options": "{norm: group}", "stop.patience": "2"}
+
+
+def train(
+    out: Path, settings: dict[str, str], *, resume: bool = False, on_event: object = None
+) -> reconv.api.RunResult:
+    given = [(name, value, "--set") for name, value in settings.items()]
+    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event)
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "ends"),
+    [
+        (EarlyStopping(), [0.1, 0.1, 0.1], False),
+        (EarlyStopping(target=0.5), [], False),
+        (EarlyStopping(target=0.5), [0.4999], False),
+        (EarlyStopping(target=0.5), [0.1, 0.5], True),
+        (EarlyStopping(patience=2), [0.3, 0.2], False),
+        (EarlyStopping(patience=2), [0.3, 0.2, 0.1], True),
+        (EarlyStopping(patience=2), [0.3, 0.3, 0.3], True),  # equal is not better
+        (EarlyStopping(patience=2), [0.3, 0.2, 0.4, 0.1], False),
+        (EarlyStopping(target=0.9, patience=1), [0.3, 0.2], True),
+    ],
+)
+def test_the_rules_end_a_run_exactly_when_they_should(rule: EarlyStopping, values: list[float], ends: bool) -> None:
+    assert bool(rule.reason("top1", values)) is ends
+
+
+def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: Path) -> None:
+    result = train(tmp_path / "run", STILL)
+    summary = result.summary
+    assert result.exit_code == summary["exit_code"] == 0
+    assert (summary["steps"], summary["total_steps"]) == (15, 40)  # the first evaluation and two no better
+    assert "stop.patience 2" in summary["stopped_early"]
+    assert summary["resume"] is None
+    assert RunDir(tmp_path / "run").is_finished()
+    events = read_events(tmp_path / "run/events.jsonl")
+    assert any("ended early" in e.text for e in events if isinstance(e, Noted))
+    assert [e.reason for e in events if isinstance(e, Ended)] == [f"finished early: {summary['stopped_early']}"]
+    assert [(e.step, e.reason) for e in events if isinstance(e, Saved)][-1] == (15, "end")
+    assert [e.step for e in events if isinstance(e, Progress)] == [7, 14, 15]
+    assert "It ended early, at step 15 of 40" in (tmp_path / "run/report.html").read_text()
+
+
+def test_resuming_a_run_that_ended_early_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "run", STILL)
+    before = (tmp_path / "run/events.jsonl").read_bytes()
+    again = train(tmp_path / "run", STILL, resume=True)
+    assert again.summary["steps"] == 15
+    assert (tmp_path / "run/events.jsonl").read_bytes() == before
+    words = [word for name, value in STILL.items() for word in ("--set", f"{name}={value}")]
+    with pytest.raises(SystemExit) as end:
+        main(["train", "quickstart", "--out", str(tmp_path / "run"), "--resume", *words])
+    assert end.value.code == 0
+
+
+def test_a_target_ends_the_run_at_the_evaluation_that_reaches_it(tmp_path: Path) -> None:
+    result = train(tmp_path / "run", {**SMALL, "stop.target": "0.3", "average.last": "2ep"})
+    summary = result.summary
+    assert summary["best"] >= 0.3 and "stop.target 0.3" in summary["stopped_early"]
+    assert 5 < summary["steps"] < 40 and summary["steps"] % 5 == 0
+    # What an average needs had been kept all along, although nobody knew where the run would end.
+    assert summary["averaged"]["steps"] == [summary["steps"] - 5, summary["steps"]]
+
+
+def test_an_interrupted_run_ends_early_at_the_same_step_with_the_same_bits(tmp_path: Path) -> None:
+    settings = {**SMALL, "stop.target": "0.3", "log.every": "1step"}
+    whole = train(tmp_path / "whole", settings)
+    last = int(whole.summary["steps"])
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Progress) and event.step == last - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(PreemptedError):
+        train(tmp_path / "parts", settings, on_event=stop)
+    resumed = train(tmp_path / "parts", settings, resume=True)
+    assert resumed.summary["steps"] == last
+    assert resumed.summary["stopped_early"] == whole.summary["stopped_early"]
+    a, b = (
+        safetensors.torch.load_file(r.folder / f"checkpoints/step-{last:09d}/model.safetensors")
+        for r in (whole, resumed)
+    )
+    assert len(a) > 30 and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_run_killed_between_its_last_save_and_its_summary_ends_where_it_was(tmp_path: Path) -> None:
+    train(tmp_path / "run", STILL)
+    (tmp_path / "run/summary.json").unlink()
+    assert not RunDir(tmp_path / "run").is_finished()
+    resumed = train(tmp_path / "run", STILL, resume=True)
+    assert (resumed.exit_code, resumed.summary["steps"]) == (0, 15)
+    assert "stop.patience 2" in resumed.summary["stopped_early"]
+
+
+def test_patience_that_runs_out_only_at_the_end_is_no_early_end(tmp_path: Path) -> None:
+    result = train(tmp_path / "run", {**STILL, "length": "3ep"})
+    assert result.summary["stopped_early"] is None
+    assert result.summary["steps"] == result.summary["total_steps"] == 15

@@ -1,0 +1,139 @@
+"""The step: one division, a device-side gate, and no host read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from reconv.batch import Batch
+from reconv.device import open_device
+from reconv.errors import DivergedError
+from reconv.logging.events import Event, NonFiniteStep
+from reconv.trainer.nan_guard import NanGuard
+from reconv.trainer.step import StepResult
+
+from .conftest import Parts, batch
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
+def test_a_step_that_is_not_finite_changes_no_tensor(poison: float, precision: str) -> None:
+    parts = Parts(precision)
+    dtype = torch.float64 if precision == "fp64" else torch.float32
+    clean, bad = batch(), batch(first=8, poison=poison)
+    parts.step(0, [clean.replace(images=clean["images"].to(dtype))])
+    before = parts.tensors()
+    result = parts.step(1, [bad.replace(images=bad["images"].to(dtype))])
+    after = parts.tensors()
+    assert not bool(result.ok)
+    assert len(before) > 60
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_a_finite_step_changes_every_weight() -> None:
+    parts = Parts()
+    before = parts.tensors()
+    assert bool(parts.step(0, [batch()]).ok)
+    after = parts.tensors()
+    weights = [name for name, _ in parts.model.named_parameters()]
+    assert [n for n in weights if torch.equal(before[f"model.{n}"], after[f"model.{n}"])] == []
+
+
+class CountHostReads(TorchDispatchMode):
+    """Counts reads of a tensor's value by the host: what would make an accelerator wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.reads += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_reads_nothing_back_to_the_host(precision: str) -> None:
+    parts = Parts(precision)
+    with CountHostReads() as counter:
+        for step in range(3):
+            parts.step(step, [batch(first=8 * step)])
+    assert counter.reads == 0
+    with CountHostReads() as counter:
+        float(torch.ones(()))
+    assert counter.reads == 1  # the counter can count
+
+
+def test_two_micro_batches_are_divided_by_the_weight_of_both() -> None:
+    whole, halves = Parts("fp64"), Parts("fp64")
+    for parts in (whole, halves):
+        parts.model.eval()  # running statistics: a sample's output does not depend on its batch
+    rows = batch(8)
+    images = rows["images"].double()
+    one = Batch({**rows.tensors, "images": images}, rows.positions, (3, 5))
+    split = list(one.by_group())
+    loss_one, loss_split = whole.step(0, [one]).loss, halves.step(0, split).loss
+    assert torch.allclose(loss_one, loss_split, rtol=1e-14)
+    for a, b in zip(whole.model.parameters(), halves.model.parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-14)
+
+
+def watch(policy: str, budget: int = 2, scale: float | None = None) -> tuple[NanGuard, list[Event]]:
+    events: list[Event] = []
+    loss_scale = None if scale is None else torch.tensor(scale)
+    watcher = NanGuard(open_device("cpu"), events.append, policy=policy, budget=budget, loss_scale=lambda: loss_scale)
+    return watcher, events
+
+
+def result(loss: float, ok: bool) -> StepResult:
+    return StepResult(torch.tensor(loss), 8.0, {}, torch.tensor(1.0), torch.tensor(ok))
+
+
+NAN = float("nan")
+
+
+def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> None:
+    watcher, events = watch("stop")
+    watcher.started(0, result(1.0, True), [batch(first=0)])
+    watcher.started(1, result(NAN, False), [batch(first=8)])
+    assert events == []
+    with pytest.raises(DivergedError, match="step 2") as stopped:
+        watcher.started(2, result(1.0, True), [batch(first=16)])
+    assert stopped.value.code == 5
+    assert "8, 9, 10" in stopped.value.where
+    [event] = events
+    assert isinstance(event, NonFiniteStep)
+    assert (event.step, event.action, event.samples) == (2, "stop", tuple(range(8, 16)))
+
+
+def test_bad_steps_are_skipped_within_the_budget_and_then_stop() -> None:
+    watcher, events = watch("skip", budget=2)
+    for step in range(2):
+        watcher.started(step, result(NAN, False), [batch()])
+    watcher.settle()
+    assert watcher.skipped == 2
+    assert [e.action for e in events if isinstance(e, NonFiniteStep)] == ["skip", "skip"]
+    watcher.started(2, result(NAN, False), [batch()])
+    with pytest.raises(DivergedError, match="not finite"):
+        watcher.settle()
+
+
+def test_settle_waits_for_the_last_step() -> None:
+    watcher, _ = watch("stop")
+    watcher.started(0, result(NAN, False), [batch()])
+    with pytest.raises(DivergedError):
+        watcher.settle()
+
+
+@pytest.mark.parametrize("loss,scale,stops", [(1.0, 1024.0, False), (NAN, 1024.0, True), (1.0, 1.0, True)])
+def test_an_overflow_is_no_incident_while_a_dynamic_loss_scale_can_still_fall(
+    loss: float, scale: float, stops: bool
+) -> None:
+    watcher, _ = watch("stop", scale=scale)
+    watcher.started(0, result(loss, False), [batch()])
+    if stops:
+        with pytest.raises(DivergedError):
+            watcher.settle()
+    else:
+        watcher.settle()
+        assert watcher.skipped == 0

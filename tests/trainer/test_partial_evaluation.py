@@ -1,0 +1,57 @@
+"""A part of the validation set may be scored, and everything that tells the result says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.api import RunResult
+from reconv.cli import main
+from reconv.errors import UsageError
+from reconv.logging import text as words
+from reconv.logging.events import Evaluated, read_events
+
+SETTINGS = {"length": "1ep", "evaluate.samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    given = [(field, value, "--set") for field, value in SETTINGS.items()]
+    return reconv.train("quickstart", out=tmp_path_factory.mktemp("runs") / "run", overrides=given)
+
+
+def test_a_run_that_scores_a_part_says_so_and_judges_nothing_by_it(result: RunResult) -> None:
+    summary = result.summary
+    assert summary["steps"] == 5  # an epoch of 320 samples
+    assert (summary["partial"], summary["num_samples"]) == (True, 50)
+    assert summary["expect"]["met"] is None
+    assert "partial: 50 validation images" in words.result(summary)
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, Evaluated)]
+    assert (evaluated.partial, evaluated.num_samples) == (True, 50)
+    assert "partial: 50 validation images" in (result.folder / "report.html").read_text()
+
+
+def test_eval_scores_the_whole_set_unless_told_otherwise(result: RunResult) -> None:
+    [whole] = reconv.evaluate(result.folder)
+    assert (whole.partial, whole.num_samples) == (False, 360)
+    [some] = reconv.evaluate(result.folder, samples=50)
+    assert (some.partial, some.num_samples) == (True, 50)
+    assert some.metrics["top1"] == result.summary["value"]  # the same 50
+    [every] = reconv.evaluate(result.folder, samples=360)
+    assert not every.partial
+    with pytest.raises(UsageError, match="--samples"):
+        reconv.evaluate(result.folder, samples=50, all=True)
+
+
+def test_the_verb_marks_a_partial_score(result: RunResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scores.json"
+    for words_typed in ([], ["--json", str(out)]):
+        with pytest.raises(SystemExit) as end:
+            main(["eval", str(result.folder), "--samples", "50", *words_typed])
+        assert end.value.code == 0
+    assert "50 (partial)" in capsys.readouterr().out
+    [score] = json.loads(out.read_text())
+    assert (score["partial"], score["num_samples"]) == (True, 50)

@@ -1,0 +1,180 @@
+"""Dry runs and compiling alone: real steps, and nothing left of them."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from multiprocessing import util
+from pathlib import Path
+
+import pytest
+from ranks import in_ranks
+
+import reconv
+from reconv.cli import main
+from reconv.logging.events import Event, Noted, Planned, Progress, Saved
+from reconv.trainer.dry_run import DryRunResult, dry_run
+
+GIVEN = [("data.percent", "20", "--set")]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary folders are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    util.get_temp_dir()  # remembered for good: that of a test is gone later, and too long for a socket
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_dry_run_does_its_steps_and_leaves_nothing_behind(temporary: Path) -> None:
+    short = [*GIVEN, ("length", "2step", "--set"), ("schedule.warmup", "1step", "--set")]
+    reconv.train("quickstart", overrides=short)
+    before = _contents(Path())
+    seen: list[Event] = []
+    result = dry_run("quickstart", steps=7, overrides=GIVEN, on_event=seen.append)
+    assert [e.step for e in seen if isinstance(e, Progress)] == [1, 2, 3, 4, 5, 6, 7]
+    assert sum(isinstance(e, Saved) for e in seen) == 1
+    assert result.steps == 7
+    assert _contents(Path()) == before
+    assert list(temporary.glob("reconv-*")) == []  # torch keeps compiled code there too
+
+
+def test_a_dry_run_takes_the_steps_that_the_whole_run_would_take_first() -> None:
+    def losses(events: list[Event]) -> list[float]:
+        return [e.loss for e in events if isinstance(e, Progress)]
+
+    dry: list[Event] = []
+    dry_run("quickstart", steps=4, overrides=GIVEN, on_event=dry.append)
+    real: list[Event] = []
+    assert len(losses(dry)) == 4
+    # The rate is warmed up over the first epoch, however long the run: shorter ones begin with the same steps.
+    given = [*GIVEN, ("log.every", "1step", "--set"), ("length", "2ep", "--set")]
+    reconv.train("quickstart", overrides=given, on_event=real.append)
+    assert losses(dry) == losses(real)[:4]
+
+
+def test_a_dry_run_tells_what_the_whole_run_will_take() -> None:
+    seen: list[Event] = []
+    result = dry_run("quickstart", steps=8, overrides=GIVEN, on_event=seen.append)
+    [plan] = [e for e in seen if isinstance(e, Planned)]
+    assert result.total_steps == 25 * plan.steps_per_epoch
+    assert result.images_per_s is not None
+    assert result.estimated_s is not None
+    assert result.evaluation_s is not None
+    assert result.save_s is not None
+    [saved] = [e for e in seen if isinstance(e, Saved)]
+    assert result.save_s == saved.wall_s and saved.write_s is not None
+    copy_s = saved.wall_s - saved.write_s  # what is written beside the steps costs them nothing
+    expected_s = result.total_steps * 64 / result.images_per_s + 25 * (result.evaluation_s + copy_s)
+    assert result.estimated_s == pytest.approx(expected_s)
+    assert result.checkpoint_bytes == saved.num_bytes
+    assert result.estimated_disk_bytes == 3 * saved.num_bytes  # the last two and the best
+    assert result.peak_memory_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "num_kept"),
+    [
+        ({"average.last": "10ep"}, 2 + 1 + 10),
+        ({"average.last": "100%", "save.keep_last": "1"}, 1 + 1 + 25),
+        ({"average.last": "10ep", "save.every": "2ep", "save.keep_best": "false"}, 2 + 5),
+        ({"average.last": "3ep", "save.pin": "[4ep, 8ep]"}, 2 + 1 + 2 + 3),
+    ],
+)
+def test_a_dry_run_counts_the_checkpoints_that_an_average_keeps(given: dict[str, str], num_kept: int) -> None:
+    settings = [*GIVEN, *((field, value, "--set") for field, value in given.items())]
+    result = dry_run("quickstart", steps=1, overrides=settings)
+    assert result.checkpoint_bytes is not None
+    assert result.estimated_disk_bytes == num_kept * result.checkpoint_bytes
+
+
+def test_too_few_steps_give_no_speed_and_say_so() -> None:
+    result = dry_run("quickstart", steps=2, overrides=GIVEN)
+    assert result.images_per_s is None
+    assert result.estimated_s is None
+    assert any("too few steps" in note for note in result.notes)
+
+
+def test_records_are_not_written_by_a_dry_run() -> None:
+    seen: list[Event] = []
+    dry_run("quickstart", steps=2, overrides=[*GIVEN, ("records", "wandb,csv", "--set")], on_event=seen.append)
+    assert not any(isinstance(e, Noted) and e.level == "warning" for e in seen)
+    assert list(Path().iterdir()) == []
+
+
+def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, list[str]]:
+    """What a rehearsal says on one of several ranks, and the texts that were observed."""
+    tempfile.tempdir = temporary
+    seen: list[Event] = []
+    given = [*GIVEN, *((field, value, "--set") for field, value in settings.items())]
+    result = dry_run("quickstart", steps=5, overrides=given, on_event=seen.append)
+    said = [line for e in seen if isinstance(e, Planned) for line in e.lines]
+    said += [e.text for e in seen if isinstance(e, Noted)]
+    return result, said
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch.group": "16"}, "2 devices x 32 x 1 micro-batch"),
+        (
+            {"batch.group": "16", "batch.micro": "16", "parallel.pipeline": "2", "parallel.splits": "[layer2.0]"},
+            "1 copy of the network, each over 2 devices",
+        ),
+    ],
+)
+def test_several_processes_rehearse_together_and_only_the_first_has_anything_to_say(
+    temporary: Path, settings: dict[str, str], words: str
+) -> None:
+    first, second = in_ranks(2, rehearsed, str(temporary), {**settings, "engine.threads": "1"})
+    assert first[0] == second[0] and first[0].steps == 5 and first[0].images_per_s is not None
+    assert any(words in line for line in first[1])
+    assert any("2 processes on 1 machine" in line for line in first[1])
+    assert second[1] == []
+    assert list(temporary.glob("reconv-*")) == []
+    assert list(Path().iterdir()) == [Path(temporary.name)]
+
+
+def _run(words: list[str], code: int = 0) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == code
+
+
+def test_compiling_alone_keeps_nothing_and_evaluates_and_saves_nothing(
+    temporary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Event] = []
+    dry_run("quickstart", overrides=GIVEN, on_event=seen.append)
+    assert {e.kind for e in seen} <= {"plan", "progress", "image", "end", "note", "waiting"}
+    _run(["train", "quickstart", "--set", "data.percent=20", "--compile-only", "--out", "here"])
+    assert "nothing was trained, nothing was kept" in capsys.readouterr().out
+    assert sorted(path.name for path in Path().iterdir()) == ["temporary"]
+    assert list(temporary.glob("reconv-*")) == []  # torch keeps compiled code there too
+
+
+def test_a_dry_run_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["train", "quickstart", "--set", "data.percent=20", "--dry-run", "5", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["steps"] == 5
+    assert result["images_per_s"] > 0
+
+
+@pytest.mark.parametrize("words", [["--resume"], ["--profile", "1,2"], ["--compile-only"]])
+def test_options_that_a_dry_run_could_only_ignore_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(["train", "quickstart", "--dry-run", "3", *words], code=2)
+    assert "do not go together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["5-8", "1,2,3", "a,b", ""])
+def test_a_range_of_steps_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["train", "quickstart", "--profile", text], code=2)
+    assert "--profile" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""More processes than can be are refused by the one that would start them: what they refuse arrives as a PeerError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.bench.bench_train import bench_train
+from reconv.errors import RecipeError, UsageError
+from reconv.trainer.dry_run import dry_run
+
+MANY = 1 << 16
+LARGE = [("batch.size", str(2 * MANY), "--set"), ("batch.group", "2", "--set")]
+
+
+@pytest.mark.parametrize("start", [reconv.train, dry_run, bench_train])
+def test_more_devices_than_the_batch_has_groups_are_refused(start: Callable[..., object]) -> None:
+    with pytest.raises(RecipeError, match="cannot be spread over 100 devices") as caught:
+        start("quickstart", devices=100)
+    assert caught.value.then == "at most 64 devices, or --batch-size 100 or more"
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("cpu", "do not fit into memory"), ("cuda", r"this machine has \d+ cuda device"), ("cuda:1", "names one device")],
+)
+def test_more_devices_than_the_machine_has_are_refused(device: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        reconv.train("quickstart", overrides=LARGE, device=device, devices=MANY)
+
+
+def test_a_folder_that_holds_a_run_is_refused_as_for_one_process(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("")
+    with pytest.raises(UsageError, match="already holds a run"):
+        reconv.train("quickstart", out=tmp_path, devices=2)

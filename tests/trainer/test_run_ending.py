@@ -1,0 +1,78 @@
+"""How a run ends is told once, in the words of what ended it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.checkpoint.run_dir import RunDir
+from reconv.distributed.process_group import ProcessGroup
+from reconv.errors import Exit
+from reconv.logging.clock import RunClock
+from reconv.logging.events import Ended, Event, Progress, read_events
+from reconv.recipe.loader import load
+from reconv.trainer.finalizer import RunFinalizer
+from reconv.trainer.run_choice import ChosenRunDir
+from reconv.trainer.run_logger import open_run_logger
+from reconv.trainer.training_run import open_kept_sources, prepare_job
+
+SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
+GIVEN = [(field, value, "test") for field, value in SETTINGS.items()]
+
+
+def ends(run: Path) -> list[tuple[int, str]]:
+    return [(e.exit_code, e.reason) for e in read_events(run / "events.jsonl") if isinstance(e, Ended)]
+
+
+def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
+    reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN)
+    assert ends(tmp_path / "run") == [(Exit.DONE, "finished")]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (KeyboardInterrupt(), (Exit.INTERRUPTED, "interrupted without a save")),
+        (MemoryError(), (Exit.RESOURCES, "out of memory")),
+        (ValueError("a bug"), (Exit.UNEXPECTED, "unexpected error")),
+        (reconv.errors.DataError("a bad file"), (Exit.DATA, "a bad file")),
+    ],
+)
+def test_what_ends_the_work_is_what_the_end_says(tmp_path: Path, error: BaseException, end: tuple[int, str]) -> None:
+    def fail(event: Event) -> None:
+        if isinstance(event, Progress):
+            raise error
+
+    with pytest.raises((type(error), reconv.errors.ReconvError)) as caught:
+        reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN, on_event=fail)
+    assert error in (caught.value, caught.value.__cause__)
+    assert ends(tmp_path / "run") == [end]
+    assert (tmp_path / "run" / "summary.json").is_file() and (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
+    def fail(event: Event) -> None:
+        if isinstance(event, Progress):
+            (tmp_path / "run" / "summary.json").mkdir()
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug") as caught:
+        reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN, on_event=fail)
+    assert ["could not be written" in note for note in caught.value.__notes__] == [True]
+    assert len(ends(tmp_path / "run")) == 1
+
+
+def test_whoever_is_first_tells_the_end_and_nobody_after(tmp_path: Path) -> None:
+    process_group, recipe = ProcessGroup.single(), load("quickstart", GIVEN).recipe
+    choice = ChosenRunDir(RunDir.at(tmp_path / "run"), exists=False)
+    job = prepare_job(recipe, open_kept_sources(recipe, process_group), choice, "cpu", process_group)
+    with ExitStack() as stack:
+        ending = RunFinalizer(job, RunClock(), open_run_logger(stack, job.folder, recipe, process_group, None, None))
+        ending.tell_error(reconv.errors.ResourceError("a process is lost"))
+        with pytest.raises(ValueError, match="what that led to"), ending.named():
+            raise ValueError("what that led to")
+        ending.tell()
+    assert ends(tmp_path / "run") == [(Exit.RESOURCES, "a process is lost")]

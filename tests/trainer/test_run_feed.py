@@ -1,0 +1,329 @@
+"""What feeds a run: back-ends, types on the bus, cores, and the words about waiting for data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import reconv
+import reconv.data.pipeline.stage_timing as stages_module
+from reconv.data.pipeline.stage_timing import StageTimes, spent, timed
+from reconv.data.readers.digits import open_digits
+from reconv.device import open_device
+from reconv.device.affinity import bound, listed_cpus, near_cpus
+from reconv.errors import RecipeError, UsageError
+from reconv.logging.clock import RunClock
+from reconv.logging.console import Told
+from reconv.logging.events import Evaluated, Event, Waited, read_events
+from reconv.recipe.data_fields import DataConfig, Decoder
+from reconv.recipe.loader import load
+from reconv.recipe.plan import Facts, Plan, make_plan
+from reconv.recipe.schema import Recipe
+from reconv.trainer.data_context import Waiting, advice, share_of_gpu, slowest
+from reconv.trainer.dry_run import dry_run
+
+SMALL = {
+    "data.source": "folder",
+    "data.preprocess.size": 16,
+    "data.preprocess.resize": 16,
+    "model.name": "resnet8_cifar",
+    "batch.size": 4,
+    "batch.group": "all",
+    "length": "2ep",
+    "engine.threads": 1,
+    "data.workers": 1,
+}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            folder = tmp_path / "images" / split / name
+            folder.mkdir(parents=True)
+            for number in range(8):
+                pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "images"
+
+
+def trained(data: Path, out: Path, **settings: object) -> tuple[dict[str, object], bytes]:
+    """The summary and the weights of a small run."""
+    names = {name.replace("__", "."): value for name, value in settings.items()}
+    overrides = [(name, value, "test") for name, value in {**SMALL, **names}.items()]
+    result = reconv.train("resnet18", data=data, out=out, overrides=overrides, device="cpu")
+    [last] = sorted((out / "checkpoints").glob("step-*/model.safetensors"))[-1:]
+    return result.summary, last.read_bytes()
+
+
+def test_processes_and_every_type_on_the_bus_give_the_bits_of_threads_and_uint8(pictures: Path, tmp_path: Path) -> None:
+    _, expected = trained(pictures, tmp_path / "threads")
+    assert trained(pictures, tmp_path / "processes", data__backend="processes")[1] == expected
+    for name in ("float16", "bfloat16", "float32"):
+        assert trained(pictures, tmp_path / name, data__transfer=name)[1] == expected
+
+
+def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -> None:
+    chosen = {
+        "many images": plan_of(decoder="plain"),
+        "few images": plan_of(decoder="plain", num_train=9_999),
+        "a short epoch of many": plan_of(decoder="plain", epoch_samples=9_999),
+        "one worker": plan_of(decoder="plain", workers=1),
+        "a cache of one process": plan_of(decoder="plain", cache="ram"),
+        "nothing to decode": plan_of("cifar10", decoder="plain", workers=2),
+        "a resize that the decoder has not": plan_of(preprocess={"interpolation": "nearest"}),
+    }
+    taken = {name for name, (_, plan) in chosen.items() if plan.backend == "processes"}
+    assert taken == {"many images", "a resize that the decoder has not"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"backend": "gpu", "workers": 0}, "data.workers above 0"),
+        ({"backend": "gpu", "cache": "ram"}, "of one process"),
+        ({"backend": "gpu", "preprocess": {"interpolation": "bicubic"}}, "resized by bicubic"),
+        ({"backend": "gpu", "gpu_share": 0}, "greater than 0"),
+        ({"backend": "dali"}, "not offered"),
+        ({"backend": "processes", "workers": 0}, "data.workers above 0"),
+        ({"backend": "processes", "cache": "ram"}, "of one process"),
+        ({"transfer": "float32", "resident": "device"}, "moves them once"),
+    ],
+)
+def test_what_is_not_built_or_has_no_meaning_is_refused(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Recipe(data=DataConfig.model_validate(given))
+
+
+def plan_of(
+    source: str = "folder", cores: int = 4, decoder: Decoder = "native", num_train: int = 10_000, **data: object
+) -> tuple[Recipe, Plan]:
+    recipe = Recipe(data=DataConfig.model_validate(data))
+    return recipe, make_plan(recipe, Facts(num_train, 100, 10, source=source, cores=cores, decoder=decoder))
+
+
+def test_where_worker_processes_cannot_be_auto_takes_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for cores in (4, 16):
+        _, plan = plan_of(cores=cores, decoder="plain")
+        assert plan.backend == "threads" and plan.workers == min(cores, 8)
+
+
+def test_auto_says_what_it_chose_and_why_not_another() -> None:
+    _, plan = plan_of()
+    [line] = [line for line in plan.lines if line.startswith("data.backend")]
+    assert plan.backend == "threads" and "threads" in line and "processes" in line and "GPU's JPEG engine" in line
+    _, plan = plan_of(cores=16)
+    [line] = [line for line in plan.lines if line.startswith("data.backend")]
+    assert plan.backend == "processes" and plan.workers == 16 and "would wait for the GIL" in line
+    _, plan = plan_of(cores=16, backend="threads")
+    assert plan.backend == "threads" and plan.workers == 8
+    _, plan = plan_of(cores=16, cache="ram")
+    assert plan.backend == "threads" and plan.workers == 8
+    _, plan = plan_of(backend="processes")
+    assert plan.backend == "processes" and "data.backend: processes, as asked" in plan.lines
+    _, plan = plan_of("digits", backend="processes")
+    assert plan.backend == "caller" and any("nobody to start" in line for line in plan.lines)
+    _, plan = plan_of(transfer="float32")
+    assert any("4 times the bytes" in line for line in plan.lines)
+
+
+def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
+    recipe, plan = plan_of(backend="gpu", gpu_share=0.25)
+    assert plan.backend == "gpu" and plan.gpu_share == 0.25
+    assert any("25% of the training images" in line and "keeps this share" in line for line in plan.lines)
+    source, device = open_digits("train"), open_device("cpu")
+    assert share_of_gpu(recipe, plan, source, device, kept=None) == 0.25
+    assert share_of_gpu(recipe, plan, source, device, kept=0.5) == 0.5
+    with pytest.raises(RecipeError, match="began with none of its images"):
+        share_of_gpu(recipe, plan, source, device, kept=0.0)
+    on_host, plan_on_host = plan_of()
+    assert plan_on_host.gpu_share == 0 == share_of_gpu(on_host, plan_on_host, source, device, kept=0.0)
+    with pytest.raises(RecipeError, match="began with 50% of its images"):
+        share_of_gpu(on_host, plan_on_host, source, device, kept=0.5)
+
+
+def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
+    for share in ("auto", 0.5):
+        with pytest.raises(UsageError, match="cpu has no JPEG engine") as caught:
+            trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_share=share)
+        assert caught.value.then is not None and "data.backend=processes" in caught.value.then
+
+
+def test_every_second_of_a_task_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([10.0, 13.0, 19.0, 21.0])
+    monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+
+    def task() -> None:
+        spent("disk", 10.0)
+        spent("decode", 14.0)
+
+    assert timed(task) == {"disk": 3.0, "decode": 5.0, "augment": 3.0}
+
+
+def test_stages_add_up_and_nothing_is_counted_outside_a_task() -> None:
+    stages = StageTimes()
+    stages.add({"disk": 1.5, "copy": 0.25})
+    stages.add({"disk": 0.5})
+    assert stages.seconds == {"disk": 2.0, "decode": 0.0, "augment": 0.0, "copy": 0.25}
+    spent("disk", 0.0)
+    assert timed(lambda: None).keys() == {"augment"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wait_s", "expected"),
+    [
+        ({"disk": 5.0, "decode": 2.0, "augment": 1.0, "copy": 0.1}, 3.0, "disk"),
+        ({"disk": 1.0, "decode": 9.0, "augment": 1.0, "copy": 0.1}, 3.0, "decode"),
+        ({"disk": 1.0, "decode": 2.0, "augment": 8.0, "copy": 0.1}, 3.0, "augment"),
+        ({"disk": 1.0, "decode": 9.0, "augment": 1.0, "copy": 2.0}, 3.0, "copy"),
+    ],
+)
+def test_the_bottleneck_is_what_took_longest(seconds: dict[str, float], wait_s: float, expected: str) -> None:
+    assert slowest(seconds, wait_s) == expected
+
+
+def test_the_advice_fits_the_stage_and_what_is_set_already() -> None:
+    def said(stage: str, source: str = "folder", **data: object) -> str:
+        recipe, plan = plan_of(source, **data)
+        return advice(stage, recipe, plan, source, cores=4)
+
+    assert "data.cache=ram" in said("disk")
+    assert "data.cache" not in said("disk", cache="ram")
+    assert said("decode", workers=2) == "--workers 4"
+    assert "--to packed" in said("decode", workers=4)
+    assert "--raw" in said("decode", "packed", workers=4)
+    assert "augment.policy" in said("augment", "packed", workers=4)
+    assert "data.transfer=uint8" in said("copy", transfer="float32")
+    assert "bus" in said("copy")
+    assert "data.resident=device" in said("augment", "cifar10")
+
+
+def waiting(clock: RunClock, events: list[Event]) -> Waiting:
+    recipe, plan = plan_of(workers=2)
+    stages = StageTimes()
+    stages.add({"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})
+    return Waiting(recipe, plan, "folder", 4, clock, stages, events.append)
+
+
+def clock_that_waited(share: float) -> RunClock:
+    times = iter([0.0, 0.0, share, 1.0])
+    clock = RunClock(warmup_steps=0, now=lambda: next(times))
+    with clock.waiting():
+        pass
+    clock.stepped(1)
+    return clock
+
+
+def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
+    events: list[Event] = []
+    watch = waiting(clock_that_waited(0.4), events)
+    evaluated = Evaluated(5, 1.0, "raw", {}, 10, 0.1, best=False)
+    watch.observe(evaluated)
+    watch.observe(evaluated)
+    watch.tell(9)
+    told = [event for event in events if isinstance(event, Waited)]
+    assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [
+        (5, 0.4, "decode", "--workers 4"),
+        (9, 0.4, "decode", "--workers 4"),
+    ]
+    screen = Told(None)
+    assert [screen.lines(event) for event in told] == [
+        [
+            "waited 40 % of the time for data, most for decode "
+            "(disk 11 %, decode 67 %, augment 22 %, copy 0 %); to try: --workers 4"
+        ],
+        [],
+    ]
+
+
+def test_a_run_that_hardly_waits_names_no_bottleneck() -> None:
+    events: list[Event] = []
+    waiting(clock_that_waited(0.01), events).tell(3)
+    assert events == [Waited(3, 0.01, {"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})]
+    assert Told(None).lines(events[0]) == []
+
+
+def test_every_run_says_where_the_time_for_data_went(pictures: Path, tmp_path: Path) -> None:
+    summary, _ = trained(pictures, tmp_path / "run")
+    stages = summary["data_stage_s"]
+    assert isinstance(stages, dict) and set(stages) == {"disk", "decode", "augment", "copy"}
+    assert stages["disk"] > 0 and stages["decode"] > 0
+    [*_, last] = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Waited)]
+    assert summary["data_bottleneck"] == (last.bottleneck or None)
+    if last.bottleneck:
+        assert f"most for {last.bottleneck}" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.fixture
+def cores() -> Iterator[set[int]]:
+    before = os.sched_getaffinity(0)
+    yield before
+    os.sched_setaffinity(0, before)
+
+
+def test_a_list_of_cores_is_kept_to_and_given_back(cores: set[int]) -> None:
+    first = min(cores)
+    with bound(f"{first}", lambda: None) as said:
+        assert os.sched_getaffinity(0) == {first}
+        assert said == f"engine.cpus: bound to {first}"
+    assert os.sched_getaffinity(0) == cores
+    with bound(f"{first},9000-9001", lambda: None) as said:
+        assert said == f"engine.cpus: bound to {first}; 9000-9001 may not be used"
+    with bound("any", lambda: None) as said:
+        assert said == "" and os.sched_getaffinity(0) == cores
+    with pytest.raises(UsageError, match="none of the cores 9000"), bound("9000", lambda: None):
+        raise AssertionError
+    assert listed_cpus("0-2,7") == {0, 1, 2, 7}
+
+
+def test_the_cores_near_a_device_are_those_of_its_memory_node(tmp_path: Path, cores: set[int]) -> None:
+    device = tmp_path / "bus/pci/devices/0000:17:00.0"
+    device.mkdir(parents=True)
+    node = tmp_path / "devices/system/node/node1"
+    node.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    (node / "cpulist").write_text(f"{min(cores)},4000\n")
+    assert near_cpus("0000:17:00.0", tmp_path) == {min(cores), 4000}
+    with bound("near", lambda: "0000:17:00.0", tmp_path) as said:
+        assert os.sched_getaffinity(0) == {min(cores)}
+        assert "4000 may not be used" in said
+    (device / "numa_node").write_text("-1\n")
+    with bound("near", lambda: "0000:17:00.0", tmp_path) as said:
+        assert "no effect" in said and os.sched_getaffinity(0) == cores
+    assert near_cpus("0000:99:00.0", tmp_path) is None
+    assert near_cpus(None, tmp_path) is None
+
+
+def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, cores: set[int]) -> None:
+    seen: list[Event] = []
+    settings = {**SMALL, "engine.cpus": str(min(cores)), "data.workers": "auto", "length": "1step"}
+    overrides = [(name, value, "test") for name, value in settings.items()]
+    reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides, on_event=seen.append)
+    text = " ".join(str(event) for event in seen)
+    assert f"bound to {min(cores)}" in text and "1 decoding worker" in text
+    assert os.sched_getaffinity(0) == cores
+
+
+def test_cores_that_are_not_there_are_refused_by_a_rehearsal_too_and_leave_no_folder(
+    pictures: Path, tmp_path: Path
+) -> None:
+    overrides = [(name, value, "test") for name, value in {**SMALL, "engine.cpus": "9000", "length": "1step"}.items()]
+    with pytest.raises(UsageError, match="none of the cores 9000"):
+        dry_run("resnet18", data=pictures, steps=1, overrides=overrides)
+    with pytest.raises(UsageError, match="none of the cores 9000"):
+        reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("value", ["some", "1-", "-3", "0 1", ""])
+def test_a_list_of_cores_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(Exception, match=r"engine\.cpus"):
+        load("quickstart", [("engine.cpus", value, "test")])

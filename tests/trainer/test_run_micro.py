@@ -1,0 +1,156 @@
+"""`batch.micro: auto` takes the most samples that fit: counted on a host, tried where a full device says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import in_ranks
+from torch import Tensor
+
+import reconv
+from reconv.bench.bench_target import open_subject
+from reconv.bench.measure_step import job_of
+from reconv.checkpoint.store import Store
+from reconv.device import Cpu
+from reconv.distributed.environment import read_launch_env
+from reconv.distributed.process_group import ProcessGroup, open_process_group
+from reconv.environment_checks import Machine
+from reconv.logging.events import Noted, read_events
+from reconv.models.resnet import ResNet
+from reconv.recipe.loader import Override
+from reconv.trainer.build import TrainingRun
+from reconv.trainer.micro_batch import settle_micro
+
+LARGE = {"batch.size": "512", "batch.group": "64"}  # 8 groups, of which a plan takes 4 at a time
+
+
+def given(settings: dict[str, str]) -> list[Override]:
+    return [(field, value, "--set") for field, value in settings.items()]
+
+
+def a_job(settings: dict[str, str], process_group: ProcessGroup | None = None) -> TrainingRun:
+    process_group = process_group or ProcessGroup.single()
+    subject = open_subject(
+        "quickstart", input="host", data=None, overrides=given(settings), device="cpu", place=process_group.place
+    )
+    return job_of(subject, subject.plan, process_group)
+
+
+def machine_with(folder: Path, free_bytes: int) -> Machine:
+    (folder / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable: {free_bytes // 1024} kB\n")
+    return Machine(proc=folder, sys=folder)
+
+
+class Small(Cpu):
+    """A device that says when it is full: a pass holds so many images."""
+
+    raises_when_full = True
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.tried, self.peak = most, list[int](), 0
+
+    def hold(self, images: Tensor) -> None:
+        self.tried.append(len(images))
+        self.peak = len(images)
+        if len(images) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def peak_memory_bytes(self) -> int:
+        return self.peak
+
+    def total_memory_bytes(self) -> int:
+        return self.most
+
+
+def on_small(job: TrainingRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingRun, Small]:
+    """The same job on a device of that kind."""
+    device, plain = Small(most), ResNet.forward
+
+    def forward(model: ResNet, images: Tensor) -> Tensor:
+        device.hold(images)
+        return plain(model, images)
+
+    monkeypatch.setattr(ResNet, "forward", forward)
+    return replace(job, device=device), device
+
+
+@pytest.mark.parametrize(("free_bytes", "micro"), [(10**11, 256), (16_000_000, 128), (1000, 64)])
+def test_a_host_takes_what_its_free_memory_holds(tmp_path: Path, free_bytes: int, micro: int) -> None:
+    job = a_job(LARGE)
+    assert job.plan.micro_batch == 256
+    found = settle_micro(job, machine_with(tmp_path, free_bytes)).plan
+    assert (found.micro_batch, found.num_micro_batches) == (micro, 512 // micro)
+    assert sum(map(sum, found.micro_batches())) == 512
+    assert (found is job.plan) == (micro == 256)
+    assert micro == 256 or any(f"auto takes {micro} samples at a time: about" in line for line in found.lines)
+
+
+@pytest.mark.parametrize(
+    ("most", "micro", "tried"),
+    [
+        (2000, 512, [256, 256, 512]),
+        (550, 256, [256, 256, 512]),  # 512 fits, but leaves less than a tenth free
+        (500, 256, [256, 256, 512]),
+        (75, 64, [256, 128, *[64] * 8]),
+    ],
+)
+def test_a_device_that_says_when_it_is_full_is_tried(
+    most: int, micro: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, device = on_small(a_job(LARGE), most, monkeypatch)
+    assert settle_micro(job).plan.micro_batch == micro
+    assert device.tried == tried
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**LARGE, "batch.micro": "128"},
+        {**LARGE, "parallel.reduce": "ordered"},
+        {**LARGE, "batch.group": "all"},
+        {**LARGE, "batch.group": "micro"},
+        {"batch.size": "64", "batch.group": "16"},  # the plan takes all at once already
+    ],
+)
+def test_nothing_is_tried_where_nothing_is_open(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    job, device = on_small(a_job(settings), 10**6, monkeypatch)
+    assert settle_micro(job) is job
+    assert device.tried == []
+
+
+def settled(most: int) -> tuple[int, list[int]]:
+    """What one of two processes takes, whose device is as small as its rank is large."""
+    process_group = open_process_group(read_launch_env(), "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        job, device = on_small(
+            a_job({**LARGE, "batch.size": "1024"}, process_group), most // (1 + process_group.rank), patch
+        )
+        found = settle_micro(job).plan
+    process_group.close()
+    return found.micro_batch, sorted(set(device.tried))
+
+
+def test_all_processes_take_what_fits_the_smallest() -> None:
+    assert in_ranks(2, settled, 700) == [(256, [256, 512])] * 2
+
+
+def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> None:
+    settings = {
+        "batch.size": "1024",
+        "batch.group": "128",
+        "length": "2step",
+        "schedule.kind": "constant",
+        "schedule.warmup": "0ep",
+        "evaluate.every": "off",
+    }
+    folder = reconv.train("quickstart", out="found", overrides=given(settings)).folder
+    newest = Store(folder / "checkpoints").newest().path
+    assert newest is not None and Store(folder / "checkpoints").load(newest).state["micro_groups"] == 2
+    longer = given({**settings, "length": "3step", "batch.micro": "128"})
+    reconv.train("quickstart", out="found", overrides=longer, resume=True)
+    said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, Noted)]
+    assert "batch.micro: auto -> 128; from here on sums are added in another order" in said

@@ -1,0 +1,148 @@
+"""What a small real run measures and tells: memory, parameters, right answers in training; and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import reconv
+from reconv.cli import main
+from reconv.device import open_device
+from reconv.logging.events import Evaluated, Event, Progress
+from reconv.models import build_model
+from reconv.recipe.loader import load
+from reconv.trainer.network import build_network
+from reconv.trainer.training_run import RunResult
+
+SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
+
+
+def train(folder: Path, seen: list[Event] | None = None, **fields: str) -> RunResult:
+    given = [(name, value, "--set") for name, value in (SHORT | fields).items()]
+    return reconv.train("quickstart", out=folder, overrides=given, on_event=None if seen is None else seen.append)
+
+
+def resident_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def test_the_memory_told_is_what_the_system_counted_meanwhile(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    before = resident_bytes()
+    summary = train(tmp_path / "run", seen).summary
+    after = resident_bytes()
+    told = [event.memory_bytes for event in seen if isinstance(event, Progress)]
+    assert len(told) == 4
+    assert told == sorted(told)
+    assert before <= told[0] <= told[-1] <= summary["peak_memory_bytes"] <= after
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["peak_memory_bytes"] >= told[-1]
+
+
+def test_the_number_of_parameters_is_that_of_the_network(tmp_path: Path) -> None:
+    result = train(tmp_path / "run", **{"evaluate.every": "off", "model.name": "resnet8_cifar"})
+    network = build_model("resnet8_cifar", num_classes=10, in_channels=1)
+    assert result.summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_time_and_images_of_a_run_are_those_that_passed(tmp_path: Path) -> None:
+    begin_s = time.perf_counter()
+    summary = train(tmp_path / "run", length="6step").summary
+    passed_s = time.perf_counter() - begin_s
+    assert summary["images"] == 6 * 64
+    assert 0 < summary["wall_s"] <= passed_s
+    # The first three steps are not timed; the others took no longer than everything together.
+    assert summary["compute_images_per_s"] >= summary["images_per_s"] >= 3 * 64 / passed_s
+
+
+def test_right_answers_in_training_are_whole_numbers_of_the_batch_and_grow(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    train(tmp_path / "run", seen, length="40step", **{"evaluate.every": "off", "batch.size": "64"})
+    top1 = [event.metrics["top1"] for event in seen if isinstance(event, Progress)]
+    assert len(top1) == 40
+    assert all((64 * value).is_integer() for value in top1)
+    assert sum(top1[-10:]) > 2 * sum(top1[:10])
+
+
+def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    result = train(tmp_path / "run", seen, **{"evaluate.every": "off"})
+    assert not any(isinstance(event, Evaluated) for event in seen)
+    assert (result.summary["value"], result.summary["steps"], result.exit_code) == (None, 4, 0)
+    weights = sorted((tmp_path / "run" / "checkpoints").rglob("model.safetensors"))
+    before = [file.read_bytes() for file in weights]
+    [score] = reconv.evaluate(result.folder)
+    assert (score.step, score.num_samples) == (4, 360)
+    assert [file.read_bytes() for file in weights] == before
+
+
+def test_the_batch_of_evaluation_is_its_own_and_changes_no_count(tmp_path: Path) -> None:
+    scores = [train(tmp_path / size, **{"evaluate.batch": size}).summary["value"] for size in ("7", "360")]
+    assert scores[0] == scores[1] is not None
+
+
+def test_channels_last_lays_the_weights_out_so_and_learns_the_same(tmp_path: Path) -> None:
+    losses = {}
+    for wish in ("on", "off"):
+        recipe = load("quickstart", [("engine.channels_last", wish, "--set")]).recipe
+        network = build_network(recipe, 10, open_device("cpu"))
+        kernels = [weight for weight in network.model.parameters() if weight.ndim == 4 and min(weight.shape[1:]) > 1]
+        assert {k.is_contiguous(memory_format=torch.channels_last) for k in kernels} == {wish == "on"}
+        seen: list[Event] = []
+        train(tmp_path / wish, seen, **{"engine.channels_last": wish, "evaluate.every": "off"})
+        losses[wish] = [event.loss for event in seen if isinstance(event, Progress)]
+    assert losses["on"] == pytest.approx(losses["off"], rel=1e-4)
+
+
+@pytest.fixture
+def _kernels_as_before() -> Iterator[None]:
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("_kernels_as_before")
+def test_deterministic_kernels_are_on_in_the_run_that_asks_and_off_in_the_next(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    for number, wanted in enumerate(("true", "false")):
+        reconv.train(
+            "quickstart",
+            out=tmp_path / str(number),
+            overrides=[(name, value, "--set") for name, value in (SHORT | {"engine.deterministic": wanted}).items()],
+            on_event=lambda event: (
+                seen.append(torch.are_deterministic_algorithms_enabled()) if isinstance(event, Progress) else None
+            ),
+        )
+    assert seen == [True] * 4 + [False] * 4
+
+
+def test_data_is_found_where_the_variable_says_and_an_option_wins_over_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    for name in ("here", "there"):
+        for split, kind in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
+            folder = tmp_path / name / split / f"{name}-{kind}"
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (16, 16), (40 * number, 10, 10)).save(folder / f"{number}.png")
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "here"))
+    fields = ["data.source=auto", "data.preprocess.channels=3", "data.preprocess.size=16", "batch.size=4", *_TINY]
+    words = ["train", "quickstart", *(word for field in fields for word in ("--set", field)), "--json"]
+    for more, expected in (([], "here"), (["--data", str(tmp_path / "there")], "there")):
+        with pytest.raises(SystemExit) as end:
+            main([*words, *more])
+        said = capsys.readouterr()
+        assert end.value.code == 0, said.err
+        assert str(tmp_path / expected) in said.out
+        assert str(tmp_path / ("there" if expected == "here" else "here")) not in said.out
+
+
+_TINY = ("length=2step", "schedule.warmup=1step", "data.preprocess.mean=[0.5,0.5,0.5]", "data.preprocess.std=[1,1,1]")
