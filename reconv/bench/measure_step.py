@@ -55,7 +55,7 @@ def measure_own(
     tell: Callable[[str], None],
     beside: ProcessGroup | None = None,
 ) -> Own:
-    """Time steps of the recipe by a plan, together with a process_group; those `beside` (else the same) measure at once."""
+    """Time steps of a plan with a process group; the ranks of `beside` (default: the same) measure at the same time."""
     recipe, device = subject.recipe, subject.device
     notes: list[str] = []
 

@@ -202,7 +202,7 @@ def fold(values: Sequence[Tensor]) -> Tensor:
 
 
 def open_process_group(place: LaunchEnv | None = None, device: str = "cpu") -> ProcessGroup:
-    """The process_group that a launcher describes, joined, with the means of a kind of device; alone without a launcher."""
+    """Join the process group that the launcher describes; a single process without a launcher."""
     place = read_launch_env() if place is None else place
     if place.size == 1:
         return ProcessGroup.single()

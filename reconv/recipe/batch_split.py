@@ -87,48 +87,48 @@ def refuse_uneven_pipeline(recipe: Recipe, micro_batches: Sequence[tuple[int, ..
         )
 
 
-def split_batch(recipe: Recipe, process_group: int) -> Split:
+def split_batch(recipe: Recipe, world_size: int) -> Split:
     """Cut the global batch, or raise RecipeError naming sizes that would fit."""
     size = recipe.batch.size
     if recipe.batch.group == "micro":
-        return _split_by_hardware(recipe, size, process_group)
+        return _split_by_hardware(recipe, size, world_size)
     group = size if recipe.batch.group == "all" else recipe.batch.group
     groups = cut_groups(size, group)
-    if len(groups) < process_group:
-        parts = _spread(recipe, groups, process_group)
+    if len(groups) < world_size:
+        parts = _spread(recipe, groups, world_size)
         return Split(parts[0][0], parts[0][0], 1, group, groups, parts)
-    on_devices = _dealt(groups, process_group)
+    on_devices = _dealt(groups, world_size)
     per_device = sum(on_devices[0])
     per_micro = _groups_per_micro(recipe, on_devices[0], group, per_device)
     return Split(per_device, per_micro * group, math.ceil(len(on_devices[0]) / per_micro), group, groups, on_devices)
 
 
-def _split_by_hardware(recipe: Recipe, size: int, process_group: int) -> Split:
+def _split_by_hardware(recipe: Recipe, size: int, world_size: int) -> Split:
     """Each micro-batch is a group, whatever the devices."""
-    if size % process_group:
-        fitting = sorted({max(size // process_group, 1) * process_group, (size // process_group + 1) * process_group})
+    if size % world_size:
+        fitting = sorted({max(size // world_size, 1) * world_size, (size // world_size + 1) * world_size})
         raise RecipeError(
-            f"batch.size {size} does not divide over {process_group} devices",
+            f"batch.size {size} does not divide over {world_size} devices",
             then=f"sizes that fit: {_listed(fitting)}, as in --batch-size {fitting[-1]}",
         )
-    per_device = size // process_group
+    per_device = size // world_size
     groups = _even(per_device, AUTO_MICRO_IMAGES if recipe.batch.micro == "auto" else recipe.batch.micro)
-    return Split(per_device, groups[0], len(groups), groups[0], groups * process_group, (groups,) * process_group)
+    return Split(per_device, groups[0], len(groups), groups[0], groups * world_size, (groups,) * world_size)
 
 
-def _dealt(groups: Sequence[int], process_group: int) -> tuple[tuple[int, ...], ...]:
+def _dealt(groups: Sequence[int], world_size: int) -> tuple[tuple[int, ...], ...]:
     """The groups of each device, in position order; the first devices have one more where they do not come out even."""
-    each, more = divmod(len(groups), process_group)
-    starts = [rank * each + min(rank, more) for rank in range(process_group + 1)]
+    each, more = divmod(len(groups), world_size)
+    starts = [rank * each + min(rank, more) for rank in range(world_size + 1)]
     return tuple(tuple(groups[start:stop]) for start, stop in pairwise(starts))
 
 
-def _spread(recipe: Recipe, groups: Sequence[int], process_group: int) -> tuple[tuple[int, ...], ...]:
+def _spread(recipe: Recipe, groups: Sequence[int], world_size: int) -> tuple[tuple[int, ...], ...]:
     """Each device's part of a group, where every group has as many devices."""
-    then = _what_fits(recipe.batch.size, process_group)
-    if process_group % len(groups) or min(groups) < process_group // len(groups):
+    then = _what_fits(recipe.batch.size, world_size)
+    if world_size % len(groups) or min(groups) < world_size // len(groups):
         raise RecipeError(
-            f"{count(len(groups), 'group')} of {max(groups)} samples cannot be spread over {process_group} devices",
+            f"{count(len(groups), 'group')} of {max(groups)} samples cannot be spread over {world_size} devices",
             why="each device takes whole groups, or a part of one group that as many devices share as every other",
             then=then,
         )
@@ -141,11 +141,11 @@ def _spread(recipe: Recipe, groups: Sequence[int], process_group: int) -> tuple[
         reason = "drop_connect_per: batch drops a branch for a whole group, and each device would draw for its part"
     if reason is not None:
         raise RecipeError(
-            f"{count(len(groups), 'group')} of {max(groups)} samples for {process_group} devices: a group would be spread",
+            f"{count(len(groups), 'group')} of {max(groups)} samples for {world_size} devices: a group would be spread",
             why=reason,
             then=then,
         )
-    per_group = process_group // len(groups)
+    per_group = world_size // len(groups)
     parts: list[tuple[int, ...]] = []
     for group in groups:
         each, more = divmod(group, per_group)
@@ -153,12 +153,12 @@ def _spread(recipe: Recipe, groups: Sequence[int], process_group: int) -> tuple[
     return tuple(parts)
 
 
-def _what_fits(size: int, process_group: int) -> str:
+def _what_fits(size: int, world_size: int) -> str:
     """Sizes of groups of which every device has at least one, largest last; none for more devices than samples."""
-    if size < process_group:
-        return f"at most {size} devices, or --batch-size {process_group} or more"
-    fitting = [group for group in range(2, size + 1) if len(cut_groups(size, group)) >= process_group]
-    even = [group for group in fitting if size % (group * process_group) == 0]
+    if size < world_size:
+        return f"at most {size} devices, or --batch-size {world_size} or more"
+    fitting = [group for group in range(2, size + 1) if len(cut_groups(size, group)) >= world_size]
+    even = [group for group in fitting if size % (group * world_size) == 0]
     some = (even or fitting or [1])[-6:]
     return f"group sizes that fit: {_listed(some)}, as in --set batch.group={some[-1]} (it changes batch norm)"
 

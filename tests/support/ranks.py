@@ -56,7 +56,7 @@ def _enter(told: Connection, variables: dict[str, str], folder: str, work: Calla
 
 
 def start(size: int, work: Callable[..., Any], *args: Any) -> list[tuple[Any, Connection]]:
-    """Start `work(*args)` in so many ranks of one process_group; the processes, and where each tells what came of it."""
+    """Start `work(*args)` in `size` ranks of one process group; returns each process and the pipe with its result."""
     port = free_port()
     started = []
     for rank in range(size):
