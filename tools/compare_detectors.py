@@ -39,7 +39,7 @@ from reconv.batch import Batch
 from reconv.bench.bench_target import BenchTarget, about, open_subject
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
-from reconv.detection.detections import Detections
+from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.recipe.loader import Override
 from reconv.trainer import builders as parts

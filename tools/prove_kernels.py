@@ -21,7 +21,7 @@ from proof_values import TOLERANCES, draw, error, wide
 from prove_answers import ANSWER_PROOFS
 from torch import Tensor
 
-from reconv.detection.anchors import default_boxes
+from reconv.detection.anchors import generate_anchors
 from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import Norm
@@ -293,7 +293,7 @@ def prove_box_losses() -> bool:
     """Print the worst errors of SSD's losses and of the gradients of its maps, against the plain losses."""
     sides, per_cell, num_classes, n = (38, 19, 10, 5, 3, 1), (4, 6, 6, 6, 4, 4), 81, 8
     ratios = [(2.0,), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0), (2.0,), (2.0,)]
-    anchors = default_boxes([1 / side for side in sides], sides, [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], ratios)
+    anchors = generate_anchors([1 / side for side in sides], sides, [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], ratios)
     layout, rules = AnchorLayout(per_cell, num_classes), MatchConfig()
     low = torch.rand(n, 200, 2, device="cuda") * 0.7
     boxes = torch.cat([low, low + 0.02 + 0.28 * torch.rand_like(low)], dim=2)

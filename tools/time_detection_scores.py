@@ -18,7 +18,7 @@ import torch
 
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
-from reconv.detection.detections import Detections
+from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import coco_scores
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.metrics.overlaps import overlaps_of

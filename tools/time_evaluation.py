@@ -19,17 +19,16 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
-from reconv.detection.box_coder import encode
-from reconv.detection.box_ops import to_xyxy
-from reconv.detection.detections import Detections
-from reconv.detection.matcher import match
-from reconv.detection.postprocess import PostprocessConfig, postprocess
+from reconv.detection.box_coder import encode_boxes
+from reconv.detection.box_ops import cxcywh_to_xyxy
+from reconv.detection.matcher import match_anchors
+from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device, open_device
 from reconv.metrics.coco_eval import can_score_coco
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.loader import load
-from reconv.trainer.detection_builders import build_default_boxes
+from reconv.trainer.detection_builders import build_anchors
 
 VARIANCES = (0.1, 0.2)
 MOST_BOXES = 32
@@ -39,11 +38,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--score", type=float, default=PostprocessConfig().score, help="that detections must be above")
+    parser.add_argument("--score", type=float, default=PostprocessConfig().score_threshold, help="score threshold")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     device = open_device(given.device)
-    anchors = build_default_boxes(load("ssd-resnet34").recipe).to(device.torch)
+    anchors = build_anchors(load("ssd-resnet34").recipe).to(device.torch)
     draw = np.random.default_rng(0)
     truths = [made_up_truth(draw, index) for index in range(given.images)]
     torch.manual_seed(0)
@@ -51,7 +50,7 @@ def main() -> None:
         _batch(truths, range(start, min(start + given.batch, given.images)), anchors)
         for start in range(0, given.images, given.batch)
     ]
-    print(_timed(truths, batches, anchors, PostprocessConfig(score=given.score), device))
+    print(_timed(truths, batches, anchors, PostprocessConfig(score_threshold=given.score), device))
 
 
 def _timed(
@@ -93,9 +92,9 @@ def _timed(
 def _batch(truths: list[Annotation], indices: range, anchors: Tensor) -> tuple[Batch, SSDOutput]:
     """The answers of a network that finds most objects of a batch."""
     boxes, labels, counts = (x.to(anchors.device) for x in _padded([truths[index] for index in indices]))
-    row, positive = match(to_xyxy(anchors), boxes, counts, 0.5)
+    row, positive = match_anchors(cxcywh_to_xyxy(anchors), boxes, counts, 0.5)
     n, num_anchors = row.shape
-    codes = encode(boxes.gather(1, row[:, :, None].expand(-1, -1, 4)), anchors, VARIANCES)
+    codes = encode_boxes(boxes.gather(1, row[:, :, None].expand(-1, -1, 4)), anchors, VARIANCES)
     codes = torch.where(positive[:, :, None], codes, 0) + torch.randn_like(codes) / 2
     logits = 0.7 * torch.randn(n, num_anchors, NUM_CLASSES + 1, device=anchors.device)
     logits[:, :, 0] += 9

@@ -1,1 +1,1 @@
-"""Box mathematics on batches: default boxes, matching, coding, losses' sums, decoding, suppression."""
+"""Box mathematics of single-shot detectors, on batches of tensors."""

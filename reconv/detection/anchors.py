@@ -1,8 +1,4 @@
-"""Default boxes: the fixed boxes a single-shot detector corrects, for every cell of every map.
-
-Owns their shapes, places and order. Refuses to know networks: it is told the side of each map. Invariant: the order is
-the published one, map by map from the largest, in each the shape first, then the row, then the column.
-"""
+"""SSD anchors (the paper's default boxes)."""
 
 from __future__ import annotations
 
@@ -13,39 +9,45 @@ import torch
 from torch import Tensor
 
 
-def shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """Width and height of a map's boxes: its square, one between it and the next map's, and each ratio both ways."""
+def anchor_sizes(scale: float, next_scale: float, aspect_ratios: Sequence[float]) -> list[tuple[float, float]]:
+    """(width, height) of the anchors of one feature map.
+
+    The square of this scale, the square between this scale and the next map's, then each aspect ratio and its inverse.
+    """
     between = math.sqrt(scale * next_scale)
-    sides = [(scale, scale), (between, between)]
-    for ratio in ratios:
+    sizes = [(scale, scale), (between, between)]
+    for ratio in aspect_ratios:
         long, short = scale * math.sqrt(ratio), scale / math.sqrt(ratio)
-        sides += [(long, short), (short, long)]
-    return sides
+        sizes += [(long, short), (short, long)]
+    return sizes
 
 
-def default_boxes(
-    pitches: Sequence[float], sides: Sequence[int], scales: Sequence[float], ratios: Sequence[Sequence[float]]
+def generate_anchors(
+    strides: Sequence[float], grid_sizes: Sequence[int], scales: Sequence[float], ratios: Sequence[Sequence[float]]
 ) -> Tensor:
-    """Default boxes [num_boxes, 4] cxcywh in fractions of the input, float32.
+    """Anchors [num_anchors, 4] as cxcywh in fractions of the input, float32.
 
-    A map has `sides[k]` cells a side, whose centres are `pitches[k]` of the input apart; the first is half of that from
-    the edge. Centres and sizes are clipped to [0, 1], corners are not.
+    Feature map k has `grid_sizes[k]` x `grid_sizes[k]` cells, whose centers are `strides[k]` (a fraction of the input)
+    apart. The order is NVIDIA's: feature map, then anchor size, then row, then column. Centers and sizes are clipped to
+    [0, 1], corners are not.
     """
     levels = [
-        _level(pitch, side, shapes(scale, next_scale, own))
-        for pitch, side, scale, next_scale, own in zip(pitches, sides, scales[:-1], scales[1:], ratios, strict=True)
+        _level_anchors(stride, grid_size, anchor_sizes(scale, next_scale, level_ratios))
+        for stride, grid_size, scale, next_scale, level_ratios in zip(
+            strides, grid_sizes, scales[:-1], scales[1:], ratios, strict=True
+        )
     ]
     return torch.cat(levels).clamp(0, 1).float()
 
 
-def _level(pitch: float, side: int, sizes: Sequence[tuple[float, float]]) -> Tensor:
-    """The boxes of one map, in fp64."""
-    centres = (torch.arange(side, dtype=torch.float64) + 0.5) * pitch
+def _level_anchors(stride: float, grid_size: int, sizes: Sequence[tuple[float, float]]) -> Tensor:
+    """The anchors of one feature map, in float64."""
+    centers = (torch.arange(grid_size, dtype=torch.float64) + 0.5) * stride
     size = torch.tensor(sizes, dtype=torch.float64)
-    shape = (len(sizes), side, side)
+    shape = (len(sizes), grid_size, grid_size)
     columns = [
-        centres.view(1, 1, side).expand(shape),
-        centres.view(1, side, 1).expand(shape),
+        centers.view(1, 1, grid_size).expand(shape),
+        centers.view(1, grid_size, 1).expand(shape),
         size[:, 0].view(-1, 1, 1).expand(shape),
         size[:, 1].view(-1, 1, 1).expand(shape),
     ]

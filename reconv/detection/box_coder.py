@@ -1,8 +1,4 @@
-"""What a network says of a default box: how far the true box's centre lies off it, and how much larger it is.
-
-Owns the code and its inverse. Refuses to know which box belongs to which. Invariant: decoding an encoded box gives it
-back, and the code of a box without size is finite.
-"""
+"""Box regression targets: encode boxes relative to anchors, and decode predicted deltas."""
 
 from __future__ import annotations
 
@@ -11,22 +7,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reconv.detection.box_ops import to_cxcywh, to_xyxy
+from reconv.detection.box_ops import cxcywh_to_xyxy, xyxy_to_cxcywh
 
-EPSILON = 1e-8  # added to sizes, as published
+EPSILON = 1e-8  # added to sizes, as in NVIDIA's SSD; keeps the deltas of an empty box finite
 
 
-def encode(boxes_xyxy: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float]) -> Tensor:
-    """Codes [..., 4]: offsets of centres in sizes of the anchor and logarithms of size ratios, over the variances."""
-    boxes = to_cxcywh(boxes_xyxy)
+def encode_boxes(boxes_xyxy: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float]) -> Tensor:
+    """Box deltas [..., 4]: center offsets in anchor sizes and log size ratios, divided by the variances."""
+    boxes = xyxy_to_cxcywh(boxes_xyxy)
     anchor_size = anchors_cxcywh[..., 2:] + EPSILON
     offset = (boxes[..., :2] - anchors_cxcywh[..., :2]) / anchor_size
-    ratio = torch.log((boxes[..., 2:].clamp(min=0) + EPSILON) / anchor_size)
-    return torch.cat([offset / variances[0], ratio / variances[1]], dim=-1)
+    log_ratio = torch.log((boxes[..., 2:].clamp(min=0) + EPSILON) / anchor_size)
+    return torch.cat([offset / variances[0], log_ratio / variances[1]], dim=-1)
 
 
-def decode(codes: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float]) -> Tensor:
-    """The boxes [..., 4] xyxy that codes mean; not clipped."""
-    centre = codes[..., :2] * variances[0] * anchors_cxcywh[..., 2:] + anchors_cxcywh[..., :2]
-    size = torch.exp(codes[..., 2:] * variances[1]) * anchors_cxcywh[..., 2:]
-    return to_xyxy(torch.cat([centre, size], dim=-1))
+def decode_boxes(box_deltas: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float]) -> Tensor:
+    """The boxes [..., 4] xyxy of predicted deltas, not clipped."""
+    center = box_deltas[..., :2] * variances[0] * anchors_cxcywh[..., 2:] + anchors_cxcywh[..., :2]
+    size = torch.exp(box_deltas[..., 2:] * variances[1]) * anchors_cxcywh[..., 2:]
+    return cxcywh_to_xyxy(torch.cat([center, size], dim=-1))

@@ -1,33 +1,33 @@
-"""Non-maximum suppression of many lists at once, in plain tensor operations.
-
-Owns the greedy rule. Refuses to know classes and images: lists are rows. Invariant: a box stays when no box before it
-in its row stays and overlaps it by the threshold or more; no list is looped over, and memory has a bound.
-"""
+"""Greedy non-maximum suppression of many lists of boxes at once, in plain tensor operations."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from reconv.detection.box_ops import iou
+from reconv.detection.box_ops import broadcast_iou
 
-MOST_PAIRS = 2**25  # of boxes whose overlaps are held at a time
+MAX_PAIRS = 2**25  # box pairs whose IoU is in memory at a time
 
 
-def nms(boxes_xyxy: Tensor, valid: Tensor, threshold: float) -> Tensor:
-    """Which boxes [rows, k, 4] stay, best first in each row; those not `valid` [rows, k] neither stay nor nms."""
-    num_rows, k = valid.shape
-    if num_rows == 0 or k == 0:
+def batched_nms(boxes_xyxy: Tensor, valid: Tensor, iou_threshold: float) -> Tensor:
+    """Mask [num_lists, k] of the boxes [num_lists, k, 4] that remain.
+
+    Each list is sorted by falling score. A box is dropped if its IoU with an earlier box that remains is at least
+    `iou_threshold`. Boxes that are not `valid` [num_lists, k] neither remain nor drop others.
+    """
+    num_lists, k = valid.shape
+    if num_lists == 0 or k == 0:
         return valid
-    at_a_time = max(1, MOST_PAIRS // (k * k))
-    pieces = zip(boxes_xyxy.split(at_a_time), valid.split(at_a_time), strict=True)
-    return torch.cat([_greedy(boxes, counts, threshold) for boxes, counts in pieces])
+    chunk_size = max(1, MAX_PAIRS // (k * k))
+    chunks = zip(boxes_xyxy.split(chunk_size), valid.split(chunk_size), strict=True)
+    return torch.cat([_greedy_nms(boxes, is_valid, iou_threshold) for boxes, is_valid in chunks])
 
 
-def _greedy(boxes_xyxy: Tensor, valid: Tensor, threshold: float) -> Tensor:
+def _greedy_nms(boxes_xyxy: Tensor, valid: Tensor, iou_threshold: float) -> Tensor:
     k = valid.shape[1]
-    covers = iou(boxes_xyxy[:, :, None], boxes_xyxy[:, None]) >= threshold  # [rows, k, k]
-    stays = valid.clone()
+    overlaps = broadcast_iou(boxes_xyxy[:, :, None], boxes_xyxy[:, None]) >= iou_threshold  # [num_lists, k, k]
+    remains = valid.clone()
     for i in range(k - 1):
-        stays[:, i + 1 :] &= ~(stays[:, i, None] & covers[:, i, i + 1 :])
-    return stays
+        remains[:, i + 1 :] &= ~(remains[:, i, None] & overlaps[:, i, i + 1 :])
+    return remains

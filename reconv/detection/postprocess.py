@@ -1,8 +1,4 @@
-"""From a detector's raw answers to detections: decode, keep what is likely, nms doubles, keep the best.
-
-Owns the order of those and their ties. Refuses to know networks and files. Invariant: the same answers give the same
-detections on every device; of equal scores the lower default box, then the lower class, comes first.
-"""
+"""From a detector's raw outputs to detections: score threshold, decoding, non-maximum suppression, top k."""
 
 from __future__ import annotations
 
@@ -12,47 +8,69 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reconv.detection.box_coder import decode
-from reconv.detection.detections import Detections
-from reconv.detection.nms import nms
+from reconv.detection.box_coder import decode_boxes
+from reconv.detection.nms import batched_nms
+
+
+@dataclass(frozen=True, slots=True)
+class Detections:
+    """The detections of n images, padded to K rows each.
+
+    The first `counts[i]` rows of image i are its detections, best score first; the rows after them are zeros.
+    """
+
+    boxes_xyxy: Tensor  # [n, K, 4] float32, fractions of the input image's width and height
+    scores: Tensor  # [n, K] float32
+    labels: Tensor  # [n, K] int64: 1 to num_classes; 0 in padding rows
+    counts: Tensor  # [n] int64
+
+    def __len__(self) -> int:
+        return int(self.counts.shape[0])
+
+    def cpu(self) -> Detections:
+        """A copy in host memory."""
+        return Detections(self.boxes_xyxy.cpu(), self.scores.cpu(), self.labels.cpu(), self.counts.cpu())
 
 
 @dataclass(frozen=True, slots=True)
 class PostprocessConfig:
-    """What is kept of a network's answers."""
+    """Which raw outputs become detections."""
 
-    score: float = 0.05  # scores must be above
-    nms: float = 0.5  # overlap with a better box of the class that drops a box
-    max_per_class: int = 200  # before suppression
+    score_threshold: float = 0.05  # exclusive
+    nms_iou: float = 0.5
+    max_per_class: int = 200  # before non-maximum suppression
     max_per_image: int = 200
 
 
 def postprocess(
-    codes: Tensor, logits: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float], keep: PostprocessConfig
+    box_deltas: Tensor, logits: Tensor, anchors_cxcywh: Tensor, variances: Sequence[float], config: PostprocessConfig
 ) -> Detections:
-    """Detections of codes [n, num_anchors, 4] and logits [n, num_anchors, classes], class 0 being background."""
+    """Detections from box deltas [n, num_anchors, 4] and logits [n, num_anchors, 1 + num_classes]; 0 is background.
+
+    Equal scores are ordered by anchor, then class, so the same outputs give the same detections on every device.
+    """
     n, num_classes = logits.shape[0], logits.shape[2] - 1
     scores = logits.float().softmax(dim=2)[:, :, 1:]
-    image, anchor, label = (scores > keep.score).nonzero(as_tuple=True)  # by image, then default box, then class
+    image, anchor, label = (scores > config.score_threshold).nonzero(as_tuple=True)
     score, group = scores[image, anchor, label], image * num_classes + label
-    order, rank = _ranked(score, group, n * num_classes)
-    order = order[rank < keep.max_per_class]
-    rank = rank[rank < keep.max_per_class]
+    order, rank = _rank_in_group(score, group, n * num_classes)
+    order = order[rank < config.max_per_class]
+    rank = rank[rank < config.max_per_class]
     image, anchor, label, score, group = (x[order] for x in (image, anchor, label, score, group))
-    boxes = decode(codes[image, anchor].float(), anchors_cxcywh[anchor], variances)
+    boxes = decode_boxes(box_deltas[image, anchor].float(), anchors_cxcywh[anchor], variances)
 
-    stays = _suppressed(boxes, group, rank, keep.nms)
-    image, label, score, boxes, anchor = (x[stays] for x in (image, label, score, boxes, anchor))
+    remains = _nms_by_group(boxes, group, rank, config.nms_iou)
+    image, label, score, boxes, anchor = (x[remains] for x in (image, label, score, boxes, anchor))
     by_anchor = (anchor * num_classes + label).argsort(stable=True)
     image, label, score, boxes = (x[by_anchor] for x in (image, label, score, boxes))
-    order, rank = _ranked(score, image, n)
-    order, rank = order[rank < keep.max_per_image], rank[rank < keep.max_per_image]
+    order, rank = _rank_in_group(score, image, n)
+    order, rank = order[rank < config.max_per_image], rank[rank < config.max_per_image]
     image, label, score, boxes = (x[order] for x in (image, label, score, boxes))
-    return _padded(image, rank, boxes, score, label, n, keep.max_per_image)
+    return _pad(image, rank, boxes, score, label, n, config.max_per_image)
 
 
-def _ranked(score: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """The order that sorts by group and then by falling score, and each item's place in its group, in that order."""
+def _rank_in_group(score: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """The order that sorts by group, then by falling score, and the rank in its group of each item in that order."""
     order = score.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]
     counts = torch.bincount(group, minlength=num_groups)
@@ -60,8 +78,8 @@ def _ranked(score: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tens
     return order, torch.arange(len(order), device=group.device) - starts[group[order]]
 
 
-def _suppressed(boxes_xyxy: Tensor, group: Tensor, rank: Tensor, threshold: float) -> Tensor:
-    """Which of the boxes, sorted by group and rank, stay: groups become rows as long as the longest."""
+def _nms_by_group(boxes_xyxy: Tensor, group: Tensor, rank: Tensor, iou_threshold: float) -> Tensor:
+    """Mask of the boxes, sorted by group and rank, that remain. Each group becomes a padded row."""
     if len(group) == 0:
         return torch.ones_like(group, dtype=torch.bool)
     _, row, counts = torch.unique_consecutive(group, return_inverse=True, return_counts=True)
@@ -70,10 +88,10 @@ def _suppressed(boxes_xyxy: Tensor, group: Tensor, rank: Tensor, threshold: floa
     dense[row, rank] = boxes_xyxy
     valid = torch.zeros(shape, dtype=torch.bool, device=group.device)
     valid[row, rank] = True
-    return nms(dense, valid, threshold)[row, rank]
+    return batched_nms(dense, valid, iou_threshold)[row, rank]
 
 
-def _padded(
+def _pad(
     image: Tensor, rank: Tensor, boxes: Tensor, score: Tensor, label: Tensor, n: int, max_per_image: int
 ) -> Detections:
     shape = (n, max_per_image)

@@ -19,7 +19,7 @@ from reconv.data.decode.decode import decode, host_eval, picture
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import read, read_named
-from reconv.detection.detections import Detections
+from reconv.detection.postprocess import Detections
 from reconv.errors import DataError, UsageError
 from reconv.inference.predictor import LoadedModel, Tell, find_model, open_model, silent
 from reconv.inference.tta import averaged_views
@@ -139,7 +139,7 @@ def _boxes(model: LoadedModel, wishes: Wishes, files: Sequence[Path]) -> Answer:
     told = partial(found_boxes, class_names=model.class_names, class_ids=model.class_ids)
 
     def answer(opened: Mapping[Path, Opened], images: Tensor) -> Iterator[Prediction]:
-        found = detections(model.network.model(images)).to_host()
+        found = detections(model.network.model(images)).cpu()
         for row, (file, one) in enumerate(opened.items()):
             boxes = [box for box in told(found, row, one) if box.score >= least][: wishes.top]
             target = drawn.get(file)

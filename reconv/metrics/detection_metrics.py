@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
-from reconv.detection.detections import Detections
+from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import CocoScores, can_score_coco, coco_scores
 from reconv.metrics.detection_errors import error_kinds, size_buckets
 from reconv.metrics.overlaps import Overlaps, Scored, overlaps_of
@@ -82,7 +82,7 @@ class DetectionEvaluator:
     def _read(self) -> None:
         """Move what lies on the device to the host."""
         for indices, padded in self._on_device:
-            found = padded.to_host()
+            found = padded.cpu()
             boxes, scores = found.boxes_xyxy.double().numpy(), found.scores.double().numpy()
             labels = found.labels.numpy()
             for row, (index, count) in enumerate(zip(indices.tolist(), found.counts.tolist(), strict=True)):

@@ -16,12 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.detection.box_coder import encode
-from reconv.detection.box_ops import to_xyxy
-from reconv.detection.detections import Detections
-from reconv.detection.hard_negatives import hard_negatives
-from reconv.detection.matcher import match
-from reconv.detection.postprocess import PostprocessConfig, postprocess
+from reconv.detection.box_coder import encode_boxes
+from reconv.detection.box_ops import cxcywh_to_xyxy
+from reconv.detection.matcher import hard_negatives, match_anchors
+from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.metrics.detection_metrics import DetectionEvaluator, Truth
 from reconv.models.architecture import SSDFeatureMaps, SSDOutput
 from reconv.trainer.protocols import Sums
@@ -56,9 +54,9 @@ def image_losses(
     dtype = torch.promote_types(logits.dtype, torch.float32)
     codes, logits = codes.to(dtype), logits.to(dtype)
     with torch.no_grad():
-        row, positive = match(to_xyxy(anchors_cxcywh), boxes, num_boxes, rules.threshold)
+        row, positive = match_anchors(cxcywh_to_xyxy(anchors_cxcywh), boxes, num_boxes, rules.threshold)
         own_boxes = boxes.gather(1, row[:, :, None].expand(-1, -1, 4))
-        wanted_codes = encode(own_boxes, anchors_cxcywh, rules.variances).to(dtype)
+        wanted_codes = encode_boxes(own_boxes, anchors_cxcywh, rules.variances).to(dtype)
         wanted_class = torch.where(positive, labels.gather(1, row), 0)
         share = 1 / positive.sum(dim=1).clamp(min=1).to(dtype)
 

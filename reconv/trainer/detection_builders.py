@@ -14,9 +14,8 @@ from torch import Tensor
 
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, LabelError
-from reconv.detection.anchors import default_boxes
-from reconv.detection.detections import Detections
-from reconv.detection.postprocess import PostprocessConfig, postprocess
+from reconv.detection.anchors import generate_anchors
+from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device
 from reconv.errors import DataError, RecipeError
 from reconv.metrics.coco_eval import require_coco
@@ -51,10 +50,10 @@ def check_scores(recipe: Recipe) -> None:
         require_coco(f"detection.metric: {recipe.detection.metric}")
 
 
-def build_default_boxes(recipe: Recipe) -> Tensor:
+def build_anchors(recipe: Recipe) -> Tensor:
     """Default boxes [num_boxes, 4] cxcywh for the maps of the recipe's network."""
     spec, size, boxes = _spec(recipe), recipe.data.preprocess.size, recipe.detection.boxes
-    return default_boxes(spec.map_pitches(size), spec.map_sides(size), boxes.scales, boxes.ratios)
+    return generate_anchors(spec.map_pitches(size), spec.map_sides(size), boxes.scales, boxes.ratios)
 
 
 def with_boxes(source: Dataset) -> DetectionDataset:
@@ -106,7 +105,7 @@ def build_detection(recipe: Recipe, source: Dataset, device: Device, compiled: C
     """The task, scored against the annotations of a validation set."""
     section = recipe.detection
     return DetectionTask(
-        anchors_cxcywh=build_default_boxes(recipe).to(device.torch),
+        anchors_cxcywh=build_anchors(recipe).to(device.torch),
         rules=MatchConfig(section.boxes.variances, section.match, section.negatives),
         keep=_keep(recipe),
         class_names=tuple(source.class_names),
@@ -118,7 +117,7 @@ def build_detection(recipe: Recipe, source: Dataset, device: Device, compiled: C
 
 def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], Detections]:
     """What makes detections of a network's answers, as evaluation does."""
-    anchors = build_default_boxes(recipe).to(device.torch)
+    anchors = build_anchors(recipe).to(device.torch)
 
     def detections(answers: SSDOutput) -> Detections:
         return postprocess(answers.codes, answers.logits, anchors, recipe.detection.boxes.variances, _keep(recipe))

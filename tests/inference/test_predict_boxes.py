@@ -13,7 +13,7 @@ from PIL import Image
 
 import reconv
 from reconv.cli import main
-from reconv.detection.detections import Detections
+from reconv.detection.postprocess import Detections
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.predict import FoundBox, Opened, found_boxes
 from reconv.inference.predictor import find_model, open_model

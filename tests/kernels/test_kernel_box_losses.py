@@ -12,16 +12,16 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
-from reconv.detection.anchors import default_boxes
-from reconv.detection.box_ops import to_xyxy
-from reconv.detection.matcher import match
+from reconv.detection.anchors import generate_anchors
+from reconv.detection.box_ops import cxcywh_to_xyxy
+from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import PostprocessConfig
 from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses, matched
 from reconv.models.architecture import SSDFeatureMaps
 from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7
-ANCHORS = default_boxes([0.2, 0.5], SIDES, [0.3, 0.5, 0.8], [(2.0,), (2.0, 3.0)])
+ANCHORS = generate_anchors([0.2, 0.5], SIDES, [0.3, 0.5, 0.8], [(2.0,), (2.0, 3.0)])
 LAYOUT = AnchorLayout(PER_CELL, NUM_CLASSES)
 RULES = MatchConfig()
 
@@ -112,14 +112,14 @@ boxes_on_a_grid = st.tuples(*[st.integers(0, 6)] * 2, *[st.integers(0, 5)] * 2).
 @settings(max_examples=25)
 @given(st.lists(st.lists(boxes_on_a_grid, max_size=4), min_size=1, max_size=3), st.sampled_from([0.3, 0.5]))
 def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], threshold: float) -> None:
-    anchors = default_boxes([0.25], [4], [0.25, 0.5], [(4.0,)])
+    anchors = generate_anchors([0.25], [4], [0.25, 0.5], [(4.0,)])
     rows = torch.zeros(len(images), 5, 4)
     for i, image in enumerate(images):
         rows[i, : len(image)] = torch.tensor(image).view(-1, 4)
     counts = torch.tensor([len(image) for image in images])
     labels = torch.ones(len(images), 5, dtype=torch.int64)
     found = matched(Truth(rows, labels, counts, anchors, RULES.variances, threshold, 3.0))
-    expected = match(to_xyxy(anchors), rows, counts, threshold)
+    expected = match_anchors(cxcywh_to_xyxy(anchors), rows, counts, threshold)
     assert torch.equal(found >= 0, expected.positive)
     assert torch.equal(found[found >= 0].long(), expected.row[expected.positive])
 

@@ -13,7 +13,7 @@ import torch
 
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
-from reconv.detection.detections import Detections
+from reconv.detection.postprocess import Detections
 from reconv.metrics.overlaps import Scored
 
 STORED = Path(__file__).parent.parent / "metrics" / "fixtures" / "coco_cases.json"

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
-from reconv.detection.anchors import default_boxes
-from reconv.detection.box_coder import encode
-from reconv.detection.box_ops import iou, to_xyxy
+from reconv.detection.anchors import generate_anchors
+from reconv.detection.box_coder import encode_boxes
+from reconv.detection.box_ops import broadcast_iou, cxcywh_to_xyxy
 from reconv.detection.postprocess import PostprocessConfig
 from reconv.models.architecture import SSDOutput
 from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
-ANCHORS = default_boxes([0.25, 0.5], [4, 2], [0.3, 0.5, 0.8], [(2.0,), (2.0,)])
+ANCHORS = generate_anchors([0.25, 0.5], [4, 2], [0.3, 0.5, 0.8], [(2.0,), (2.0,)])
 MOST = 6
 NUM_CLASSES = 5
 
@@ -56,8 +56,8 @@ def random_answers(n: int, seed: int, dtype: torch.dtype = torch.float64) -> SSD
 
 def by_hand(codes: Tensor, logits: Tensor, boxes: Tensor, labels: Tensor) -> tuple[float, float]:
     """One image's class loss and box loss, as published: read from the page, one default box at a time."""
-    anchors = to_xyxy(ANCHORS)
-    overlaps = [[iou(box, anchor).item() for box in boxes] for anchor in anchors]
+    anchors = cxcywh_to_xyxy(ANCHORS)
+    overlaps = [[broadcast_iou(box, anchor).item() for box in boxes] for anchor in anchors]
     owner: dict[int, int] = {}
     for j, row in enumerate(overlaps):
         if row and max(row) >= 0.5:
@@ -72,7 +72,7 @@ def by_hand(codes: Tensor, logits: Tensor, boxes: Tensor, labels: Tensor) -> tup
     negative = sorted((entropies[j][0].item() for j in range(len(anchors)) if j not in owner), reverse=True)
     boxes_loss = 0.0
     for j, i in owner.items():
-        for difference in (codes[j] - encode(boxes[i], ANCHORS[j], (0.1, 0.2))).abs().tolist():
+        for difference in (codes[j] - encode_boxes(boxes[i], ANCHORS[j], (0.1, 0.2))).abs().tolist():
             boxes_loss += 0.5 * difference**2 if difference < 1 else difference - 0.5
     return (positive + sum(negative[: 3 * len(owner)])) / len(owner), boxes_loss / len(owner)
 
@@ -166,4 +166,4 @@ def test_detections_are_those_of_the_answers() -> None:
     found = TASK.detections(SSDOutput(codes, logits))
     assert found.counts.tolist() == [1]
     assert found.labels[0, 0] == 2
-    assert torch.allclose(found.boxes_xyxy[0, 0], to_xyxy(ANCHORS[7]).clamp(0, 1), atol=1e-6)
+    assert torch.allclose(found.boxes_xyxy[0, 0], cxcywh_to_xyxy(ANCHORS[7]).clamp(0, 1), atol=1e-6)

@@ -18,7 +18,7 @@ from reconv.inference.load_model import read_saved
 from reconv.logging.events import Event, Noted
 from reconv.models import build_model, initialise
 from reconv.recipe.loader import Override, load
-from reconv.trainer.detection_builders import build_default_boxes
+from reconv.trainer.detection_builders import build_anchors
 from reconv.trainer.dry_run import dry_run
 
 SMALL: dict[str, object] = {
@@ -130,9 +130,9 @@ def test_pictures_with_classes_alone_are_refused_for_detection(tmp_path: Path) -
 
 
 def test_the_published_recipe_has_8732_boxes_and_at_512_pixels_more() -> None:
-    assert build_default_boxes(load("ssd-resnet34").recipe).shape == (8732, 4)
+    assert build_anchors(load("ssd-resnet34").recipe).shape == (8732, 4)
     larger = load("ssd-resnet34", [("data.preprocess.size", 512, "test")]).recipe
-    assert build_default_boxes(larger).shape == (64**2 * 4 + (32**2 + 16**2 + 8**2) * 6 + (6**2 + 4**2) * 4, 4)
+    assert build_anchors(larger).shape == (64**2 * 4 + (32**2 + 16**2 + 8**2) * 6 + (6**2 + 4**2) * 4, 4)
 
 
 def test_a_validation_picture_that_is_damaged_is_left_out_where_the_recipe_bears_it(tmp_path: Path) -> None:
