@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import reconv
-from reconv.logging.events import Event, Noted, Progress, latest_by_step, read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress, latest_by_step, read_events
 
 SETTINGS = {
     "length": "8step",
@@ -41,7 +41,7 @@ def train(out: Path, *, resume: bool = False, kill_at: int | None = None) -> Non
     """Train the short run, up to a step or to its end."""
 
     def watch(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == kill_at:
+        if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
     given = [(field, value, "--set") for field, value in SETTINGS.items()]
@@ -51,9 +51,9 @@ def train(out: Path, *, resume: bool = False, kill_at: int | None = None) -> Non
 def losses_of(run: Path) -> dict[int, float]:
     """What the run itself says."""
     events = read_events(run / "events.jsonl")
-    warnings = [e.text for e in events if isinstance(e, Noted) and e.level == "warning"]
+    warnings = [e.text for e in events if isinstance(e, LogMessage) and e.level == "warning"]
     assert not warnings, warnings
-    return {e.step: e.loss for e in latest_by_step(events) if isinstance(e, Progress)}
+    return {e.step: e.loss for e in latest_by_step(events) if isinstance(e, TrainProgress)}
 
 
 def read_csv(run: Path) -> dict[int, float]:

@@ -30,7 +30,7 @@ import yaml
 
 from reconv import train
 from reconv.errors import ReconvError
-from reconv.logging.events import Evaluated, Event
+from reconv.logging.events import EvalResult, Event
 from reconv.recipe.loader import Override, load
 
 
@@ -69,7 +69,7 @@ def trained(
     batch = load(recipe, overrides).recipe.batch.size
 
     def observe(event: Event) -> None:
-        if isinstance(event, Evaluated):
+        if isinstance(event, EvalResult):
             result.reached(event.step * batch, event.metrics)
 
     began_s = time.perf_counter()

@@ -17,7 +17,7 @@ from reconv.bench.timing import Marks, Windows, Wish, measure
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.distributed.process_group import ProcessGroup, Shared
-from reconv.logging.events import Event, Noted
+from reconv.logging.events import Event, LogMessage
 from reconv.recipe.plan import Plan
 from reconv.trainer import builders as parts
 from reconv.trainer.build import TrainingRun, build_learner, build_step, fit_step, share
@@ -60,7 +60,7 @@ def measure_own(
     notes: list[str] = []
 
     def hear(event: Event) -> None:
-        if isinstance(event, Noted):
+        if isinstance(event, LogMessage):
             notes.append(event.text)
             tell(event.text)
 

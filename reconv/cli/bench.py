@@ -257,7 +257,7 @@ def data(
 
 def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
     """The result of `bench train`, a line a matter."""
-    from reconv.logging import text as words
+    from reconv.logging import formatting as fmt
 
     step_ms = result["step_ms"]
     split = ", ".join(
@@ -271,7 +271,7 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
         f"step {step_ms['median']:.2f} ms (median of {result['windows']} windows of {result['steps_per_window']} "
         f"steps), p95 {step_ms['p95']:.2f} ms",
         split,
-        f"peak memory {words.size(result['peak_memory_bytes'])}; first step "
+        f"peak memory {fmt.size(result['peak_memory_bytes'])}; first step "
         + ("at an unknown time" if startup_s is None else f"{startup_s:.1f} s after the start of the process"),
         *_roofline_lines(result),
     ]

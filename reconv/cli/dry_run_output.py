@@ -59,34 +59,34 @@ def rehearse(asked: Asked, steps: int | None) -> int:
 
 def _say(event: Event) -> None:
     """Print what a person should know before the first step; other processes can be handed this function."""
-    from reconv.logging.events import Noted, Planned
+    from reconv.logging.events import LogMessage, RunPlanned
 
-    if isinstance(event, Planned):
+    if isinstance(event, RunPlanned):
         click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps of it", *event.lines]))
-    elif isinstance(event, Noted):
+    elif isinstance(event, LogMessage):
         click.echo(event.text)
 
 
 def lines(result: DryRunResult, *, is_compiling_only: bool) -> list[str]:
     """The result of a rehearsal, a line a matter."""
-    from reconv.logging import text as words
+    from reconv.logging import formatting as fmt
 
     said = [
         f"made ready in {result.setup_s:.1f} s; first step {result.first_step_s:.2f} s"
         + ("" if result.step_s is None else f", later ones {1000 * result.step_s:.0f} ms"),
-        f"peak memory {words.size(result.peak_memory_bytes)}",
+        f"peak memory {fmt.size(result.peak_memory_bytes)}",
     ]
     if is_compiling_only:
         return [*said, "nothing was trained, nothing was kept"]
     if result.images_per_s is not None:
-        wait = words.percent(result.data_wait_fraction, 0)
+        wait = fmt.percent(result.data_wait_fraction, 0)
         said.append(
-            f"{words.rate(result.images_per_s)} images/s, {words.rate(result.compute_images_per_s)} without waiting "
+            f"{fmt.rate(result.images_per_s)} images/s, {fmt.rate(result.compute_images_per_s)} without waiting "
             f"for data ({wait} of the time)"
         )
     if result.estimated_s is not None:
-        said.append(f"the run of {result.total_steps:,} steps will take about {words.clock_time(result.estimated_s)}")
+        said.append(f"the run of {result.total_steps:,} steps will take about {fmt.clock_time(result.estimated_s)}")
     if result.checkpoint_bytes is not None and result.estimated_disk_bytes is not None:
-        each = words.size(result.checkpoint_bytes)
-        said.append(f"and at most {words.size(result.estimated_disk_bytes)} of disk: checkpoints of {each}")
+        each = fmt.size(result.checkpoint_bytes)
+        said.append(f"and at most {fmt.size(result.estimated_disk_bytes)} of disk: checkpoints of {each}")
     return [*said, *result.notes, f"{result.steps} steps were rehearsed, nothing was kept"]

@@ -176,10 +176,10 @@ def _refuse_with_rehearsal(dry_run: int | None, compile_only: bool, resume: bool
 def _say_finished(summary: Mapping[str, Any], folder: Path, console: str) -> None:
     """Repeat the result of a run that had nothing left to do; a run that did something has said it itself."""
     from reconv.logging.console import make_console
-    from reconv.logging.events import Noted
+    from reconv.logging.events import LogMessage
 
     screen = make_console(console, folder)
     if console == "auto":
-        screen.observe(Noted("info", f"{folder} is finished: nothing to do"))
+        screen.on_event(LogMessage("info", f"{folder} is finished: nothing to do"))
     screen.finish(summary)
     screen.close()

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from reconv.errors import Exit, UsageError
-from reconv.logging import text as words
+from reconv.logging import formatting as fmt
 from reconv.logging.events import (
-    Attempt,
-    BadImage,
-    Ended,
-    Evaluated,
+    AttemptStarted,
+    BadImageSkipped,
+    CheckpointSaved,
+    DataWait,
+    EvalResult,
     Event,
+    LogMessage,
     NonFiniteStep,
-    Noted,
-    Planned,
-    Progress,
-    Saved,
-    Waited,
+    RunEnded,
+    RunPlanned,
+    TrainProgress,
     encode,
 )
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 
-class Observer(Protocol):
+class EventHandler(Protocol):
     """Someone who is told everything that happens in a run."""
 
-    def observe(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None: ...
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Say the result, once the run has ended and its report is written."""
         ...
@@ -52,38 +52,38 @@ class Observer(Protocol):
         ...
 
 
-def make_console(mode: str, run_dir: Path | None = None, stream: TextIO | None = None) -> Observer:
+def make_console(mode: str, run_dir: Path | None = None, stream: TextIO | None = None) -> EventHandler:
     """The observer for a mode (auto, plain, quiet, json); `run_dir` is where the report will be."""
     if mode not in ("auto", "plain", "quiet", "json"):
         raise UsageError(f"there is no console mode {mode!r}", then="choose auto, plain, quiet or json")
     screen = stream or sys.stdout
     if screen is None:  # the process was started without one: >&-
-        return Forgiving(None)
+        return FailSafeConsole(None)
     if isinstance(screen, io.TextIOWrapper):
         screen.reconfigure(errors="backslashreplace")  # it may take ASCII alone
-    return Forgiving(_observer(mode, run_dir, screen))
+    return FailSafeConsole(_observer(mode, run_dir, screen))
 
 
-def _observer(mode: str, run_dir: Path | None, stream: TextIO) -> Observer:
+def _observer(mode: str, run_dir: Path | None, stream: TextIO) -> EventHandler:
     match mode:
         case "json":
-            return JsonLines(stream)
+            return JsonConsole(stream)
         case "quiet":
-            return Quiet(stream, run_dir)
+            return QuietConsole(stream, run_dir)
         case "auto" if stream.isatty() and os.environ.get("TERM") not in (None, "dumb"):
-            return Terminal(stream, run_dir)
+            return LiveConsole(stream, run_dir)
         case _:
-            return Plain(stream, run_dir)
+            return PlainConsole(stream, run_dir)
 
 
-class Forgiving:
+class FailSafeConsole:
     """Passes everything on until the screen fails for the first time, and is silent from then on."""
 
-    def __init__(self, screen: Observer | None) -> None:
+    def __init__(self, screen: EventHandler | None) -> None:
         self._screen = screen
 
-    def observe(self, event: Event) -> None:
-        self._tell(lambda screen: screen.observe(event))
+    def on_event(self, event: Event) -> None:
+        self._tell(lambda screen: screen.on_event(event))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._tell(lambda screen: screen.finish(summary))
@@ -91,7 +91,7 @@ class Forgiving:
     def close(self) -> None:
         self._tell(lambda screen: screen.close())
 
-    def _tell(self, say: Callable[[Observer], None]) -> None:
+    def _tell(self, say: Callable[[EventHandler], None]) -> None:
         if self._screen is None:
             return
         try:
@@ -104,9 +104,9 @@ class Forgiving:
 
 def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     """The last thing said: the result, the report if it could be written, and how to go on if there is more to do."""
-    result = words.result(summary)
+    result = fmt.result(summary)
     if summary["exit_code"] != Exit.DONE:
-        result = f"{words.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
+        result = f"{fmt.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     elif summary.get("stopped_early"):
         result = f"ended early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     report = run_dir / summary["report"] if run_dir else None
@@ -116,13 +116,13 @@ def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     return lines
 
 
-class JsonLines:
+class JsonConsole:
     """Every event, and at last the summary, as a JSON object a line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         print(encode(event, ascii_only=True), file=self._stream, flush=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -132,14 +132,14 @@ class JsonLines:
         self._stream.flush()
 
 
-class Quiet:
+class QuietConsole:
     """Nothing but the result."""
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
         self._run_dir = run_dir
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Errors are told by whoever ends the process; nothing else is worth breaking the silence."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -150,17 +150,17 @@ class Quiet:
         self._stream.flush()
 
 
-class Plain:
+class PlainConsole:
     """One line a log point, for files, pipes and terminals that cannot move their cursor."""
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
-        self._told = Told(run_dir)
+        self._told = ConsoleLines(run_dir)
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         for line in self._told.lines(event):
             print(line, file=self._stream, flush=True)
-        if isinstance(event, Progress):
+        if isinstance(event, TrainProgress):
             print("  ".join(self._told.progress(event)), file=self._stream, flush=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class Plain:
         self._stream.flush()
 
 
-class Terminal:
+class LiveConsole:
     """A live display: what is past scrolls up, the state of the run stays below.
 
     It refreshes when told something and has no thread of its own, so a signal or a fork never meets one.
@@ -185,23 +185,23 @@ class Terminal:
                 raise BrokenPipeError  # rich would end the process
 
         self._console: RichConsole = Screen(file=stream, highlight=False)
-        self._told = Told(run_dir)
+        self._told = ConsoleLines(run_dir)
         self._live: Live | None = None
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         from rich.text import Text
 
         style = _style(event)
         for line in self._told.lines(event):
             self._console.print(Text(line, style))  # a style given to print would colour the live part too
-        if isinstance(event, Progress):
+        if isinstance(event, TrainProgress):
             self._show(event)
-        elif isinstance(event, Ended):
+        elif isinstance(event, RunEnded):
             self.close()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self.close()
-        colour = {"met": "green", "finished": "green", "missed": "yellow"}.get(words.state(summary), "red")
+        colour = {"met": "green", "finished": "green", "missed": "yellow"}.get(fmt.state(summary), "red")
         first, *rest = final_lines(summary, self._told.run_dir)
         self._console.print(first, style=f"bold {colour}", markup=False, soft_wrap=True)
         for line in rest:
@@ -212,7 +212,7 @@ class Terminal:
             self._live.stop()
             self._live = None
 
-    def _show(self, event: Progress) -> None:
+    def _show(self, event: TrainProgress) -> None:
         from rich.live import Live
 
         if self._live is None:
@@ -220,7 +220,7 @@ class Terminal:
             self._live.start()
         self._live.update(self._status(event), refresh=True)
 
-    def _status(self, event: Progress) -> RenderableType:
+    def _status(self, event: TrainProgress) -> RenderableType:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -245,17 +245,17 @@ def _style(event: Event) -> str:
     match event:
         case NonFiniteStep():
             return "bold red"
-        case Noted(level="warning") | BadImage():
+        case LogMessage(level="warning") | BadImageSkipped():
             return "yellow"
-        case Evaluated(best=True):
+        case EvalResult(best=True):
             return "bold"
-        case Saved():
+        case CheckpointSaved():
             return "dim"
         case _:
             return ""
 
 
-class Told:
+class ConsoleLines:
     """What the events have said so far, and the lines that follow from it."""
 
     def __init__(self, run_dir: Path | None) -> None:
@@ -269,74 +269,74 @@ class Told:
         """How many the run has."""
         return f"{round(self.total_steps / self._steps_per_epoch, 2) if self._steps_per_epoch else 0:g}"
 
-    def progress(self, event: Progress) -> list[str]:
+    def progress(self, event: TrainProgress) -> list[str]:
         """The parts of a log point, each short."""
-        metrics = [f"{words.metric_name(name)} {words.metric_text(name, v)}" for name, v in event.metrics.items()]
+        metrics = [f"{fmt.metric_name(name)} {fmt.metric_text(name, v)}" for name, v in event.metrics.items()]
         note = f" ({event.metrics_note})" if metrics and event.metrics_note else ""
         return [
             f"epoch {event.epoch:.2f}/{self._epochs}",
             f"step {event.step:,}/{self.total_steps:,}",
-            f"loss {words.number(event.loss)}",
+            f"loss {fmt.number(event.loss)}",
             *metrics[:-1],
             *(part + note for part in metrics[-1:]),
-            f"lr {words.number(event.lr)}",
-            f"{words.rate(event.images_per_s)} images/s",
-            f"data wait {words.percent(event.data_wait_fraction, 0)}",
-            f"memory {words.size(event.memory_bytes)}",
-            f"ETA {words.clock_time(event.eta_s)}",
+            f"lr {fmt.number(event.lr)}",
+            f"{fmt.rate(event.images_per_s)} images/s",
+            f"data wait {fmt.percent(event.data_wait_fraction, 0)}",
+            f"memory {fmt.size(event.memory_bytes)}",
+            f"ETA {fmt.clock_time(event.eta_s)}",
         ]
 
     def lines(self, event: Event) -> list[str]:
         """What an event adds to the lines that stay."""
         match event:
-            case Attempt():
+            case AttemptStarted():
                 return self._attempt(event)
-            case Planned():
+            case RunPlanned():
                 return self._plan(event)
-            case Evaluated():
+            case EvalResult():
                 return [self._evaluated(event)]
-            case Saved():
+            case CheckpointSaved():
                 where = f"{self.run_dir / event.path}" if self.run_dir else event.path
-                return [f"saved {where} ({words.size(event.num_bytes)}, {event.reason})"]
+                return [f"saved {where} ({fmt.size(event.num_bytes)}, {event.reason})"]
             case NonFiniteStep():
                 then = "stopping" if event.action == "stop" else "update skipped"
-                return [f"step {event.step:,}: loss {words.number(event.loss)} or a gradient is not finite; {then}"]
-            case BadImage():
+                return [f"step {event.step:,}: loss {fmt.number(event.loss)} or a gradient is not finite; {then}"]
+            case BadImageSkipped():
                 return [f"warning: left out an image ({event.split}): {event.path}: {event.why}"]
-            case Waited():
+            case DataWait():
                 return self._waited(event)
-            case Noted():
+            case LogMessage():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
             case _:
                 return []
 
-    def _attempt(self, event: Attempt) -> list[str]:
+    def _attempt(self, event: AttemptStarted) -> list[str]:
         device = event.environment.get("device", "this machine")
         going_on = f"attempt {event.attempt}, going on from step {event.from_step:,}, " if event.from_step else ""
         return [f"{going_on}on {device}"]
 
-    def _plan(self, event: Planned) -> list[str]:
+    def _plan(self, event: RunPlanned) -> list[str]:
         self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
         length = f"{self._epochs} epochs, {event.total_steps:,} steps"
-        size = f"{words.big(event.parameters)} parameters" if event.parameters else ""
+        size = f"{fmt.big(event.parameters)} parameters" if event.parameters else ""
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
         return [first, *(f"  {line}" for line in event.lines), *report]
 
-    def _waited(self, event: Waited) -> list[str]:
+    def _waited(self, event: DataWait) -> list[str]:
         """Nothing where there is nothing to do about it, or where the same was said before."""
         before, self._bottleneck = self._bottleneck, event.bottleneck
         if event.bottleneck in ("", before):
             return []
-        return [words.waiting(event.fraction, event.seconds, event.bottleneck, event.advice)]
+        return [fmt.waiting(event.fraction, event.seconds, event.bottleneck, event.advice)]
 
-    def _evaluated(self, event: Evaluated) -> str:
+    def _evaluated(self, event: EvalResult) -> str:
         metrics = "  ".join(
-            f"{words.metric_name(name)} {words.metric_text(name, event.metrics[name])}"
-            for name in dict.fromkeys((*words.HEADLINES, *(event.metrics if len(event.metrics) < 5 else ())))
+            f"{fmt.metric_name(name)} {fmt.metric_text(name, event.metrics[name])}"
+            for name in dict.fromkeys((*fmt.HEADLINES, *(event.metrics if len(event.metrics) < 5 else ())))
             if name in event.metrics
         )
         weights = "" if event.weights == "raw" else f" ({event.weights})"
         marks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")
-        marks += f"  {words.without_bad(event.skipped)}" if event.skipped else ""
+        marks += f"  {fmt.without_bad(event.skipped)}" if event.skipped else ""
         return f"evaluated at epoch {event.epoch:.2f}{weights}: {metrics}{marks}"

@@ -30,7 +30,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt(Event):
+class AttemptStarted(Event):
     """A start of the process: the first, or a resume."""
 
     kind: ClassVar[str] = "attempt"
@@ -41,7 +41,7 @@ class Attempt(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned(Event):
+class RunPlanned(Event):
     kind: ClassVar[str] = "plan"
     recipe: str
     task: str
@@ -55,7 +55,7 @@ class Planned(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress(Event):
+class TrainProgress(Event):
     """A log point: sums since the last one, as means."""
 
     kind: ClassVar[str] = "progress"
@@ -75,7 +75,7 @@ class Progress(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated(Event):
+class EvalResult(Event):
     kind: ClassVar[str] = "eval"
     step: int
     epoch: float
@@ -89,8 +89,8 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Saved(Event):
-    kind: ClassVar[str] = "save"
+class CheckpointSaved(Event):
+    kind: ClassVar[str] = "checkpoint"
     step: int
     path: str  # relative to the run folder
     num_bytes: int
@@ -102,7 +102,7 @@ class Saved(Event):
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteStep(Event):
-    kind: ClassVar[str] = "nonfinite"
+    kind: ClassVar[str] = "non_finite"
     step: int
     loss: float
     samples: tuple[int, ...]  # indices of the step's samples in the training set
@@ -110,10 +110,10 @@ class NonFiniteStep(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BadImage(Event):
+class BadImageSkipped(Event):
     """A file that cannot be read or decoded and is left out from here on; told once a run."""
 
-    kind: ClassVar[str] = "bad-image"
+    kind: ClassVar[str] = "bad_image"
     step: int  # steps done before it was needed
     split: str  # train or val
     index: int
@@ -122,10 +122,10 @@ class BadImage(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Waited(Event):
+class DataWait(Event):
     """How long training has waited for data in this attempt, and what it waited for."""
 
-    kind: ClassVar[str] = "waiting"
+    kind: ClassVar[str] = "data_wait"
     step: int  # steps done
     fraction: float  # of the time spent in steps
     seconds: Mapping[str, float]  # of all workers together, by stage: disk, decode, augment, copy
@@ -134,17 +134,17 @@ class Waited(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Noted(Event):
+class LogMessage(Event):
     """Something a person should know: a fallback, an ignored file, a changed setting."""
 
-    kind: ClassVar[str] = "note"
+    kind: ClassVar[str] = "message"
     level: str  # info or warning
     text: str
     step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Pictured(Event):
+class ImageLogged(Event):
     """An image in the run folder, for the report."""
 
     kind: ClassVar[str] = "image"
@@ -158,7 +158,7 @@ class Pictured(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended(Event):
+class RunEnded(Event):
     """The process is about to end, on purpose."""
 
     kind: ClassVar[str] = "end"
@@ -176,7 +176,19 @@ class Ended(Event):
 
 _CLASSES: dict[str, type[Event]] = {
     cls.kind: cls
-    for cls in (Attempt, Planned, Progress, Evaluated, Saved, NonFiniteStep, BadImage, Waited, Noted, Pictured, Ended)
+    for cls in (
+        AttemptStarted,
+        RunPlanned,
+        TrainProgress,
+        EvalResult,
+        CheckpointSaved,
+        NonFiniteStep,
+        BadImageSkipped,
+        DataWait,
+        LogMessage,
+        ImageLogged,
+        RunEnded,
+    )
 }
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -259,7 +271,7 @@ class EventLog:
             os.ftruncate(self._file, self._end)
             raise OSError(28, os.strerror(28), str(self._path))
         self._end += len(line)
-        if isinstance(event, Attempt | Saved | Ended):
+        if isinstance(event, AttemptStarted | CheckpointSaved | RunEnded):
             os.fsync(self._file)
         return stamped
 
@@ -335,7 +347,7 @@ def latest_by_step(events: Iterable[Event]) -> list[Event]:
     """
     kept: dict[tuple[Any, ...], Event] = {}
     for number, event in enumerate(events):
-        if isinstance(event, Attempt):
+        if isinstance(event, AttemptStarted):
             undone = [key for key, old in kept.items() if _step(old) > event.from_step]
             for key in undone:
                 del kept[key]
@@ -346,23 +358,27 @@ def latest_by_step(events: Iterable[Event]) -> list[Event]:
 
 
 def _step(event: Event) -> int:
-    if isinstance(event, BadImage) and event.split == "train":
+    if isinstance(event, BadImageSkipped) and event.split == "train":
         return event.step + 1  # it was met in the step after
-    return event.step if isinstance(event, Progress | Evaluated | Saved | NonFiniteStep | BadImage | Waited) else -1
+    return (
+        event.step
+        if isinstance(event, TrainProgress | EvalResult | CheckpointSaved | NonFiniteStep | BadImageSkipped | DataWait)
+        else -1
+    )
 
 
 def _name(event: Event, number: int) -> tuple[Any, ...]:
     """What an event is about: a later one about the same thing replaces it."""
     match event:
-        case Progress() | Saved() | NonFiniteStep():
+        case TrainProgress() | CheckpointSaved() | NonFiniteStep():
             return (event.kind, event.step)
-        case Evaluated():
+        case EvalResult():
             return (event.kind, event.step, event.weights)
-        case BadImage():
+        case BadImageSkipped():
             return (event.kind, event.split, event.index)
-        case Pictured():
+        case ImageLogged():
             return (event.kind, event.title)
-        case Planned() | Waited():
+        case RunPlanned() | DataWait():
             return (event.kind,)
         case _:
             return (event.kind, number)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from reconv.logging import text as words
+from reconv.logging import formatting as fmt
 from reconv.report.markup import Html, data_block, el, join
 
 MAX_POINTS = 600
@@ -20,9 +20,9 @@ Point = tuple[float, float]
 
 # The same names stand for the same formats in assets/page.js.
 _FORMATS: dict[str, Callable[[float], str]] = {
-    "number": words.number,
+    "number": fmt.number,
     "percent": lambda v: f"{100 * v:.4g} %",
-    "count": words.rate,
+    "count": fmt.rate,
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reconv.logging import text as words
+from reconv.logging import formatting as fmt
 from reconv.report import page
 from reconv.report.charts import NUM_COLOURS, draw
 from reconv.report.curves import charts_of_runs
@@ -51,8 +51,8 @@ def _verdict(number: int, record: Record, summary: Mapping[str, Any]) -> Html:
         None,
         swatch,
         el("b", None, record.label),
-        page.badge(words.state(summary)),
-        el("span", None, words.verdict(summary)),
+        page.badge(fmt.state(summary)),
+        el("span", None, fmt.verdict(summary)),
     )
 
 
@@ -61,17 +61,15 @@ def _results(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) 
     rows = [
         [
             record.label,
-            f"{words.metric_name(s['metric'])} {words.metric_text(s['metric'], s['value'])}"
-            if s["metric"]
-            else _ABSENT,
-            words.metric_text(s["metric"], s["best"]) if s["metric"] else _ABSENT,
+            f"{fmt.metric_name(s['metric'])} {fmt.metric_text(s['metric'], s['value'])}" if s["metric"] else _ABSENT,
+            fmt.metric_text(s["metric"], s["best"]) if s["metric"] else _ABSENT,
             f"{s['steps']:,} of {s['total_steps']:,}",
-            words.duration(s["wall_s"]),
-            words.rate(s["images_per_s"]),
-            words.rate(s["compute_images_per_s"]),
-            words.percent(s["data_wait_fraction"], 1),
-            words.size(s["peak_memory_bytes"]),
-            words.big(s["parameters"]) if s["parameters"] else _ABSENT,
+            fmt.duration(s["wall_s"]),
+            fmt.rate(s["images_per_s"]),
+            fmt.rate(s["compute_images_per_s"]),
+            fmt.percent(s["data_wait_fraction"], 1),
+            fmt.size(s["peak_memory_bytes"]),
+            fmt.big(s["parameters"]) if s["parameters"] else _ABSENT,
             str(s["attempts"]),
             moment(started) if record.tries and (started := record.tries[0].start.time_s) is not None else _ABSENT,
         ]

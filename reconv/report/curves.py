@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reconv.logging import text as words
-from reconv.logging.events import Progress
+from reconv.logging import formatting as fmt
+from reconv.logging.events import TrainProgress
 from reconv.report.charts import NUM_COLOURS, Band, Chart, Mark, Series
 from reconv.report.run_record import Record
 
@@ -35,7 +35,7 @@ def charts_of_run(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
     )
     small = partial(chart, small=True)
     seen = {name for e in record.evaluations for name in e.metrics} - {metric, "loss"}
-    others = sorted(seen.intersection(words.HEADLINES) if len(seen) > 4 else seen)
+    others = sorted(seen.intersection(fmt.HEADLINES) if len(seen) > 4 else seen)
     gradient = _train(record, "gradient norm", lambda e: e.grad_norm)
     charts = [
         chart("Loss", "number", _train_and_validation(record, "loss"), may_be_log=True),
@@ -61,7 +61,7 @@ def charts_of_runs(records: Sequence[Record], summaries: Sequence[Mapping[str, A
     small = partial(chart, small=True)
     metrics = sorted({s["metric"] for s in summaries if s["metric"] not in (None, "loss")})
 
-    def training(value: Callable[[Progress], float | None]) -> Lines:
+    def training(value: Callable[[TrainProgress], float | None]) -> Lines:
         return tuple(line for n, r in enumerate(records) for line in _train(r, r.label, value, n, n // NUM_COLOURS))
 
     def validation(metric: str) -> Lines:
@@ -72,7 +72,7 @@ def charts_of_runs(records: Sequence[Record], summaries: Sequence[Mapping[str, A
             for line in _validation(record, metric, weights, f"{record.label}{suffix}", n, dash)
         )
 
-    judged = [chart(f"Validation {words.metric_name(m)}", "percent", validation(m)) for m in metrics]
+    judged = [chart(f"Validation {fmt.metric_name(m)}", "percent", validation(m)) for m in metrics]
     charts = [
         chart("Training loss", "number", training(lambda e: e.loss), may_be_log=True),
         *judged,
@@ -98,7 +98,7 @@ def _verdict_charts(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
         x_max=record.epoch(plan.total_steps) if plan else 0.0,
         note=f"Training values are {'; '.join(notes)}: not comparable with validation." if notes else "",
         marks=_marks(record),
-        band=Band(expect["value"], expect["tolerance"], f"expected {words.expectation(expect)} %")
+        band=Band(expect["value"], expect["tolerance"], f"expected {fmt.expectation(expect)} %")
         if is_expected
         else None,
         best=None if summary["best"] is None else (record.epoch(summary["best_step"]), summary["best"]),
@@ -124,14 +124,14 @@ def _close_up(whole: Chart) -> list[Chart]:
 
 
 def _title(metric: str) -> str:
-    return f"Accuracy, {words.metric_name(metric)}" if metric.startswith("top") else words.metric_name(metric)
+    return f"Accuracy, {fmt.metric_name(metric)}" if metric.startswith("top") else fmt.metric_name(metric)
 
 
 def _train_and_validation(record: Record, metric: str) -> Lines:
     notes = sorted({e.metrics_note for e in record.progress if e.metrics_note}) if metric != "loss" else []
     label = f"training, last interval, {'; '.join(notes)}" if notes else "training, last interval"
 
-    def value(event: Progress) -> float | None:
+    def value(event: TrainProgress) -> float | None:
         return event.loss if metric == "loss" else event.metrics.get(metric)
 
     validations = [_validation(record, metric, weights, *look) for weights, look in _WEIGHTS.items()]
@@ -152,7 +152,7 @@ def _throughput(record: Record) -> Lines:
 
 
 def _train(
-    record: Record, label: str, value: Callable[[Progress], float | None], colour: int = _TRAIN, dash: int = 0
+    record: Record, label: str, value: Callable[[TrainProgress], float | None], colour: int = _TRAIN, dash: int = 0
 ) -> Lines:
     """The line of a value over the log points; none where no log point has it."""
     told = [(e.epoch, value(e)) for e in record.progress]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from reconv.logging import text as words
+from reconv.logging import formatting as fmt
 from reconv.report import page
 from reconv.report.charts import Chart, Series, draw
 from reconv.report.markup import Html, el
@@ -81,12 +81,12 @@ def _sizes(findings: Mapping[str, Any]) -> Html:
             bucket["name"],
             f"{bucket['num_objects']:,}",
             _share(bucket["num_found"], bucket["num_objects"]),
-            words.percent(numbers.get(f"ap_{bucket['name']}")),
+            fmt.percent(numbers.get(f"ap_{bucket['name']}")),
         ]
         for bucket in findings["sizes"]
     ]
     note = "Objects by their area in pixels of the original image: below 32 x 32, up to 96 x 96, and above."
-    table = page.table(["size", "objects", "found", words.metric_name("ap")], rows, (1, 2, 3), "Sizes of objects")
+    table = page.table(["size", "objects", "found", fmt.metric_name("ap")], rows, (1, 2, 3), "Sizes of objects")
     return _panel("Small, medium and large objects", note, table)
 
 
@@ -97,7 +97,7 @@ def _classes(findings: Mapping[str, Any]) -> Html:
         name for name in ("num_objects", "num_detections", "recall", "ap", "ap50", "voc10") if name in classes[0]
     ]
     rows = [[row["name"], *(_cell(row, name) for name in columns)] for row in classes]
-    head = ["class", *(_WORDS.get(name) or words.metric_name(name) for name in columns)]
+    head = ["class", *(_WORDS.get(name) or fmt.metric_name(name) for name in columns)]
     table = page.table(head, rows, range(1, len(head)), "Classes")
     return page.fold(f"Classes: {len(rows):,}", table, is_open=len(rows) <= _OPEN_ROWS)
 
@@ -105,8 +105,8 @@ def _classes(findings: Mapping[str, Any]) -> Html:
 def _cell(row: Mapping[str, Any], name: str) -> str:
     if name.startswith("num_"):
         return f"{row[name]:,}"
-    return words.percent(row[name]) if row["num_objects"] else "no objects" if name == "recall" else "–"
+    return fmt.percent(row[name]) if row["num_objects"] else "no objects" if name == "recall" else "–"
 
 
 def _share(number: int, whole: int) -> str:
-    return words.percent(number / whole, 1) if whole else "–"
+    return fmt.percent(number / whole, 1) if whole else "–"

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reconv.logging.events import Pictured
+from reconv.logging.events import ImageLogged
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +27,7 @@ _MAX_PNG_TILE_BYTES = 6_000
 _MAX_PNG_PICTURE_BYTES = 300_000
 
 
-def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None:
+def embed(run_dir: Path, event: ImageLogged, budget_bytes: int) -> list[str] | None:
     """The image as data URIs, one a tile of a sheet; None where the file is gone, no image or over the budget."""
     from PIL import Image, UnidentifiedImageError
 
@@ -44,7 +44,7 @@ def embed(run_dir: Path, event: Pictured, budget_bytes: int) -> list[str] | None
     return uris if sum(map(len, uris)) <= budget_bytes else None
 
 
-def _cut(picture: Image, event: Pictured) -> list[Image]:
+def _cut(picture: Image, event: ImageLogged) -> list[Image]:
     """The tiles of a sheet in reading order, as many as there are captions; a single image as it is."""
     if event.columns <= 0 or not event.captions:
         return [picture]

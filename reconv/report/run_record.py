@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 
 from reconv.errors import RecipeError
 from reconv.logging.events import (
-    Attempt,
-    BadImage,
-    Ended,
-    Evaluated,
+    AttemptStarted,
+    BadImageSkipped,
+    CheckpointSaved,
+    DataWait,
+    EvalResult,
     Event,
+    ImageLogged,
+    LogMessage,
     NonFiniteStep,
-    Noted,
-    Pictured,
-    Planned,
-    Progress,
-    Saved,
-    Waited,
+    RunEnded,
+    RunPlanned,
+    TrainProgress,
     latest_by_step,
     read_events,
 )
@@ -38,8 +38,8 @@ E = TypeVar("E", bound=Event)
 class Try:
     """One attempt and what it did; `timed_images` were trained on in `train_s`."""
 
-    start: Attempt
-    end: Ended | None  # None: killed, or still running
+    start: AttemptStarted
+    end: RunEnded | None  # None: killed, or still running
     last_step: int
     wall_s: float
     images: int
@@ -56,16 +56,16 @@ class Record:
     folder: Path
     recipe: Mapping[str, Any]
     recipe_text: str
-    plan: Planned | None
+    plan: RunPlanned | None
     tries: tuple[Try, ...]
-    progress: tuple[Progress, ...]  # by step; superseded ones left out, as below
-    evaluations: tuple[Evaluated, ...]
-    saves: tuple[Saved, ...]
+    progress: tuple[TrainProgress, ...]  # by step; superseded ones left out, as below
+    evaluations: tuple[EvalResult, ...]
+    saves: tuple[CheckpointSaved, ...]
     non_finite: tuple[NonFiniteStep, ...]
-    bad_images: tuple[BadImage, ...]
-    pictures: tuple[Pictured, ...]
-    notes: tuple[Noted, ...]
-    waited: Waited | None
+    bad_images: tuple[BadImageSkipped, ...]
+    pictures: tuple[ImageLogged, ...]
+    notes: tuple[LogMessage, ...]
+    waited: DataWait | None
     scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
     findings: Mapping[str, Any] | None = None  # of a detector's last evaluation
 
@@ -85,7 +85,7 @@ class Record:
         return self.tries[-1].last_step if self.tries else 0
 
     @property
-    def end(self) -> Ended | None:
+    def end(self) -> RunEnded | None:
         """How the last attempt ended, if it said so."""
         return self.tries[-1].end if self.tries else None
 
@@ -99,21 +99,21 @@ def load_record(run_dir: Path) -> Record:
     events = read_events(run_dir / "events.jsonl")
     kept = latest_by_step(events)
     text, recipe = _read_recipe(run_dir / "recipe.yaml")
-    plan = next(iter(_of(kept, Planned)), None)
+    plan = next(iter(_of(kept, RunPlanned)), None)
     return Record(
         folder=run_dir,
         recipe=recipe,
         recipe_text=text,
         plan=plan,
         tries=tuple(_tries(events, plan.global_batch if plan else 0)),
-        progress=tuple(sorted(_of(kept, Progress), key=lambda e: e.step)),
-        evaluations=tuple(sorted(_of(kept, Evaluated), key=lambda e: (e.step, e.weights))),
-        saves=tuple(sorted(_of(kept, Saved), key=lambda e: e.step)),
+        progress=tuple(sorted(_of(kept, TrainProgress), key=lambda e: e.step)),
+        evaluations=tuple(sorted(_of(kept, EvalResult), key=lambda e: (e.step, e.weights))),
+        saves=tuple(sorted(_of(kept, CheckpointSaved), key=lambda e: e.step)),
         non_finite=tuple(sorted(_of(kept, NonFiniteStep), key=lambda e: e.step)),
-        bad_images=tuple(sorted(_of(kept, BadImage), key=lambda e: (e.step, e.split, e.index))),
-        pictures=tuple(_of(kept, Pictured)),
-        notes=tuple(_of(kept, Noted)),
-        waited=next(iter(_of(kept, Waited)), None),
+        bad_images=tuple(sorted(_of(kept, BadImageSkipped), key=lambda e: (e.step, e.split, e.index))),
+        pictures=tuple(_of(kept, ImageLogged)),
+        notes=tuple(_of(kept, LogMessage)),
+        waited=next(iter(_of(kept, DataWait)), None),
         scores=tuple(read_scores(run_dir)),
         findings=read_findings(run_dir),
     )
@@ -138,17 +138,17 @@ def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 def _tries(events: Sequence[Event], global_batch: int) -> list[Try]:
     """The attempts of a record, each with the events up to its end or to the next attempt."""
-    starts = [number for number, event in enumerate(events) if isinstance(event, Attempt)]
+    starts = [number for number, event in enumerate(events) if isinstance(event, AttemptStarted)]
     stops = [*starts[1:], len(events)]
     return [_try(events[start:stop], global_batch) for start, stop in zip(starts, stops, strict=False)]
 
 
 def _try(events: Sequence[Event], global_batch: int) -> Try:
     start = events[0]
-    assert isinstance(start, Attempt)
-    end = next(iter(_of(events, Ended)), None)
-    progress = _of(events, Progress)
-    steps = [start.from_step, *(e.step for e in events if isinstance(e, Progress | Saved))]
+    assert isinstance(start, AttemptStarted)
+    end = next(iter(_of(events, RunEnded)), None)
+    progress = _of(events, TrainProgress)
+    steps = [start.from_step, *(e.step for e in events if isinstance(e, TrainProgress | CheckpointSaved))]
     last_step = end.step if end else max(steps)
     peak_memory_bytes = max([end.peak_memory_bytes if end else 0, *(e.memory_bytes for e in progress)])
     timed_images, train_s, wait_s = _timed(start.from_step, progress, global_batch)
@@ -168,7 +168,7 @@ def _try(events: Sequence[Event], global_batch: int) -> Try:
     )
 
 
-def _timed(from_step: int, progress: Sequence[Progress], global_batch: int) -> tuple[int, float, float]:
+def _timed(from_step: int, progress: Sequence[TrainProgress], global_batch: int) -> tuple[int, float, float]:
     """Images, seconds and seconds waited, put together again from the rates of the log points."""
     images, train_s, wait_s, last = 0, 0.0, 0.0, from_step
     for event in progress:

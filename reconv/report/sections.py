@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from reconv.logging import text as words
-from reconv.logging.events import Pictured
+from reconv.logging import formatting as fmt
+from reconv.logging.events import ImageLogged
 from reconv.report import images as pictures
 from reconv.report import page
 from reconv.report.charts import draw
@@ -27,7 +27,7 @@ def header(record: Record, summary: Mapping[str, Any]) -> Html:
     """What was trained, the verdict, and the commands to repeat it or go on."""
     command = record.tries[-1].start.command if record.tries else ()
     commands = [
-        *([page.command("repeat", words.repeat_command(command))] if command else []),
+        *([page.command("repeat", fmt.repeat_command(command))] if command else []),
         *([page.command("resume", summary["resume"])] if summary["resume"] and command else []),
     ]
     facts = [el("li", None, el("span", None, name), f" {value}") for name, value in _facts(record, summary) if value]
@@ -37,7 +37,7 @@ def header(record: Record, summary: Mapping[str, Any]) -> Html:
         el("p", {"class": "kicker"}, f"Reconv training report · run {record.label}"),
         el("h1", None, record.name),
         *([el("p", {"class": "about"}, str(record.recipe["description"]))] if record.recipe.get("description") else []),
-        el("p", {"class": "verdict"}, page.badge(words.state(summary)), el("strong", None, words.verdict(summary))),
+        el("p", {"class": "verdict"}, page.badge(fmt.state(summary)), el("strong", None, fmt.verdict(summary))),
         el("ul", {"class": "facts"}, *facts),
         *commands,
     )
@@ -54,7 +54,7 @@ def _facts(record: Record, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", str(data)),
         ("on", str(environment.get("device", ""))),
         ("date", "" if started is None else moment(started)),
-        ("time", words.duration(summary["wall_s"]) + (f" in {attempts} attempts" if attempts > 1 else "")),
+        ("time", fmt.duration(summary["wall_s"]) + (f" in {attempts} attempts" if attempts > 1 else "")),
     ]
 
 
@@ -72,23 +72,23 @@ def cards(record: Record, summary: Mapping[str, Any]) -> Html:
     """The numbers one asks for first."""
     metric, shown = summary["metric"], []
     if metric:
-        best = f"best {words.metric_text(metric, summary['best'])} at step {summary['best_step'] or 0:,}"
+        best = f"best {fmt.metric_text(metric, summary['best'])} at step {summary['best_step'] or 0:,}"
         names = {"ema": ", averaged weights", "averaged": ", average of the last checkpoints"}
         averaged = names.get(summary["weights"] or "", "")
         if summary["bad_images_in_value"]:
-            averaged += f", {words.without_bad(summary['bad_images_in_value'])}"
+            averaged += f", {fmt.without_bad(summary['bad_images_in_value'])}"
         if summary["partial"]:
-            averaged += f"; {words.partial(summary['num_samples'])}"
-        shown.append(page.card(words.metric_name(metric), words.metric_text(metric, summary["value"]), best + averaged))
+            averaged += f"; {fmt.partial(summary['num_samples'])}"
+        shown.append(page.card(fmt.metric_name(metric), fmt.metric_text(metric, summary["value"]), best + averaged))
     devices = summary["num_devices"]
-    per_device = f", {words.rate(summary['images_per_s_per_device'])} a device" if devices > 1 else ""
-    compute = f"{words.rate(summary['compute_images_per_s'])} without waits for data{per_device}"
+    per_device = f", {fmt.rate(summary['images_per_s_per_device'])} a device" if devices > 1 else ""
+    compute = f"{fmt.rate(summary['compute_images_per_s'])} without waits for data{per_device}"
     steps = f"{summary['steps']:,} of {summary['total_steps']:,} steps"
     shown += [
-        page.card("images/s", words.rate(summary["images_per_s"]), compute),
-        page.card("data wait", words.percent(summary["data_wait_fraction"], 1), _waited_for(summary)),
-        page.card("peak memory", words.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
-        page.card("parameters", words.big(summary["parameters"]), "trained") if summary["parameters"] else Html(""),
+        page.card("images/s", fmt.rate(summary["images_per_s"]), compute),
+        page.card("data wait", fmt.percent(summary["data_wait_fraction"], 1), _waited_for(summary)),
+        page.card("peak memory", fmt.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
+        page.card("parameters", fmt.big(summary["parameters"]), "trained") if summary["parameters"] else Html(""),
         page.card("epochs", f"{summary['epochs']:.4g}", steps),
     ]
     return el("dl", {"class": "cards"}, *shown)
@@ -136,7 +136,7 @@ def picture_sections(record: Record) -> Html:
     return join(sections)
 
 
-def _picture(event: Pictured, uris: Sequence[str] | None) -> Html:
+def _picture(event: ImageLogged, uris: Sequence[str] | None) -> Html:
     if uris is None:
         return el("p", {"class": "gone"}, f"The image {event.path} is missing, is no image, or is too large to show.")
     if event.columns > 0 and len(uris) == len(event.captions):
@@ -176,7 +176,7 @@ def notes(record: Record) -> Html:
         el(
             "li",
             {"class": "warning"},
-            f"step {e.step:,}: loss {words.number(e.loss)} or a gradient was not finite; action: {e.action}; "
+            f"step {e.step:,}: loss {fmt.number(e.loss)} or a gradient was not finite; action: {e.action}; "
             f"{len(e.samples)} samples, the first with index {', '.join(map(str, e.samples[:8]))}",
         )
         for e in record.non_finite[:_MAX_ROWS]
@@ -217,14 +217,14 @@ def evaluations(record: Record) -> Html:
             f"{e.step:,}",
             f"{e.epoch:.2f}",
             e.weights + (" (partial)" if e.partial else ""),
-            *(words.metric_text(n, e.metrics.get(n)) for n in names),
+            *(fmt.metric_text(n, e.metrics.get(n)) for n in names),
             f"{e.num_samples:,}" + (f" ({e.skipped:,} left out)" if e.skipped else ""),
-            words.duration(e.wall_s),
+            fmt.duration(e.wall_s),
             "best" if e.best else "",
         ]
         for e in record.evaluations[-_MAX_ROWS:]
     ]
-    head = ["step", "epoch", "weights", *(words.metric_name(n) for n in names), "samples", "time", "then"]
+    head = ["step", "epoch", "weights", *(fmt.metric_name(n) for n in names), "samples", "time", "then"]
     numeric = [0, 1, *range(3, len(head) - 1)]
     shown = f"Evaluations: {_last_of(len(rows), len(record.evaluations))}"
     return page.fold(shown, page.table(head, rows, numeric, "Evaluations"))
@@ -236,8 +236,8 @@ def checkpoints(record: Record) -> Html:
         return Html("")
     rows = [
         [
-            *(f"{s.step:,}", s.path, words.size(s.num_bytes), words.duration(s.wall_s)),
-            *(words.duration(s.wall_s if s.stall_s is None else s.stall_s), s.reason),
+            *(f"{s.step:,}", s.path, fmt.size(s.num_bytes), fmt.duration(s.wall_s)),
+            *(fmt.duration(s.wall_s if s.stall_s is None else s.stall_s), s.reason),
         ]
         for s in record.saves[-_MAX_ROWS:]
     ]
@@ -258,7 +258,7 @@ def attempts(record: Record) -> Html:
             "" if t.start.time_s is None else moment(t.start.time_s),
             f"{t.start.from_step:,}",
             f"{t.last_step:,}",
-            words.duration(t.wall_s),
+            fmt.duration(t.wall_s),
             f"{t.end.reason} (exit code {t.end.exit_code})" if t.end else "no end recorded: killed, or still running",
         ]
         for t in record.tries[-_MAX_ROWS:]

@@ -15,8 +15,8 @@ from typing import Any
 from reconv.errors import Exit
 from reconv.io.replace import write_whole
 from reconv.logging.clock import rates_of
-from reconv.logging.events import Evaluated
-from reconv.logging.text import is_loss, resume_command
+from reconv.logging.events import EvalResult
+from reconv.logging.formatting import is_loss, resume_command
 from reconv.report.run_record import Record, load_record
 
 # A recipe without an expectation is judged by the first of these that its evaluations have.
@@ -113,7 +113,7 @@ def _saves(record: Record) -> dict[str, Any]:
     }
 
 
-def _metric(recipe: Mapping[str, Any], evaluations: Sequence[Evaluated]) -> str | None:
+def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalResult]) -> str | None:
     """The metric by which the run is judged: the recipe's, or the usual one."""
     seen = {name for e in evaluations for name in e.metrics}
     expected = (recipe.get("expect") or {}).get("metric", "top1") if recipe.get("expect") else None
@@ -122,21 +122,21 @@ def _metric(recipe: Mapping[str, Any], evaluations: Sequence[Evaluated]) -> str 
     return next((name for name in wanted if name in seen), None)
 
 
-def _judged(evaluations: Sequence[Evaluated], metric: str | None) -> list[Evaluated]:
+def _judged(evaluations: Sequence[EvalResult], metric: str | None) -> list[EvalResult]:
     """The evaluations that count: those of the average of the weights where there is one, else the raw ones."""
     having = [e for e in evaluations if metric in e.metrics and e.weights != "averaged"]
     averaged = [e for e in having if e.weights == "ema"]
     return averaged or having
 
 
-def _final(judged: Sequence[Evaluated], averaged: Sequence[Evaluated]) -> Evaluated | None:
+def _final(judged: Sequence[EvalResult], averaged: Sequence[EvalResult]) -> EvalResult | None:
     """The result: the average of the last checkpoints, if one was made of them, else the last evaluation."""
     if averaged and (not judged or averaged[-1].step >= judged[-1].step):
         return averaged[-1]
     return judged[-1] if judged else None
 
 
-def _best(evaluations: Sequence[Evaluated], metric: str | None) -> Evaluated | None:
+def _best(evaluations: Sequence[EvalResult], metric: str | None) -> EvalResult | None:
     finite = [e for e in evaluations if metric and math.isfinite(e.metrics[metric])]
     if not metric or not finite:
         return None
@@ -144,7 +144,7 @@ def _best(evaluations: Sequence[Evaluated], metric: str | None) -> Evaluated | N
     return max(finite, key=lambda e: (sign * e.metrics[metric], -e.step))
 
 
-def _expect(recipe: Mapping[str, Any], final: Evaluated | None) -> dict[str, Any] | None:
+def _expect(recipe: Mapping[str, Any], final: EvalResult | None) -> dict[str, Any] | None:
     """What the recipe promises and whether the final value keeps it; more than promised is met."""
     promise = recipe.get("expect")
     if not promise:

@@ -19,7 +19,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, is_out_of_memory
 from reconv.distributed.process_group import Cut, ProcessGroup, Shared, Sharing
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Event, Noted, Planned
+from reconv.logging.events import Event, LogMessage, RunPlanned
 from reconv.models.pipeline_split import parts_of
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
@@ -150,7 +150,7 @@ def build_learner(job: TrainingRun, emit: Emit) -> TrainState:
     recipe, plan = job.recipe, job.plan
     network = build_network(recipe, plan.num_classes, job.device)
     emit(
-        Planned(
+        RunPlanned(
             recipe=recipe.name,
             task=recipe.task,
             model=recipe.model.name,
@@ -164,13 +164,13 @@ def build_learner(job: TrainingRun, emit: Emit) -> TrainState:
     )
     teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
     for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
-        emit(Noted("info", text, int(job.point.state.get("step", 0))))
+        emit(LogMessage("info", text, int(job.point.state.get("step", 0))))
     network.model.train()
     if job.device.kind == "cuda" and job.process_group.size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
         network.precision.cast_together(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
-    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), lambda text: emit(Noted("warning", text)))
+    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), lambda text: emit(LogMessage("warning", text)))
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.process_group)
     average = ModelEma(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
@@ -181,7 +181,7 @@ def _start(job: TrainingRun, network: Network, emit: Emit) -> list[str]:
     """Give the network the weights it starts from."""
     recipe, is_resumed = job.recipe, job.point.loaded is not None
     notes = start_network(
-        network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(Noted("info", text))
+        network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(LogMessage("info", text))
     )
     if recipe.model.init is None and not is_resumed and (said := whiten(network, recipe, job.sources.train)):
         notes.append(said)
@@ -293,7 +293,7 @@ def fit_step(
         optimizer=learner.optimizer,
         is_out_of_memory=is_out_of_memory,
         release=job.device.release_memory,
-        tell=lambda step, text: emit(Noted("warning", text, step)),
+        tell=lambda step, text: emit(LogMessage("warning", text, step)),
     )
 
 

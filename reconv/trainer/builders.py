@@ -21,7 +21,7 @@ from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, make_sample
 from reconv.data.transforms.on_device import EvalPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup, ShardedOptimizer
-from reconv.logging.events import BadImage
+from reconv.logging.events import BadImageSkipped
 from reconv.optim import Rounding, build_optimizer, optimizer_groups
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -89,7 +89,7 @@ def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit, process_g
     """The bad files a run bears, and those it knows from its checkpoint."""
     faults = BadSamples(
         recipe.data.bad_images.limit,
-        lambda f: emit(BadImage(f.step, f.split, f.index, f.path, f.why)),
+        lambda f: emit(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
         gather=process_group.gather if process_group.size > 1 else None,
     )
     if faults.borne:  # else what was left out before must be whole by now

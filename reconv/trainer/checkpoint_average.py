@@ -21,7 +21,7 @@ from reconv.checkpoint.weight_average import exponential_weights, mean_weights
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import replace_file
-from reconv.logging.events import Noted
+from reconv.logging.events import LogMessage
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Plan, averaging_window
 from reconv.recipe.schema import Recipe
@@ -83,7 +83,7 @@ def average_at_end(
         return _write(store, steps, folder.averaged, recipe.average.kind, recipe.average.decay, MODEL)
 
     result = process_group.on_rank0(write)
-    emit(Noted("info", str(result), done))
+    emit(LogMessage("info", str(result), done))
     told: dict[str, Any] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
     if plan.evaluate is not None:
         scored = evaluation.score_file(AVERAGED, result.path, done, done / plan.steps_per_epoch)

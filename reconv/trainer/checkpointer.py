@@ -22,7 +22,7 @@ from reconv.checkpoint.store import SavedCheckpoint, Store
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
-from reconv.logging.events import Saved
+from reconv.logging.events import CheckpointSaved
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -76,7 +76,9 @@ class Checkpointer:
             saved, wall_s = written
             relative = str(saved.path.relative_to(self.folder.path))
             stall_s, write_s = copied_s + waited_s, wall_s - copied_s
-            self.emit(Saved(step, relative, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s))
+            self.emit(
+                CheckpointSaved(step, relative, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s)
+            )
 
         self.writer.begin(write, tell)
         if not self.recipe.save.background:

@@ -22,7 +22,7 @@ from reconv.device import Device
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Evaluated, Event, Waited
+from reconv.logging.events import DataWait, EvalResult, Event
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
@@ -90,7 +90,7 @@ class Waiting:
     def observe(self, event: Event) -> None:
         """Pass an event on; the first evaluation is a good moment to change a setting."""
         self.emit(event)
-        if isinstance(event, Evaluated) and not self.is_told:
+        if isinstance(event, EvalResult) and not self.is_told:
             self.tell(event.step)
 
     def tell(self, step: int) -> None:
@@ -100,7 +100,7 @@ class Waiting:
         seconds = self.stages.seconds
         stage = slowest(seconds, self.clock.wait_s) if fraction >= WORTH_TELLING else ""
         helps = advice(stage, self.recipe, self.plan, self.source, self.cores) if stage else ""
-        self.emit(Waited(step, fraction, seconds, stage, helps))
+        self.emit(DataWait(step, fraction, seconds, stage, helps))
 
 
 def slowest(seconds: Mapping[str, float], wait_s: float) -> str:

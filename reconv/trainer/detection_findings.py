@@ -17,7 +17,7 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import spread
 from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, draw_boxes
 from reconv.data.pipeline.box_samples import picture_as_annotated
-from reconv.logging.events import Pictured
+from reconv.logging.events import ImageLogged
 from reconv.metrics.detection_errors import KINDS
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.metrics.overlaps import Scored, Verdicts, overlaps_of
@@ -79,7 +79,7 @@ def tell_findings(
     folder.pictures.mkdir(parents=True, exist_ok=True)
     _sheet(tiles).save(folder.pictures / "detections.png", optimize=True)
     captions = tuple(_caption(judged, source) for judged in chosen)
-    emit(Pictured(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS, note=NOTE))
+    emit(ImageLogged(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS, note=NOTE))
 
 
 def _judged(image: Scored) -> Judged:

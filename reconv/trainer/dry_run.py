@@ -24,9 +24,19 @@ from reconv.device.affinity import bound
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import open_process_group
-from reconv.logging import text as words
+from reconv.logging import formatting as fmt
 from reconv.logging.clock import rates_of
-from reconv.logging.events import Ended, Evaluated, Event, EventLog, Noted, Planned, Progress, Saved, Waited
+from reconv.logging.events import (
+    CheckpointSaved,
+    DataWait,
+    EvalResult,
+    Event,
+    EventLog,
+    LogMessage,
+    RunEnded,
+    RunPlanned,
+    TrainProgress,
+)
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe, StopConfig
@@ -133,7 +143,7 @@ def _rehearse(ask: _Ask) -> DryRunResult:
         events: list[Event] = []
         emit = _listener(stack, job, ask.on_event, events)
         for line in topology(process_group, job.device.describe()):
-            emit(Noted("info", line))
+            emit(LogMessage("info", line))
         run_job(job, stop, emit)
         return process_group.on_rank0(lambda: _numbers(resolved, whole.plan, job.plan, events, began_s))
 
@@ -180,11 +190,11 @@ def _cut_short(job: TrainingRun, steps: int | None) -> TrainingRun:
 
 def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], began_s: float) -> DryRunResult:
     """What the events of a rehearsal say about it and about the whole run."""
-    ready_s = _times_s(_all(events, Planned))[0]
-    first_s, *later_s = _times_s(_all(events, Progress))
-    ended = _all(events, Ended)[-1]
+    ready_s = _times_s(_all(events, RunPlanned))[0]
+    first_s, *later_s = _times_s(_all(events, TrainProgress))
+    ended = _all(events, RunEnded)[-1]
     rates = rates_of(ended.timed_images or 0, ended.train_s, ended.wait_s)
-    scored, saved = _all(events, Evaluated), _all(events, Saved)
+    scored, saved = _all(events, EvalResult), _all(events, CheckpointSaved)
     evaluation_s = sum(e.wall_s for e in scored) * whole.num_val / cut.num_val if scored else None
     save_s = saved[-1].wall_s if saved else None
     copy_s = save_s - (saved[-1].write_s or 0.0) if save_s is not None and recipe.save.background else save_s
@@ -194,9 +204,9 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
         notes.append("too few steps to tell the speed: the first three are left out")
     if len(whole.sizes) > 1:
         notes.append(f"measured at {whole.size_at(0)} px; the run goes on to {whole.sizes[-1][1]} px and gets slower")
-    for waited in _all(events, Waited)[-1:]:
+    for waited in _all(events, DataWait)[-1:]:
         if waited.bottleneck:
-            notes.append(words.waiting(waited.fraction, waited.seconds, waited.bottleneck, waited.advice))
+            notes.append(fmt.waiting(waited.fraction, waited.seconds, waited.bottleneck, waited.advice))
     return DryRunResult(
         recipe=recipe.name,
         steps=cut.total_steps,

@@ -19,7 +19,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.tta import averaged_views
-from reconv.logging.events import Evaluated
+from reconv.logging.events import EvalResult
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.optim import ModelEma
 from reconv.tasks.classification import ClassificationEvaluator
@@ -51,13 +51,13 @@ class Evaluation:
     def chosen_weights(self) -> str:
         return "raw" if self.average is None else "ema"
 
-    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[Evaluated]:
+    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[EvalResult]:
         results = [self._score("raw", self.network.model, done, epoch, stop_requested)]
         if self.average is not None:
             results.append(self._score("ema", self.average.model, done, epoch, stop_requested))
         return results
 
-    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> Evaluated:
+    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> EvalResult:
         """Score other weights of this network, under the name they go by."""
         model = copy.deepcopy(self.network.model).requires_grad_(False)
         tensors = self.process_group.on_rank0(lambda: saved_weights.read_weights(path))
@@ -66,7 +66,7 @@ class Evaluation:
 
     def _score(
         self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
-    ) -> Evaluated:
+    ) -> EvalResult:
         start_s = time.perf_counter()
         evaluator = self.task.evaluator()
         was_stopped = False
@@ -91,7 +91,7 @@ class Evaluation:
         self.last, self.last_weights = evaluator, weights
         metrics = evaluator.result()
         wall_s = time.perf_counter() - start_s
-        return Evaluated(
+        return EvalResult(
             done,
             epoch,
             weights,

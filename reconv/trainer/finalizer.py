@@ -16,7 +16,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.device import is_out_of_memory
 from reconv.errors import Exit, ReconvError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Ended, Event
+from reconv.logging.events import Event, RunEnded
 from reconv.report.html import write_report
 from reconv.report.summary import write_summary
 from reconv.trainer.build import TrainingRun
@@ -76,7 +76,7 @@ class RunFinalizer:
             return
         self._has_been_told = True
         self._emit(
-            Ended(
+            RunEnded(
                 step=self.counters.step,
                 exit_code=int(code),
                 reason=reason,

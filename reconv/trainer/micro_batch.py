@@ -19,7 +19,7 @@ from reconv.device import is_out_of_memory
 from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
 from reconv.errors import ResourceError
-from reconv.logging import text as words
+from reconv.logging import formatting as fmt
 from reconv.logging.events import Event
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
@@ -96,7 +96,7 @@ def _counted(job: TrainingRun, choices: list[int], machine: Machine) -> tuple[in
     each, weights = int(BACKWARD * known[0]), COPIES * known[1]
     room = int(FREE_SHARE * free / job.process_group.place.local_size)
     fitting = [k for k in choices if k <= plan.micro_groups and weights + k * plan.group * each <= room]
-    why = f"about {words.size(each)} each, where {words.size(room)} may be taken"
+    why = f"about {fmt.size(each)} each, where {fmt.size(room)} may be taken"
     return max(fitting, default=choices[0]), why
 
 

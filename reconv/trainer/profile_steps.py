@@ -10,7 +10,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.device import Device
 from reconv.errors import UsageError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Noted
+from reconv.logging.events import LogMessage
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.profiler import StepProfiler
@@ -36,5 +36,5 @@ def build_trace(
     """The trace of a run; without a range it never starts."""
     first, last = NO_STEP if recipe.profile == "off" else recipe.profile
     if (first, last) != NO_STEP and last <= from_step:
-        emit(Noted("warning", f"nothing is traced: steps {first} to {last} are done already", from_step))
+        emit(LogMessage("warning", f"nothing is traced: steps {first} to {last} are done already", from_step))
     return StepProfiler(first, last, folder.path / "traces", device, emit, clock.paused)

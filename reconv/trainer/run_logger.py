@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.distributed.process_group import ProcessGroup
-from reconv.logging.console import Observer, make_console
+from reconv.logging.console import EventHandler, make_console
 from reconv.logging.events import Event, EventLog
-from reconv.logging.exporters import Exporters
+from reconv.logging.exporters import ExporterSet
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
 from reconv.trainer.protocols import Emit
@@ -30,7 +30,7 @@ def open_run_logger(
     """The function that every event of this process goes through, until the stack is unwound."""
     observers: list[Callable[[Event], None]] = []
     if process_group.size > 1:
-        observers.append(_rank_log(stack, folder, process_group.rank).observe)
+        observers.append(_rank_log(stack, folder, process_group.rank).on_event)
     if not process_group.is_rank0:
         return _to_all(observers)
     log = stack.enter_context(EventLog(folder.events))
@@ -39,15 +39,15 @@ def open_run_logger(
     if console is not None:
         screen = make_console(console, folder.path)
         stack.callback(_say_result, screen, folder)
-        observers.append(screen.observe)
+        observers.append(screen.on_event)
     tell = _to_all(observers)
 
     def emit(event: Event) -> None:
         tell(log.write(event))
 
-    records = Exporters(recipe, folder.path, emit)
+    records = ExporterSet(recipe, folder.path, emit)
     stack.callback(records.close)
-    observers.append(records.observe)
+    observers.append(records.on_event)
     return emit
 
 
@@ -59,14 +59,14 @@ def _to_all(observers: list[Callable[[Event], None]]) -> Emit:
     return tell
 
 
-def _rank_log(stack: ExitStack, folder: RunDir, rank: int) -> Observer:
+def _rank_log(stack: ExitStack, folder: RunDir, rank: int) -> EventHandler:
     """The plain lines of one process, appended to its own file."""
     folder.logs.mkdir(parents=True, exist_ok=True)
     file = stack.enter_context((folder.logs / f"rank-{rank}.log").open("a", encoding="utf-8"))
     return make_console("plain", folder.path, file)
 
 
-def _say_result(screen: Observer, folder: RunDir) -> None:
+def _say_result(screen: EventHandler, folder: RunDir) -> None:
     """Give the terminal back with the result on it, however the run ended."""
     screen.close()
     if folder.summary.exists():

@@ -16,7 +16,7 @@ from reconv.data.inspect.contact_sheet import grid
 from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.data.readers.factory import select
 from reconv.data.transforms.on_device import TrainPreprocess, unprepare
-from reconv.logging.events import Pictured
+from reconv.logging.events import ImageLogged
 from reconv.recipe.schema import Recipe
 from reconv.tasks.classification import ClassificationEvaluator
 from reconv.trainer.datasets import Datasets
@@ -67,7 +67,7 @@ def save_picture(
     """Write a grid of images to the run folder and tell the report."""
     folder.pictures.mkdir(parents=True, exist_ok=True)
     (folder.pictures / name).write_bytes(grid(images, PICTURE_COLUMNS))
-    emit(Pictured(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
+    emit(ImageLogged(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
 
 
 def picture_mistakes(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.errors import Exit, PreemptedError, ReconvError
-from reconv.logging.events import Evaluated, Progress
+from reconv.logging.events import EvalResult, TrainProgress
 from reconv.precision.accumulate import wide
 from reconv.recipe.plan import Plan
 from reconv.trainer.early_stopping import EarlyStopping
@@ -93,7 +93,7 @@ class Trainer:
     step: Step
     rate: Callable[[int], float]
     batches: TrainBatches
-    evaluate: Callable[[int, float, Callable[[], bool]], list[Evaluated]]
+    evaluate: Callable[[int, float, Callable[[], bool]], list[EvalResult]]
     save: Callable[[Counters, str], None] | None  # None: nothing is ever written
     watch: NanGuard
     clock: ClockProtocol
@@ -173,7 +173,7 @@ class Trainer:
         scale = self.loss_scale()
         done, plan = step + 1, self.plan
         self.emit(
-            Progress(
+            TrainProgress(
                 step=done,
                 epoch=done / plan.steps_per_epoch,
                 loss=loss / weight,

@@ -29,7 +29,7 @@ from reconv.environment_checks import Machine, available_memory_bytes, cores_of_
 from reconv.errors import Exit, RecipeError, ReconvError, UsageError
 from reconv.io.replace import write_whole
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Attempt, Event, Noted, read_events
+from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
 from reconv.metrics.detection_metrics import DetectionEvaluator
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
@@ -154,7 +154,7 @@ def _train(
         job = prepare_job(resolved, sources, claim.choice, device, process_group)
         emit = open_run_logger(stack, job.folder, resolved, process_group, console, on_event)
         for line in topology(process_group, job.device.describe()):
-            emit(Noted("info", line))
+            emit(LogMessage("info", line))
         _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, emit)
         return run_job(job, stop, emit)
 
@@ -229,15 +229,15 @@ def _announce(job: TrainingRun, notes: Sequence[str], command: Sequence[str], em
     state = job.point.state
     attempts = 0
     if job.process_group.is_rank0:
-        attempts = sum(isinstance(event, Attempt) for event in read_events(job.folder.events))
-    emit(Attempt(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
+        attempts = sum(isinstance(event, AttemptStarted) for event in read_events(job.folder.events))
+    emit(AttemptStarted(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
     changed = [
         f"{name} was {state[name]}, is {now}: bitwise equality with the first attempt is not promised"
         for name, now in (("threads", job.plan.threads), ("device", job.device.kind))
         if state and state[name] != now
     ]
     for text in (*job.point.notes, *notes, *changed):
-        emit(Noted("info", text, int(state.get("step", 0))))
+        emit(LogMessage("info", text, int(state.get("step", 0))))
 
 
 def _environment(job: TrainingRun) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def _finish(job: TrainingRun, evaluation: Evaluation, ending: RunFinalizer, emit
     """What is done once after the last step."""
     step = ending.counters.step
     if ending.ended_early:
-        emit(Noted("info", f"ended early: {ending.ended_early}", step))
+        emit(LogMessage("info", f"ended early: {ending.ended_early}", step))
     ending.fields = {
         "stopped_early": ending.ended_early or None,
         **average_at_end(job.recipe, job.plan, job.folder, job.process_group, step, evaluation, emit),

@@ -16,7 +16,7 @@ from ranks import start
 import reconv
 from reconv.distributed import open_world
 from reconv.errors import Exit, LostPeerError, ReconvError
-from reconv.logging.events import Ended, read_events
+from reconv.logging.events import RunEnded, read_events
 from reconv.trainer.run_setup import telling_others
 
 # Steps go on until somebody ends them. Signs of life are late after 4 s here and after 30 s by default.
@@ -76,7 +76,7 @@ def test_survivors_end_with_code_7_and_name_the_rank_its_phase_and_its_stack(num
     assert words.count("rank 1 is lost") == 1, words  # by the first that notices
     assert f"process {started[1][0].pid}" in words
     assert "its phase: " in words and "its stack" in words and ".py:" in words
-    ended = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Ended)]
+    ended = [event for event in read_events(folder / "events.jsonl") if isinstance(event, RunEnded)]
     assert [(event.exit_code, event.reason[:14]) for event in ended] == [(Exit.LOST_PEER, "rank 1 is lost")]
 
 

@@ -15,7 +15,7 @@ import reconv
 from reconv.cli import main
 from reconv.data.readers.digits import open_digits
 from reconv.errors import CheckpointError, DataError, Exit, ResourceError, UsageError
-from reconv.logging.events import Evaluated, read_events
+from reconv.logging.events import EvalResult, read_events
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
 
@@ -28,7 +28,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_evaluation_of_a_run_repeats_the_metrics_of_its_training(run: Path) -> None:
-    recorded = [e for e in read_events(run / "events.jsonl") if isinstance(e, Evaluated) and e.step == 66]
+    recorded = [e for e in read_events(run / "events.jsonl") if isinstance(e, EvalResult) and e.step == 66]
     assert [e.weights for e in recorded] == ["raw", "ema"]
     for event in recorded:
         [result] = reconv.evaluate(run, weights=event.weights)

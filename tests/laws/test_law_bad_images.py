@@ -15,7 +15,15 @@ from PIL import Image
 
 import reconv
 from reconv.errors import DataError, Exit, PreemptedError
-from reconv.logging.events import Attempt, BadImage, Evaluated, Event, Progress, latest_by_step, read_events
+from reconv.logging.events import (
+    AttemptStarted,
+    BadImageSkipped,
+    EvalResult,
+    Event,
+    TrainProgress,
+    latest_by_step,
+    read_events,
+)
 
 from .conftest import Outcome
 
@@ -72,18 +80,18 @@ def assert_same_bits(one: Outcome, other: Outcome) -> None:
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
 
 
-def told(outcome: Outcome) -> list[BadImage]:
-    return [e for e in latest_by_step(read_events(outcome.folder.events)) if isinstance(e, BadImage)]
+def told(outcome: Outcome) -> list[BadImageSkipped]:
+    return [e for e in latest_by_step(read_events(outcome.folder.events)) if isinstance(e, BadImageSkipped)]
 
 
 def test_a_run_with_bad_images_lists_each_once_and_marks_its_metric(damaged: Path, tmp_path: Path) -> None:
     outcome = run(damaged, tmp_path / "run")
     events = read_events(outcome.folder.events)
-    bad = [e for e in events if isinstance(e, BadImage)]
+    bad = [e for e in events if isinstance(e, BadImageSkipped)]
     expected = {damaged / "train/cat/03.png", damaged / "train/dog/11.png", damaged / "val/dog/02.png"}
     assert {Path(e.path) for e in bad} == expected
     assert len(bad) == 3
-    scored = [e for e in events if isinstance(e, Evaluated)]
+    scored = [e for e in events if isinstance(e, EvalResult)]
     assert len(scored) == 6  # raw and averaged weights, three times
     assert {(e.num_samples, e.skipped) for e in scored} == {(7, 1)}
     assert (outcome.summary["bad_images"], outcome.summary["bad_images_in_value"]) == (3, 1)
@@ -97,7 +105,7 @@ def test_resume_with_bad_images_equals_the_uninterrupted_run(damaged: Path, tmp_
     whole = run(damaged, tmp_path / "whole", data__workers="0")
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:
+        if isinstance(event, TrainProgress) and event.step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
@@ -106,7 +114,7 @@ def test_resume_with_bad_images_equals_the_uninterrupted_run(damaged: Path, tmp_
     assert_same_bits(whole, resumed)
     assert told(whole) == told(resumed)
     assert len(told(whole)) == 3
-    attempts = [e for e in read_events(resumed.folder.events) if isinstance(e, Attempt)]
+    attempts = [e for e in read_events(resumed.folder.events) if isinstance(e, AttemptStarted)]
     assert [a.from_step for a in attempts] == [0, stop_at]
 
 
@@ -122,7 +130,7 @@ def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: P
     good = (damaged / "val/dog/01.png").read_bytes()
 
     def stop(event: Event) -> None:
-        if isinstance(event, Evaluated):
+        if isinstance(event, EvalResult):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
@@ -134,18 +142,18 @@ def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: P
         assert len(small.getvalue()) < size < len(good)
         (damaged / path).write_bytes(small.getvalue().ljust(size, b"\0"))  # the fingerprint looks at sizes
     outcome = run(damaged, tmp_path / "run", resume=True, data__bad_images="stop")
-    scored = [e for e in read_events(outcome.folder.events) if isinstance(e, Evaluated)]
+    scored = [e for e in read_events(outcome.folder.events) if isinstance(e, EvalResult)]
     assert [(e.num_samples, e.skipped) for e in (scored[0], scored[-1])] == [(7, 1), (8, 0)]
 
 
 def test_the_count_goes_on_over_a_resume(damaged: Path, tmp_path: Path) -> None:
     """Two are borne: the third ends the run, and one that was resumed after them has not forgotten."""
-    met: list[BadImage] = []
+    met: list[BadImageSkipped] = []
 
     def stop(event: Event) -> None:
-        if isinstance(event, BadImage):
+        if isinstance(event, BadImageSkipped):
             met.append(event)
-        if isinstance(event, Progress) and len(met) == 2:
+        if isinstance(event, TrainProgress) and len(met) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):

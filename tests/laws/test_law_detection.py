@@ -12,7 +12,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, Progress
+from reconv.logging.events import Event, TrainProgress
 
 from .conftest import Outcome
 
@@ -62,7 +62,7 @@ def test_a_detection_run_stopped_and_resumed_equals_the_run_left_alone(train: Tr
     whole = train("whole", **settings)
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:
+        if isinstance(event, TrainProgress) and event.step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):

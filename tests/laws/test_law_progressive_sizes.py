@@ -10,7 +10,7 @@ import pytest
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, Planned, Progress, read_events
+from reconv.logging.events import Event, RunPlanned, TrainProgress, read_events
 
 from .conftest import EVERYTHING, Train
 from .test_law_resume import assert_same_bits
@@ -34,7 +34,7 @@ def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, t
     whole = train("whole", GROWING)
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:
+        if isinstance(event, TrainProgress) and event.step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     given = [(field, value, "--set") for field, value in GROWING.items()]
@@ -42,7 +42,7 @@ def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, t
         reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
     resumed = train("parts", {**GROWING, "data.workers": "2"}, resume=True)
     assert_same_bits(whole, resumed)
-    (plan, *_) = [event for event in read_events(whole.folder.events) if isinstance(event, Planned)]
+    (plan, *_) = [event for event in read_events(whole.folder.events) if isinstance(event, RunPlanned)]
     assert "images: training 4 px, 6 px from step 3, 8 px from step 7; evaluation 8 px" in plan.lines
 
 

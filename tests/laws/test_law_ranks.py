@@ -9,7 +9,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.logging.events import Evaluated, Progress, read_events
+from reconv.logging.events import EvalResult, TrainProgress, read_events
 
 from .conftest import Outcome
 
@@ -47,12 +47,12 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
 
 
 def losses(outcome: Outcome) -> list[float]:
-    return [event.loss for event in read_events(outcome.folder.events) if isinstance(event, Progress)]
+    return [event.loss for event in read_events(outcome.folder.events) if isinstance(event, TrainProgress)]
 
 
 def scores(outcome: Outcome) -> list[dict[str, float]]:
     events = read_events(outcome.folder.events)
-    return [dict(event.metrics) for event in events if isinstance(event, Evaluated)]
+    return [dict(event.metrics) for event in events if isinstance(event, EvalResult)]
 
 
 def test_ordered_reduction_gives_the_same_bits_on_1_2_3_and_4_ranks() -> None:

@@ -11,7 +11,7 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import Attempt, BadImage, Evaluated, Event, Progress, read_events
+from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalResult, Event, TrainProgress, read_events
 
 from .conftest import Outcome
 from .test_law_ranks import MIXED, SHORT, differing, losses, scores, trained
@@ -24,7 +24,7 @@ def train_until_signalled(out: str, settings: dict[str, str], at_step: int) -> i
     """Train, and have one rank's operating system ask for an end after some steps."""
 
     def on_event(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == at_step:
+        if isinstance(event, TrainProgress) and event.step == at_step:
             os.kill(os.getpid(), signal.SIGTERM)
 
     given = [(field, value, "--set") for field, value in settings.items()]
@@ -48,7 +48,7 @@ def test_a_run_stopped_on_four_ranks_in_mid_epoch_ends_on_two_as_if_nothing_had_
     assert in_ranks(2, resume_here, str(folder), ORDERED) == [0, 0]
     changed = Outcome(folder, {})
     assert differing(whole, changed) == []
-    attempts = [event for event in read_events(folder / "events.jsonl") if isinstance(event, Attempt)]
+    attempts = [event for event in read_events(folder / "events.jsonl") if isinstance(event, AttemptStarted)]
     assert [attempt.from_step for attempt in attempts] == [0, int(stopped.checkpoint.name[-1])]
     assert sorted(path.name for path in (folder / "logs").iterdir()) == [f"rank-{rank}.log" for rank in range(4)]
 
@@ -81,7 +81,7 @@ def pictures_with_bad_ones(folder: Path) -> None:
 
 def told(outcome: Outcome) -> list[Event]:
     events = read_events(outcome.folder.events)
-    return [event for event in events if isinstance(event, BadImage)]
+    return [event for event in events if isinstance(event, BadImageSkipped)]
 
 
 def test_bad_images_are_left_out_and_counted_as_on_one_rank() -> None:
@@ -95,7 +95,7 @@ def test_bad_images_are_left_out_and_counted_as_on_one_rank() -> None:
     assert by_place[0] == by_place[1]
     assert differing(one, several) == []
     assert losses(one) == losses(several)
-    scored = [[e for e in read_events(run.folder.events) if isinstance(e, Evaluated)] for run in (one, several)]
+    scored = [[e for e in read_events(run.folder.events) if isinstance(e, EvalResult)] for run in (one, several)]
     assert [(e.num_samples, e.skipped, e.metrics) for e in scored[0]] == [
         (e.num_samples, e.skipped, e.metrics) for e in scored[1]
     ]

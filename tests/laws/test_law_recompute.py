@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from reconv.errors import ResourceError
-from reconv.logging.events import Noted, Planned, read_events
+from reconv.logging.events import LogMessage, RunPlanned, read_events
 from reconv.models.resnet import ResNet
 
 from .conftest import EVERYTHING, Outcome, Train
@@ -24,7 +24,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
 
 
 def notes(outcome: Outcome) -> list[str]:
-    return [event.text for event in read_events(outcome.folder.events) if isinstance(event, Noted)]
+    return [event.text for event in read_events(outcome.folder.events) if isinstance(event, LogMessage)]
 
 
 @pytest.mark.parametrize(("wish", "mode"), [("all", "fp32"), ("auto", "bf16-all"), ("[layer2, stem]", "fp32")])
@@ -62,7 +62,7 @@ def test_keyed_dropout_and_drop_connect_draw_the_same_again(train: Train) -> Non
 
 
 def plans(outcome: Outcome) -> list[tuple[str, ...]]:
-    return [event.lines for event in read_events(outcome.folder.events) if isinstance(event, Planned)]
+    return [event.lines for event in read_events(outcome.folder.events) if isinstance(event, RunPlanned)]
 
 
 class Hungry:

@@ -15,7 +15,15 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError, RecipeError
-from reconv.logging.events import Attempt, Evaluated, Event, Noted, Progress, Saved, read_events
+from reconv.logging.events import (
+    AttemptStarted,
+    CheckpointSaved,
+    EvalResult,
+    Event,
+    LogMessage,
+    TrainProgress,
+    read_events,
+)
 
 from .conftest import EVERYTHING, Outcome, Train
 
@@ -35,7 +43,7 @@ def test_stop_at_any_step_and_resume_equals_uninterrupted_run(train: Train, tmp_
     given = [(field, value, "--set") for field, value in EVERYTHING.items()]
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:
+        if isinstance(event, TrainProgress) and event.step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
@@ -44,7 +52,7 @@ def test_stop_at_any_step_and_resume_equals_uninterrupted_run(train: Train, tmp_
         )
     resumed = train("parts", {**EVERYTHING, "log.every": "1step"}, resume=True)
     assert_same_bits(whole, resumed)
-    attempts = [e for e in read_events(resumed.folder.events) if isinstance(e, Attempt)]
+    attempts = [e for e in read_events(resumed.folder.events) if isinstance(e, AttemptStarted)]
     assert [a.from_step for a in attempts] == [0, stop_at]
 
 
@@ -52,7 +60,7 @@ def test_resume_with_other_workers_equals_uninterrupted_run(train: Train, tmp_pa
     whole = train("whole", EVERYTHING)
 
     def stop(event: Event) -> None:
-        if isinstance(event, Saved) and event.step == 3:
+        if isinstance(event, CheckpointSaved) and event.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
     given = [(field, value, "--set") for field, value in EVERYTHING.items()]
@@ -141,13 +149,13 @@ def test_a_torn_newest_checkpoint_is_passed_over_and_said(train: Train, tmp_path
     file.write_bytes(file.read_bytes()[:-7])
     resumed = train("part", EVERYTHING, resume=True)
     assert resumed.bits().keys() == whole.bits().keys()
-    notes = [e.text for e in read_events(resumed.folder.events) if isinstance(e, Noted)]
+    notes = [e.text for e in read_events(resumed.folder.events) if isinstance(e, LogMessage)]
     assert any("fell back" in text and part.checkpoint.name in text for text in notes), notes
 
 
 def test_nothing_to_resume_starts_afresh_and_says_so(train: Train) -> None:
     run = train("fresh", {**EVERYTHING, "length": "1ep"}, resume=True)
-    notes = [e.text for e in read_events(run.folder.events) if isinstance(e, Noted)]
+    notes = [e.text for e in read_events(run.folder.events) if isinstance(e, LogMessage)]
     assert any("starting afresh" in text for text in notes), notes
 
 
@@ -163,7 +171,7 @@ def test_a_finished_run_can_be_extended_and_says_so(train: Train) -> None:
     train("run", {**EVERYTHING, "length": "1ep"})
     longer = train("run", EVERYTHING, resume=True)
     assert longer.summary["steps"] == longer.summary["total_steps"] == 10
-    notes = [e.text for e in read_events(longer.folder.events) if isinstance(e, Noted)]
+    notes = [e.text for e in read_events(longer.folder.events) if isinstance(e, LogMessage)]
     assert any("1ep -> 2ep" in text for text in notes), notes
 
 
@@ -181,7 +189,7 @@ def test_an_extended_run_that_is_killed_goes_on(train: Train, tmp_path: Path) ->
     train("run", {**EVERYTHING, "length": "1ep"})
 
     def die(event: Event) -> None:
-        if isinstance(event, Saved) and event.step == 9:
+        if isinstance(event, CheckpointSaved) and event.step == 9:
             raise SystemExit
 
     given = [(field, value, "--set") for field, value in EVERYTHING.items()]
@@ -190,7 +198,7 @@ def test_an_extended_run_that_is_killed_goes_on(train: Train, tmp_path: Path) ->
     (tmp_path / "run" / "summary.json").unlink()  # a killed process writes none
     longer = train("run", EVERYTHING, resume=True)
     assert longer.summary["steps"] == whole.summary["steps"] == 10
-    attempts = [e for e in read_events(longer.folder.events) if isinstance(e, Attempt)]
+    attempts = [e for e in read_events(longer.folder.events) if isinstance(e, AttemptStarted)]
     assert [a.from_step for a in attempts] == [0, 5, 9]
 
 
@@ -216,14 +224,14 @@ def test_a_stop_during_an_evaluation_is_made_good_by_the_resume(train: Train, tm
     given = [(field, value, "--set") for field, value in settings.items()]
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:  # logged right before its evaluation
+        if isinstance(event, TrainProgress) and event.step == stop_at:  # logged right before its evaluation
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
         reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
     resumed = train("parts", settings, resume=True)
     assert_same_bits(whole, resumed)
-    scored = [(e.step, e.weights) for e in read_events(resumed.folder.events) if isinstance(e, Evaluated)]
+    scored = [(e.step, e.weights) for e in read_events(resumed.folder.events) if isinstance(e, EvalResult)]
     assert scored == [(5, "raw"), (5, "ema"), (10, "raw"), (10, "ema")]
     assert resumed.summary["value"] == whole.summary["value"]
 

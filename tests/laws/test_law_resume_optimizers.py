@@ -11,7 +11,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, Progress
+from reconv.logging.events import Event, TrainProgress
 
 from .conftest import EVERYTHING, Train
 
@@ -35,7 +35,7 @@ def test_stop_and_resume_equals_uninterrupted_run_under(kind: str, train: Train,
     whole = train("whole", settings)
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == STOP_AT:
+        if isinstance(event, TrainProgress) and event.step == STOP_AT:
             os.kill(os.getpid(), signal.SIGTERM)
 
     given = [(field, value, "--set") for field, value in settings.items()]

@@ -15,7 +15,7 @@ import pytest
 
 from reconv.errors import UsageError
 from reconv.logging.console import make_console
-from reconv.logging.events import BadImage, Evaluated, Noted, Planned, decode, read_events
+from reconv.logging.events import BadImageSkipped, EvalResult, LogMessage, RunPlanned, decode, read_events
 from reconv.report.html import write_report
 from reconv.report.summary import summarise
 
@@ -48,7 +48,7 @@ def play(mode: str, run: Path, stream: io.StringIO) -> str:
     write_report(run)
     console = make_console(mode, run, stream)
     for event in read_events(run / "events.jsonl"):
-        console.observe(event)
+        console.on_event(event)
     console.finish(summarise(run))
     console.close()
     return stream.getvalue()
@@ -81,8 +81,8 @@ def test_a_run_of_less_than_an_epoch_says_so_in_two_places_of_decimals(
     run, stream = fake_run(tmp_path / "run"), io.StringIO()
     console = make_console("plain", run, stream)
     for event in read_events(run / "events.jsonl"):
-        is_plan = isinstance(event, Planned)
-        console.observe(replace(event, total_steps=1, steps_per_epoch=22.0) if is_plan else event)
+        is_plan = isinstance(event, RunPlanned)
+        console.on_event(replace(event, total_steps=1, steps_per_epoch=22.0) if is_plan else event)
     console.close()
     assert "0.05 epochs, 1 steps" in stream.getvalue() and "/0.05  step " in stream.getvalue()
     assert "0.04545" not in stream.getvalue()
@@ -191,7 +191,7 @@ def test_a_process_without_stdout_has_a_console(
     run = fake_run(tmp_path / "run")
     monkeypatch.setattr(sys, "stdout", None)
     console = make_console(mode, run)
-    console.observe(Noted("info", "hello"))
+    console.on_event(LogMessage("info", "hello"))
     console.finish(summarise(run))
     console.close()
     assert sys.stdout is None  # nothing was put in its place
@@ -202,7 +202,7 @@ def test_a_stream_of_ascii_alone_is_told_everything(tmp_path: Path, fake_run: Ca
     run = write_report(fake_run(tmp_path / "run")).parent
     written = io.BytesIO()
     console = make_console(mode, run, io.TextIOWrapper(written, encoding="ascii"))
-    console.observe(Noted("info", "caf\udce9 ± 1"))
+    console.on_event(LogMessage("info", "caf\udce9 ± 1"))
     console.finish(summarise(run))
     first, last = written.getvalue().decode("ascii").splitlines()
     if mode == "json":
@@ -223,8 +223,8 @@ def test_a_report_that_was_not_written_is_not_named(tmp_path: Path, fake_run: Ca
 def test_an_image_left_out_is_said_and_marks_the_metric() -> None:
     stream = io.StringIO()
     console = make_console("plain", None, stream)
-    console.observe(BadImage(3, "val", 17, "val/cat/17.jpg", "the file is half-written"))
-    console.observe(Evaluated(10, 1.0, "raw", {"top1": 0.5}, 98, 0.1, best=False, skipped=2))
+    console.on_event(BadImageSkipped(3, "val", 17, "val/cat/17.jpg", "the file is half-written"))
+    console.on_event(EvalResult(10, 1.0, "raw", {"top1": 0.5}, 98, 0.1, best=False, skipped=2))
     first, second = stream.getvalue().splitlines()
     assert first == "warning: left out an image (val): val/cat/17.jpg: the file is half-written"
     assert second.endswith("top-1 50.00 %  without 2 bad images")

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from reconv.errors import CheckpointError, UsageError
 from reconv.logging.events import (
-    Attempt,
-    BadImage,
-    Ended,
-    Evaluated,
+    AttemptStarted,
+    BadImageSkipped,
+    CheckpointSaved,
+    DataWait,
+    EvalResult,
     Event,
     EventLog,
+    ImageLogged,
+    LogMessage,
     NonFiniteStep,
-    Noted,
-    Pictured,
-    Planned,
-    Progress,
-    Saved,
-    Waited,
+    RunEnded,
+    RunPlanned,
+    TrainProgress,
     decode,
     encode,
     latest_by_step,
@@ -32,29 +32,29 @@ from reconv.logging.events import (
 )
 
 EVERY_KIND: list[Event] = [
-    Attempt(1, 0, ("reconv", "train", "<b>"), {"torch": "2.13", "threads": 2}),
-    Planned("quickstart", "classification", 440, 22.5, 64, ("line 1", "line 2"), 272_474, "resnet8", 2),
-    Progress(5, 0.2, 1.5, 0.1, {"top1": 0.5}, "on mixed images", 2.0, None, None, 0.1, 10, None, 1024.0),
-    Evaluated(22, 1.0, "ema", {"top1": 0.9, "loss": 0.3}, 360, 0.1, True, True),
-    Saved(22, "checkpoints/step-000000022", 1000, 0.1, "interval"),
+    AttemptStarted(1, 0, ("reconv", "train", "<b>"), {"torch": "2.13", "threads": 2}),
+    RunPlanned("quickstart", "classification", 440, 22.5, 64, ("line 1", "line 2"), 272_474, "resnet8", 2),
+    TrainProgress(5, 0.2, 1.5, 0.1, {"top1": 0.5}, "on mixed images", 2.0, None, None, 0.1, 10, None, 1024.0),
+    EvalResult(22, 1.0, "ema", {"top1": 0.9, "loss": 0.3}, 360, 0.1, True, True),
+    CheckpointSaved(22, "checkpoints/step-000000022", 1000, 0.1, "interval"),
     NonFiniteStep(23, 7.0, (1, 2, 3), "skip"),
-    BadImage(24, "train", 17, "cats/\udcff.jpg", "the file is half-written"),
-    Waited(22, 0.4, {"disk": 1.0, "decode": 2.5}, "decode", "--workers 4"),
-    Noted("warning", "naïve ✓ 'quotes' \n newline \u2028", 3),
-    Pictured("first batch", "images/a.png", ("7", "8"), 0, 2),
-    Ended(440, 0, "finished", 9.0, 100, 5, 8.0, 1.0, 90, {"note": "x"}),
+    BadImageSkipped(24, "train", 17, "cats/\udcff.jpg", "the file is half-written"),
+    DataWait(22, 0.4, {"disk": 1.0, "decode": 2.5}, "decode", "--workers 4"),
+    LogMessage("warning", "naïve ✓ 'quotes' \n newline \u2028", 3),
+    ImageLogged("first batch", "images/a.png", ("7", "8"), 0, 2),
+    RunEnded(440, 0, "finished", 9.0, 100, 5, 8.0, 1.0, 90, {"note": "x"}),
 ]
 
 
 BYTES = "mean/caf\udce9.png"  # how Python spells a file name that is not UTF-8
 
 
-def progress(step: int, loss: float = 1.0) -> Progress:
-    return Progress(step, step / 10, loss, 0.1, {}, "", 1.0, None, None, 0.0, 0, None)
+def progress(step: int, loss: float = 1.0) -> TrainProgress:
+    return TrainProgress(step, step / 10, loss, 0.1, {}, "", 1.0, None, None, 0.0, 0, None)
 
 
-def attempt(number: int, from_step: int) -> Attempt:
-    return Attempt(number, from_step, ("reconv", "train", "x"), {})
+def attempt(number: int, from_step: int) -> AttemptStarted:
+    return AttemptStarted(number, from_step, ("reconv", "train", "x"), {})
 
 
 def test_every_kind_of_event_is_read_back_as_it_was_written(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_every_line_is_strict_json() -> None:
 @settings(deadline=None)
 @given(loss=st.floats(), metric=st.floats())
 def test_non_finite_numbers_survive(loss: float, metric: float) -> None:
-    event = Evaluated(1, 1.0, "raw", {"top1": metric, "loss": loss}, 1, 0.0, False)
+    event = EvalResult(1, 1.0, "raw", {"top1": metric, "loss": loss}, 1, 0.0, False)
     back = decode(encode(event))
-    assert isinstance(back, Evaluated)
+    assert isinstance(back, EvalResult)
     assert repr(dict(back.metrics)) == repr(dict(event.metrics))
     number = decode(encode(progress(1, loss)))
-    assert isinstance(number, Progress)
+    assert isinstance(number, TrainProgress)
     assert repr(number.loss) == repr(loss)
 
 
@@ -118,7 +118,7 @@ def test_a_damaged_line_in_the_middle_is_told_with_its_number(tmp_path: Path) ->
 
 def test_a_line_that_lacks_a_field_is_told(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"kind":"save","step":3}\n' + encode(progress(2)) + "\n")
+    path.write_text('{"kind":"checkpoint","step":3}\n' + encode(progress(2)) + "\n")
     with pytest.raises(CheckpointError):
         read_events(path)
 
@@ -153,19 +153,19 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_resume_undoes_the_steps_after_its_own() -> None:
     events = [
-        *(attempt(1, 0), progress(10), Saved(15, "a", 1, 0.0, "interval"), progress(20, 5.0), progress(25)),
-        *(attempt(2, 15), Noted("info", "went on"), progress(20, 6.0)),
+        *(attempt(1, 0), progress(10), CheckpointSaved(15, "a", 1, 0.0, "interval"), progress(20, 5.0), progress(25)),
+        *(attempt(2, 15), LogMessage("info", "went on"), progress(20, 6.0)),
     ]
     kept = latest_by_step(events)
-    assert [e for e in kept if isinstance(e, Progress)] == [progress(10), progress(20, 6.0)]
-    assert [e.step for e in kept if isinstance(e, Saved)] == [15]
-    assert sum(isinstance(e, Attempt) for e in kept) == 2
+    assert [e for e in kept if isinstance(e, TrainProgress)] == [progress(10), progress(20, 6.0)]
+    assert [e.step for e in kept if isinstance(e, CheckpointSaved)] == [15]
+    assert sum(isinstance(e, AttemptStarted) for e in kept) == 2
 
 
 def test_an_evaluation_made_again_counts_once() -> None:
-    first = Evaluated(10, 1.0, "raw", {"top1": 0.5}, 1, 0.0, False)
-    second = Evaluated(10, 1.0, "raw", {"top1": 0.6}, 1, 0.0, True)
-    other = Evaluated(10, 1.0, "ema", {"top1": 0.7}, 1, 0.0, False)
+    first = EvalResult(10, 1.0, "raw", {"top1": 0.5}, 1, 0.0, False)
+    second = EvalResult(10, 1.0, "raw", {"top1": 0.6}, 1, 0.0, True)
+    other = EvalResult(10, 1.0, "ema", {"top1": 0.7}, 1, 0.0, False)
     assert latest_by_step([attempt(1, 0), first, other, second])[1:] == [other, second]
 
 
@@ -184,13 +184,13 @@ def test_however_often_it_was_killed_each_step_counts_as_its_last_attempt(length
             events.append(progress(step, float(number)))
             expected[step] = number
         reached = start + forth
-    kept = [e for e in latest_by_step(events) if isinstance(e, Progress)]
+    kept = [e for e in latest_by_step(events) if isinstance(e, TrainProgress)]
     assert {e.step: e.loss for e in kept} == expected
     assert len(kept) == len(expected)
 
 
 def test_file_names_that_are_not_utf8_are_written_and_read_back(tmp_path: Path) -> None:
-    event = Pictured("Worst mistakes", "images/mistakes.png", (f"said 7 · {BYTES}",), 3, 8)
+    event = ImageLogged("Worst mistakes", "images/mistakes.png", (f"said 7 · {BYTES}",), 3, 8)
     with EventLog(tmp_path / "events.jsonl") as log:
         log.write(event)
     (tmp_path / "events.jsonl").read_text(encoding="utf-8")
@@ -198,15 +198,17 @@ def test_file_names_that_are_not_utf8_are_written_and_read_back(tmp_path: Path) 
 
 
 def test_an_event_can_be_told_in_ascii_alone() -> None:
-    for event in (*EVERY_KIND, Noted("info", f"{BYTES} \U0001f600", 0)):
+    for event in (*EVERY_KIND, LogMessage("info", f"{BYTES} \U0001f600", 0)):
         line = encode(event, ascii_only=True)
         assert line.isascii()
         assert decode(line) == event
 
 
 def test_a_bad_image_is_told_once_and_undone_with_its_step() -> None:
-    train, val = BadImage(4, "train", 7, "a.jpg", "cut"), BadImage(4, "val", 7, "b.jpg", "cut")
+    train, val = BadImageSkipped(4, "train", 7, "a.jpg", "cut"), BadImageSkipped(4, "val", 7, "b.jpg", "cut")
     events = [attempt(1, 0), train, val, attempt(2, 4), train]
-    assert [e for e in latest_by_step(events) if isinstance(e, BadImage)] == [val, train]
-    assert [e for e in latest_by_step(events[:4]) if isinstance(e, BadImage)] == [val]
-    assert [e for e in latest_by_step([attempt(1, 0), train, val, attempt(2, 3)]) if isinstance(e, BadImage)] == []
+    assert [e for e in latest_by_step(events) if isinstance(e, BadImageSkipped)] == [val, train]
+    assert [e for e in latest_by_step(events[:4]) if isinstance(e, BadImageSkipped)] == [val]
+    assert [
+        e for e in latest_by_step([attempt(1, 0), train, val, attempt(2, 3)]) if isinstance(e, BadImageSkipped)
+    ] == []

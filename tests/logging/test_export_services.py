@@ -15,7 +15,7 @@ import pytest
 
 import reconv
 from reconv.errors import UsageError
-from reconv.logging.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
 SMALL = {
     "length": "6step",
@@ -124,7 +124,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def _train(records: str, *, resume: bool = False, kill_at: int | None = None, out: str = "run") -> Path:
     def watch(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == kill_at:
+        if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
     given = [(field, value, "--set") for field, value in {**SMALL, "records": records}.items()]
@@ -200,7 +200,7 @@ def test_a_record_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(to
     (told.parent / "packages" / "wandb.py").write_text(WANDB.replace("FAIL_AT_STEP = None", "FAIL_AT_STEP = 2"))
     run = _train("wandb,csv")
     events = read_events(run / "events.jsonl")
-    warnings = [e.text for e in events if isinstance(e, Noted) and e.level == "warning"]
+    warnings = [e.text for e in events if isinstance(e, LogMessage) and e.level == "warning"]
     assert len(warnings) == 1
     assert "wandb" in warnings[0]
     assert "the service fell over" in warnings[0]
@@ -212,7 +212,7 @@ def test_a_record_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(to
 def test_a_record_that_cannot_even_be_opened_does_not_stop_the_run(told: Path) -> None:
     (told.parent / "packages" / "wandb.py").write_text("raise ImportError('half an installation')")
     run = _train("wandb")
-    warnings = [e.text for e in read_events(run / "events.jsonl") if isinstance(e, Noted) and e.level == "warning"]
+    warnings = [e.text for e in read_events(run / "events.jsonl") if isinstance(e, LogMessage) and e.level == "warning"]
     assert len(warnings) == 1
     assert "half an installation" in warnings[0]
     assert json.loads((run / "summary.json").read_text())["exit_code"] == 0

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import reconv
-from reconv.logging.events import Event, Progress, latest_by_step, read_events
+from reconv.logging.events import Event, TrainProgress, latest_by_step, read_events
 
 SMALL = {
     "length": "6step",
@@ -29,7 +29,7 @@ class KilledError(Exception):
 
 def _train(*, resume: bool = False, kill_at: int | None = None) -> Path:
     def watch(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == kill_at:
+        if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
     given = [(field, value, "--set") for field, value in SMALL.items()]
@@ -44,8 +44,8 @@ def _read(folder: Path) -> Any:
     return found
 
 
-def _events(run: Path) -> list[Progress]:
-    return [e for e in latest_by_step(read_events(run / "events.jsonl")) if isinstance(e, Progress)]
+def _events(run: Path) -> list[TrainProgress]:
+    return [e for e in latest_by_step(read_events(run / "events.jsonl")) if isinstance(e, TrainProgress)]
 
 
 def test_scalars_pictures_and_hyperparameters_are_read_back() -> None:

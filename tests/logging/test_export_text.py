@@ -12,17 +12,17 @@ import pytest
 
 import reconv
 from reconv.logging.events import (
-    Attempt,
-    Ended,
-    Evaluated,
+    AttemptStarted,
+    EvalResult,
     Event,
     EventLog,
-    Planned,
-    Progress,
+    RunEnded,
+    RunPlanned,
+    TrainProgress,
     latest_by_step,
     read_events,
 )
-from reconv.logging.exporters import Records
+from reconv.logging.exporters import ExporterSet
 from reconv.recipe.loader import load
 
 SMALL = {
@@ -41,7 +41,7 @@ class KilledError(Exception):
 
 def _train(out: str, records: str, *, resume: bool = False, kill_at: int | None = None) -> Path:
     def watch(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == kill_at:
+        if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
     given = [(field, value, "--set") for field, value in {**SMALL, "records": records}.items()]
@@ -82,7 +82,7 @@ def test_tables_of_a_killed_and_resumed_run_are_those_of_a_run_never_stopped() -
 
 def test_tables_say_what_the_events_say_to_the_last_digit() -> None:
     run = _train("run", "csv")
-    events = [e for e in latest_by_step(read_events(run / "events.jsonl")) if isinstance(e, Progress)]
+    events = [e for e in latest_by_step(read_events(run / "events.jsonl")) if isinstance(e, TrainProgress)]
     rows = _rows(run / "training.csv")
     assert len(rows) == len(events) == 8
     for row, event in zip(rows, events, strict=True):
@@ -124,10 +124,10 @@ def tell(tmp_path: Path) -> Tell:
             ("expect.tolerance", "0", "--set"),
         ]
         warnings: list[Event] = []
-        records = Records(load("quickstart", given).recipe, folder, warnings.append)
+        records = ExporterSet(load("quickstart", given).recipe, folder, warnings.append)
         with EventLog(folder / "events.jsonl") as log:
             for event in events:
-                records.observe(log.write(event))
+                records.on_event(log.write(event))
         records.close()
         assert warnings == []
         return folder
@@ -137,21 +137,21 @@ def tell(tmp_path: Path) -> Tell:
 
 def _start(from_step: int, time_s: float) -> list[Event]:
     return [
-        Attempt(1 if from_step == 0 else 2, from_step, ("reconv",), {}, time_s=time_s),
-        Planned("quickstart", "classification", 20, 10.0, 64, (), 0, "resnet8_cifar", time_s=time_s + 1),
+        AttemptStarted(1 if from_step == 0 else 2, from_step, ("reconv",), {}, time_s=time_s),
+        RunPlanned("quickstart", "classification", 20, 10.0, 64, (), 0, "resnet8_cifar", time_s=time_s + 1),
     ]
 
 
-def _progress(step: int, time_s: float, **metrics: float) -> Progress:
-    return Progress(step, step / 10, 1.0, 0.1, metrics, "", 1.0, 100.0, 110.0, 0.0, 1, None, time_s=time_s)
+def _progress(step: int, time_s: float, **metrics: float) -> TrainProgress:
+    return TrainProgress(step, step / 10, 1.0, 0.1, metrics, "", 1.0, 100.0, 110.0, 0.0, 1, None, time_s=time_s)
 
 
-def _score(step: int, top1: float, time_s: float) -> Evaluated:
-    return Evaluated(step, step / 10, "raw", {"top1": top1}, 100, 0.5, best=False, time_s=time_s)
+def _score(step: int, top1: float, time_s: float) -> EvalResult:
+    return EvalResult(step, step / 10, "raw", {"top1": top1}, 100, 0.5, best=False, time_s=time_s)
 
 
-def _end(step: int, code: int, time_s: float) -> Ended:
-    return Ended(step, code, "finished" if code == 0 else "unexpected error", 1.0, 0, 0, time_s=time_s)
+def _end(step: int, code: int, time_s: float) -> RunEnded:
+    return RunEnded(step, code, "finished" if code == 0 else "unexpected error", 1.0, 0, 0, time_s=time_s)
 
 
 def test_the_mlperf_log_opens_and_closes_every_interval_in_order(tell: Tell) -> None:

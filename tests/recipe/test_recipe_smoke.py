@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.logging.events import Event, Progress
+from reconv.logging.events import Event, TrainProgress
 from reconv.recipe.loader import Override, load
 from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe
@@ -77,6 +77,6 @@ def test_a_smoke_twin_trains(name: str, tmp_path: Path) -> None:
     small = shrink(recipe_of(name))
     result = reconv.train(name, overrides=small, out=tmp_path / "run", device="cpu", on_event=events.append)
     assert result.exit_code == 0
-    losses = [event.loss for event in events if isinstance(event, Progress)]
+    losses = [event.loss for event in events if isinstance(event, TrainProgress)]
     assert len(losses) == 2
     assert all(0 < loss < 100 for loss in losses)

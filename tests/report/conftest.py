@@ -13,17 +13,17 @@ import torch
 
 from reconv.data.inspect.contact_sheet import grid
 from reconv.logging.events import (
-    Attempt,
-    Ended,
-    Evaluated,
+    AttemptStarted,
+    CheckpointSaved,
+    EvalResult,
     Event,
     EventLog,
+    ImageLogged,
+    LogMessage,
     NonFiniteStep,
-    Noted,
-    Pictured,
-    Planned,
-    Progress,
-    Saved,
+    RunEnded,
+    RunPlanned,
+    TrainProgress,
 )
 
 RECIPE = """\
@@ -130,8 +130,8 @@ def _attempt(
         f"lr {lr} (absolute), cosine over {total} steps after 22 steps of warm-up",
     )
     events: list[Event] = [
-        Attempt(number, start, command, environment),
-        Planned(
+        AttemptStarted(number, start, command, environment),
+        RunPlanned(
             "quickstart",
             "classification",
             total,
@@ -143,8 +143,8 @@ def _attempt(
         ),
     ]
     if number > 1:
-        events.append(Noted("info", f"went on from checkpoints/step-{start:09d}", start))
-        events.append(Noted("warning", "the newest checkpoint was torn (optimizer.safetensors); fell back", start))
+        events.append(LogMessage("info", f"went on from checkpoints/step-{start:09d}", start))
+        events.append(LogMessage("warning", "the newest checkpoint was torn (optimizer.safetensors); fell back", start))
     if number == 1 and with_pictures:
         events.append(_picture(folder, "The first batch as the network saw it", "first-batch", seed, wordy=False))
     for step in range(start + 1, end + 1):
@@ -155,7 +155,9 @@ def _attempt(
         if step % int(STEPS_PER_EPOCH) == 0:
             events += _evaluations(step, noise)
             events.append(
-                Saved(step, f"checkpoints/step-{step:09d}", 941_000, 0.021, "end" if step == total else "interval")
+                CheckpointSaved(
+                    step, f"checkpoints/step-{step:09d}", 941_000, 0.021, "end" if step == total else "interval"
+                )
             )
     if end == total and with_pictures:
         events.append(_picture(folder, "Worst mistakes", "mistakes", seed + 1, wordy=True))
@@ -164,13 +166,13 @@ def _attempt(
 
 def _progress(
     step: int, total: int, lr: float, noise: random.Random, mixed: bool, warming_up: bool, is_broken: bool
-) -> Progress:
+) -> TrainProgress:
     epoch = step / STEPS_PER_EPOCH
     loss = 2.4 * math.exp(-epoch / 2.2) + 0.012 + noise.random() * 0.3 * math.exp(-epoch / 4)
     wait = 0.03 + 0.04 * noise.random()
     rate = 4100 + 200 * noise.random()
     warmup = min(1.0, epoch)
-    return Progress(
+    return TrainProgress(
         step=step,
         epoch=epoch,
         loss=math.nan if is_broken else loss,
@@ -193,7 +195,7 @@ def _evaluations(step: int, noise: random.Random) -> list[Event]:
     raw = min(0.9917, 0.992 - 0.75 * math.exp(-epoch / 1.5) - 0.012 * noise.random() * math.exp(-epoch / 8))
     ema = min(0.9944, 0.9945 - 0.85 * math.exp(-epoch / 1.8))
     return [
-        Evaluated(
+        EvalResult(
             step,
             epoch,
             weights,
@@ -206,7 +208,7 @@ def _evaluations(step: int, noise: random.Random) -> list[Event]:
     ]
 
 
-def _picture(folder: Path, title: str, name: str, seed: int, *, wordy: bool) -> Pictured:
+def _picture(folder: Path, title: str, name: str, seed: int, *, wordy: bool) -> ImageLogged:
     num_images = 12 if wordy else 32
     draws = np.random.default_rng(seed)
     rows, columns = np.mgrid[0:8, 0:8]
@@ -216,13 +218,13 @@ def _picture(folder: Path, title: str, name: str, seed: int, *, wordy: bool) -> 
     (folder / "images").mkdir(exist_ok=True)
     (folder / "images" / f"{name}.png").write_bytes(grid(torch.from_numpy(images), 8))
     said = [f"said 8 (97 %), really {n % 10} · digits[{5 * n}]" if wordy else str(n % 10) for n in range(num_images)]
-    return Pictured(title, f"images/{name}.png", tuple(said), columns=8)
+    return ImageLogged(title, f"images/{name}.png", tuple(said), columns=8)
 
 
-def _ended(start: int, end: int, exit_code: int) -> Ended:
+def _ended(start: int, end: int, exit_code: int) -> RunEnded:
     images = (end - start) * BATCH
     reason = {0: "finished", 75: "preempted", 5: "diverged"}.get(exit_code, "failed")
-    return Ended(end, exit_code, reason, images / 3000, images, 430_000_000, images / 4000, images / 80_000, images)
+    return RunEnded(end, exit_code, reason, images / 3000, images, 430_000_000, images / 4000, images / 80_000, images)
 
 
 @pytest.fixture

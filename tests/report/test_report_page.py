@@ -20,7 +20,16 @@ from PIL import Image
 
 from reconv.data.inspect.contact_sheet import grid
 from reconv.errors import UsageError
-from reconv.logging.events import Attempt, Evaluated, EventLog, Noted, Pictured, Planned, Progress, encode
+from reconv.logging.events import (
+    AttemptStarted,
+    EvalResult,
+    EventLog,
+    ImageLogged,
+    LogMessage,
+    RunPlanned,
+    TrainProgress,
+    encode,
+)
 from reconv.report.charts import MAX_POINTS, Chart, Series, draw
 from reconv.report.html import render, write_report
 
@@ -86,13 +95,13 @@ def test_nothing_in_the_record_becomes_markup(tmp_path: Path) -> None:
     (run / "recipe.yaml").write_text(f"name: x\ndescription: {json.dumps(EVIL)}\nmodel: {{name: {json.dumps(EVIL)}}}\n")
     (run / "images" / "a.png").write_bytes(grid(torch.zeros(1, 3, 8, 8, dtype=torch.uint8)))
     log = [
-        Attempt(1, 0, (EVIL, EVIL), {EVIL: EVIL}),
-        Planned(EVIL, EVIL, 10, 5.0, 4, (EVIL,), 10, EVIL),
-        Progress(5, 1.0, 1.0, 0.1, {EVIL: 0.5}, EVIL, 1.0, 1.0, 1.0, 0.0, 1, None),
-        Evaluated(5, 1.0, EVIL, {EVIL: 0.5}, 10, 0.1, True),
-        Noted(EVIL, EVIL),
-        Pictured(EVIL, "images/a.png", (EVIL,), columns=1),
-        Pictured("gone", EVIL),
+        AttemptStarted(1, 0, (EVIL, EVIL), {EVIL: EVIL}),
+        RunPlanned(EVIL, EVIL, 10, 5.0, 4, (EVIL,), 10, EVIL),
+        TrainProgress(5, 1.0, 1.0, 0.1, {EVIL: 0.5}, EVIL, 1.0, 1.0, 1.0, 0.0, 1, None),
+        EvalResult(5, 1.0, EVIL, {EVIL: 0.5}, 10, 0.1, True),
+        LogMessage(EVIL, EVIL),
+        ImageLogged(EVIL, "images/a.png", (EVIL,), columns=1),
+        ImageLogged("gone", EVIL),
     ]
     (run / "events.jsonl").write_text("".join(encode(event) + "\n" for event in log))
     clean = run.parent / "clean"
@@ -124,10 +133,10 @@ def test_the_page_names_no_address_and_forbids_the_network(tmp_path: Path, fake_
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path, num_steps: int) -> None:
     with EventLog(tmp_path / "events.jsonl") as log:
-        log.write(Attempt(1, 0, ("reconv", "train", "x"), {}))
-        log.write(Planned("x", "classification", 10, 5.0, 4, ()))
+        log.write(AttemptStarted(1, 0, ("reconv", "train", "x"), {}))
+        log.write(RunPlanned("x", "classification", 10, 5.0, 4, ()))
         for step in range(1, num_steps + 1):
-            log.write(Progress(step, step / 5, 1.0, 0.1, {}, "", 1.0, None, None, 0.0, 0, None))
+            log.write(TrainProgress(step, step / 5, 1.0, 0.1, {}, "", 1.0, None, None, 0.0, 0, None))
     text = " ".join(Tags(render([tmp_path])).text)
     assert "Not finished" in text
     assert "no evaluation" in text
@@ -141,10 +150,10 @@ def test_an_empty_record_has_a_report(tmp_path: Path) -> None:
 def test_non_finite_values_break_the_line_and_are_never_drawn(tmp_path: Path) -> None:
     values = [1.0, 0.9, math.nan, 0.7, math.inf, 0.5, 0.4]
     with EventLog(tmp_path / "events.jsonl") as log:
-        log.write(Attempt(1, 0, ("reconv",), {}))
+        log.write(AttemptStarted(1, 0, ("reconv",), {}))
         for step, loss in enumerate(values, 1):
-            log.write(Progress(step, float(step), loss, 0.1, {}, "", loss, loss, loss, 0.0, 0, None))
-        log.write(Evaluated(7, 7.0, "raw", {"top1": math.nan, "loss": math.nan}, 1, 0.1, False))
+            log.write(TrainProgress(step, float(step), loss, 0.1, {}, "", loss, loss, loss, 0.0, 0, None))
+        log.write(EvalResult(7, 7.0, "raw", {"top1": math.nan, "loss": math.nan}, 1, 0.1, False))
     page = render([tmp_path])
     paths = [a["d"] for t, a in Tags(page).elements if t == "path" and a["d"] and a["d"] != "M0 4H22"]
     assert paths
@@ -156,8 +165,8 @@ def test_non_finite_values_break_the_line_and_are_never_drawn(tmp_path: Path) ->
 
 def test_all_values_not_finite_leave_the_chart_out(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.jsonl") as log:
-        log.write(Attempt(1, 0, ("reconv",), {}))
-        log.write(Progress(1, 1.0, math.nan, 0.1, {}, "", math.nan, None, None, 0.0, 0, None))
+        log.write(AttemptStarted(1, 0, ("reconv",), {}))
+        log.write(TrainProgress(1, 1.0, math.nan, 0.1, {}, "", math.nan, None, None, 0.0, 0, None))
     titles = re.findall(r"<h3>(.*?)</h3>", render([tmp_path]))
     assert titles == ["Learning rate", "Share of time waiting for data"]
 
@@ -218,10 +227,10 @@ def test_pictures_from_outside_the_run_folder_and_files_that_are_none_are_not_sh
     Image.new("L", (8, 8)).save(tmp_path / "secret.png")
     (run / "text.png").write_text("no image")
     with EventLog(run / "events.jsonl") as log:
-        log.write(Pictured("outside", "../secret.png"))
-        log.write(Pictured("absolute", str(tmp_path / "secret.png")))
-        log.write(Pictured("text", "text.png"))
-        log.write(Pictured("missing", "images/missing.png"))
+        log.write(ImageLogged("outside", "../secret.png"))
+        log.write(ImageLogged("absolute", str(tmp_path / "secret.png")))
+        log.write(ImageLogged("text", "text.png"))
+        log.write(ImageLogged("missing", "images/missing.png"))
     tags = Tags(render([run]))
     assert tags.count("img") == 0
     assert sum(a.get("class") == "gone" for _, a in tags.elements) == 4
@@ -233,7 +242,7 @@ def test_large_pictures_do_not_make_a_large_page(tmp_path: Path, fake_run: Calla
     (run / "first.png").write_bytes(grid(photos, 8))
     with EventLog(run / "events.jsonl") as log:
         for number in range(5):
-            log.write(Pictured(f"sheet {number}", "first.png", tuple(map(str, range(64))), columns=8))
+            log.write(ImageLogged(f"sheet {number}", "first.png", tuple(map(str, range(64))), columns=8))
     page = render([run])
     assert Tags(page).count("img") >= 64
     assert len(page.encode()) < 5_000_000
@@ -245,7 +254,7 @@ def test_the_tiles_of_a_sheet_are_the_images_it_was_made_of(tmp_path: Path, chan
     images = np.random.default_rng(1).integers(0, 256, (num_images, channels, 8, 6), dtype=np.uint8)
     (tmp_path / "s.png").write_bytes(grid(torch.from_numpy(images), 8, min_tile_px=8))
     with EventLog(tmp_path / "events.jsonl") as log:
-        log.write(Pictured("s", "s.png", tuple(map(str, range(num_images))), columns=8))
+        log.write(ImageLogged("s", "s.png", tuple(map(str, range(num_images))), columns=8))
     sources = [a["src"] for t, a in Tags(render([tmp_path])).elements if t == "img"]
     assert len(sources) == num_images
     for source, image in zip(sources, images, strict=True):
@@ -292,7 +301,7 @@ def test_a_report_of_nothing_is_refused() -> None:
 
 def test_a_picture_told_again_replaces_the_first(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
     run = fake_run(tmp_path / "run")
-    mistakes = Pictured("Worst mistakes", "images/mistakes.png", ("a", "b"))
+    mistakes = ImageLogged("Worst mistakes", "images/mistakes.png", ("a", "b"))
     with EventLog(run / "events.jsonl") as log:
         log.write(replace(mistakes, captions=("only", "these")))
     page = render([run])
@@ -305,6 +314,6 @@ def test_a_caption_with_a_file_name_that_is_not_utf8_is_shown_escaped(
 ) -> None:
     run = fake_run(tmp_path / "run")
     with EventLog(run / "events.jsonl") as log:
-        log.write(Noted("warning", "cannot read caf\udce9.png", 3))
+        log.write(LogMessage("warning", "cannot read caf\udce9.png", 3))
     text = write_report(run).read_text(encoding="utf-8")
     assert "cannot read caf\\udce9.png" in text

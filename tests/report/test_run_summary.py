@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from reconv.logging.events import Attempt, Ended, Evaluated, Event, EventLog, Planned, Progress
-from reconv.logging.text import result, state
+from reconv.logging.events import AttemptStarted, EvalResult, Event, EventLog, RunEnded, RunPlanned, TrainProgress
+from reconv.logging.formatting import result, state
 from reconv.report.summary import read_summary, summarise, write_summary
 
 CONTRACT = {
@@ -29,16 +29,16 @@ def write_events(folder: Path, *events: Event, expect: str = "") -> Path:
     return folder
 
 
-START = Attempt(1, 0, ("reconv", "train", "tiny"), {})
-PLAN = Planned("tiny", "classification", 100, 10.0, 8, (), 1000, num_devices=4)
+START = AttemptStarted(1, 0, ("reconv", "train", "tiny"), {})
+PLAN = RunPlanned("tiny", "classification", 100, 10.0, 8, (), 1000, num_devices=4)
 
 
-def evaluated(step: int, top1: float, weights: str = "raw", *, partial: bool = False) -> Evaluated:
-    return Evaluated(step, step / 10, weights, {"top1": top1, "loss": 1 - top1}, 10, 0.1, False, partial)
+def evaluated(step: int, top1: float, weights: str = "raw", *, partial: bool = False) -> EvalResult:
+    return EvalResult(step, step / 10, weights, {"top1": top1, "loss": 1 - top1}, 10, 0.1, False, partial)
 
 
-def progress(step: int, images_per_s: float | None = 100.0) -> Progress:
-    return Progress(step, step / 10, 1.0, 0.1, {}, "", 1.0, images_per_s, images_per_s, 0.2, 77, None)
+def progress(step: int, images_per_s: float | None = 100.0) -> TrainProgress:
+    return TrainProgress(step, step / 10, 1.0, 0.1, {}, "", 1.0, images_per_s, images_per_s, 0.2, 77, None)
 
 
 def test_the_file_has_every_field_of_the_contract_and_is_what_is_returned(
@@ -91,15 +91,15 @@ def test_an_expectation_is_met_from_its_tolerance_on(
     tmp_path: Path, metric: str, value: float, expected: float, met: bool
 ) -> None:
     expect = f"expect: {{metric: {metric}, value: {expected}, tolerance: 0.005}}\n"
-    measured = Evaluated(10, 1.0, "raw", {metric: value}, 10, 0.1, False)
-    run = write_events(tmp_path / "r", START, PLAN, measured, Ended(10, 0, "finished", 1.0, 80, 1), expect=expect)
+    measured = EvalResult(10, 1.0, "raw", {metric: value}, 10, 0.1, False)
+    run = write_events(tmp_path / "r", START, PLAN, measured, RunEnded(10, 0, "finished", 1.0, 80, 1), expect=expect)
     summary = write_summary(run)
     assert summary["expect"]["met"] is met
     assert state(summary) == ("met" if met else "missed")
 
 
 def test_an_expectation_of_what_was_not_measured_is_neither_met_nor_missed(tmp_path: Path) -> None:
-    end = Ended(10, 0, "finished", 1.0, 80, 1)
+    end = RunEnded(10, 0, "finished", 1.0, 80, 1)
     run = write_events(
         tmp_path / "r", START, PLAN, evaluated(10, 0.9), end, expect="expect: {metric: map, value: 0.5}\n"
     )
@@ -115,7 +115,7 @@ def test_a_run_without_evaluations_has_no_value(tmp_path: Path) -> None:
 
 
 def test_rates_are_told_per_device_too(tmp_path: Path) -> None:
-    end = Ended(100, 0, "finished", 20.0, 800, 5, train_s=10.0, wait_s=2.0, timed_images=400)
+    end = RunEnded(100, 0, "finished", 20.0, 800, 5, train_s=10.0, wait_s=2.0, timed_images=400)
     summary = summarise(write_events(tmp_path / "r", START, PLAN, end))
     assert (summary["images_per_s"], summary["compute_images_per_s"]) == (40.0, 50.0)
     assert (summary["images_per_s_per_device"], summary["compute_images_per_s_per_device"]) == (10.0, 12.5)
@@ -125,14 +125,14 @@ def test_rates_are_told_per_device_too(tmp_path: Path) -> None:
 def test_a_killed_attempt_counts_as_far_as_its_record_goes(tmp_path: Path) -> None:
     run = write_events(
         tmp_path / "r",
-        Attempt(1, 0, ("reconv",), {}, time_s=1000.0),
+        AttemptStarted(1, 0, ("reconv",), {}, time_s=1000.0),
         PLAN,
         progress(10, None),
         progress(30),
         progress(40),
-        Attempt(2, 30, ("reconv",), {}, time_s=2000.0),
+        AttemptStarted(2, 30, ("reconv",), {}, time_s=2000.0),
         progress(50),
-        Ended(50, 75, "preempted", 7.0, 160, 99, train_s=1.6, wait_s=0.0, timed_images=160),
+        RunEnded(50, 75, "preempted", 7.0, 160, 99, train_s=1.6, wait_s=0.0, timed_images=160),
     )
     with (run / "events.jsonl").open() as file:
         lines = [json.loads(line) for line in file]

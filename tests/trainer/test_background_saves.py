@@ -16,7 +16,7 @@ import reconv
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import Store
 from reconv.errors import Exit, ResourceError
-from reconv.logging.events import Ended, Event, Progress, Saved, read_events
+from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress, read_events
 
 TINY = {
     "length": "6step",
@@ -60,7 +60,7 @@ class SlowDisk:
         self._real(file)
 
     def observe(self, event: Event) -> None:
-        if isinstance(event, Progress) and event.step >= self._until_step:
+        if isinstance(event, TrainProgress) and event.step >= self._until_step:
             self._went_on.set()
 
 
@@ -74,11 +74,13 @@ def test_what_is_written_is_the_state_at_the_save_though_weights_went_on_changin
     result = reconv.train("quickstart", out=beside, overrides=given(TINY), on_event=disk.observe)
     assert all(same(bits(plain, step), bits(beside, step)) for step in (2, 4, 6))
     assert not same(bits(plain, 2), bits(plain, 4))
-    events = [e for e in read_events(beside / "events.jsonl") if isinstance(e, Progress | Saved | Ended)]
+    events = [
+        e for e in read_events(beside / "events.jsonl") if isinstance(e, TrainProgress | CheckpointSaved | RunEnded)
+    ]
     told = [(type(e).__name__, e.step) for e in events]
-    assert told.index(("Saved", 2)) > told.index(("Progress", 3))
-    assert told[-2:] == [("Saved", 6), ("Ended", 6)]
-    assert all(e.stall_s is not None and e.write_s is not None for e in events if isinstance(e, Saved))
+    assert told.index(("CheckpointSaved", 2)) > told.index(("TrainProgress", 3))
+    assert told[-2:] == [("CheckpointSaved", 6), ("RunEnded", 6)]
+    assert all(e.stall_s is not None and e.write_s is not None for e in events if isinstance(e, CheckpointSaved))
     assert result.summary["saves"] == 3
     assert 0 < result.summary["save_stall_s_most"] <= result.summary["save_stall_s"]
     assert result.summary["save_write_s"] > 0
@@ -122,13 +124,13 @@ def test_a_write_that_fails_ends_the_run_with_the_code_of_a_lack_of_resources(sa
     out = Path.cwd() / "run"
 
     def spoil(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == 1:
+        if isinstance(event, TrainProgress) and event.step == 1:
             (out / "checkpoints").write_text("in the way")
 
     with pytest.raises(ResourceError) as refusal:
         reconv.train("quickstart", out=out, overrides=given({**TINY, "save.every": save_every}), on_event=spoil)
     assert refusal.value.code == Exit.RESOURCES
-    [ended] = [e for e in read_events(out / "events.jsonl") if isinstance(e, Ended)]
+    [ended] = [e for e in read_events(out / "events.jsonl") if isinstance(e, RunEnded)]
     assert ended.exit_code == Exit.RESOURCES and ended.step <= last_step
 
 

@@ -14,7 +14,7 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
 from reconv.errors import PreemptedError
-from reconv.logging.events import Ended, Event, Noted, Progress, Saved, read_events
+from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunEnded, TrainProgress, read_events
 from reconv.trainer.early_stopping import EarlyStopping
 
 SMALL = {"length": "8ep", "data.percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps
@@ -56,10 +56,10 @@ def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: 
     assert summary["resume"] is None
     assert RunDir(tmp_path / "run").is_finished()
     events = read_events(tmp_path / "run/events.jsonl")
-    assert any("ended early" in e.text for e in events if isinstance(e, Noted))
-    assert [e.reason for e in events if isinstance(e, Ended)] == [f"finished early: {summary['stopped_early']}"]
-    assert [(e.step, e.reason) for e in events if isinstance(e, Saved)][-1] == (15, "end")
-    assert [e.step for e in events if isinstance(e, Progress)] == [7, 14, 15]
+    assert any("ended early" in e.text for e in events if isinstance(e, LogMessage))
+    assert [e.reason for e in events if isinstance(e, RunEnded)] == [f"finished early: {summary['stopped_early']}"]
+    assert [(e.step, e.reason) for e in events if isinstance(e, CheckpointSaved)][-1] == (15, "end")
+    assert [e.step for e in events if isinstance(e, TrainProgress)] == [7, 14, 15]
     assert "It ended early, at step 15 of 40" in (tmp_path / "run/report.html").read_text()
 
 
@@ -90,7 +90,7 @@ def test_an_interrupted_run_ends_early_at_the_same_step_with_the_same_bits(tmp_p
     last = int(whole.summary["steps"])
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == last - 1:
+        if isinstance(event, TrainProgress) and event.step == last - 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):

@@ -16,7 +16,7 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.store import Store
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, Noted, Progress
+from reconv.logging.events import Event, LogMessage, TrainProgress
 
 SHRUNK = {
     "data.source": "digits",
@@ -53,7 +53,7 @@ def test_stopped_and_resumed_equals_the_run_left_alone(tmp_path: Path, stop_at: 
     reconv.train("cifar10-fast", out=tmp_path / "whole", overrides=given(), device="cpu")
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:
+        if isinstance(event, TrainProgress) and event.step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
@@ -77,7 +77,7 @@ def test_the_whitening_is_said_saved_and_not_trained(tmp_path: Path) -> None:
     notes: list[str] = []
 
     def listen(event: Event) -> None:
-        if isinstance(event, Noted):
+        if isinstance(event, LogMessage):
             notes.append(event.text)
 
     for name, length in (("short", "1step"), ("long", "4step")):

@@ -17,7 +17,7 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 from reconv.errors import PreemptedError
-from reconv.logging.events import Event, Progress
+from reconv.logging.events import Event, TrainProgress
 
 SETTINGS = {
     "model.name": "torchvision:tiny",
@@ -55,7 +55,7 @@ def test_an_interrupted_run_of_a_network_with_random_layers_ends_with_the_same_b
     given = [(field, value, "--set") for field, value in SETTINGS.items()]
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == 3:
+        if isinstance(event, TrainProgress) and event.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
     torch.manual_seed(1)

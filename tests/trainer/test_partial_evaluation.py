@@ -11,8 +11,8 @@ import reconv
 from reconv.api import RunResult
 from reconv.cli import main
 from reconv.errors import UsageError
-from reconv.logging import text as words
-from reconv.logging.events import Evaluated, read_events
+from reconv.logging import formatting as fmt
+from reconv.logging.events import EvalResult, read_events
 
 SETTINGS = {"length": "1ep", "evaluate.samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
 
@@ -28,8 +28,8 @@ def test_a_run_that_scores_a_part_says_so_and_judges_nothing_by_it(result: RunRe
     assert summary["steps"] == 5  # an epoch of 320 samples
     assert (summary["partial"], summary["num_samples"]) == (True, 50)
     assert summary["expect"]["met"] is None
-    assert "partial: 50 validation images" in words.result(summary)
-    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, Evaluated)]
+    assert "partial: 50 validation images" in fmt.result(summary)
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalResult)]
     assert (evaluated.partial, evaluated.num_samples) == (True, 50)
     assert "partial: 50 validation images" in (result.folder / "report.html").read_text()
 

@@ -12,7 +12,7 @@ from ranks import in_ranks
 
 import reconv
 from reconv.cli import main
-from reconv.logging.events import Event, Noted, Planned, Progress, Saved
+from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunPlanned, TrainProgress
 from reconv.trainer.dry_run import DryRunResult, dry_run
 
 GIVEN = [("data.percent", "20", "--set")]
@@ -38,8 +38,8 @@ def test_a_dry_run_does_its_steps_and_leaves_nothing_behind(temporary: Path) -> 
     before = _contents(Path())
     seen: list[Event] = []
     result = dry_run("quickstart", steps=7, overrides=GIVEN, on_event=seen.append)
-    assert [e.step for e in seen if isinstance(e, Progress)] == [1, 2, 3, 4, 5, 6, 7]
-    assert sum(isinstance(e, Saved) for e in seen) == 1
+    assert [e.step for e in seen if isinstance(e, TrainProgress)] == [1, 2, 3, 4, 5, 6, 7]
+    assert sum(isinstance(e, CheckpointSaved) for e in seen) == 1
     assert result.steps == 7
     assert _contents(Path()) == before
     assert list(temporary.glob("reconv-*")) == []  # torch keeps compiled code there too
@@ -47,7 +47,7 @@ def test_a_dry_run_does_its_steps_and_leaves_nothing_behind(temporary: Path) -> 
 
 def test_a_dry_run_takes_the_steps_that_the_whole_run_would_take_first() -> None:
     def losses(events: list[Event]) -> list[float]:
-        return [e.loss for e in events if isinstance(e, Progress)]
+        return [e.loss for e in events if isinstance(e, TrainProgress)]
 
     dry: list[Event] = []
     dry_run("quickstart", steps=4, overrides=GIVEN, on_event=dry.append)
@@ -62,13 +62,13 @@ def test_a_dry_run_takes_the_steps_that_the_whole_run_would_take_first() -> None
 def test_a_dry_run_tells_what_the_whole_run_will_take() -> None:
     seen: list[Event] = []
     result = dry_run("quickstart", steps=8, overrides=GIVEN, on_event=seen.append)
-    [plan] = [e for e in seen if isinstance(e, Planned)]
+    [plan] = [e for e in seen if isinstance(e, RunPlanned)]
     assert result.total_steps == 25 * plan.steps_per_epoch
     assert result.images_per_s is not None
     assert result.estimated_s is not None
     assert result.evaluation_s is not None
     assert result.save_s is not None
-    [saved] = [e for e in seen if isinstance(e, Saved)]
+    [saved] = [e for e in seen if isinstance(e, CheckpointSaved)]
     assert result.save_s == saved.wall_s and saved.write_s is not None
     copy_s = saved.wall_s - saved.write_s  # what is written beside the steps costs them nothing
     expected_s = result.total_steps * 64 / result.images_per_s + 25 * (result.evaluation_s + copy_s)
@@ -104,7 +104,7 @@ def test_too_few_steps_give_no_speed_and_say_so() -> None:
 def test_records_are_not_written_by_a_dry_run() -> None:
     seen: list[Event] = []
     dry_run("quickstart", steps=2, overrides=[*GIVEN, ("records", "wandb,csv", "--set")], on_event=seen.append)
-    assert not any(isinstance(e, Noted) and e.level == "warning" for e in seen)
+    assert not any(isinstance(e, LogMessage) and e.level == "warning" for e in seen)
     assert list(Path().iterdir()) == []
 
 
@@ -114,8 +114,8 @@ def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, l
     seen: list[Event] = []
     given = [*GIVEN, *((field, value, "--set") for field, value in settings.items())]
     result = dry_run("quickstart", steps=5, overrides=given, on_event=seen.append)
-    said = [line for e in seen if isinstance(e, Planned) for line in e.lines]
-    said += [e.text for e in seen if isinstance(e, Noted)]
+    said = [line for e in seen if isinstance(e, RunPlanned) for line in e.lines]
+    said += [e.text for e in seen if isinstance(e, LogMessage)]
     return result, said
 
 

@@ -15,7 +15,7 @@ from reconv.bench.timing import Wish
 from reconv.checkpoint.locate import locate
 from reconv.errors import DataError, ReconvError
 from reconv.inference.load_model import read_saved
-from reconv.logging.events import Event, Noted
+from reconv.logging.events import Event, LogMessage
 from reconv.models import build_model, initialise
 from reconv.recipe.loader import Override, load
 from reconv.trainer.detection_builders import build_anchors
@@ -75,7 +75,7 @@ def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) 
     run = reconv.train(
         "quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu", on_event=events.append
     )
-    notes = [event.text for event in events if isinstance(event, Noted)]
+    notes = [event.text for event in events if isinstance(event, LogMessage)]
     words = ("not in the network: fc.bias, fc.weight, layer4.0", "missing in the file: extras.0")
     assert any(all(word in text for word in words) for text in notes)
     assert any("are frozen" in text for text in notes)

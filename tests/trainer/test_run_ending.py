@@ -12,7 +12,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import Exit
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Ended, Event, Progress, read_events
+from reconv.logging.events import Event, RunEnded, TrainProgress, read_events
 from reconv.recipe.loader import load
 from reconv.trainer.finalizer import RunFinalizer
 from reconv.trainer.run_choice import ChosenRunDir
@@ -24,7 +24,7 @@ GIVEN = [(field, value, "test") for field, value in SETTINGS.items()]
 
 
 def ends(run: Path) -> list[tuple[int, str]]:
-    return [(e.exit_code, e.reason) for e in read_events(run / "events.jsonl") if isinstance(e, Ended)]
+    return [(e.exit_code, e.reason) for e in read_events(run / "events.jsonl") if isinstance(e, RunEnded)]
 
 
 def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
 )
 def test_what_ends_the_work_is_what_the_end_says(tmp_path: Path, error: BaseException, end: tuple[int, str]) -> None:
     def fail(event: Event) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, TrainProgress):
             raise error
 
     with pytest.raises((type(error), reconv.errors.ReconvError)) as caught:
@@ -55,7 +55,7 @@ def test_what_ends_the_work_is_what_the_end_says(tmp_path: Path, error: BaseExce
 
 def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_path: Path) -> None:
     def fail(event: Event) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, TrainProgress):
             (tmp_path / "run" / "summary.json").mkdir()
             raise ValueError("a bug")
 

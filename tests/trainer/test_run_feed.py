@@ -20,8 +20,8 @@ from reconv.device import open_device
 from reconv.device.affinity import bound, listed_cpus, near_cpus
 from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
-from reconv.logging.console import Told
-from reconv.logging.events import Evaluated, Event, Waited, read_events
+from reconv.logging.console import ConsoleLines
+from reconv.logging.events import DataWait, EvalResult, Event, read_events
 from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -225,16 +225,16 @@ def clock_that_waited(share: float) -> RunClock:
 def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     events: list[Event] = []
     watch = waiting(clock_that_waited(0.4), events)
-    evaluated = Evaluated(5, 1.0, "raw", {}, 10, 0.1, best=False)
+    evaluated = EvalResult(5, 1.0, "raw", {}, 10, 0.1, best=False)
     watch.observe(evaluated)
     watch.observe(evaluated)
     watch.tell(9)
-    told = [event for event in events if isinstance(event, Waited)]
+    told = [event for event in events if isinstance(event, DataWait)]
     assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [
         (5, 0.4, "decode", "--workers 4"),
         (9, 0.4, "decode", "--workers 4"),
     ]
-    screen = Told(None)
+    screen = ConsoleLines(None)
     assert [screen.lines(event) for event in told] == [
         [
             "waited 40 % of the time for data, most for decode "
@@ -247,8 +247,8 @@ def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
 def test_a_run_that_hardly_waits_names_no_bottleneck() -> None:
     events: list[Event] = []
     waiting(clock_that_waited(0.01), events).tell(3)
-    assert events == [Waited(3, 0.01, {"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})]
-    assert Told(None).lines(events[0]) == []
+    assert events == [DataWait(3, 0.01, {"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})]
+    assert ConsoleLines(None).lines(events[0]) == []
 
 
 def test_every_run_says_where_the_time_for_data_went(pictures: Path, tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_every_run_says_where_the_time_for_data_went(pictures: Path, tmp_path: P
     stages = summary["data_stage_s"]
     assert isinstance(stages, dict) and set(stages) == {"disk", "decode", "augment", "copy"}
     assert stages["disk"] > 0 and stages["decode"] > 0
-    [*_, last] = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, Waited)]
+    [*_, last] = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, DataWait)]
     assert summary["data_bottleneck"] == (last.bottleneck or None)
     if last.bottleneck:
         assert f"most for {last.bottleneck}" in (tmp_path / "run" / "report.html").read_text()

@@ -18,7 +18,7 @@ from reconv.device import Cpu
 from reconv.distributed.environment import read_launch_env
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.environment_checks import Machine
-from reconv.logging.events import Noted, read_events
+from reconv.logging.events import LogMessage, read_events
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
 from reconv.trainer.build import TrainingRun
@@ -152,5 +152,5 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
     assert newest is not None and Store(folder / "checkpoints").load(newest).state["micro_groups"] == 2
     longer = given({**settings, "length": "3step", "batch.micro": "128"})
     reconv.train("quickstart", out="found", overrides=longer, resume=True)
-    said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, Noted)]
+    said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, LogMessage)]
     assert "batch.micro: auto -> 128; from here on sums are added in another order" in said

@@ -20,7 +20,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 from reconv.cli import main
 from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
-from reconv.logging.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 from reconv.models import build_model
 
 SHORT = {"length": "6step", "schedule.warmup": "1step", "save.every": "6step", "evaluate.every": "off"}
@@ -49,7 +49,7 @@ def tensors_of(folder: Path, part: str = "model") -> dict[str, Tensor]:
 
 
 def notes_of(folder: Path) -> list[str]:
-    return [event.text for event in read_events(RunDir(folder).events) if isinstance(event, Noted)]
+    return [event.text for event in read_events(RunDir(folder).events) if isinstance(event, LogMessage)]
 
 
 def weights_file(path: Path, num_classes: int) -> Path:
@@ -105,7 +105,7 @@ def test_a_frozen_run_resumes_with_the_same_bits_and_without_the_weights_it_star
     whole = run("whole", **settings)
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == 3:
+        if isinstance(event, TrainProgress) and event.step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):

@@ -16,7 +16,7 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
-from reconv.logging.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
 Run = Callable[..., Path]
 SHORT = {
@@ -63,7 +63,7 @@ def bits(folder: Path) -> dict[str, Tensor]:
 def test_a_teacher_of_another_shape_changes_what_is_learned_and_is_told(run: Run, teacher: Path) -> None:
     plain, taught = run("plain"), run("taught", distill__teacher=str(teacher), distill__alpha="0.9")
     assert any(not t.equal(bits(taught)[name]) for name, t in bits(plain).items())
-    notes = [e.text for e in read_events(RunDir(taught).events) if isinstance(e, Noted)]
+    notes = [e.text for e in read_events(RunDir(taught).events) if isinstance(e, LogMessage)]
     assert any("resnet14_cifar, ema weights, share 0.9 at temperature 4" in note for note in notes)
 
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_resumes_with_the_same_bits_under_the_same_teacher_only(ru
     whole = run("whole", **settings)
 
     def stop(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == 2:
+        if isinstance(event, TrainProgress) and event.step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):

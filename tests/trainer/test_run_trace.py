@@ -13,7 +13,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError, UsageError
-from reconv.logging.events import Event, Noted, Progress, read_events
+from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
 SMALL = {
     "length": "8step",
@@ -30,7 +30,7 @@ SMALL = {
 
 def _train(out: str, profile: str, *, resume: bool = False, stop_at: int | None = None) -> Path:
     def watch(event: Event) -> None:
-        if isinstance(event, Progress) and event.step == stop_at:
+        if isinstance(event, TrainProgress) and event.step == stop_at:
             signal.raise_signal(signal.SIGTERM)
 
     given = [(field, value, "--set") for field, value in {**SMALL, "profile": profile}.items()]
@@ -45,7 +45,7 @@ def _spans(trace: Path) -> dict[str, int]:
 
 
 def _notes(run: Path) -> list[str]:
-    return [e.text for e in read_events(run / "events.jsonl") if isinstance(e, Noted)]
+    return [e.text for e in read_events(run / "events.jsonl") if isinstance(e, LogMessage)]
 
 
 def test_a_traced_run_ends_with_bitwise_the_weights_of_one_that_is_not() -> None:

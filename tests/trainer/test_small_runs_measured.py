@@ -15,7 +15,7 @@ import torch
 import reconv
 from reconv.cli import main
 from reconv.device import open_device
-from reconv.logging.events import Evaluated, Event, Progress
+from reconv.logging.events import EvalResult, Event, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
 from reconv.trainer.network import build_network
@@ -39,7 +39,7 @@ def test_the_memory_told_is_what_the_system_counted_meanwhile(tmp_path: Path) ->
     before = resident_bytes()
     summary = train(tmp_path / "run", seen).summary
     after = resident_bytes()
-    told = [event.memory_bytes for event in seen if isinstance(event, Progress)]
+    told = [event.memory_bytes for event in seen if isinstance(event, TrainProgress)]
     assert len(told) == 4
     assert told == sorted(told)
     assert before <= told[0] <= told[-1] <= summary["peak_memory_bytes"] <= after
@@ -65,7 +65,7 @@ def test_time_and_images_of_a_run_are_those_that_passed(tmp_path: Path) -> None:
 def test_right_answers_in_training_are_whole_numbers_of_the_batch_and_grow(tmp_path: Path) -> None:
     seen: list[Event] = []
     train(tmp_path / "run", seen, length="40step", **{"evaluate.every": "off", "batch.size": "64"})
-    top1 = [event.metrics["top1"] for event in seen if isinstance(event, Progress)]
+    top1 = [event.metrics["top1"] for event in seen if isinstance(event, TrainProgress)]
     assert len(top1) == 40
     assert all((64 * value).is_integer() for value in top1)
     assert sum(top1[-10:]) > 2 * sum(top1[:10])
@@ -74,7 +74,7 @@ def test_right_answers_in_training_are_whole_numbers_of_the_batch_and_grow(tmp_p
 def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_path: Path) -> None:
     seen: list[Event] = []
     result = train(tmp_path / "run", seen, **{"evaluate.every": "off"})
-    assert not any(isinstance(event, Evaluated) for event in seen)
+    assert not any(isinstance(event, EvalResult) for event in seen)
     assert (result.summary["value"], result.summary["steps"], result.exit_code) == (None, 4, 0)
     weights = sorted((tmp_path / "run" / "checkpoints").rglob("model.safetensors"))
     before = [file.read_bytes() for file in weights]
@@ -97,7 +97,7 @@ def test_channels_last_lays_the_weights_out_so_and_learns_the_same(tmp_path: Pat
         assert {k.is_contiguous(memory_format=torch.channels_last) for k in kernels} == {wish == "on"}
         seen: list[Event] = []
         train(tmp_path / wish, seen, **{"engine.channels_last": wish, "evaluate.every": "off"})
-        losses[wish] = [event.loss for event in seen if isinstance(event, Progress)]
+        losses[wish] = [event.loss for event in seen if isinstance(event, TrainProgress)]
     assert losses["on"] == pytest.approx(losses["off"], rel=1e-4)
 
 
@@ -116,7 +116,7 @@ def test_deterministic_kernels_are_on_in_the_run_that_asks_and_off_in_the_next(t
             out=tmp_path / str(number),
             overrides=[(name, value, "--set") for name, value in (SHORT | {"engine.deterministic": wanted}).items()],
             on_event=lambda event: (
-                seen.append(torch.are_deterministic_algorithms_enabled()) if isinstance(event, Progress) else None
+                seen.append(torch.are_deterministic_algorithms_enabled()) if isinstance(event, TrainProgress) else None
             ),
         )
     assert seen == [True] * 4 + [False] * 4

@@ -4,6 +4,6 @@ Owns those forms. Refuses to know the engine: an exporter is told events and not
 is a function of the events, and nothing an exporter does or fails to do changes the run.
 """
 
-from reconv.logging.exporters.export import Exporters, require_packages
+from reconv.logging.exporters.exporter_set import ExporterSet, require_packages
 
-__all__ = ["Exporters", "require_packages"]
+__all__ = ["ExporterSet", "require_packages"]

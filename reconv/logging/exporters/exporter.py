@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from reconv.logging.events import Attempt, Evaluated, Event, Progress, latest_by_step
+from reconv.logging.events import AttemptStarted, EvalResult, Event, TrainProgress, latest_by_step
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 
@@ -22,7 +22,7 @@ _CLAIMS = ("expect", "published", "measured", "description", "records", "profile
 class Exporter(Protocol):
     """Someone who writes a run's events down in a form of their own."""
 
-    def observe(self, event: Event) -> None: ...
+    def on_event(self, event: Event) -> None: ...
     def close(self) -> None:
         """Write what is held back; harmless when called twice."""
         ...
@@ -35,11 +35,11 @@ class ExportedRun:
     run_dir: Path
     recipe: Recipe
     past: tuple[Event, ...]  # of earlier attempts, as written
-    attempt: Attempt
+    attempt: AttemptStarted
 
     @property
-    def first_attempt(self) -> Attempt:
-        return next((event for event in self.past if isinstance(event, Attempt)), self.attempt)
+    def first_attempt(self) -> AttemptStarted:
+        return next((event for event in self.past if isinstance(event, AttemptStarted)), self.attempt)
 
     @property
     def label(self) -> str:
@@ -73,9 +73,9 @@ class ExportedRun:
         }
 
 
-def series(event: Progress | Evaluated) -> Mapping[str, float]:
+def series(event: TrainProgress | EvalResult) -> Mapping[str, float]:
     """The numbers of a log point or an evaluation by the name of their series."""
-    if isinstance(event, Evaluated):
+    if isinstance(event, EvalResult):
         prefix = "val" if event.weights == "raw" else f"val_{event.weights}"
         return {f"{prefix}/{name}": value for name, value in event.metrics.items()}
     optional = {

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from reconv.errors import Exit
-from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
+from reconv.logging.events import EvalResult, Event, ImageLogged, RunEnded, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 _EXPERIMENT = "reconv"
@@ -22,31 +22,31 @@ _MAX_PARAM_CHARS = 500  # what every store of MLflow takes
 _PARAMS_PER_CALL = 100
 
 
-class MlflowStore:
+class MlflowExporter:
     """One MLflow run for all attempts."""
 
-    def __init__(self, subject: ExportedRun) -> None:
+    def __init__(self, run: ExportedRun) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read at import
         tracking: Any = importlib.import_module("mlflow.tracking")
         self._entities: Any = importlib.import_module("mlflow.entities")
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
-        folder = (subject.run_dir / "mlflow").resolve()
+        folder = (run.run_dir / "mlflow").resolve()
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             folder.mkdir(exist_ok=True)
-        self._subject = subject
+        self._exported = run
         self._client: Any = tracking.MlflowClient(tracking_uri=uri or f"sqlite:///{folder / 'mlflow.db'}")
         self._run_id = self._find_or_create(None if uri else (folder / "artifacts").as_uri())
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
-            case Progress() | Evaluated():
+            case TrainProgress() | EvalResult():
                 time_ms = round(1000 * (event.time_s or time.time()))
                 metrics = [self._entities.Metric(n, v, time_ms, event.step) for n, v in series(event).items()]
                 self._client.log_batch(self._run_id, metrics=metrics)
-            case Pictured():
-                self._client.log_artifact(self._run_id, str(self._subject.run_dir / event.path), "images")
-            case Ended():
+            case ImageLogged():
+                self._client.log_artifact(self._run_id, str(self._exported.run_dir / event.path), "images")
+            case RunEnded():
                 stopped = event.exit_code in (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
                 status = "FINISHED" if event.exit_code == Exit.DONE else "KILLED" if stopped else "FAILED"
                 self._client.set_terminated(self._run_id, status)
@@ -61,16 +61,16 @@ class MlflowStore:
             if found is not None
             else self._client.create_experiment(_EXPERIMENT, artifact_location=artifacts)
         )
-        tag = f"tags.`{_TAG}` = '{self._subject.run_id}'"
+        tag = f"tags.`{_TAG}` = '{self._exported.run_id}'"
         earlier = self._client.search_runs([experiment], filter_string=tag)
         if len(earlier):
             run_id = str(earlier[0].info.run_id)
             self._client.update_run(run_id, status="RUNNING")
             return run_id
-        run = self._client.create_run(experiment, run_name=self._subject.label, tags={_TAG: self._subject.run_id})
+        run = self._client.create_run(experiment, run_name=self._exported.label, tags={_TAG: self._exported.run_id})
         params = [
             self._entities.Param(name, str(value)[:_MAX_PARAM_CHARS])
-            for name, value in self._subject.settings().items()
+            for name, value in self._exported.settings().items()
         ]
         for start in range(0, len(params), _PARAMS_PER_CALL):
             self._client.log_batch(run.info.run_id, params=params[start : start + _PARAMS_PER_CALL])

@@ -12,36 +12,36 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from reconv.io.replace import write_whole
-from reconv.logging.events import Evaluated, Event, Progress
+from reconv.logging.events import EvalResult, Event, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
 Row = Mapping[str, object]
 
 
-class Tables:
+class CsvExporter:
     """Both tables of a run."""
 
-    def __init__(self, subject: ExportedRun) -> None:
-        self._batch = subject.recipe.batch.size
-        self._began_s = subject.first_attempt.time_s or 0.0
-        kept = subject.kept()
+    def __init__(self, run: ExportedRun) -> None:
+        self._batch = run.recipe.batch.size
+        self._began_s = run.first_attempt.time_s or 0.0
+        kept = run.kept()
         self._training = Table(
-            subject.run_dir / "training.csv", [self._training_row(e) for e in kept if isinstance(e, Progress)]
+            run.run_dir / "training.csv", [self._training_row(e) for e in kept if isinstance(e, TrainProgress)]
         )
         self._validation = Table(
-            subject.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, Evaluated)]
+            run.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, EvalResult)]
         )
 
-    def observe(self, event: Event) -> None:
-        if isinstance(event, Progress):
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, TrainProgress):
             self._training.add(self._training_row(event))
-        elif isinstance(event, Evaluated):
+        elif isinstance(event, EvalResult):
             self._validation.add(_validation_row(event))
 
     def close(self) -> None:
         """Every row is on its way to the disk as soon as it is added."""
 
-    def _training_row(self, event: Progress) -> Row:
+    def _training_row(self, event: TrainProgress) -> Row:
         return {
             "step": event.step,
             "epoch": event.epoch,
@@ -59,7 +59,7 @@ class Tables:
         }
 
 
-def _validation_row(event: Evaluated) -> Row:
+def _validation_row(event: EvalResult) -> Row:
     return {
         "weights": event.weights,
         "step": event.step,

@@ -10,39 +10,39 @@ import importlib
 import os
 from typing import Any
 
-from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
+from reconv.logging.events import EvalResult, Event, ImageLogged, RunEnded, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 
-class WandbRun:
+class WandbExporter:
     """One offline run an attempt, under the same id."""
 
-    def __init__(self, subject: ExportedRun) -> None:
+    def __init__(self, run: ExportedRun) -> None:
         mode = os.environ.get("WANDB_MODE") or "offline"
         if mode != "online":
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # the package reports its own crashes otherwise
         self._wandb: Any = importlib.import_module("wandb")
-        self._subject = subject
+        self._exported = run
         self._run: Any = self._wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "reconv",
-            name=subject.label,
-            id=subject.run_id,
+            name=run.label,
+            id=run.run_id,
             resume="allow",
-            dir=str(subject.run_dir),
+            dir=str(run.run_dir),
             mode=mode,
-            config=subject.settings(),
+            config=run.settings(),
             # It would else wrap stdout, where our console draws, and read the user's repository.
             settings=self._wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
         )
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
-            case Progress() | Evaluated():
+            case TrainProgress() | EvalResult():
                 self._run.log(dict(series(event)), step=event.step)
-            case Pictured():
-                path = self._subject.run_dir / event.path
+            case ImageLogged():
+                path = self._exported.run_dir / event.path
                 self._run.log({event.title: self._wandb.Image(str(path))}, step=event.step)
-            case Ended():
+            case RunEnded():
                 self._run.finish(exit_code=event.exit_code)
                 self._run = None
 

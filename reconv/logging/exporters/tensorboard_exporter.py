@@ -9,47 +9,47 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from reconv.logging.events import Ended, Evaluated, Event, Pictured, Progress
+from reconv.logging.events import EvalResult, Event, ImageLogged, RunEnded, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 _FLUSH_S = 10
 
 
-class TensorBoardFiles:
+class TensorBoardExporter:
     """One event file an attempt."""
 
-    def __init__(self, subject: ExportedRun) -> None:
+    def __init__(self, run: ExportedRun) -> None:
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-        purge_step = subject.attempt.from_step + 1 if subject.past else None
-        self._subject = subject
+        purge_step = run.attempt.from_step + 1 if run.past else None
+        self._exported = run
         self._scores: dict[str, float] = {}
         self._writer: Any = tensorboard.SummaryWriter(
-            log_dir=str(subject.run_dir / "tensorboard"), purge_step=purge_step, flush_secs=_FLUSH_S
+            log_dir=str(run.run_dir / "tensorboard"), purge_step=purge_step, flush_secs=_FLUSH_S
         )
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         match event:
-            case Progress() | Evaluated():
+            case TrainProgress() | EvalResult():
                 for name, value in series(event).items():
                     self._writer.add_scalar(name, value, event.step, walltime=event.time_s)
-                if isinstance(event, Evaluated):
+                if isinstance(event, EvalResult):
                     self._scores |= series(event)
-            case Pictured():
+            case ImageLogged():
                 self._add_picture(event)
-            case Ended():
+            case RunEnded():
                 scores = {name.replace("val", "hparam", 1): value for name, value in self._scores.items()}
                 # run_name "." keeps the hyperparameters in the run's own folder, not in a run of their own beside it
-                self._writer.add_hparams(self._subject.settings(), scores, run_name=".", global_step=event.step)
+                self._writer.add_hparams(self._exported.settings(), scores, run_name=".", global_step=event.step)
                 self.close()
 
     def close(self) -> None:
         self._writer.close()
 
-    def _add_picture(self, event: Pictured) -> None:
+    def _add_picture(self, event: ImageLogged) -> None:
         import numpy as np
         from PIL import Image
 
-        with Image.open(self._subject.run_dir / event.path) as picture:
+        with Image.open(self._exported.run_dir / event.path) as picture:
             pixels = np.asarray(picture.convert("RGB"))
         self._writer.add_image(event.title, pixels, event.step, walltime=event.time_s, dataformats="HWC")
         if event.captions:

@@ -17,35 +17,35 @@ from typing import Any
 
 from reconv.errors import Exit
 from reconv.io.replace import write_whole
-from reconv.logging.events import Attempt, Ended, Evaluated, Event, Planned, Progress
+from reconv.logging.events import AttemptStarted, EvalResult, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 _EPOCH_SLACK = 1e-9  # of a division that should have given a whole number
 
 
-class MlperfLog:
+class MlperfExporter:
     """The log of a run, begun anew from its past at every attempt."""
 
-    def __init__(self, subject: ExportedRun) -> None:
-        self._path = subject.run_dir / "mlperf.log"
-        self._recipe = subject.recipe
-        self._metric = subject.metric
-        self._target = _target(subject)
-        self._weights = "ema" if subject.recipe.ema.decay > 0 else "raw"
+    def __init__(self, run: ExportedRun) -> None:
+        self._path = run.run_dir / "mlperf.log"
+        self._recipe = run.recipe
+        self._metric = run.metric
+        self._target = _target(run)
+        self._weights = "ema" if run.recipe.ema.decay > 0 else "raw"
         self._is_running = False
         self._epochs_done = 0
         self._is_in_epoch = False
         self._total_epochs = math.inf
         self._last_ms = 0
         self._is_reached = False
-        past = [e for e in subject.kept() if isinstance(e, Progress | Evaluated)]
-        first_plan = next((e for e in subject.past if isinstance(e, Planned)), None)
-        begin = [subject.first_attempt, first_plan] if subject.past else []
+        past = [e for e in run.kept() if isinstance(e, TrainProgress | EvalResult)]
+        first_plan = next((e for e in run.past if isinstance(e, RunPlanned)), None)
+        begin = [run.first_attempt, first_plan] if run.past else []
         lines = [line for event in (*begin, *past) if event is not None for line in self._lines(event)]
         write_whole(self._path, "".join(lines))
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         lines = "".join(self._lines(event))
         if lines:
             with self._path.open("a", encoding="utf-8") as file:
@@ -57,20 +57,20 @@ class MlperfLog:
     def _lines(self, event: Event) -> Iterator[str]:
         time_ms = round(1000 * (event.time_s or 0.0))
         match event:
-            case Attempt() if self._last_ms == 0:
+            case AttemptStarted() if self._last_ms == 0:
                 yield self._line(time_ms, _START, "init_start")
-            case Planned():
+            case RunPlanned():
                 self._total_epochs = event.total_steps / event.steps_per_epoch
                 if not self._is_running:
                     self._is_running = True
                     yield from self._setup(time_ms, event)
-            case Progress():
+            case TrainProgress():
                 yield from self._until(event.epoch, time_ms)
-            case Evaluated() if event.weights == self._weights and not event.partial:
+            case EvalResult() if event.weights == self._weights and not event.partial:
                 began_ms = time_ms - round(1000 * event.wall_s)
                 yield from self._until(event.epoch, began_ms)
                 yield from self._evaluated(event, began_ms, time_ms)
-            case Ended() if self._is_running:
+            case RunEnded() if self._is_running:
                 if self._is_in_epoch:
                     yield self._epoch(time_ms, _STOP)
                 success = event.exit_code == Exit.DONE and (self._target is None or self._is_reached)
@@ -78,7 +78,7 @@ class MlperfLog:
                 about = {"status": status, "target": self._target, "target_reached": self._is_reached}
                 yield self._line(time_ms, _STOP, "run_stop", None, about)
 
-    def _setup(self, time_ms: int, plan: Planned) -> Iterator[str]:
+    def _setup(self, time_ms: int, plan: RunPlanned) -> Iterator[str]:
         recipe = self._recipe
         points = {
             "seed": recipe.seed,
@@ -111,7 +111,7 @@ class MlperfLog:
         key = "epoch_start" if event_type == _START else "epoch_stop"
         return self._line(time_ms, event_type, key, None, {"epoch_num": number})
 
-    def _evaluated(self, event: Evaluated, began_ms: int, time_ms: int) -> Iterator[str]:
+    def _evaluated(self, event: EvalResult, began_ms: int, time_ms: int) -> Iterator[str]:
         about = {"epoch_num": event.epoch, "step": event.step}
         yield self._line(began_ms, _START, "eval_start", None, about)
         if self._metric in event.metrics:
@@ -135,9 +135,9 @@ class MlperfLog:
         return f":::MLLOG {json.dumps(record, allow_nan=False, ensure_ascii=False)}\n"
 
 
-def _target(subject: ExportedRun) -> float | None:
+def _target(run: ExportedRun) -> float | None:
     """The accuracy a run must reach: where it may stop early, else the least its recipe promises."""
-    recipe = subject.recipe
+    recipe = run.recipe
     if recipe.stop.target != "off":
         return float(recipe.stop.target)
     return None if recipe.expect is None else recipe.expect.value - recipe.expect.tolerance

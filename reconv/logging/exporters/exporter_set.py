@@ -12,21 +12,21 @@ from functools import partial
 from pathlib import Path
 
 from reconv.errors import UsageError
-from reconv.logging.events import Attempt, Event, Noted, read_events
+from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
+from reconv.logging.exporters.csv_exporter import CsvExporter
 from reconv.logging.exporters.exporter import ExportedRun, Exporter
-from reconv.logging.exporters.mlflow_store import MlflowStore
-from reconv.logging.exporters.mlperf_log import MlperfLog
-from reconv.logging.exporters.tables import Tables
-from reconv.logging.exporters.tensorboard_files import TensorBoardFiles
-from reconv.logging.exporters.wandb_run import WandbRun
+from reconv.logging.exporters.mlflow_exporter import MlflowExporter
+from reconv.logging.exporters.mlperf_exporter import MlperfExporter
+from reconv.logging.exporters.tensorboard_exporter import TensorBoardExporter
+from reconv.logging.exporters.wandb_exporter import WandbExporter
 from reconv.recipe.schema import Recipe
 
 _EXPORTERS: dict[str, Callable[[ExportedRun], Exporter]] = {
-    "csv": Tables,
-    "tensorboard": TensorBoardFiles,
-    "wandb": WandbRun,
-    "mlflow": MlflowStore,
-    "mlperf": MlperfLog,
+    "csv": CsvExporter,
+    "tensorboard": TensorBoardExporter,
+    "wandb": WandbExporter,
+    "mlflow": MlflowExporter,
+    "mlperf": MlperfExporter,
 }
 _PACKAGES = ("tensorboard", "wandb", "mlflow")  # records named after the package, and the extra, that they need
 
@@ -42,7 +42,7 @@ def require_packages(names: Sequence[str]) -> None:
         )
 
 
-class Exporters:
+class ExporterSet:
     """All records of a run; they are opened by its attempt."""
 
     def __init__(self, recipe: Recipe, run_dir: Path, emit: Callable[[Event], None]) -> None:
@@ -53,14 +53,14 @@ class Exporters:
         self._emit = emit
         self._open: dict[str, Exporter] = {}
 
-    def observe(self, event: Event) -> None:
-        """Tell every record that still works."""
-        if isinstance(event, Attempt):
-            subject = ExportedRun(self._run_dir, self._recipe, self._past, event)
+    def on_event(self, event: Event) -> None:
+        """Pass the event to every open exporter."""
+        if isinstance(event, AttemptStarted):
+            run = ExportedRun(self._run_dir, self._recipe, self._past, event)
             for name in self._recipe.records:
-                self._try(name, partial(self._start, name, subject))
+                self._try(name, partial(self._start, name, run))
         for opened, exporter in list(self._open.items()):
-            self._try(opened, partial(exporter.observe, event))
+            self._try(opened, partial(exporter.on_event, event))
 
     def close(self) -> None:
         """Close every record that is open; harmless when called twice."""
@@ -68,8 +68,8 @@ class Exporters:
             self._try(name, exporter.close)
         self._open.clear()
 
-    def _start(self, name: str, subject: ExportedRun) -> None:
-        self._open[name] = _EXPORTERS[name](subject)
+    def _start(self, name: str, run: ExportedRun) -> None:
+        self._open[name] = _EXPORTERS[name](run)
 
     def _try(self, name: str, act: Callable[[], None]) -> None:
         try:
@@ -77,4 +77,4 @@ class Exporters:
         except Exception as error:  # whatever a record's package raises, the training is worth more
             self._open.pop(name, None)
             text = f"the record {name} is given up, the run goes on: {type(error).__name__}: {error}"
-            self._emit(Noted("warning", text))
+            self._emit(LogMessage("warning", text))
