@@ -40,7 +40,7 @@ from reconv.bench.bench_target import BenchTarget, about, open_subject
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
 from reconv.detection.postprocess import Detections
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.recipe.loader import Override
 from reconv.trainer import builders as parts
 from reconv.trainer.data_context import DataContext, open_data_context
@@ -232,7 +232,7 @@ class Theirs:
 
     def _score(self) -> dict[str, float]:
         """VOC's numbers of the validation images by its own post-processing."""
-        evaluator = DetectionEvaluator(
+        evaluator = DetectionMetrics(
             lambda found: _padded(found, self._side), self._val.annotation, self._val.class_names
         )
         self._model.eval()
@@ -242,7 +242,7 @@ class Theirs:
                 with self._autocast():
                     found = self._model(list(batch["images"]))
                 evaluator.update(found, batch)
-        return evaluator.result()
+        return evaluator.compute()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self._device.torch.type, torch.bfloat16)

@@ -24,6 +24,7 @@ from reconv.bench.bench_target import open_subject
 from reconv.bench.timing import Marks, Wish, measure
 from reconv.checkpoint.run_dir import RunDir
 from reconv.distributed.process_group import ProcessGroup
+from reconv.logging.run_logger import RunLogger
 from reconv.trainer import builders as parts
 from reconv.trainer.build import TrainingRun, build_learner, build_step
 from reconv.trainer.datasets import Datasets
@@ -54,9 +55,9 @@ def train(name: str, batch: int, steps: int, settings: Mapping[str, object]) -> 
     job = TrainingRun(
         recipe, plan, sources, device, ProcessGroup.single(), RunDir(Path("tool")), RestorePoint(None, ())
     )
-    learner = build_learner(job, lambda event: None)
+    learner = build_learner(job, RunLogger())
     marks = Marks(device)
-    step = build_step(job, learner, Counters(step=1), lambda event: None, marks.mark)
+    step = build_step(job, learner, Counters(step=1), RunLogger(), marks.mark)
     losses = []
     for number, batches in enumerate(parts.train_loader(recipe, plan, subject.source, device.move).steps(0, steps)):
         torch.cuda.set_sync_debug_mode("error" if number >= WARM_STEPS else "default")

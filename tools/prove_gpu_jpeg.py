@@ -41,6 +41,7 @@ from reconv.data.transforms.random_params import effective
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.distributed.process_group import ProcessGroup
 from reconv.kernels.crop.ops import crop, crop_plainly
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.data_fields import AugmentConfig
 from reconv.trainer import builders as parts
 from reconv.trainer.build import TrainingRun, build_learner, build_step, share
@@ -188,9 +189,9 @@ class Trainer:
         sources, point = Datasets(subject.source, subject.source), RestorePoint(None, ())
         folder, process_group = RunDir(Path("tool")), ProcessGroup.single()
         job = TrainingRun(subject.recipe, subject.plan, sources, subject.device, process_group, folder, point)
-        learner = build_learner(job, lambda event: None)
+        learner = build_learner(job, RunLogger())
         self._marks, shared = Marks(subject.device), share(job, learner.network)
-        self._step = build_step(job, learner, Counters(step=1), lambda event: None, self._marks.mark, shared)
+        self._step = build_step(job, learner, Counters(step=1), RunLogger(), self._marks.mark, shared)
 
     def rates(self, subject: BenchTarget, wish: Wish) -> dict[str, Any]:
         """Images a second of each window, and the host's wait for input in a step."""

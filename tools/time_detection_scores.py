@@ -20,7 +20,7 @@ from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import coco_scores
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.overlaps import overlaps_of
 from reconv.metrics.voc_eval import class_precisions
 
@@ -57,9 +57,7 @@ def main() -> None:
 
 def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) -> dict[str, float]:
     """The parts of scoring one set."""
-    evaluator = DetectionEvaluator(
-        lambda found: found, lambda index: truths[index], [str(n) for n in range(NUM_CLASSES)]
-    )
+    evaluator = DetectionMetrics(lambda found: found, lambda index: truths[index], [str(n) for n in range(NUM_CLASSES)])
     marks = [time.perf_counter()]
     for batch, found in batches:
         evaluator.update(found, batch)
@@ -70,7 +68,7 @@ def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) ->
     marks.append(time.perf_counter())
     class_precisions(overlaps_of(images), NUM_CLASSES)
     marks.append(time.perf_counter())
-    evaluator.result()
+    evaluator.compute()
     marks.append(time.perf_counter())
     evaluator.scores().findings()
     marks.append(time.perf_counter())

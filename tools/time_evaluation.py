@@ -25,7 +25,7 @@ from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device, open_device
 from reconv.metrics.coco_eval import can_score_coco
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.loader import load
 from reconv.trainer.detection_builders import build_anchors
@@ -67,7 +67,7 @@ def _timed(
 
     detect(batches[0][1])
     device.synchronize()
-    evaluator = DetectionEvaluator(
+    evaluator = DetectionMetrics(
         detect,
         truths.__getitem__,
         [str(number) for number in range(NUM_CLASSES)],
@@ -78,7 +78,7 @@ def _timed(
     device.synchronize()
     found_s = time.perf_counter()
     images = evaluator.images()
-    numbers = evaluator.result()
+    numbers = evaluator.compute()
     ended_s = time.perf_counter()
     num_found = sum(len(image.scores) for image in images)
     return (

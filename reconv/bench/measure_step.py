@@ -18,6 +18,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.distributed.process_group import ProcessGroup, Shared
 from reconv.logging.events import Event, LogMessage
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.trainer import builders as parts
 from reconv.trainer.build import TrainingRun, build_learner, build_step, fit_step, share
@@ -59,17 +60,18 @@ def measure_own(
     recipe, device = subject.recipe, subject.device
     notes: list[str] = []
 
-    def hear(event: Event) -> None:
+    def collect_notes(event: Event) -> None:
         if isinstance(event, LogMessage):
             notes.append(event.text)
             tell(event.text)
 
+    logger = RunLogger(collect_notes)
     job = job_of(subject, plan, process_group)
-    learner = build_learner(job, hear)
+    learner = build_learner(job, logger)
     marks, shared = Marks(device), share(job, learner.network)
     # The first batch counts as pictured.
-    plain = build_step(job, learner, Counters(step=1), hear, marks.mark, shared)
-    step = fit_step(job, learner, plain, MicroBatchSize(plan.micro_groups), hear)
+    plain = build_step(job, learner, Counters(step=1), logger, marks.mark, shared)
+    step = fit_step(job, learner, plain, MicroBatchSize(plan.micro_groups), logger)
     with open_data_context(recipe, plan, device, StageTimes()) as feed:
         batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=process_group.rank, feed=feed)
         windows = measure(step, batches, device, wish, marks, (beside or process_group).told_by_first)

@@ -131,7 +131,7 @@ def _score(
     evaluator = one_pass(
         model.network.model,
         task,
-        task.evaluator(),
+        task.metrics(),
         loader,
         parts.eval_prepare(recipe, model.network),
         model.network.precision,
@@ -142,7 +142,7 @@ def _score(
         model.path,
         model.step,
         model.weights,
-        evaluator.result(),
+        evaluator.compute(),
         evaluator.num_samples,
         skipped,
         partial=len(source) < len(whole),

@@ -29,7 +29,7 @@ Postprocess = Callable[[Any], Detections]
 Truth = Callable[[int], Annotation]
 
 
-class DetectionEvaluator:
+class DetectionMetrics:
     """Detections of a validation set by the index of their image."""
 
     def __init__(self, postprocess: Postprocess, truth: Truth, class_names: Sequence[str]) -> None:
@@ -51,15 +51,15 @@ class DetectionEvaluator:
         if self._num_on_device >= NUM_ON_DEVICE:
             self._read()
 
-    def share(self) -> dict[int, Scored]:
-        """What this process has found, as plain data for the others."""
+    def state(self) -> dict[int, Scored]:
+        """What this rank has accumulated, as plain data for the others."""
         self._read()
         return self._images
 
-    def take(self, shares: Sequence[dict[int, Scored]]) -> None:
-        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
-        images = {index: scored for share in shares for index, scored in share.items()}
-        num_twice = sum(map(len, shares)) - len(images)
+    def merge(self, states: Sequence[dict[int, Scored]]) -> None:
+        """Replace what was accumulated by the states of all ranks, this one included."""
+        images = {index: scored for state in states for index, scored in state.items()}
+        num_twice = sum(map(len, states)) - len(images)
         if num_twice:
             raise ValueError(f"{num_twice} images were scored twice")
         self._images, self.num_samples, self._scores = images, len(images), None
@@ -69,7 +69,7 @@ class DetectionEvaluator:
         self._read()
         return [self._images[index] for index in sorted(self._images)]
 
-    def result(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
         """VOC's means, and the 12 COCO numbers where their library is installed, as fractions."""
         return self.scores().numbers
 

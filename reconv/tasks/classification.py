@@ -6,7 +6,7 @@ engine is a sum over samples; evaluation counts are integers and its loss is sum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,24 +16,12 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
+from reconv.metrics.topk import ClassificationMetrics
 from reconv.models.architecture import Auxiliary
-from reconv.precision.accumulate import wide
 from reconv.tasks.distillation import Teacher
-from reconv.trainer.protocols import Sums
+from reconv.tasks.task import LossSums
 
-NUM_MISTAKES = 16
 FOREIGN_HEAD_WEIGHT = 0.3  # GoogLeNet's, which says it of its own heads
-
-
-@dataclass(frozen=True, slots=True)
-class Mistake:
-    """A validation image the network got wrong."""
-
-    index: int
-    target: int
-    predicted: int
-    confidence: float
-    loss: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +49,7 @@ class ClassificationTask:
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         return model(batch["images"])
 
-    def loss(self, outputs: Any, batch: Batch) -> Sums:
+    def loss(self, outputs: Any, batch: Batch) -> LossSums:
         """The cross-entropy sum, in at least fp32, and the number of right answers."""
         main, heads, head_weight = _answers(outputs)
         logits = _full(main)
@@ -71,7 +59,7 @@ class ClassificationTask:
         if self.teacher is not None:
             loss = self.teacher.blend(loss, logits, batch["images"])
         right = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
-        return Sums(loss, {"top1": right})
+        return LossSums(loss, {"top1": right})
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         targets = batch.tensors.get("soft_targets", batch["targets"])
@@ -89,86 +77,11 @@ class ClassificationTask:
             return self.label_smoothing
         return min(1.0, self.label_smoothing * num_classes / (num_classes - 1))
 
-    def evaluator(self) -> ClassificationEvaluator:
-        return ClassificationEvaluator(self.num_classes)
+    def metrics(self) -> ClassificationMetrics:
+        return ClassificationMetrics(self.num_classes)
 
-    def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:
-        return {name: value / weight for name, value in metrics.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one of several processes has found on its batches."""
-
-    num_samples: int
-    right1: int
-    right5: int
-    losses: list[list[float]]  # of each batch: its first position and its loss
-    worst: list[list[float]]
-
-
-class ClassificationEvaluator:
-    """Sums over a validation set, kept on the device until `result` reads them once."""
-
-    def __init__(self, num_classes: int) -> None:
-        self.num_samples = 0
-        self._top = min(5, num_classes)
-        self._right1: Tensor | int = 0
-        self._right5: Tensor | int = 0
-        self._losses: list[Tensor] = []  # of each batch: its first position and its loss, fp64
-        self._worst: Tensor | None = None  # [k, 5] fp64: loss, index, target, predicted, confidence
-
-    def update(self, outputs: Any, batch: Batch) -> None:
-        logits = _full(outputs)
-        targets = batch["targets"]
-        losses = wide(F.cross_entropy(logits, targets, reduction="none"))
-        best = logits.topk(self._top, dim=1).indices
-        right = best[:, 0] == targets
-        self.num_samples += len(batch)
-        self._right1 = self._right1 + right.sum()
-        self._right5 = self._right5 + (best == targets[:, None]).any(dim=1).sum()
-        self._losses.append(torch.stack([wide(batch.positions[0]), losses.sum()]))
-        confidence = wide(logits.softmax(dim=1).amax(dim=1))
-        rows = torch.stack(
-            [
-                losses.masked_fill(right, -1.0),
-                wide(batch["indices"]),
-                wide(targets),
-                wide(best[:, 0]),
-                confidence,
-            ],
-            dim=1,
-        )
-        self._worst = _worst(rows if self._worst is None else torch.cat([self._worst, rows]))
-
-    def result(self) -> dict[str, float]:
-        if self.num_samples == 0:
-            return {"top1": 0.0, "top5": 0.0, "loss": 0.0}
-        n = self.num_samples
-        # Added by position, whichever process had a batch: floating sums depend on their order.
-        by_position = sorted(torch.stack(self._losses).tolist(), key=lambda batch: batch[0])
-        loss = sum(loss for _, loss in by_position)
-        return {"top1": int(self._right1) / n, "top5": int(self._right5) / n, "loss": loss / n}
-
-    def share(self) -> Share:
-        """What this process has found, as plain data for the others."""
-        worst = [] if self._worst is None else self._worst.tolist()
-        losses = torch.stack(self._losses).tolist() if self._losses else []
-        return Share(self.num_samples, int(self._right1), int(self._right5), losses, worst)
-
-    def take(self, shares: Sequence[Share]) -> None:
-        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
-        self.num_samples = sum(share.num_samples for share in shares)
-        self._right1 = sum(share.right1 for share in shares)
-        self._right5 = sum(share.right5 for share in shares)
-        self._losses = [torch.tensor(batch, dtype=torch.float64) for share in shares for batch in share.losses]
-        worst = sorted((row for share in shares for row in share.worst), key=lambda row: row[1])
-        self._worst = _worst(torch.tensor(worst, dtype=torch.float64)) if worst else None
-
-    def mistakes(self) -> list[Mistake]:
-        """The wrong answers with the highest loss, worst first."""
-        rows = [] if self._worst is None else self._worst.tolist()
-        return [Mistake(int(i), int(t), int(p), c, loss) for loss, i, t, p, c in rows if loss >= 0]
+    def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:
+        return {name: value / weight for name, value in sums.items()}
 
 
 def _answers(outputs: Any) -> Auxiliary:
@@ -196,9 +109,3 @@ def _full(outputs: Any) -> Tensor:
     """The logits in at least fp32: half precision is for the network, not for the loss."""
     logits: Tensor = outputs
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _worst(rows: Tensor) -> Tensor:
-    """The rows with the highest loss, of equals the first."""
-    order = rows[:, 0].sort(descending=True, stable=True).indices
-    return rows[order[:NUM_MISTAKES]]

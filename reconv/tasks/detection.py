@@ -20,9 +20,9 @@ from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import hard_negatives, match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
-from reconv.metrics.detection_metrics import DetectionEvaluator, Truth
+from reconv.metrics.detection_metrics import DetectionMetrics, Truth
 from reconv.models.architecture import SSDFeatureMaps, SSDOutput
-from reconv.trainer.protocols import Sums
+from reconv.tasks.task import LossSums
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ class DetectionTask:
     def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
         return model(batch["images"])
 
-    def loss(self, outputs: Any, batch: Batch) -> Sums:
+    def loss(self, outputs: Any, batch: Batch) -> LossSums:
         """The sum over images of class loss and box loss, in at least fp32."""
         losses = (
             self._map_losses(outputs, batch) if isinstance(outputs, SSDFeatureMaps) else self._losses(outputs, batch)
         )
         classes, boxes = losses.classes.sum(), losses.boxes.sum()
-        return Sums(classes + boxes, {"class_loss": classes.detach(), "box_loss": boxes.detach()})
+        return LossSums(classes + boxes, {"class_loss": classes.detach(), "box_loss": boxes.detach()})
 
     def _map_losses(self, outputs: SSDFeatureMaps, batch: Batch) -> Losses:
         """The losses by kernels, where those take all of it."""
@@ -117,13 +117,13 @@ class DetectionTask:
             self.rules,
         )
 
-    def evaluator(self) -> DetectionEvaluator:
-        return DetectionEvaluator(self.detections, self.truth, self.class_names)
+    def metrics(self) -> DetectionMetrics:
+        return DetectionMetrics(self.detections, self.truth, self.class_names)
 
     def detections(self, outputs: Any) -> Detections:
         """What a network's answers say was found."""
         answers: SSDOutput = outputs
         return postprocess(answers.codes, answers.logits, self.anchors_cxcywh, self.rules.variances, self.keep)
 
-    def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:
-        return {name: value / weight for name, value in metrics.items()}
+    def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:
+        return {name: value / weight for name, value in sums.items()}

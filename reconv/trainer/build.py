@@ -19,7 +19,8 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, is_out_of_memory
 from reconv.distributed.process_group import Cut, ProcessGroup, Shared, Sharing
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Event, LogMessage, RunPlanned
+from reconv.logging.events import RunPlanned
+from reconv.logging.run_logger import RunLogger
 from reconv.models.pipeline_split import parts_of
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
@@ -47,7 +48,6 @@ from reconv.trainer.trainer import Counters, Trainer
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Emit = Callable[[Event], None]
 Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
 
 
@@ -81,21 +81,21 @@ class TrainState:
 def assemble(
     job: TrainingRun,
     stop: StopSignal,
-    emit: Emit,
+    logger: RunLogger,
     clock: RunClock,
     trace: StepProfiler,
     feed: DataContext,
     writer: AsyncWriter,
 ) -> tuple[Trainer, Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
-    learner = build_learner(job, emit)
-    faults = parts.build_faults(job.recipe, job.point.state, emit, job.process_group)
+    learner = build_learner(job, logger)
+    faults = parts.build_faults(job.recipe, job.point.state, logger, job.process_group)
     evaluation = build_evaluation(job, learner, faults, feed)
     fitting = MicroBatchSize(job.plan.micro_groups)
-    saver = build_saver(job, learner, evaluation, emit, writer, fitting)
+    saver = build_saver(job, learner, evaluation, logger, writer, fitting)
     counters = _restore(job, saver)
     network, recipe = learner.network, job.recipe
-    step = fit_step(job, learner, build_step(job, learner, counters, emit, trace.mark), fitting, emit)
+    step = fit_step(job, learner, build_step(job, learner, counters, logger, trace.mark), fitting, logger)
     copy_number = (
         job.process_group.rank // recipe.parallel.pipeline
     )  # the processes of a pipeline read the same samples
@@ -110,10 +110,10 @@ def assemble(
         evaluate=_in_phase(job.process_group, "evaluating", evaluation),
         save=None if job.plan.save is None else _saving(job.process_group, saver),
         settle_save=writer.settle,
-        watch=build_watch(job, network, counters, emit),
+        watch=build_watch(job, network, counters, logger),
         clock=clock,
         device=job.device,
-        emit=emit,
+        logger=logger,
         stop=stop,
         counters=counters,
         metric=learner.task.metric,
@@ -145,11 +145,11 @@ def _saving(process_group: ProcessGroup, saver: Checkpointer) -> Callable[[Count
     return _in_phase(process_group, "saving", saver if process_group.is_rank0 else saver.take_part)
 
 
-def build_learner(job: TrainingRun, emit: Emit) -> TrainState:
+def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
     """The network with its starting weights, its task and its optimizer; what a person should know of it is told."""
     recipe, plan = job.recipe, job.plan
     network = build_network(recipe, plan.num_classes, job.device)
-    emit(
+    logger.log(
         RunPlanned(
             recipe=recipe.name,
             task=recipe.task,
@@ -163,26 +163,24 @@ def build_learner(job: TrainingRun, emit: Emit) -> TrainState:
         )
     )
     teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
-    for text in (*_start(job, network, emit), *([teacher.note] if teacher else [])):
-        emit(LogMessage("info", text, int(job.point.state.get("step", 0))))
+    for text in (*_start(job, network, logger), *([teacher.note] if teacher else [])):
+        logger.info(text, int(job.point.state.get("step", 0)))
     network.model.train()
     if job.device.kind == "cuda" and job.process_group.size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
         network.precision.cast_together(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
-    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), lambda text: emit(LogMessage("warning", text)))
+    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), logger.warning)
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.process_group)
     average = ModelEma(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
     return TrainState(network, task, optimizer, average, teacher.fingerprint if teacher else None)
 
 
-def _start(job: TrainingRun, network: Network, emit: Emit) -> list[str]:
+def _start(job: TrainingRun, network: Network, logger: RunLogger) -> list[str]:
     """Give the network the weights it starts from."""
     recipe, is_resumed = job.recipe, job.point.loaded is not None
-    notes = start_network(
-        network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=lambda text: emit(LogMessage("info", text))
-    )
+    notes = start_network(network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=logger.info)
     if recipe.model.init is None and not is_resumed and (said := whiten(network, recipe, job.sources.train)):
         notes.append(said)
     if said := boxes_left_out(job.sources.train, recipe.detection.max_boxes):
@@ -215,7 +213,7 @@ def build_saver(
     job: TrainingRun,
     learner: TrainState,
     evaluation: Evaluation,
-    emit: Emit,
+    logger: RunLogger,
     writer: AsyncWriter,
     fitting: MicroBatchSize,
 ) -> Checkpointer:
@@ -230,7 +228,7 @@ def build_saver(
         about=about_checkpoint(job.recipe, job.plan, job.sources, job.device, learner.teacher_fingerprint),
         metric=learner.task.metric,
         chosen_weights=evaluation.chosen_weights,
-        emit=emit,
+        logger=logger,
         faults=evaluation.faults,
         device=job.device,
         writer=writer,
@@ -248,7 +246,12 @@ def _restore(job: TrainingRun, saver: Checkpointer) -> Counters:
 
 
 def build_step(
-    job: TrainingRun, learner: TrainState, counters: Counters, emit: Emit, mark: Mark, shared: Shared | None = None
+    job: TrainingRun,
+    learner: TrainState,
+    counters: Counters,
+    logger: RunLogger,
+    mark: Mark,
+    shared: Shared | None = None,
 ) -> AnyStep:
     """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
@@ -262,7 +265,7 @@ def build_step(
             recipe=recipe,
             folder=job.folder,
             class_names=tuple(job.sources.train.class_names),
-            emit=emit,
+            logger=logger,
             done=counters.step > 0 or not job.process_group.is_rank0,
         ),
         layers=network.layers,
@@ -280,7 +283,7 @@ def build_step(
 
 
 def fit_step(
-    job: TrainingRun, learner: TrainState, step: AnyStep, fitting: MicroBatchSize, emit: Emit
+    job: TrainingRun, learner: TrainState, step: AnyStep, fitting: MicroBatchSize, logger: RunLogger
 ) -> AnyStep | OomRetry:
     """The step with micro-batches halved where they do not fit, if the recipe leaves their size open."""
     # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
@@ -293,7 +296,7 @@ def fit_step(
         optimizer=learner.optimizer,
         is_out_of_memory=is_out_of_memory,
         release=job.device.release_memory,
-        tell=lambda step, text: emit(LogMessage("warning", text, step)),
+        tell=lambda step, text: logger.warning(text, step),
     )
 
 
@@ -311,11 +314,11 @@ def share(job: TrainingRun, network: Network) -> Shared:
     return shared
 
 
-def build_watch(job: TrainingRun, network: Network, counters: Counters, emit: Emit) -> NanGuard:
+def build_watch(job: TrainingRun, network: Network, counters: Counters, logger: RunLogger) -> NanGuard:
     policy = job.recipe.engine.non_finite
     return NanGuard(
         job.device,
-        emit,
+        logger,
         policy=policy.policy,
         budget=policy.budget,
         loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,

@@ -22,6 +22,7 @@ from reconv.data.transforms.on_device import EvalPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup, ShardedOptimizer
 from reconv.logging.events import BadImageSkipped
+from reconv.logging.run_logger import RunLogger
 from reconv.optim import Rounding, build_optimizer, optimizer_groups
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -34,7 +35,6 @@ from reconv.trainer.detection_builders import (
 )
 from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.network import Network, compiled, is_compiled
-from reconv.trainer.protocols import Emit
 
 AnyTask = ClassificationTask | DetectionTask
 
@@ -85,11 +85,13 @@ def build_early_stop(recipe: Recipe) -> EarlyStopping:
     )
 
 
-def build_faults(recipe: Recipe, state: Mapping[str, Any], emit: Emit, process_group: ProcessGroup) -> BadSamples:
+def build_faults(
+    recipe: Recipe, state: Mapping[str, Any], logger: RunLogger, process_group: ProcessGroup
+) -> BadSamples:
     """The bad files a run bears, and those it knows from its checkpoint."""
     faults = BadSamples(
         recipe.data.bad_images.limit,
-        lambda f: emit(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
+        lambda f: logger.log(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
         gather=process_group.gather if process_group.size > 1 else None,
     )
     if faults.borne:  # else what was left out before must be whole by now

@@ -21,14 +21,13 @@ from reconv.checkpoint.weight_average import exponential_weights, mean_weights
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import replace_file
-from reconv.logging.events import LogMessage
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Plan, averaging_window
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 from reconv.report.run_record import load_record
 from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.protocols import Emit
 
 AVERAGED = "averaged"
 
@@ -71,7 +70,7 @@ def average_at_end(
     process_group: ProcessGroup,
     done: int,
     evaluation: Evaluation,
-    emit: Emit,
+    logger: RunLogger,
 ) -> dict[str, Any]:
     """Average as the recipe says, score the result, and return what the summary should tell of it."""
     if plan.average is None:
@@ -83,11 +82,11 @@ def average_at_end(
         return _write(store, steps, folder.averaged, recipe.average.kind, recipe.average.decay, MODEL)
 
     result = process_group.on_rank0(write)
-    emit(LogMessage("info", str(result), done))
+    logger.info(str(result), done)
     told: dict[str, Any] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
     if plan.evaluate is not None:
         scored = evaluation.score_file(AVERAGED, result.path, done, done / plan.steps_per_epoch)
-        emit(scored)
+        logger.log(scored)
         told["metrics"] = dict(scored.metrics)
     return {AVERAGED: told}
 
@@ -125,6 +124,6 @@ def _chosen_steps(folder: RunDir, store: Store, last: Duration) -> list[int]:
     recipe = load(str(folder.recipe)).recipe
     window = averaging_window(recipe, int(planned.steps_per_epoch), planned.total_steps, last)
     if window is None or window.save.minutes is not None:
-        # Saved by the clock or by hand: there is no interval to tell regular checkpoints from others.
+        # CheckpointSaved by the clock or by hand: there is no interval to tell regular checkpoints from others.
         return present
     return [step for step in present if window.holds(step, present[-1])]

@@ -23,13 +23,13 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.logging.events import CheckpointSaved
+from reconv.logging.run_logger import RunLogger
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.datasets import Datasets
 from reconv.trainer.network import Network
 from reconv.trainer.oom import MicroBatchSize
-from reconv.trainer.protocols import Emit
 from reconv.trainer.trainer import Counters
 
 
@@ -47,7 +47,7 @@ class Checkpointer:
     about: Mapping[str, Any]  # what a checkpoint says of itself: classes, data, versions
     metric: str
     chosen_weights: str
-    emit: Emit
+    logger: RunLogger
     faults: BadSamples
     device: Device
     writer: AsyncWriter
@@ -76,7 +76,7 @@ class Checkpointer:
             saved, wall_s = written
             relative = str(saved.path.relative_to(self.folder.path))
             stall_s, write_s = copied_s + waited_s, wall_s - copied_s
-            self.emit(
+            self.logger.log(
                 CheckpointSaved(step, relative, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s)
             )
 

@@ -6,7 +6,7 @@ batch holds. Invariant: workers live as long as the run and no longer; the words
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
 from reconv.logging.clock import RunClock
 from reconv.logging.events import DataWait, EvalResult, Event
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
@@ -84,12 +85,11 @@ class Waiting:
     cores: int
     clock: RunClock
     stages: StageTimes
-    emit: Callable[[Event], None]
+    logger: RunLogger
     is_told: bool = False
 
-    def observe(self, event: Event) -> None:
-        """Pass an event on; the first evaluation is a good moment to change a setting."""
-        self.emit(event)
+    def on_event(self, event: Event) -> None:
+        """Log the waiting time after the first evaluation, a good moment to change a setting."""
         if isinstance(event, EvalResult) and not self.is_told:
             self.tell(event.step)
 
@@ -100,7 +100,7 @@ class Waiting:
         seconds = self.stages.seconds
         stage = slowest(seconds, self.clock.wait_s) if fraction >= WORTH_TELLING else ""
         helps = advice(stage, self.recipe, self.plan, self.source, self.cores) if stage else ""
-        self.emit(DataWait(step, fraction, seconds, stage, helps))
+        self.logger.log(DataWait(step, fraction, seconds, stage, helps))
 
 
 def slowest(seconds: Mapping[str, float], wait_s: float) -> str:

@@ -18,12 +18,12 @@ from reconv.data.dataset import spread
 from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, draw_boxes
 from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.logging.events import ImageLogged
+from reconv.logging.run_logger import RunLogger
 from reconv.metrics.detection_errors import KINDS
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.overlaps import Scored, Verdicts, overlaps_of
 from reconv.metrics.voc_eval import THRESHOLD
 from reconv.report.detection_json import write_findings
-from reconv.trainer.protocols import Emit
 
 NUM_IMAGES = 12
 LEAST_SCORE = 0.3  # of a detection that is drawn and counted as a mistake, as the note says
@@ -60,13 +60,13 @@ class Judged:
 
 
 def tell_findings(
-    evaluator: DetectionEvaluator,
+    evaluator: DetectionMetrics,
     source: DetectionDataset,
     folder: RunDir,
     step: int,
     weights: str,
     is_partial: bool,
-    emit: Emit,
+    logger: RunLogger,
 ) -> None:
     """Write what the report says beyond numbers."""
     findings = evaluator.scores().findings()
@@ -79,7 +79,7 @@ def tell_findings(
     folder.pictures.mkdir(parents=True, exist_ok=True)
     _sheet(tiles).save(folder.pictures / "detections.png", optimize=True)
     captions = tuple(_caption(judged, source) for judged in chosen)
-    emit(ImageLogged(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS, note=NOTE))
+    logger.log(ImageLogged(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS, note=NOTE))
 
 
 def _judged(image: Scored) -> Judged:

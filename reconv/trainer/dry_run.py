@@ -32,11 +32,11 @@ from reconv.logging.events import (
     EvalResult,
     Event,
     EventLog,
-    LogMessage,
     RunEnded,
     RunPlanned,
     TrainProgress,
 )
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe, StopConfig
@@ -141,10 +141,10 @@ def _rehearse(ask: _Ask) -> DryRunResult:
         whole = prepare_job(resolved, sources, choice, ask.device, process_group)
         job = _cut_short(whole, ask.steps)
         events: list[Event] = []
-        emit = _listener(stack, job, ask.on_event, events)
+        logger = _open_logger(stack, job, ask.on_event, events)
         for line in topology(process_group, job.device.describe()):
-            emit(LogMessage("info", line))
-        run_job(job, stop, emit)
+            logger.info(line)
+        run_job(job, stop, logger)
         return process_group.on_rank0(lambda: _numbers(resolved, whole.plan, job.plan, events, began_s))
 
 
@@ -153,20 +153,16 @@ def _temporary(stack: ExitStack) -> Path:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="reconv-rehearsal-")))
 
 
-def _listener(
+def _open_logger(
     stack: ExitStack, job: TrainingRun, on_event: Callable[[Event], None] | None, events: list[Event]
-) -> Callable[[Event], None]:
-    """What rank 0 does with an event: a record that the summary is made of, and a list; the others say nothing."""
+) -> RunLogger:
+    """Rank 0 writes the event log that the summary is made of, and collects the events; other ranks log nothing."""
     if not job.process_group.is_rank0:
-        return lambda event: None
-    log = stack.enter_context(EventLog(job.folder.events))
-
-    def emit(event: Event) -> None:
-        events.append(log.write(event))
-        if on_event is not None:
-            on_event(events[-1])
-
-    return emit
+        return RunLogger()
+    logger = RunLogger(events.append, event_log=stack.enter_context(EventLog(job.folder.events)))
+    if on_event is not None:
+        logger.subscribe(on_event)
+    return logger
 
 
 def _cut_short(job: TrainingRun, steps: int | None) -> TrainingRun:

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import torch
 
 from reconv.batch import Batch
-from reconv.trainer.protocols import Evaluator, PrecisionProtocol, Prepare, TaskProtocol
+from reconv.tasks.task import Metrics, Task
+from reconv.trainer.protocols import PrecisionProtocol, Prepare
 
-Score = TypeVar("Score", bound=Evaluator)
+Score = TypeVar("Score", bound=Metrics)
 
 
 class EvaluationStopped(Exception):
@@ -23,7 +24,7 @@ class EvaluationStopped(Exception):
 
 def evaluate(
     model: torch.nn.Module,
-    task: TaskProtocol,
+    task: Task,
     evaluator: Score,
     batches: Iterable[Batch],
     prepare: Prepare,

@@ -20,13 +20,14 @@ from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.tta import averaged_views
 from reconv.logging.events import EvalResult
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.topk import ClassificationMetrics
 from reconv.optim import ModelEma
-from reconv.tasks.classification import ClassificationEvaluator
+from reconv.tasks.task import Metrics
 from reconv.trainer.builders import AnyTask
 from reconv.trainer.evaluate_pass import EvaluationStopped, evaluate
 from reconv.trainer.network import Network
-from reconv.trainer.protocols import Evaluator, Prepare
+from reconv.trainer.protocols import Prepare
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class Evaluation:
     tta: str = "none"  # the views of an image whose answers are averaged
     is_partial: bool = False  # not all of the validation set is scored
     boundary: Callable[[], None] = lambda: None  # of the device
-    last: ClassificationEvaluator | DetectionEvaluator | None = None
+    last: ClassificationMetrics | DetectionMetrics | None = None
     last_weights: str = ""  # whose it is
 
     @property
@@ -68,7 +69,7 @@ class Evaluation:
         self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
     ) -> EvalResult:
         start_s = time.perf_counter()
-        evaluator = self.task.evaluator()
+        evaluator = self.task.metrics()
         was_stopped = False
         try:
             evaluate(
@@ -89,7 +90,7 @@ class Evaluation:
         if evaluator.num_samples + skipped != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
         self.last, self.last_weights = evaluator, weights
-        metrics = evaluator.result()
+        metrics = evaluator.compute()
         wall_s = time.perf_counter() - start_s
         return EvalResult(
             done,
@@ -103,10 +104,10 @@ class Evaluation:
             skipped=skipped,
         )
 
-    def _meet(self, evaluator: Evaluator, was_stopped: bool) -> None:
+    def _meet(self, evaluator: Metrics, was_stopped: bool) -> None:
         """Put together what all processes have found; if one was asked to stop, all have stopped."""
         if any(self.process_group.gather(was_stopped)):
             raise EvaluationStopped
         self.faults.settle()
         if self.process_group.size > 1:
-            evaluator.take(self.process_group.gather(evaluator.share()))
+            evaluator.merge(self.process_group.gather(evaluator.state()))

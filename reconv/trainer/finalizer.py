@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,8 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.device import is_out_of_memory
 from reconv.errors import Exit, ReconvError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import Event, RunEnded
+from reconv.logging.events import RunEnded
+from reconv.logging.run_logger import RunLogger
 from reconv.report.html import write_report
 from reconv.report.summary import write_summary
 from reconv.trainer.build import TrainingRun
@@ -27,10 +28,10 @@ from reconv.trainer.trainer import Counters
 class RunFinalizer:
     """What will be told when a run ends; whoever works on the run keeps it current."""
 
-    def __init__(self, job: TrainingRun, clock: RunClock, emit: Callable[[Event], None]) -> None:
+    def __init__(self, job: TrainingRun, clock: RunClock, logger: RunLogger) -> None:
         self._job = job
         self._clock = clock
-        self._emit = emit
+        self._logger = logger
         self._start_s = time.perf_counter()
         self._has_been_told = False
         self.first_step = int(job.point.state.get("step", 0))
@@ -75,7 +76,7 @@ class RunFinalizer:
         if self._has_been_told:  # another thread was faster: it has noticed that a process is lost
             return
         self._has_been_told = True
-        self._emit(
+        self._logger.log(
             RunEnded(
                 step=self.counters.step,
                 exit_code=int(code),

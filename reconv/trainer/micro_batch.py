@@ -20,7 +20,7 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
 from reconv.errors import ResourceError
 from reconv.logging import formatting as fmt
-from reconv.logging.events import Event
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
 from reconv.trainer import builders as parts
@@ -129,13 +129,10 @@ def _fits(job: TrainingRun, num_groups: int) -> bool:
 
 def _step_once(job: TrainingRun) -> None:
     """The first step of a job, of which nothing is kept."""
-
-    def unheard(event: Event) -> None:
-        """What a trial has to say will be said by the run."""
-
-    learner = build_learner(job, unheard)
-    step = build_step(job, learner, Counters(step=1), unheard, unmarked)
-    faults = parts.build_faults(job.recipe, {}, unheard, job.process_group)
+    logger = RunLogger()  # the run itself will log the same
+    learner = build_learner(job, logger)
+    step = build_step(job, learner, Counters(step=1), logger, unmarked)
+    faults = parts.build_faults(job.recipe, {}, logger, job.process_group)
     [batches] = parts.train_loader(job.recipe, job.plan, job.sources.train, job.device.move, faults).steps(0, 1)
     step(0, batches)
     job.device.synchronize()

@@ -15,8 +15,9 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.errors import DivergedError
 from reconv.logging.events import NonFiniteStep
+from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import wide
-from reconv.trainer.protocols import DeviceProtocol, Emit
+from reconv.trainer.protocols import DeviceProtocol
 from reconv.trainer.step import StepResult
 
 NUM_SAMPLES_NAMED = 16
@@ -35,7 +36,7 @@ class NanGuard:
     def __init__(
         self,
         device: DeviceProtocol,
-        emit: Emit,
+        logger: RunLogger,
         *,
         policy: str,
         budget: int,
@@ -45,7 +46,7 @@ class NanGuard:
     ) -> None:
         """`gather` gives what each of several processes has."""
         self._device = device
-        self._emit = emit
+        self._logger = logger
         self._policy = policy
         self._budget = budget
         self._loss_scale = loss_scale  # a dynamic one overflows now and then by design, until it is down to 1
@@ -77,7 +78,7 @@ class NanGuard:
         own = [int(i) for batch in pending.batches for i in batch["indices"].tolist()]
         samples = [index for share in self._gather(own) for index in share]
         what = "gradient" if loss_is_finite else "loss"
-        self._emit(NonFiniteStep(pending.step + 1, loss, tuple(samples), "stop" if stop else "skip"))
+        self._logger.log(NonFiniteStep(pending.step + 1, loss, tuple(samples), "stop" if stop else "skip"))
         if stop:
             named = ", ".join(map(str, samples[:NUM_SAMPLES_NAMED])) + (
                 ", ..." if len(samples) > NUM_SAMPLES_NAMED else ""

@@ -10,11 +10,10 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.device import Device
 from reconv.errors import UsageError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import LogMessage
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.profiler import StepProfiler
-from reconv.trainer.protocols import Emit
 
 NO_STEP = (0, 0)  # steps count from 1
 
@@ -31,10 +30,10 @@ def refuse_profile_beyond_end(recipe: Recipe, plan: Plan) -> None:
 
 
 def build_trace(
-    recipe: Recipe, folder: RunDir, device: Device, from_step: int, emit: Emit, clock: RunClock
+    recipe: Recipe, folder: RunDir, device: Device, from_step: int, logger: RunLogger, clock: RunClock
 ) -> StepProfiler:
     """The trace of a run; without a range it never starts."""
     first, last = NO_STEP if recipe.profile == "off" else recipe.profile
     if (first, last) != NO_STEP and last <= from_step:
-        emit(LogMessage("warning", f"nothing is traced: steps {first} to {last} are done already", from_step))
-    return StepProfiler(first, last, folder.path / "traces", device, emit, clock.paused)
+        logger.warning(f"nothing is traced: steps {first} to {last} are done already", from_step)
+    return StepProfiler(first, last, folder.path / "traces", device, logger, clock.paused)

@@ -18,8 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from reconv.batch import Batch
-from reconv.logging.events import LogMessage
-from reconv.trainer.protocols import DeviceProtocol, Emit, TrainBatches
+from reconv.logging.run_logger import RunLogger
+from reconv.trainer.protocols import DeviceProtocol, TrainBatches
 from reconv.trainer.step import StepResult
 from reconv.trainer.trainer import Step
 
@@ -35,7 +35,7 @@ class StepProfiler:
     last: int
     folder: Path
     device: DeviceProtocol
-    emit: Emit
+    logger: RunLogger
     paused: Callable[[], AbstractContextManager[Any]] = nullcontext  # what the trace itself costs is not the step's
     _profiler: Any = None
     _began_s: float = 0.0
@@ -77,7 +77,7 @@ class StepProfiler:
             with self.paused():
                 self._finish()
         except OSError as error:  # a full disk must not end the run that is measured
-            self.emit(LogMessage("warning", f"the trace could not be written: {error}", self._last_step))
+            self.logger.warning(f"the trace could not be written: {error}", self._last_step)
 
     def _finish(self) -> None:
         profiler, self._profiler = self._profiler, None
@@ -95,7 +95,7 @@ class StepProfiler:
         text = "\n".join(self._table(profiler, wall_s, num_steps))
         (self.folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
         where = self.folder / f"{name}.json"
-        self.emit(LogMessage("info", f"{text}\ntrace: {where} (open it in https://ui.perfetto.dev)", self._last_step))
+        self.logger.info(f"{text}\ntrace: {where} (open it in https://ui.perfetto.dev)", self._last_step)
 
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]

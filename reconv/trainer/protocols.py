@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.logging.events import Event
 
 Tensors = Mapping[str, Tensor]
 Json = Mapping[str, Any]
@@ -23,51 +21,6 @@ class Stateful(Protocol):
 
     def state(self) -> dict[str, Tensor]: ...
     def restore(self, state: Tensors) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """What a task returns for a micro-batch: sums over its samples, never means."""
-
-    loss: Tensor  # the sum to be divided by the global weight and differentiated
-    metrics: Mapping[str, Tensor]  # further sums, detached (e.g. correct)
-
-
-class TaskProtocol(Protocol):
-    """Turns a batch into loss sums and a validation set into metrics."""
-
-    def weight(self, batch: Batch) -> Tensor | int:
-        """The batch's share in the global weight, known before the forward pass."""
-        ...
-
-    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """The network's outputs for a prepared batch."""
-        ...
-
-    def loss(self, outputs: Any, batch: Batch) -> Sums: ...
-    def evaluator(self) -> Evaluator: ...
-    def train_metrics(self, metrics: Mapping[str, float], weight: float) -> dict[str, float]:
-        """Means for the log from the interval's summed metrics."""
-        ...
-
-
-class Evaluator(Protocol):
-    """Accumulates exact sums over a validation set."""
-
-    @property
-    def num_samples(self) -> int: ...
-    def update(self, outputs: Any, batch: Batch) -> None: ...
-    def result(self) -> dict[str, float]:
-        """Metrics as fractions; reads the device once."""
-        ...
-
-    def share(self) -> Any:
-        """What this process has found, as plain data for the others."""
-        ...
-
-    def take(self, shares: Sequence[Any]) -> None:
-        """Become the evaluator of all batches, from the shares of all processes, this one's included."""
-        ...
 
 
 class TrainBatches(Protocol):
@@ -189,5 +142,4 @@ class ProcessGroupProtocol(Protocol):
         ...
 
 
-Emit = Callable[[Event], None]
 EvalBatches = Iterable[Batch]

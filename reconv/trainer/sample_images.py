@@ -17,11 +17,11 @@ from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.data.readers.factory import select
 from reconv.data.transforms.on_device import TrainPreprocess, unprepare
 from reconv.logging.events import ImageLogged
+from reconv.logging.run_logger import RunLogger
+from reconv.metrics.topk import ClassificationMetrics
 from reconv.recipe.schema import Recipe
-from reconv.tasks.classification import ClassificationEvaluator
 from reconv.trainer.datasets import Datasets
 from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.protocols import Emit
 
 NUM_PICTURED = 32
 PICTURE_COLUMNS = 8
@@ -35,7 +35,7 @@ class PicturedFirstBatch:
     recipe: Recipe
     folder: RunDir
     class_names: tuple[str, ...]
-    emit: Emit
+    logger: RunLogger
     done: bool = False
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
@@ -49,7 +49,7 @@ class PicturedFirstBatch:
         images = unprepare(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
         names = tuple(_caption(self.class_names, batch, row) for row in range(len(images)))
         save_picture(
-            self.folder, "first-batch.png", images, self.emit, "The first batch as the network saw it", names, step
+            self.folder, "first-batch.png", images, self.logger, "The first batch as the network saw it", names, step
         )
 
 
@@ -62,19 +62,19 @@ def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
 
 
 def save_picture(
-    folder: RunDir, name: str, images: Tensor, emit: Emit, title: str, captions: tuple[str, ...], step: int
+    folder: RunDir, name: str, images: Tensor, logger: RunLogger, title: str, captions: tuple[str, ...], step: int
 ) -> None:
     """Write a grid of images to the run folder and tell the report."""
     folder.pictures.mkdir(parents=True, exist_ok=True)
     (folder.pictures / name).write_bytes(grid(images, PICTURE_COLUMNS))
-    emit(ImageLogged(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
+    logger.log(ImageLogged(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
 
 
 def picture_mistakes(
-    evaluation: Evaluation, sources: Datasets, folder: RunDir, recipe: Recipe, step: int, emit: Emit
+    evaluation: Evaluation, sources: Datasets, folder: RunDir, recipe: Recipe, step: int, logger: RunLogger
 ) -> None:
     """Image the validation images the network got most wrong."""
-    mistakes = evaluation.last.mistakes() if isinstance(evaluation.last, ClassificationEvaluator) else []
+    mistakes = evaluation.last.mistakes() if isinstance(evaluation.last, ClassificationMetrics) else []
     if not mistakes:
         return
     wrong = select(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
@@ -84,4 +84,4 @@ def picture_mistakes(
         f"said {names[m.predicted]} ({m.confidence:.0%}), really {names[m.target]} · {sources.val.sample(m.index).name}"
         for m in mistakes
     )
-    save_picture(folder, "mistakes.png", batch["images"], emit, "Worst mistakes", captions, step)
+    save_picture(folder, "mistakes.png", batch["images"], logger, "Worst mistakes", captions, step)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.tasks.task import LossSums, Task
 from reconv.trainer.protocols import (
     EmaProtocol,
     Layers,
@@ -23,8 +24,6 @@ from reconv.trainer.protocols import (
     PrecisionProtocol,
     Prepare,
     ProcessGroupProtocol,
-    Sums,
-    TaskProtocol,
 )
 
 _LOSS = "the loss"  # among a pass's sums: no metric's name
@@ -61,7 +60,7 @@ class TrainStep:
     """The step of one model on one device, in one or several micro-batches."""
 
     model: Callable[..., Any]
-    task: TaskProtocol
+    task: Task
     prepare: Prepare
     layers: Layers
     precision: PrecisionProtocol
@@ -120,10 +119,10 @@ class TrainStep:
         for batch in micro_batches:
             yield from batch.by_group() if self.ordered else (batch,)
 
-    def _through_parts(self, step: int | Tensor, passes: Sequence[Batch], weight: Tensor | float) -> list[Sums]:
+    def _through_parts(self, step: int | Tensor, passes: Sequence[Batch], weight: Tensor | float) -> list[LossSums]:
         """All passes, where this process has a part of the network; sums where it is the last."""
         prepared = [self.prepare(batch, step) for batch in passes]
-        kept: list[Sums] = []
+        kept: list[LossSums] = []
 
         def loss(outputs: Any, number: int) -> Tensor:
             kept.append(self.task.loss(outputs, prepared[number]))
@@ -134,7 +133,7 @@ class TrainStep:
         self.boundary()
         return kept
 
-    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> Sums:
+    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> LossSums:
         with self.process_group.passing(is_last):
             with self.mark("forward"):
                 prepared = self.prepare(batch, step)

@@ -18,12 +18,14 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.errors import Exit, PreemptedError, ReconvError
 from reconv.logging.events import EvalResult, TrainProgress
+from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import wide
 from reconv.recipe.plan import Plan
+from reconv.tasks.task import Task
 from reconv.trainer.early_stopping import EarlyStopping
 from reconv.trainer.evaluate_pass import EvaluationStopped
 from reconv.trainer.nan_guard import NanGuard
-from reconv.trainer.protocols import DeviceProtocol, Emit, TaskProtocol, TrainBatches
+from reconv.trainer.protocols import DeviceProtocol, TrainBatches
 from reconv.trainer.step import StepResult
 from reconv.trainer.stop_signal import StopSignal
 
@@ -89,7 +91,7 @@ class Trainer:
     """A run's parts and its counters; `run` is the loop."""
 
     plan: Plan
-    task: TaskProtocol
+    task: Task
     step: Step
     rate: Callable[[int], float]
     batches: TrainBatches
@@ -98,7 +100,7 @@ class Trainer:
     watch: NanGuard
     clock: ClockProtocol
     device: DeviceProtocol
-    emit: Emit
+    logger: RunLogger
     stop: StopSignal
     counters: Counters
     metric: str
@@ -172,7 +174,7 @@ class Trainer:
         rates = self.clock.interval()
         scale = self.loss_scale()
         done, plan = step + 1, self.plan
-        self.emit(
+        self.logger.log(
             TrainProgress(
                 step=done,
                 epoch=done / plan.steps_per_epoch,
@@ -210,7 +212,7 @@ class Trainer:
         after = self.counters.best(self.metric, self.chosen_weights)
         improved = after is not None and (before is None or after[1] > before[1])
         for result in results:
-            self.emit(replace(result, best=improved and result.weights == self.chosen_weights))
+            self.logger.log(replace(result, best=improved and result.weights == self.chosen_weights))
         return improved
 
     def _ends_early(self, done: int) -> bool:

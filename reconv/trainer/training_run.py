@@ -29,8 +29,9 @@ from reconv.environment_checks import Machine, available_memory_bytes, cores_of_
 from reconv.errors import Exit, RecipeError, ReconvError, UsageError
 from reconv.io.replace import write_whole
 from reconv.logging.clock import RunClock
-from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.logging.events import AttemptStarted, Event, read_events
+from reconv.logging.run_logger import RunLogger, open_run_logger
+from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, make_plan
@@ -48,7 +49,6 @@ from reconv.trainer.micro_batch import settle_micro
 from reconv.trainer.network import check_model
 from reconv.trainer.profile_steps import build_trace, refuse_profile_beyond_end
 from reconv.trainer.run_choice import ChosenRunDir, RestorePoint, find_restore_point, refuse_taken
-from reconv.trainer.run_logger import open_run_logger
 from reconv.trainer.run_setup import (
     RunArgs,
     claim_folder,
@@ -152,11 +152,20 @@ def _train(
             return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
         stop = stack.enter_context(StopSignal())
         job = prepare_job(resolved, sources, claim.choice, device, process_group)
-        emit = open_run_logger(stack, job.folder, resolved, process_group, console, on_event)
+        logger = stack.enter_context(
+            open_run_logger(
+                job.folder,
+                resolved,
+                rank=process_group.rank,
+                world_size=process_group.size,
+                console=console,
+                on_event=on_event,
+            )
+        )
         for line in topology(process_group, job.device.describe()):
-            emit(LogMessage("info", line))
-        _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, emit)
-        return run_job(job, stop, emit)
+            logger.info(line)
+        _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, logger)
+        return run_job(job, stop, logger)
 
 
 def refuse_unplannable(recipe: Recipe, sources: Datasets, process_group: ProcessGroup) -> None:
@@ -224,20 +233,20 @@ def prepare_job(
     return settle_micro(TrainingRun(recipe, plan, sources, device, process_group, choice.folder, point))
 
 
-def _announce(job: TrainingRun, notes: Sequence[str], command: Sequence[str], emit: Callable[[Event], None]) -> None:
+def _announce(job: TrainingRun, notes: Sequence[str], command: Sequence[str], logger: RunLogger) -> None:
     """Record the attempt, the plan and what a person should know before the first step."""
     state = job.point.state
     attempts = 0
     if job.process_group.is_rank0:
         attempts = sum(isinstance(event, AttemptStarted) for event in read_events(job.folder.events))
-    emit(AttemptStarted(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
+    logger.log(AttemptStarted(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
     changed = [
         f"{name} was {state[name]}, is {now}: bitwise equality with the first attempt is not promised"
         for name, now in (("threads", job.plan.threads), ("device", job.device.kind))
         if state and state[name] != now
     ]
     for text in (*job.point.notes, *notes, *changed):
-        emit(LogMessage("info", text, int(state.get("step", 0))))
+        logger.info(text, int(state.get("step", 0)))
 
 
 def _environment(job: TrainingRun) -> dict[str, Any]:
@@ -256,12 +265,13 @@ def _environment(job: TrainingRun) -> dict[str, Any]:
     }
 
 
-def run_job(job: TrainingRun, stop: StopSignal, emit: Callable[[Event], None]) -> RunResult:
+def run_job(job: TrainingRun, stop: StopSignal, logger: RunLogger) -> RunResult:
     """Build the parts, run the loop, and wind down whatever happens."""
     clock, writer = RunClock(), AsyncWriter()
-    ending = RunFinalizer(job, clock, emit)
-    trace = build_trace(job.recipe, job.folder, job.device, ending.first_step, emit, clock)
-    waiting = _waiting(job, clock, emit)
+    ending = RunFinalizer(job, clock, logger)
+    trace = build_trace(job.recipe, job.folder, job.device, ending.first_step, logger, clock)
+    waiting = _waiting(job, clock, logger)
+    logger.subscribe(waiting.on_event)
 
     def end_without_peer(error: ReconvError) -> None:
         writer.linger(_SAVE_LINGERS_S)
@@ -273,38 +283,38 @@ def run_job(job: TrainingRun, stop: StopSignal, emit: Callable[[Event], None]) -
         winding_down.callback(lambda: waiting.tell(ending.counters.step))
         winding_down.callback(trace.close)
         with ending.named(), open_data_context(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
-            fit, evaluation = assemble(job, stop, waiting.observe, clock, trace, feed, writer)
+            fit, evaluation = assemble(job, stop, logger, clock, trace, feed, writer)
             ending.counters = fit.counters
             fit.run()
             ending.ended_early = fit.ended_early
-            _finish(job, evaluation, ending, emit)
+            _finish(job, evaluation, ending, logger)
     return RunResult(
         job.folder.path, job.process_group.on_rank0(lambda: read_summary(job.folder.path)), int(ending.code)
     )
 
 
-def _finish(job: TrainingRun, evaluation: Evaluation, ending: RunFinalizer, emit: Callable[[Event], None]) -> None:
+def _finish(job: TrainingRun, evaluation: Evaluation, ending: RunFinalizer, logger: RunLogger) -> None:
     """What is done once after the last step."""
     step = ending.counters.step
     if ending.ended_early:
-        emit(LogMessage("info", f"ended early: {ending.ended_early}", step))
+        logger.info(f"ended early: {ending.ended_early}", step)
     ending.fields = {
         "stopped_early": ending.ended_early or None,
-        **average_at_end(job.recipe, job.plan, job.folder, job.process_group, step, evaluation, emit),
+        **average_at_end(job.recipe, job.plan, job.folder, job.process_group, step, evaluation, logger),
     }
     if job.plan.evaluate is not None and job.process_group.is_rank0:
-        _show_mistakes(job, evaluation, step, emit)
+        _show_mistakes(job, evaluation, step, logger)
 
 
-def _show_mistakes(job: TrainingRun, evaluation: Evaluation, step: int, emit: Callable[[Event], None]) -> None:
+def _show_mistakes(job: TrainingRun, evaluation: Evaluation, step: int, logger: RunLogger) -> None:
     """What the report shows of the last evaluation besides numbers."""
-    if isinstance(evaluation.last, DetectionEvaluator):
+    if isinstance(evaluation.last, DetectionMetrics):
         source, weights = with_boxes(job.sources.val), evaluation.last_weights
-        tell_findings(evaluation.last, source, job.folder, step, weights, evaluation.is_partial, emit)
+        tell_findings(evaluation.last, source, job.folder, step, weights, evaluation.is_partial, logger)
     else:
-        picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, emit)
+        picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, logger)
 
 
-def _waiting(job: TrainingRun, clock: RunClock, emit: Callable[[Event], None]) -> Waiting:
+def _waiting(job: TrainingRun, clock: RunClock, logger: RunLogger) -> Waiting:
     source, cores = job.sources.train.kind, usable_cores(Machine())
-    return Waiting(job.recipe, job.plan, source, cores, clock, StageTimes(), emit)
+    return Waiting(job.recipe, job.plan, source, cores, clock, StageTimes(), logger)

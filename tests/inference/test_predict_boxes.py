@@ -119,7 +119,7 @@ def test_a_picture_of_the_validation_set_gets_the_boxes_that_evaluation_found(ru
     assert isinstance(task, DetectionTask)
     loader = parts.eval_loader(model.recipe, source, model.device, 3)
     prepare, network = parts.eval_prepare(model.recipe, model.network), model.network
-    evaluated = evaluate(network.model, task, task.evaluator(), loader, prepare, network.precision).images()
+    evaluated = evaluate(network.model, task, task.metrics(), loader, prepare, network.precision).images()
     assert len(evaluated) == 8
     for image in evaluated:
         pixels = source.sample(image.index).data

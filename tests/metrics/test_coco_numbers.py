@@ -9,7 +9,7 @@ from detection_examples import Case, as_detections, batch_of, scored, stored_cas
 from reconv.errors import Exit, UsageError
 from reconv.metrics import coco
 from reconv.metrics.coco_eval import COCO_NUMBERS, coco_scores, require_coco
-from reconv.metrics.detection_metrics import DetectionEvaluator
+from reconv.metrics.detection_metrics import DetectionMetrics
 
 CASES = stored_cases()
 
@@ -37,11 +37,11 @@ def test_the_numbers_equal_those_of_pycocotools(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_an_evaluation_in_batches_gives_the_same_numbers(case: Case) -> None:
-    evaluator = DetectionEvaluator(as_detections, lambda index: case.images[index].truth, case.class_names)
+    evaluator = DetectionMetrics(as_detections, lambda index: case.images[index].truth, case.class_names)
     for start in range(0, len(case.images), 3):
         batch = case.images[start : start + 3]
         evaluator.update(batch, batch_of(batch))
-    result = evaluator.result()
+    result = evaluator.compute()
     assert evaluator.num_samples == len(case.images)
     assert {name: result[name] for name in COCO_NUMBERS if name in result} == pytest.approx(_expected(case), abs=1e-6)
 

@@ -10,15 +10,15 @@ from detection_examples import as_detections, batch_of, scored, stored_cases, tr
 from reconv.metrics import coco
 from reconv.metrics import detection_metrics as detection_scores
 from reconv.metrics.detection_errors import KINDS, SizeBucket, error_kinds, size_buckets
-from reconv.metrics.detection_metrics import DetectionEvaluator, score
+from reconv.metrics.detection_metrics import DetectionMetrics, score
 from reconv.metrics.overlaps import Scored, overlaps_of
 
 LEFT, RIGHT, MIDDLE = (0.0, 0.0, 40.0, 40.0), (50.0, 50.0, 90.0, 90.0), (20.0, 0.0, 60.0, 40.0)
 
 
-def _evaluator(images: list[Scored], num_classes: int = 2) -> DetectionEvaluator:
+def _evaluator(images: list[Scored], num_classes: int = 2) -> DetectionMetrics:
     names = [f"class {label}" for label in range(num_classes)]
-    return DetectionEvaluator(as_detections, lambda index: images[index].truth, names)
+    return DetectionMetrics(as_detections, lambda index: images[index].truth, names)
 
 
 def test_ranks_that_share_their_images_have_the_numbers_of_one() -> None:
@@ -27,9 +27,9 @@ def test_ranks_that_share_their_images_have_the_numbers_of_one() -> None:
     whole.update(case.images, batch_of(case.images))
     for number, rank in enumerate(ranks):
         rank.update(case.images[number::2], batch_of(case.images[number::2]))
-    ranks[1].take([rank.share() for rank in ranks])
+    ranks[1].merge([rank.state() for rank in ranks])
     assert ranks[1].num_samples == whole.num_samples
-    assert ranks[1].result() == whole.result()
+    assert ranks[1].compute() == whole.compute()
 
 
 def test_an_image_that_comes_twice_is_refused() -> None:
@@ -38,12 +38,12 @@ def test_an_image_that_comes_twice_is_refused() -> None:
     evaluator.update(images, batch_of(images))
     evaluator.update(images, batch_of(images))
     with pytest.raises(ValueError, match="twice"):
-        evaluator.result()
+        evaluator.compute()
     again, other = _evaluator(images), _evaluator(images)
     again.update(images, batch_of(images))
     other.update(images, batch_of(images))
     with pytest.raises(ValueError, match="twice"):
-        again.take([again.share(), other.share()])
+        again.merge([again.state(), other.state()])
 
 
 def test_detections_leave_the_device_when_many_have_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def test_detections_leave_the_device_when_many_have_gathered(monkeypatch: pytest
     monkeypatch.setattr(detection_scores, "NUM_ON_DEVICE", 2)
     for image in case.images:
         often.update([image], batch_of([image]))
-    assert often.result() == whole.result()
+    assert often.compute() == whole.compute()
 
 
 def test_without_the_library_vocs_numbers_are_there_and_cocos_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from reconv.errors import CheckpointError
 from reconv.models import build_model
-from reconv.optim import Ema
+from reconv.optim import ModelEma
 
 OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)
@@ -23,7 +23,7 @@ def disturb(model: nn.Module, by: float) -> None:
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10).double()
-    ema = Ema(model, decay=0.9, is_fused=is_fused)
+    ema = ModelEma(model, decay=0.9, is_fused=is_fused)
     expected = copy.deepcopy(model.state_dict())
     for step in range(4):
         disturb(model, 0.5)
@@ -41,15 +41,15 @@ def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: 
 
 def test_without_ramp_the_decay_is_constant() -> None:
     model = nn.Linear(1, 1)
-    assert Ema(model, decay=0.999, ramp=False).decay_at(0) == 0.999
-    assert Ema(model, decay=0.999).decay_at(0) == 0.1
-    assert Ema(model, decay=0.999).decay_at(10**6) == 0.999
+    assert ModelEma(model, decay=0.999, ramp=False).decay_at(0) == 0.999
+    assert ModelEma(model, decay=0.999).decay_at(0) == 0.1
+    assert ModelEma(model, decay=0.999).decay_at(10**6) == 0.999
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
 def test_a_step_that_is_not_ok_leaves_the_average(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
-    ema = Ema(model, decay=0.5, is_fused=is_fused)
+    ema = ModelEma(model, decay=0.5, is_fused=is_fused)
     before = copy.deepcopy(ema.state())
     with torch.no_grad():
         for p in model.parameters():
@@ -60,7 +60,7 @@ def test_a_step_that_is_not_ok_leaves_the_average(is_fused: bool) -> None:
 
 def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
     model = build_model("resnet8_cifar", num_classes=10).train()
-    ema = Ema(model, decay=0.5)
+    ema = ModelEma(model, decay=0.5)
     assert not any(m.training for m in ema.model.modules())
     assert not any(p.requires_grad for p in ema.model.parameters())
     assert model.training and all(p.requires_grad for p in model.parameters())
@@ -68,7 +68,7 @@ def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
 
 def test_a_saved_average_comes_back_in_our_strides() -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
-    ema = Ema(model, decay=0.5)
+    ema = ModelEma(model, decay=0.5)
     strides = {name: value.stride() for name, value in ema.state().items()}
     saved = {name: (value + 1).contiguous() for name, value in ema.state().items()}
     ema.restore(saved)
@@ -81,12 +81,12 @@ def test_a_saved_average_comes_back_in_our_strides() -> None:
 
 def test_another_networks_average_is_refused() -> None:
     with pytest.raises(CheckpointError, match="average"):
-        Ema(nn.Linear(2, 2), decay=0.5).restore({"weight": torch.zeros(2, 2)})
+        ModelEma(nn.Linear(2, 2), decay=0.5).restore({"weight": torch.zeros(2, 2)})
 
 
 def test_a_fused_average_takes_its_share_from_the_device() -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
-    plain, fused = Ema(model, decay=0.9), Ema(model, decay=0.9, is_fused=True)
+    plain, fused = ModelEma(model, decay=0.9), ModelEma(model, decay=0.9, is_fused=True)
     disturb(model, 0.5)
     plain.update(0.25, OK)
     fused.update(torch.tensor(0.25, dtype=torch.float64), OK)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reconv.data.readers.factory import open_dataset
 from reconv.errors import CheckpointError
-from reconv.optim import Ema, HalfWeights, Rounding, build_optimizer
+from reconv.optim import HalfWeights, ModelEma, Rounding, build_optimizer
 from reconv.optim.stochastic_rounding import round_stochastic
 from reconv.precision import build_precision
 from reconv.recipe.data_fields import DataConfig
@@ -200,7 +200,7 @@ def test_gradients_are_unscaled_where_a_half_would_lose_them() -> None:
 
 def test_an_average_of_half_weights_is_float32_and_follows_them() -> None:
     layer = half_layer()
-    average = Ema(layer, decay=0.999, ramp=False)
+    average = ModelEma(layer, decay=0.999, ramp=False)
     with torch.no_grad():
         layer.weight.fill_(1 + 2.0**-10)
     for step in range(100):

@@ -37,7 +37,7 @@ def test_googlenets_loss_is_that_of_its_answer_and_three_tenths_of_each_heads() 
 def test_at_evaluation_the_heads_are_gone() -> None:
     model = build_model("googlenet", num_classes=10)
     model.eval()
-    evaluator, batch = ClassificationTask(10).evaluator(), batch_of(4)
+    evaluator, batch = ClassificationTask(10).metrics(), batch_of(4)
     with torch.no_grad():
         evaluator.update(model(batch["images"]), batch)
     assert evaluator.num_samples == 4

@@ -31,10 +31,10 @@ def right_among(logits: Tensor, targets: Tensor, k: int) -> int:
 
 def test_top1_and_top5_are_counted_over_every_batch() -> None:
     logits, targets = draw()
-    evaluator = ClassificationTask(CLASSES).evaluator()
+    evaluator = ClassificationTask(CLASSES).metrics()
     for rows in (slice(0, 17), slice(17, 33), slice(33, NUM)):
         evaluator.update(logits[rows], batch_of(targets[rows]))
-    found = evaluator.result()
+    found = evaluator.compute()
     ones, fives = right_among(logits, targets, 1), right_among(logits, targets, 5)
     assert 0 < ones < fives < NUM
     assert (found["top1"], found["top5"]) == (ones / NUM, fives / NUM)
@@ -43,10 +43,10 @@ def test_top1_and_top5_are_counted_over_every_batch() -> None:
 
 def test_among_three_classes_every_answer_is_one_of_the_first_five() -> None:
     logits, targets = draw(num_classes=3)
-    evaluator = ClassificationTask(3).evaluator()
+    evaluator = ClassificationTask(3).metrics()
     evaluator.update(logits, batch_of(targets))
-    assert evaluator.result()["top5"] == 1
-    assert evaluator.result()["top1"] == right_among(logits, targets, 1) / NUM
+    assert evaluator.compute()["top5"] == 1
+    assert evaluator.compute()["top1"] == right_among(logits, targets, 1) / NUM
 
 
 def test_right_answers_of_training_are_counted_against_the_own_labels() -> None:

@@ -73,7 +73,7 @@ def test_the_teacher_gets_no_gradient_and_evaluation_does_not_ask_it() -> None:
     task.loss(logits, batch_of(4)).loss.backward()
     assert logits.grad is not None and weight.grad is None
     assert calls == 1
-    task.evaluator().update(
+    task.metrics().update(
         logits.detach(), Batch({**batch_of(4).tensors, "indices": torch.arange(4)}, torch.arange(4), (4,))
     )
     assert calls == 1

@@ -66,10 +66,10 @@ def test_the_two_forms_differ() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_validation_loss_is_not_smoothed(form: Literal["uniform", "others"]) -> None:
-    evaluator = ClassificationTask(NUM_CLASSES, SHARE, form).evaluator()
+    evaluator = ClassificationTask(NUM_CLASSES, SHARE, form).metrics()
     evaluator.update(LOGITS, batch())
     plain = cross_entropy_by_hand([[float(c == t) for c in range(NUM_CLASSES)] for t in TARGETS])
-    assert evaluator.result()["loss"] == pytest.approx(plain / 3, rel=1e-12)
+    assert evaluator.compute()["loss"] == pytest.approx(plain / 3, rel=1e-12)
 
 
 def test_a_share_that_makes_the_right_class_the_least_likely_is_refused() -> None:

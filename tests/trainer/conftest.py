@@ -10,7 +10,7 @@ from reconv.distributed.process_group import Shared
 from reconv.models import build_model, initialise
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.dropout import Dropout
-from reconv.optim import Ema, build_optimizer
+from reconv.optim import ModelEma, build_optimizer
 from reconv.precision import build_precision
 from reconv.recipe import schema
 from reconv.tasks.classification import ClassificationTask
@@ -28,7 +28,7 @@ class Parts:
         self.model.fc = nn.Sequential(Dropout(dropout), self.model.fc)
         self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
         self.model = self.precision.model(self.model).train()
-        self.average = Ema(self.model, 0.9)
+        self.average = ModelEma(self.model, 0.9)
         self.optimizer = build_optimizer(optimizer or schema.OptimizerConfig(), self.model)
         self.step = TrainStep(
             model=self.model,

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import pytest
 from detector_example import write_recipe
 from PIL import Image
-from reconv.run import RunResult
 
 import reconv
+from reconv.api import RunResult
 from reconv.cli import main
 from reconv.data.boxes.annotations import Annotation, DetectionDataset, annotation
 from reconv.data.dataset import Sample
 from reconv.errors import DataError, Exit, UsageError
 from reconv.logging.events import EvalResult, ImageLogged, read_events
-from reconv.metrics import coco
+from reconv.metrics import coco_eval as coco
 from reconv.trainer import detection_builders as detection
 from reconv.trainer.detection_findings import NUM_IMAGES, TILE_PX
 

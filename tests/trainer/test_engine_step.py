@@ -10,6 +10,7 @@ from reconv.batch import Batch
 from reconv.device import open_device
 from reconv.errors import DivergedError
 from reconv.logging.events import Event, NonFiniteStep
+from reconv.logging.run_logger import RunLogger
 from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.step import StepResult
 
@@ -81,7 +82,9 @@ def test_two_micro_batches_are_divided_by_the_weight_of_both() -> None:
 def watch(policy: str, budget: int = 2, scale: float | None = None) -> tuple[NanGuard, list[Event]]:
     events: list[Event] = []
     loss_scale = None if scale is None else torch.tensor(scale)
-    watcher = NanGuard(open_device("cpu"), events.append, policy=policy, budget=budget, loss_scale=lambda: loss_scale)
+    watcher = NanGuard(
+        open_device("cpu"), RunLogger(events.append), policy=policy, budget=budget, loss_scale=lambda: loss_scale
+    )
     return watcher, events
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,10 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import Exit
 from reconv.logging.clock import RunClock
 from reconv.logging.events import Event, RunEnded, TrainProgress, read_events
+from reconv.logging.run_logger import open_run_logger
 from reconv.recipe.loader import load
 from reconv.trainer.finalizer import RunFinalizer
 from reconv.trainer.run_choice import ChosenRunDir
-from reconv.trainer.run_logger import open_run_logger
 from reconv.trainer.training_run import open_kept_sources, prepare_job
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
@@ -69,8 +68,8 @@ def test_whoever_is_first_tells_the_end_and_nobody_after(tmp_path: Path) -> None
     process_group, recipe = ProcessGroup.single(), load("quickstart", GIVEN).recipe
     choice = ChosenRunDir(RunDir.at(tmp_path / "run"), exists=False)
     job = prepare_job(recipe, open_kept_sources(recipe, process_group), choice, "cpu", process_group)
-    with ExitStack() as stack:
-        ending = RunFinalizer(job, RunClock(), open_run_logger(stack, job.folder, recipe, process_group, None, None))
+    with open_run_logger(job.folder, recipe) as logger:
+        ending = RunFinalizer(job, RunClock(), logger)
         ending.tell_error(reconv.errors.ResourceError("a process is lost"))
         with pytest.raises(ValueError, match="what that led to"), ending.named():
             raise ValueError("what that led to")

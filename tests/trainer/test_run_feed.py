@@ -22,6 +22,7 @@ from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
 from reconv.logging.events import DataWait, EvalResult, Event, read_events
+from reconv.logging.run_logger import RunLogger
 from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -210,7 +211,7 @@ def waiting(clock: RunClock, events: list[Event]) -> Waiting:
     recipe, plan = plan_of(workers=2)
     stages = StageTimes()
     stages.add({"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})
-    return Waiting(recipe, plan, "folder", 4, clock, stages, events.append)
+    return Waiting(recipe, plan, "folder", 4, clock, stages, RunLogger(events.append))
 
 
 def clock_that_waited(share: float) -> RunClock:
@@ -226,8 +227,8 @@ def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     events: list[Event] = []
     watch = waiting(clock_that_waited(0.4), events)
     evaluated = EvalResult(5, 1.0, "raw", {}, 10, 0.1, best=False)
-    watch.observe(evaluated)
-    watch.observe(evaluated)
+    watch.on_event(evaluated)
+    watch.on_event(evaluated)
     watch.tell(9)
     told = [event for event in events if isinstance(event, DataWait)]
     assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [

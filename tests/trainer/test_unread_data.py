@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from reconv.run import evaluate
 
 import reconv
+from reconv.api import evaluate
 from reconv.errors import DataError, RecipeError, UsageError
 from reconv.inference.show_batch import show
 from reconv.trainer import dry_run as rehearse

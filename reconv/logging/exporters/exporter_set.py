@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from reconv.errors import UsageError
-from reconv.logging.events import AttemptStarted, Event, LogMessage, read_events
+from reconv.logging.events import AttemptStarted, Event, read_events
 from reconv.logging.exporters.csv_exporter import CsvExporter
 from reconv.logging.exporters.exporter import ExportedRun, Exporter
 from reconv.logging.exporters.mlflow_exporter import MlflowExporter
@@ -45,12 +45,12 @@ def require_packages(names: Sequence[str]) -> None:
 class ExporterSet:
     """All records of a run; they are opened by its attempt."""
 
-    def __init__(self, recipe: Recipe, run_dir: Path, emit: Callable[[Event], None]) -> None:
+    def __init__(self, recipe: Recipe, run_dir: Path, warn: Callable[[str], None]) -> None:
         events = run_dir / "events.jsonl"
         self._recipe = recipe
         self._run_dir = run_dir
         self._past = tuple(read_events(events)) if recipe.records and events.exists() else ()
-        self._emit = emit
+        self._warn = warn
         self._open: dict[str, Exporter] = {}
 
     def on_event(self, event: Event) -> None:
@@ -76,5 +76,4 @@ class ExporterSet:
             act()
         except Exception as error:  # whatever a record's package raises, the training is worth more
             self._open.pop(name, None)
-            text = f"the record {name} is given up, the run goes on: {type(error).__name__}: {error}"
-            self._emit(LogMessage("warning", text))
+            self._warn(f"the record {name} is given up, the run goes on: {type(error).__name__}: {error}")

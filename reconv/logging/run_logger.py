@@ -1,0 +1,86 @@
+"""The logger of a run: events go to `events.jsonl`, the console, the exporters and any other observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from reconv.checkpoint.run_dir import RunDir
+from reconv.logging.console import EventHandler, make_console
+from reconv.logging.events import Event, EventLog, LogMessage
+from reconv.logging.exporters import ExporterSet
+from reconv.recipe.schema import Recipe
+from reconv.report.summary import read_summary
+
+
+class RunLogger:
+    """Passes every event of a run to its observers; a logger without observers discards them.
+
+    With an event log, events are written there first and observers get them with their timestamp.
+    """
+
+    def __init__(self, *observers: Callable[[Event], None], event_log: EventLog | None = None) -> None:
+        self._observers = list(observers)
+        self._event_log = event_log
+
+    def subscribe(self, observer: Callable[[Event], None]) -> None:
+        """Call `observer` with every event from now on, after the observers that are already there."""
+        self._observers.append(observer)
+
+    def log(self, event: Event) -> None:
+        if self._event_log is not None:
+            event = self._event_log.write(event)
+        for observer in self._observers:
+            observer(event)
+
+    def info(self, text: str, step: int = 0) -> None:
+        self.log(LogMessage("info", text, step))
+
+    def warning(self, text: str, step: int = 0) -> None:
+        self.log(LogMessage("warning", text, step))
+
+
+@contextmanager
+def open_run_logger(
+    run_dir: RunDir,
+    recipe: Recipe,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    console: str | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Iterator[RunLogger]:
+    """The logger of one process of a run.
+
+    Rank 0 alone writes `events.jsonl`, the console and the exporters. With several processes, each also appends
+    plain lines to `logs/rank-N.log`.
+    """
+    with ExitStack() as stack:
+        observers = [_open_rank_log(stack, run_dir, rank).on_event] if world_size > 1 else []
+        if rank > 0:
+            yield RunLogger(*observers)
+            return
+        logger = RunLogger(*observers, event_log=stack.enter_context(EventLog(run_dir.events)))
+        if on_event is not None:
+            logger.subscribe(on_event)
+        if console is not None:
+            screen = make_console(console, run_dir.path)
+            stack.callback(_finish_console, screen, run_dir)
+            logger.subscribe(screen.on_event)
+        exporters = ExporterSet(recipe, run_dir.path, logger.warning)
+        stack.callback(exporters.close)
+        logger.subscribe(exporters.on_event)
+        yield logger
+
+
+def _open_rank_log(stack: ExitStack, run_dir: RunDir, rank: int) -> EventHandler:
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    file = stack.enter_context((run_dir.logs / f"rank-{rank}.log").open("a", encoding="utf-8"))
+    return make_console("plain", run_dir.path, file)
+
+
+def _finish_console(screen: EventHandler, run_dir: RunDir) -> None:
+    """Restore the terminal, then print the result if there is one."""
+    screen.close()
+    if run_dir.summary.exists():
+        screen.finish(read_summary(run_dir.path))

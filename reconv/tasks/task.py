@@ -1,0 +1,59 @@
+"""The interface between the trainer and a task: loss sums in training, metrics in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from reconv.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class LossSums:
+    """The loss and metrics of a micro-batch, summed over its samples (never means)."""
+
+    loss: Tensor  # divided by the weight of the global batch and differentiated by the trainer
+    metrics: Mapping[str, Tensor]  # detached sums, such as the number of correct predictions
+
+
+class Metrics(Protocol):
+    """Accumulates exact metrics over a validation set."""
+
+    @property
+    def num_samples(self) -> int: ...
+    def update(self, outputs: Any, batch: Batch) -> None: ...
+    def compute(self) -> dict[str, float]:
+        """Metrics as fractions. Synchronizes with the device once."""
+        ...
+
+    def state(self) -> Any:
+        """What this process has accumulated, as plain data that can be sent to other ranks."""
+        ...
+
+    def merge(self, states: Sequence[Any]) -> None:
+        """Replace what was accumulated by the states of all ranks, this one included."""
+        ...
+
+
+class Task(Protocol):
+    """Turns a batch into loss sums and a validation set into metrics."""
+
+    def weight(self, batch: Batch) -> Tensor | int:
+        """The batch's part of the global weight that losses are divided by; known before the forward pass."""
+        ...
+
+    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
+        """The model's outputs for a preprocessed batch."""
+        ...
+
+    def loss(self, outputs: Any, batch: Batch) -> LossSums: ...
+    def metrics(self) -> Metrics:
+        """Empty metrics for one evaluation."""
+        ...
+
+    def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:
+        """Means for the log from metric sums over an interval."""
+        ...
