@@ -38,7 +38,7 @@ from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import MalformedError
 from reconv.recipe.data_fields import DataConfig
 
-FIXTURES = Path(__file__).parent / "fixtures" / "tfrecord"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "tfrecord"
 EXPECTED: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text())
 
 

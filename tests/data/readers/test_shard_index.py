@@ -148,7 +148,7 @@ def test_empty_shards_are_no_data(shards: Path) -> None:
 
 def test_processes_that_make_it_at_once_leave_one_whole_index(shards: Path) -> None:
     here = Path(__file__).parent
-    code = f"import sys; sys.path.insert(0, {str(here)!r}); import test_data_index as t; from pathlib import Path\n"
+    code = f"import sys; sys.path.insert(0, {str(here)!r}); import test_shard_index as t; from pathlib import Path\n"
     code += f"print(t.opened(Path({str(shards)!r}))[0].digest)"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     digests = {process.communicate(timeout=60)[0].strip() for process in processes}
