@@ -19,7 +19,7 @@ from reconv.cli import main
 from reconv.data.pipeline.data_loader import TrainLoader
 from reconv.data.transforms.on_device import TrainPreprocess
 from reconv.errors import UsageError
-from reconv.metrics import coco
+from reconv.metrics import coco_eval as coco
 from reconv.recipe.loader import Override, load
 from reconv.trainer import dry_run as rehearse
 from reconv.trainer.detection_builders import check_scores

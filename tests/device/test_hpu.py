@@ -166,7 +166,7 @@ def met(path: str) -> tuple[float, list[tuple[str, Any]]]:
     return float(total), [call for call in calls if call[0] == "hccl"]
 
 
-Make = Callable[..., torch.optim.OptimizerConfig]
+Make = Callable[..., torch.optim.Optimizer]
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -14,7 +14,7 @@ from PIL import Image
 from ranks import start
 
 import reconv
-from reconv.distributed import open_world
+from reconv.distributed import open_process_group
 from reconv.errors import Exit, LostPeerError, ReconvError
 from reconv.logging.events import RunEnded, read_events
 from reconv.trainer.run_setup import telling_others
@@ -82,7 +82,7 @@ def test_survivors_end_with_code_7_and_name_the_rank_its_phase_and_its_stack(num
 
 def meet_and_lose(out: str) -> None:
     """Rank 1 ends as soon as it is there; rank 0 leaves a file with who is lost."""
-    process_group = open_world()
+    process_group = open_process_group()
     if process_group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:

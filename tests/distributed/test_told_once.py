@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ranks import environment, free_port, in_ranks
 
-from reconv.distributed import open_world
+from reconv.distributed import open_process_group
 from reconv.errors import DataError, DivergedError, Exit, ReconvError, UsageError
 from reconv.trainer.run_setup import telling_others
 
@@ -52,7 +52,7 @@ ERRORS = {"data": DataError("no such image"), "bug": KeyError("image"), "diverge
 
 def fail_in(failing: list[int], kind: str) -> tuple[int, bool]:
     """One rank: some fail, the others wait for them; the code it ends with, and whether another tells people why."""
-    process_group = open_world()
+    process_group = open_process_group()
     try:
         with telling_others(process_group):
             if process_group.rank in failing:
@@ -85,7 +85,7 @@ def test_one_of_those_that_fail_tells_it_and_all_end_with_its_code(failing: list
 
 def fail_one_after_the_other() -> bool:
     """One rank: rank 1 fails once rank 0 has left; whether another tells people why."""
-    process_group, has_left = open_world(), Path("rank 0 has left")
+    process_group, has_left = open_process_group(), Path("rank 0 has left")
     while process_group.rank == 1 and not has_left.exists():
         time.sleep(0.01)
     is_told = process_group.post(DataError("no such image"))
@@ -104,5 +104,5 @@ def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatc
         for name, value in environment(0, 2, port).items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UsageError, match="did not meet") as caught:
-            open_world()
+            open_process_group()
     assert str(port) in caught.value.where and "set another MASTER_PORT" in caught.value.then

@@ -7,7 +7,7 @@ import pytest
 from detection_examples import Case, as_detections, batch_of, scored, stored_cases, true_boxes
 
 from reconv.errors import Exit, UsageError
-from reconv.metrics import coco
+from reconv.metrics import coco_eval as coco
 from reconv.metrics.coco_eval import COCO_NUMBERS, coco_scores, require_coco
 from reconv.metrics.detection_metrics import DetectionMetrics
 

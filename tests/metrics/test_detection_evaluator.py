@@ -7,7 +7,7 @@ import math
 import pytest
 from detection_examples import as_detections, batch_of, scored, stored_cases, true_boxes
 
-from reconv.metrics import coco
+from reconv.metrics import coco_eval as coco
 from reconv.metrics import detection_metrics as detection_scores
 from reconv.metrics.detection_errors import KINDS, SizeBucket, error_kinds, size_buckets
 from reconv.metrics.detection_metrics import DetectionMetrics, score

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import Auxiliary, Network, build_model, initialise, stages_of
+from reconv.models import Auxiliary, ReconvModel, build_model, initialise, stages_of
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.dropout import Dropout, Noise
 
@@ -119,7 +119,7 @@ def test_every_network_is_the_fold_of_its_stages(name: str, is_training: bool) -
     for module in model.modules():
         if isinstance(module, Noise):
             module.rate = 0.0
-    assert isinstance(model, Network)
+    assert isinstance(model, ReconvModel)
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     stages = stages_of(model)
     assert len({stage for stage, _ in stages}) == len(stages) >= 5
