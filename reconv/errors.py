@@ -1,7 +1,7 @@
-"""The errors a person is meant to read, each with the exit code the contract gives it.
+"""Errors meant for users, each with the exit code of the process it ends.
 
-Owns the exit codes. Refuses to know who raises or prints. Invariant: a `ReconvError` says what happened, where,
-why likely, and what to type next; everything else that escapes is a bug and ends with code 1.
+A `ReconvError` says what happened, where, why it is likely to have happened, and what to type next. Any other
+exception that reaches the command line is a bug and ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from enum import IntEnum
 from typing import Any
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Exit codes of the `reconv` process."""
 
-    DONE = 0
+    OK = 0
     UNEXPECTED = 1
-    USAGE = 2  # usage, recipe, recipe changed under --resume, a missing extra
+    USAGE = 2  # options, the recipe, a recipe changed under --resume, a missing extra
     DATA = 3
-    CHECKPOINT = 4  # checkpoint or weights missing, corrupt or of another model
+    CHECKPOINT = 4  # a checkpoint or weights file is missing, corrupt or of another model
     DIVERGED = 5
-    RESOURCES = 6  # out of memory, disk, or an unwritable folder
-    LOST_PEER = 7
-    IN_USE = 8  # the run folder belongs to another process
-    PREEMPTED = 75  # saved; please requeue
-    INTERRUPTED = 130  # Ctrl-C without a save
-    TERMINATED = 143  # SIGTERM without a save
+    RESOURCES = 6  # out of memory or disk space, or a folder that cannot be written
+    RANK_LOST = 7
+    RUN_LOCKED = 8  # another process is using the run folder
+    PREEMPTED = 75  # a checkpoint was saved; requeue the job
+    INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
+    TERMINATED = 143  # SIGTERM before a checkpoint was saved
 
 
 class ReconvError(Exception):
-    """An error with an exit code, a cause in words and the next command to type."""
+    """An error with an exit code, a likely cause and the next command to type."""
 
-    code: Exit = Exit.UNEXPECTED
-    is_told = False  # by another process, to the same person
+    code: ExitCode = ExitCode.UNEXPECTED
+    is_reported = False  # True: another process has already printed it
 
     def __init__(self, what: str, *, where: str = "", why: str = "", then: str = "") -> None:
         super().__init__(what)
@@ -48,77 +48,85 @@ class ReconvError(Exception):
         lines += [f"  next:  {self.then}"] if self.then else []
         return "\n".join(lines)
 
-    def record(self) -> dict[str, Any]:
-        """The error as plain data, for other processes."""
-        told = {"what": self.what, "where": self.where, "why": self.why, "then": self.then}
-        return {**told, "code": int(self.code), "is_told": self.is_told}
+    def to_dict(self) -> dict[str, Any]:
+        """The error as plain data that can be sent to other processes."""
+        text = {"what": self.what, "where": self.where, "why": self.why, "then": self.then}
+        return {**text, "code": int(self.code), "is_reported": self.is_reported}
 
 
 class UsageError(ReconvError):
-    code = Exit.USAGE
+    code = ExitCode.USAGE
 
 
 class RecipeError(ReconvError):
-    code = Exit.USAGE
+    code = ExitCode.USAGE
 
 
 class DataError(ReconvError):
-    code = Exit.DATA
+    code = ExitCode.DATA
 
 
 class CheckpointError(ReconvError):
-    code = Exit.CHECKPOINT
+    code = ExitCode.CHECKPOINT
 
 
 class DivergedError(ReconvError):
-    code = Exit.DIVERGED
+    code = ExitCode.DIVERGED
 
 
 class ResourceError(ReconvError):
-    code = Exit.RESOURCES
+    code = ExitCode.RESOURCES
 
 
-class LostPeerError(ReconvError):
-    code = Exit.LOST_PEER
+class RankLostError(ReconvError):
+    """Another rank has died or stopped responding."""
+
+    code = ExitCode.RANK_LOST
 
 
-class PeerError(ReconvError):
-    """What ended another process ends this one too, with its code."""
+class RemoteRankError(ReconvError):
+    """The error of another rank, raised here with the same exit code."""
 
-    code = Exit.LOST_PEER
-
-    @classmethod
-    def of(cls, error: ReconvError, is_told: bool = False) -> PeerError:
-        """The same error, for those it did not happen to."""
-        return cls.from_record({**error.record(), "is_told": is_told})
+    code = ExitCode.RANK_LOST
 
     @classmethod
-    def from_record(cls, told: Mapping[str, Any]) -> PeerError:
-        """An error as it was in the process it happened to."""
-        error = cls(told["what"], where=told["where"], why=told["why"], then=told["then"])
-        error.code, error.is_told = Exit(told["code"]), told["is_told"]
+    def of(cls, error: ReconvError, is_reported: bool = False) -> RemoteRankError:
+        """The same error, to raise on the ranks where it did not happen."""
+        return cls.from_dict({**error.to_dict(), "is_reported": is_reported})
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> RemoteRankError:
+        """The error that `to_dict` described."""
+        error = cls(fields["what"], where=fields["where"], why=fields["why"], then=fields["then"])
+        error.code, error.is_reported = ExitCode(fields["code"]), fields["is_reported"]
         return error
 
-    def __reduce__(self) -> tuple[Callable[..., PeerError], tuple[object, ...]]:
-        return PeerError.from_record, (self.record(),)
+    def __reduce__(self) -> tuple[Callable[..., RemoteRankError], tuple[object, ...]]:
+        return RemoteRankError.from_dict, (self.to_dict(),)
 
 
-class InUseError(ReconvError):
-    code = Exit.IN_USE
+class RunLockedError(ReconvError):
+    """The folder is in use by another process."""
+
+    code = ExitCode.RUN_LOCKED
 
 
 class PreemptedError(ReconvError):
-    code = Exit.PREEMPTED
+    """The run was asked to stop and has saved a checkpoint."""
+
+    code = ExitCode.PREEMPTED
 
 
-class InterruptError(ReconvError):
-    """A second Ctrl-C in one process, as the others hear of it."""
+class InterruptedRunError(ReconvError):
+    """A second Ctrl-C ended a rank; raised on the other ranks."""
 
-    code = Exit.INTERRUPTED
+    code = ExitCode.INTERRUPTED
 
-    def __init__(self, what: str = "interrupted without a save") -> None:
+    def __init__(self, what: str = "Interrupted before a checkpoint was saved") -> None:
         super().__init__(what, then="run the same command with --resume")
 
 
 class TerminatedError(ReconvError):
-    code = Exit.TERMINATED
+    """SIGTERM ended the run before a checkpoint was saved."""
+
+    code = ExitCode.TERMINATED

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from reconv.checkpoint.manifest import damaged
-from reconv.errors import InUseError, ResourceError, UsageError
+from reconv.errors import ResourceError, RunLockedError, UsageError
 from reconv.io.atomic import Files, replace_file, writing
 
 
@@ -135,7 +135,7 @@ class RunDir:
         return steps is None or total_steps is None or int(steps) >= int(total_steps)
 
     def lock(self) -> RunLock:
-        """Take the run folder for this process; raises `InUseError` when another one has it."""
+        """Take the run folder for this process; raises `RunLockedError` when another one has it."""
         return RunLock(self.lock_file)
 
     def read_best(self) -> Best | None:
@@ -217,7 +217,7 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise InUseError(
+        raise RunLockedError(
             "the run folder is in use by another process",
             where=str(path.parent),
             why=f"held by {_holder(descriptor)}",

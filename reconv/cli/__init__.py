@@ -23,18 +23,18 @@ from reconv.cli.data import data
 from reconv.cli.data_inspect import check, show
 from reconv.cli.doctor import completion, doctor
 from reconv.cli.evaluate import evaluate, predict
-from reconv.cli.options import NearestGroup
+from reconv.cli.options import CommandGroup
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report
 from reconv.cli.train import train
-from reconv.errors import Exit, ReconvError
+from reconv.errors import ExitCode, ReconvError
 
 __all__ = ["main"]
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-@click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="reconv", message="%(prog)s %(version)s")
 def reconv() -> None:
     """Train the reference convolutional networks, fast and reproducibly, from a recipe.
@@ -70,26 +70,26 @@ def _run(words: list[str]) -> int:
     debug = "--debug" in words
     try:
         code = reconv.main(words, prog_name="reconv", standalone_mode=False)
-        return int(code or Exit.DONE)
+        return int(code or ExitCode.OK)
     except click.Abort:
         _say(_interrupted(words))
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except ReconvError as error:
-        if error.code == Exit.PREEMPTED and not error.is_told:
+        if error.code == ExitCode.PREEMPTED and not error.is_reported:
             _say(str(error), colour="yellow")  # saved, as it should be: no error
-        elif not error.is_told:
+        elif not error.is_reported:
             _complain(str(error), debug)
         return error.code
     except Exception as error:
         if _is_out_of_memory(error):
             _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
-            return Exit.RESOURCES
+            return ExitCode.RESOURCES
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _complain(f"Cannot write: {error}\n  next:  free some space, or choose another folder with --out", debug)
-            return Exit.RESOURCES
+            return ExitCode.RESOURCES
         return _unexpected(error, debug)
 
 
@@ -132,7 +132,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
         "  next:  run the same command with --debug, and report what it prints",
     ]
     _complain("\n".join(lines), debug)
-    return Exit.UNEXPECTED
+    return ExitCode.UNEXPECTED
 
 
 def _complain(text: str, debug: bool) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Verb, emit_json, json_option
+from reconv.cli.options import Command, emit_json, json_option
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--last", metavar="LENGTH", default="100%", show_default=True, help="Up to the newest: 5ep, 1000step, 10%."

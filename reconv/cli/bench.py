@@ -13,16 +13,16 @@ import click
 
 from reconv.cli.options import (
     DEVICE_HELP,
-    NearestGroup,
-    Verb,
+    Command,
+    CommandGroup,
     batch_override,
-    begin_compiler,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
     percent,
     print_table,
+    start_kernel_compiler,
 )
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
@@ -30,7 +30,7 @@ from reconv.errors import UsageError
 LEAST_WINDOWS = 5
 
 
-@click.group(cls=NearestGroup)
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Measure training, inference or the loader.
 
@@ -42,7 +42,7 @@ def bench() -> None:
     """
 
 
-@bench.command("train", cls=Verb)
+@bench.command("train", cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
 @click.option(
     "--input",
@@ -107,7 +107,7 @@ def train(
         ("data.workers", workers, "--workers"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
-    begin_compiler(device, devices)
+    start_kernel_compiler(device, devices)
 
     from reconv.bench.baselines import find_peers
     from reconv.bench.bench_train import bench_train
@@ -137,7 +137,7 @@ def train(
         click.echo("\n".join(train_lines(result, compare)))
 
 
-@bench.command("infer", cls=Verb)
+@bench.command("infer", cls=Command)
 @click.argument("target", metavar="RECIPE|RUN", shell_complete=complete_recipes)
 @click.option("--batches", metavar="N,N", help="Batch sizes; else 1, 2, 4 and so on to 256.")
 @click.option("--answers", metavar="N", type=click.IntRange(min=1), help="For each size; else about three seconds.")
@@ -198,7 +198,7 @@ def infer(
     click.echo("\n".join([*_roofline_lines(result), *result["notes"]]))
 
 
-@bench.command("data", cls=Verb)
+@bench.command("data", cls=Command)
 @click.argument("recipe", default="resnet50", shell_complete=complete_recipes)
 @click.option("--data", metavar="DIR", type=click.Path(), envvar="DATA_DIR", help="The data set; else $DATA_DIR.")
 @click.option("--compare", is_flag=True, help="Also the ordinary pipeline: Pillow, RandomResizedCrop, flip.")

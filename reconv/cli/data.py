@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import NearestGroup, Verb
+from reconv.cli.options import Command, CommandGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,7 @@ def _pair(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
     return int(words[0]), int(words[1])
 
 
-@click.group(cls=NearestGroup)
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Get data sets and convert them.
 
@@ -44,7 +44,7 @@ def data() -> None:
     """
 
 
-@data.command("get", cls=Verb)
+@data.command("get", cls=Command)
 @click.argument("name", type=click.Choice(["cifar10", "cifar100", "coco2017"]))
 @click.argument("folder", type=click.Path(path_type=Path), envvar="DATA_DIR", default=Path("data"))
 @click.option("--base-url", metavar="URL", help="A mirror's folder, instead of the data set's home page.")
@@ -75,7 +75,7 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     click.echo(f"{name} {said}: {got.path}")
 
 
-@data.command("convert", cls=Verb)
+@data.command("convert", cls=Command)
 @click.argument("source", metavar="SOURCE")
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--to", "kind", type=click.Choice(["packed", "folder", "tar", "tfrecord", "coco"]), required=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from reconv.cli.options import Verb, complete_recipes, emit_json, json_option, parse_settings, print_table
-from reconv.errors import Exit, ResourceError, UsageError
+from reconv.cli.options import Command, complete_recipes, emit_json, json_option, parse_settings, print_table
+from reconv.errors import ExitCode, ResourceError, UsageError
 
 if TYPE_CHECKING:
     from reconv.data.inspect.check import Checked
@@ -24,7 +24,7 @@ _CLASSES_SHOWN = 30
 _PATHS_SHOWN = 5
 
 
-@click.command("check", cls=Verb)
+@click.command("check", cls=Command)
 @click.argument("path")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), default=Path("data-check"), show_default=True)
 @click.option("--workers", metavar="N", type=click.IntRange(min=1), help="Decoding threads; else one a core.")
@@ -69,10 +69,10 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
     else:
         _print(checked, out)
     if checked.faults:
-        click.get_current_context().exit(Exit.DATA)
+        click.get_current_context().exit(ExitCode.DATA)
 
 
-@click.command("show", cls=Verb)
+@click.command("show", cls=Command)
 @click.argument("path")
 @click.option("--recipe", metavar="RECIPE", shell_complete=complete_recipes, help="Else the usual one for the data.")
 @click.option("--out", metavar="FILE.png", type=click.Path(path_type=Path), default=Path("show.png"), show_default=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from reconv.cli.options import Verb, emit_json, json_option
-from reconv.errors import Exit
+from reconv.cli.options import Command, emit_json, json_option
+from reconv.errors import ExitCode
 
 _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSING", "red")}
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.option("--hosts", metavar="A,B", help="Other machines to look at too: ssh, versions, data, a port here.")
 @click.option("--data", metavar="DIR", type=click.Path(), help="With --hosts: the data that must be the same there.")
 @click.option(
@@ -51,10 +51,10 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
             click.echo(f"  {finding.name:<{width}}  {click.style(f'{mark:<7}', fg=colour)}  {finding.text}")
             if finding.advice:
                 click.echo(f"  {'':<{width}}           -> {finding.advice}")
-    return Exit.DONE if is_fit(findings) else Exit.USAGE
+    return ExitCode.OK if is_fit(findings) else ExitCode.USAGE
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

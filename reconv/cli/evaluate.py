@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reconv.cli.options import DEVICE_HELP, F, Verb, complete_recipes, emit_json, json_option, percent, print_table
+from reconv.cli.options import (
+    DEVICE_HELP,
+    Command,
+    CommandFunction,
+    complete_recipes,
+    emit_json,
+    json_option,
+    percent,
+    print_table,
+)
 from reconv.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,7 +31,7 @@ NUM_BAD_NAMED = 5
 MOST_COLUMNS = 6  # of metrics; more, as a detector's, are told one a line
 
 
-def model_options(verb: F) -> F:
+def model_options(verb: CommandFunction) -> CommandFunction:
     """The options that say which weights of a RUN are meant, and where they run."""
     for option in (
         click.option(
@@ -40,7 +49,7 @@ def model_options(verb: F) -> F:
     return verb
 
 
-@click.command("eval", cls=Verb)
+@click.command("eval", cls=Command)
 @click.argument("run", type=click.Path())
 @click.option("--data", metavar="DIR", type=click.Path(), help="The data set; else the run's own, else $DATA_DIR.")
 @click.option("--all", "every", is_flag=True, help="Score every checkpoint once, in order; those done are skipped.")
@@ -127,7 +136,7 @@ def _metric(name: str, value: float | None) -> str:
     return f"{value:.4f}" if name.endswith("loss") else percent(value)
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("run", type=click.Path())
 @click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
 @click.option("--top", metavar="N", type=click.IntRange(min=1), help="Names per image, else 5; or boxes, else all.")

@@ -1,8 +1,4 @@
-"""What several verbs share: the `--json [FILE]` and `--debug` options, tables, and files written for the user.
-
-Owns how options are spelled and how results are laid out. Refuses to know what a result means. Invariant: nothing
-here imports more than click until something is printed.
-"""
+"""Options, command classes and output helpers that several commands share. Imports only click at module level."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +15,9 @@ from click.shell_completion import CompletionItem
 
 from reconv.errors import ResourceError, UsageError
 
-F = TypeVar("F", bound=Callable[..., Any])
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
-Override = tuple[str, object, str]  # a recipe field, its value and the option that says so
+Override = tuple[str, object, str]  # a recipe field, its value and the option that set it
 
 STDOUT = "-"
 DEVICE_HELP = "auto, cpu, cuda, cuda:1, mps or hpu."
@@ -33,42 +29,47 @@ json_option = click.option(
     metavar="[FILE.json]",
     is_flag=False,
     flag_value=STDOUT,
-    help="The result as JSON, on stdout or into FILE.json (other names: --json=FILE).",
+    help="Write the result as JSON to stdout or to FILE.json (any other file name: --json=FILE).",
 )
 
 
-class Verb(click.Command):
-    """A command with `--debug`, whose `--json` never swallows the argument after it."""
+class Command(click.Command):
+    """A command with `--debug`; `renamed` maps an option of version 0.1 to the one that replaces it."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, renamed: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.renamed = dict(renamed or {})
         self.params.append(
-            click.Option(
-                ["--debug"], is_flag=True, expose_value=False, help="Show the traceback when something goes wrong."
-            )
+            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, settle_json(args))
+        try:
+            return super().parse_args(ctx, bind_bare_json(args))
+        except click.NoSuchOption as error:
+            successor = self.renamed.get(error.option_name)
+            if successor is None:
+                raise
+            raise click.UsageError(f"{error.option_name} is now {successor}.", ctx) from error
 
 
-def settle_json(args: Sequence[str]) -> list[str]:
-    """Bind a bare `--json` to stdout unless the next word is plainly its file.
+def bind_bare_json(args: Sequence[str]) -> list[str]:
+    """Turn a bare `--json` into `--json=-` unless the next argument is clearly its file.
 
-    click would take any next word for the optional value: `reconv train --json quickstart` would lose its recipe.
+    click would take any next argument as the optional value: `reconv train --json quickstart` would lose its recipe.
     """
-    settled: list[str] = []
-    for position, word in enumerate(args):
-        follower = args[position + 1] if position + 1 < len(args) else ""
-        is_file = follower.endswith(".json") or follower == STDOUT
-        settled.append(f"--json={STDOUT}" if word == "--json" and not is_file else word)
-    return settled
+    bound: list[str] = []
+    for position, arg in enumerate(args):
+        following = args[position + 1] if position + 1 < len(args) else ""
+        is_file = following.endswith(".json") or following == STDOUT
+        bound.append(f"--json={STDOUT}" if arg == "--json" and not is_file else arg)
+    return bound
 
 
-class NearestGroup(click.Group):
-    """A group that names the nearest verb when it is given one it does not have."""
+class CommandGroup(click.Group):
+    """A group that suggests the closest command for a misspelled one."""
 
-    command_class = Verb
+    command_class = Command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -85,7 +86,7 @@ class NearestGroup(click.Group):
 
 
 def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The preset names that fit what was typed so far, and files for a recipe of one's own."""
+    """Preset names that start with what was typed so far; without a match, files."""
     from reconv.recipe.presets import preset_names
 
     names = [CompletionItem(name) for name in preset_names() if name.startswith(incomplete)]
@@ -93,13 +94,13 @@ def complete_recipes(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def parse_settings(settings: Sequence[str]) -> list[Override]:
-    """Each `a.b=v` as an override of a recipe field."""
+    """Parse each `--set FIELD=VALUE` into an override of a recipe field."""
     overrides: list[Override] = []
     for setting in settings:
         field, equals, value = setting.partition("=")
         if not equals or not field.strip():
             raise UsageError(
-                f"--set takes field=value, not {setting!r}",
+                f"--set takes FIELD=VALUE, not {setting!r}",
                 then="for example --set optimizer.momentum=0.875; `reconv recipes show NAME` lists the fields",
             )
         overrides.append((field.strip(), value, "--set"))
@@ -107,60 +108,60 @@ def parse_settings(settings: Sequence[str]) -> list[Override]:
 
 
 def batch_override(size: int | None, per_device: int | None, devices: int) -> Override:
-    """The global batch, however it was given; without a value where it was not."""
+    """The override of the global batch size; its value is None where neither option was given."""
     if size is not None and per_device is not None:
         raise UsageError(
-            "--batch-size and --batch-per-device both say how large the batch is",
+            "--batch-size and --batch-per-device cannot be combined",
             why=f"{per_device} per device x {devices} = {per_device * devices}, against {size}",
-            then="give one of them",
+            then="use one of them",
         )
     if per_device is not None:
         return "batch.size", per_device * devices, "--batch-per-device"
     return "batch.size", size, "--batch-size"
 
 
-def begin_compiler(device: str, devices: int | None) -> None:
-    """Let the compiler of kernels prepare itself while torch is imported, unless this process only starts others."""
-    from reconv.kernels.jit import compile_process as compiler
+def start_kernel_compiler(device: str, devices: int | None) -> None:
+    """Start the kernel compiler process before torch is imported, unless this process only launches others."""
+    from reconv.kernels.jit import compile_process
 
     if devices is None:
-        compiler.begin(device)
+        compile_process.begin(device)
 
 
 def emit_json(result: object, json_file: str) -> None:
     """Write a result as JSON to stdout or to a file."""
-    if json_file == STDOUT:  # which may take ASCII alone
+    if json_file == STDOUT:  # its encoding may be ASCII
         click.echo(json.dumps(result, indent=2, allow_nan=False))
     else:
         write_text(Path(json_file), json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file the user named, or say why it cannot be written."""
+    """Write a file that the user named; raises `ResourceError` where that is not possible."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may be any bytes
     except OSError as error:
         raise ResourceError(
-            f"Cannot write {path}", where=str(path.parent), why=str(error.strerror), then="name another file"
+            f"Cannot write {path}", where=str(path.parent), why=str(error.strerror), then="choose another file"
         ) from error
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns; on a terminal the last one is wrapped, elsewhere nothing is."""
+    """Print aligned columns; on a terminal the last one is wrapped to its width."""
     widths = [max(len(line[index]) for line in (columns, *rows)) for index in range(len(columns) - 1)]
     indent = sum(widths) + 2 * len(widths)
-    room = sys.maxsize
+    width_left = sys.maxsize
     if sys.stdout.isatty():
-        room = max(_MIN_LAST_COLUMN, shutil.get_terminal_size().columns - indent)
+        width_left = max(_MIN_LAST_COLUMN, shutil.get_terminal_size().columns - indent)
     for number, line in enumerate((columns, *rows)):
         cells = "".join(f"{cell:<{width + 2}}" for cell, width in zip(line, widths, strict=False))
-        first, *more = textwrap.wrap(line[-1], room) or [""]
+        first, *more = textwrap.wrap(line[-1], width_left) or [""]
         click.secho((cells + first).rstrip(), bold=number == 0)
         for text in more:
             click.echo(" " * indent + text)
 
 
 def percent(fraction: float) -> str:
-    """A fraction as people read it."""
+    """A fraction in percent, as in 76.25 %."""
     return f"{100 * fraction:.2f} %"

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from reconv.cli.options import (
-    NearestGroup,
-    Verb,
+    Command,
+    CommandGroup,
+    bind_bare_json,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
     percent,
     print_table,
-    settle_json,
 )
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ _LEAST_MISSED = ("published by", "network", "length", "batch")  # on a narrow te
 _LEAST = 14  # characters of a last column that are worth showing
 
 
-class RecipesGroup(NearestGroup):
+class RecipesGroup(CommandGroup):
     """`recipes` alone lists; its `--json` leaves the next word alone."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, settle_json(args))
+        return super().parse_args(ctx, bind_bare_json(args))
 
 
 @click.group(cls=RecipesGroup, invoke_without_command=True)
@@ -131,7 +131,7 @@ def _figure(metric: str, value: float | None, spread: float | None) -> str:
     return f"{metric} {percent(value)}" + (f" ± {100 * spread:.2g}" if spread is not None else "")
 
 
-@recipes.command("show", cls=Verb)
+@recipes.command("show", cls=Command)
 @click.argument("name", shell_complete=complete_recipes)
 @click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any field; may be repeated.")
 @json_option

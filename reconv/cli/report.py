@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from reconv.cli.options import Verb, write_text
+from reconv.cli.options import Command, write_text
 from reconv.errors import CheckpointError
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Where the page goes.")
 def report(runs: tuple[Path, ...], out: Path | None) -> None:

@@ -19,20 +19,20 @@ from reconv.cli.dry_run_output import Asked, rehearse
 from reconv.cli.options import (
     DEVICE_HELP,
     STDOUT,
+    Command,
     Override,
-    Verb,
     batch_override,
-    begin_compiler,
     complete_recipes,
     emit_json,
     json_option,
     parse_settings,
+    start_kernel_compiler,
 )
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
 
-@click.command(cls=Verb)
+@click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
 @click.option("--data", metavar="DIR", type=click.Path(), help="The data set; else $DATA_DIR. Its kind is found out.")
 @click.option("--out", metavar="DIR", type=click.Path(), help="The run folder itself; else runs/RECIPE/N.")
@@ -108,7 +108,7 @@ def train(
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     _hush_torch()
-    begin_compiler(device, devices)
+    start_kernel_compiler(device, devices)
     asked = Asked(recipe, data, overrides, device, devices, nic, quiet, json_file)
     if dry_run is not None or compile_only:
         _refuse_with_rehearsal(dry_run, compile_only, resume, profile)

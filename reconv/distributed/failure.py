@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from reconv.errors import PeerError, ReconvError
+from reconv.errors import ReconvError, RemoteRankError
 
 
 def leave_words(folder: Path, rank: int, error: ReconvError) -> None:
@@ -18,11 +18,11 @@ def leave_words(folder: Path, rank: int, error: ReconvError) -> None:
     said = folder / f"{rank}.json"
     if not said.exists():
         half = folder / f"{rank}.json.{os.getpid()}.part"
-        half.write_text(json.dumps(error.record()))
+        half.write_text(json.dumps(error.to_dict()))
         half.rename(said)
 
 
-def read_words(folder: Path) -> list[PeerError]:
+def read_words(folder: Path) -> list[RemoteRankError]:
     """What each process has left, those first that nobody has told yet."""
-    said = [PeerError.from_record(json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
-    return sorted(said, key=lambda error: error.is_told)
+    said = [RemoteRankError.from_dict(json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
+    return sorted(said, key=lambda error: error.is_reported)

@@ -26,7 +26,7 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from reconv.distributed.environment import LaunchEnv
-from reconv.errors import Exit, LostPeerError, PeerError, ReconvError
+from reconv.errors import ExitCode, RankLostError, ReconvError, RemoteRankError
 
 BEAT_S = 1.0
 LOST_AFTER_S = 30.0
@@ -78,7 +78,7 @@ class Heartbeat:
         self._peers = {rank: _Heard(None, now_s) for rank in range(place.size) if rank != place.rank}
         self._answered_s = now_s  # when the store last answered
         self._number = 0
-        self._posted: PeerError | None = None
+        self._posted: RemoteRankError | None = None
         self._is_leaving = threading.Event()
         self._judging = threading.Lock()
         self._has_left = threading.Event()
@@ -91,12 +91,12 @@ class Heartbeat:
 
     def post(self, error: ReconvError) -> bool:
         """Tell the others what has ended this process; whether one of them tells people the same already."""
-        told = {"rank": self._place.rank, "host": platform.node(), **error.record()}
+        told = {"rank": self._place.rank, "host": platform.node(), **error.to_dict()}
         try:
             first = json.loads(self._store.compare_set(_FAILED, "", json.dumps(told)))
         except RuntimeError:  # the store is gone: its owner is what is lost
             return False
-        is_same = first["what"] == error.what or error.code == Exit.LOST_PEER
+        is_same = first["what"] == error.what or error.code == ExitCode.RANK_LOST
         return first["rank"] != self._place.rank and is_same and self._is_heard_here(first)
 
     def judge(self) -> ReconvError:
@@ -111,7 +111,7 @@ class Heartbeat:
             if found is not None:
                 return found
             time.sleep(BEAT_S / 4)
-        return LostPeerError("the connection to another process was closed", where=self._here(), then=_NEXT)
+        return RankLostError("the connection to another process was closed", where=self._here(), then=_NEXT)
 
     def rest(self) -> None:
         """Take no further part: from now on silence is no loss."""
@@ -151,13 +151,13 @@ class Heartbeat:
 
     def _give_up(self, error: ReconvError) -> None:
         """End this process while its main thread waits for another one, which nothing can interrupt."""
-        grace_s = 0.0 if error.code == Exit.LOST_PEER else _NOTICE_S
+        grace_s = 0.0 if error.code == ExitCode.RANK_LOST else _NOTICE_S
         if self._is_leaving.wait(grace_s) or self._main_knows.is_set():
             return
         self._is_giving_up.set()
         try:
-            if not isinstance(error, PeerError):
-                error.is_told = self.post(error)
+            if not isinstance(error, RemoteRankError):
+                error.is_reported = self.post(error)
             self._end(error)
             self.rest()
             self._wake()
@@ -221,7 +221,7 @@ class Heartbeat:
         if told["rank"] == self._place.rank:
             return None
         where = f"rank {told['rank']} on {told['host']}" + (f", {told['where']}" if told["where"] else "")
-        self._posted = PeerError.from_record({**told, "where": where, "is_told": self._is_heard_here(told)})
+        self._posted = RemoteRankError.from_dict({**told, "where": where, "is_reported": self._is_heard_here(told)})
         return self._posted
 
     def _is_heard_here(self, told: Mapping[str, Any]) -> bool:
@@ -240,7 +240,7 @@ class Heartbeat:
         silent_s = time.monotonic() - heard.at_s
         if silent_s <= after_s:
             return None
-        return LostPeerError(
+        return RankLostError(
             f"rank {rank} is lost: no sign of life for {silent_s:.0f} s",
             where=_whereabouts(heard.beat),
             why=_state(heard.beat) + self._last_of(rank),
@@ -251,7 +251,7 @@ class Heartbeat:
         silent_s = time.monotonic() - self._answered_s
         if silent_s <= after_s:
             return None
-        return LostPeerError(
+        return RankLostError(
             f"rank 0 cannot be reached: its store has not answered for {silent_s:.0f} s",
             where=f"{self._place.address}:{self._place.port}, seen from {self._here()}",
             why="its machine is down, or the network between is cut" + self._last_of(0),

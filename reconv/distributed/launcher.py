@@ -26,7 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from reconv.distributed.environment import WORDS_VARIABLE, read_launch_env
 from reconv.distributed.failure import leave_words, read_words
-from reconv.errors import Exit, InterruptError, LostPeerError, PeerError, ReconvError, TerminatedError
+from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError, TerminatedError
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
@@ -87,7 +87,7 @@ def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return work(*args)
     except (ReconvError, KeyboardInterrupt) as error:
-        said = error if isinstance(error, ReconvError) else InterruptError()
+        said = error if isinstance(error, ReconvError) else InterruptedRunError()
         leave_words(Path(folder), read_launch_env().rank, said)
         sys.exit(said.code)
 
@@ -127,18 +127,18 @@ def _ask_to_stop(told: set[int]) -> None:
             os.kill(child.pid, signal.SIGTERM)
 
 
-def _told(error: BaseException, words: Sequence[PeerError]) -> BaseException:
+def _told(error: BaseException, words: Sequence[RemoteRankError]) -> BaseException:
     """What a person should read: the words of a process, or, where one ended without any, what others know of it."""
     if not isinstance(error, ChildFailedError):
         return error
     rank, failure = error.get_first_failure()
-    causes = [said for said in words if said.code != Exit.LOST_PEER]
+    causes = [said for said in words if said.code != ExitCode.RANK_LOST]
     if causes or (words and failure.exitcode >= 0):
-        return PeerError.of([*causes, *words][0])
+        return RemoteRankError.of([*causes, *words][0])
     message: Any = failure.message  # a text, or a record with a text in it
     why = "" if failure.exitcode < 0 else str(message["message"] if isinstance(message, dict) else message)
     known = next((said.why for said in words if said.what.startswith(f"rank {rank} ")), why)
-    return LostPeerError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", why=known, then=_NEXT)
+    return RankLostError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", why=known, then=_NEXT)
 
 
 _NEXT = "see logs/ in the run folder; then run the same command with --resume"

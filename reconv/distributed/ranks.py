@@ -27,7 +27,7 @@ from reconv.distributed.gradients import OrderedReduce, OverlappedReduce
 from reconv.distributed.heartbeat import Heartbeat
 from reconv.distributed.process_group import Ending, ProcessGroup, ShardedOptimizer, Shared, Sharing, Summable
 from reconv.distributed.sharded_optimizer import OptimizerShards, owners
-from reconv.errors import PeerError, ReconvError, UsageError
+from reconv.errors import ReconvError, RemoteRankError, UsageError
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class _WindingDown:
     def __call__(self, error: ReconvError) -> None:
         if self.place.words:
             leave_words(Path(self.place.words), self.place.rank, error)
-        elif not error.is_told:
+        elif not error.is_reported:
             print(f"error: {error}", file=sys.stderr, flush=True)
         self.wind_down(error)
 
@@ -94,15 +94,15 @@ class DistributedProcessGroup(ProcessGroup):
 
     def on_rank0(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, for all; where it fails, all fail."""
-        made: list[T | PeerError | None] = [None]
+        made: list[T | RemoteRankError | None] = [None]
         if self.is_rank0:
             try:
                 made = [make()]
             except ReconvError as error:
-                dist.broadcast_object_list([PeerError.of(error, is_told=True)])
+                dist.broadcast_object_list([RemoteRankError.of(error, is_reported=True)])
                 raise
         dist.broadcast_object_list(made)
-        if isinstance(made[0], PeerError):
+        if isinstance(made[0], RemoteRankError):
             raise made[0]
         return cast(T, made[0])
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from reconv.errors import Exit, UsageError
+from reconv.errors import ExitCode, UsageError
 from reconv.logging import formatting as fmt
 from reconv.logging.events import (
     AttemptStarted,
@@ -105,13 +105,13 @@ class FailSafeConsole:
 def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
     """The last thing said: the result, the report if it could be written, and how to go on if there is more to do."""
     result = fmt.result(summary)
-    if summary["exit_code"] != Exit.DONE:
+    if summary["exit_code"] != ExitCode.OK:
         result = f"{fmt.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     elif summary.get("stopped_early"):
         result = f"ended early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     report = run_dir / summary["report"] if run_dir else None
     lines = [f"{result} · report: {report}" if report and report.exists() else result]
-    if summary["resume"] and summary["exit_code"] != Exit.DONE:
+    if summary["resume"] and summary["exit_code"] != ExitCode.OK:
         lines.append(f"to go on: {summary['resume']}")
     return lines
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reconv.errors import Exit
+from reconv.errors import ExitCode
 
 _METRICS = {
     "top1": "top-1",
@@ -26,7 +26,7 @@ _METRICS = {
 }
 # Told at each evaluation; a detector has more numbers than fit a line.
 HEADLINES = ("top1", "top5", "loss", "ap", "ap50", "ap75", "voc10")
-_STOPPED = (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
+_STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 def is_loss(metric: str) -> bool:
@@ -135,7 +135,7 @@ def result(summary: Mapping[str, Any]) -> str:
     if summary.get("partial"):
         value += f", {partial(summary['num_samples'])}"
     expect = summary["expect"]
-    if expect is None or summary["exit_code"] != Exit.DONE:
+    if expect is None or summary["exit_code"] != ExitCode.OK:
         return value
     if expect["met"] is None:
         return f"{value} (expected {metric_name(expect['metric'])} {expectation(expect)}: not measured)"
@@ -159,8 +159,8 @@ def state(summary: Mapping[str, Any]) -> str:
         return "unfinished"
     if code in _STOPPED:
         return "stopped"
-    if code != Exit.DONE:
-        return "diverged" if code == Exit.DIVERGED else "failed"
+    if code != ExitCode.OK:
+        return "diverged" if code == ExitCode.DIVERGED else "failed"
     expect = summary["expect"]
     if expect is None or expect["met"] is None:
         return "finished"

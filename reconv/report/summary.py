@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reconv.errors import Exit
+from reconv.errors import ExitCode
 from reconv.io.replace import write_whole
 from reconv.logging.clock import rates_of
 from reconv.logging.events import EvalResult
@@ -159,7 +159,7 @@ def _expect(recipe: Mapping[str, Any], final: EvalResult | None) -> dict[str, An
 
 def _resume(record: Record) -> str | None:
     """The command to go on with, unless the run is done."""
-    if not record.tries or (record.end and record.end.exit_code == Exit.DONE):
+    if not record.tries or (record.end and record.end.exit_code == ExitCode.OK):
         return None
     return resume_command(record.tries[-1].start.command)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.device import is_out_of_memory
-from reconv.errors import Exit, ReconvError
+from reconv.errors import ExitCode, ReconvError
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded
 from reconv.logging.run_logger import RunLogger
@@ -38,7 +38,7 @@ class RunFinalizer:
         self.counters = Counters(self.first_step)
         self.ended_early = ""  # why, if it did
         self.fields: dict[str, Any] = {}  # of the end event
-        self.code: int = Exit.UNEXPECTED
+        self.code: int = ExitCode.UNEXPECTED
         self.reason = "unexpected error"
 
     @contextmanager
@@ -50,7 +50,7 @@ class RunFinalizer:
             self.code, self.reason = error.code, error.what
             raise
         except KeyboardInterrupt:
-            self.code, self.reason = Exit.INTERRUPTED, "interrupted without a save"
+            self.code, self.reason = ExitCode.INTERRUPTED, "interrupted without a save"
             raise
         except Exception as error:
             lost = self._job.process_group.explain(error)
@@ -58,10 +58,10 @@ class RunFinalizer:
                 self.code, self.reason = lost.code, lost.what
                 raise lost from error
             if is_out_of_memory(error):
-                self.code, self.reason = Exit.RESOURCES, "out of memory"
+                self.code, self.reason = ExitCode.RESOURCES, "out of memory"
                 raise out_of_memory(self._job) from error
             raise
-        self.code = Exit.DONE
+        self.code = ExitCode.OK
         self.reason = f"finished early: {self.ended_early}" if self.ended_early else "finished"
 
     def tell(self) -> None:

@@ -21,7 +21,7 @@ from reconv.device.affinity import shown_cpus
 from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.process_group import Ending, ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
-from reconv.errors import DataError, Exit, InterruptError, PeerError, ReconvError, UsageError
+from reconv.errors import DataError, ExitCode, InterruptedRunError, ReconvError, RemoteRankError, UsageError
 from reconv.io.replace import write_whole
 from reconv.logging.exporters import require_packages
 from reconv.recipe.batch_split import num_copies, split_batch
@@ -34,10 +34,10 @@ from reconv.trainer.init_weights import refuse_unusable_weights
 from reconv.trainer.run_choice import ChosenRunDir, check_same_run, choose_folder, existing_run, known_data_path
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
-FOR_GOOD = (Exit.USAGE, Exit.DATA, Exit.CHECKPOINT, Exit.DIVERGED, Exit.PREEMPTED)
+FOR_GOOD = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
 _PROCESS_BYTES = 256 << 20  # of its own: measured for a quickstart process on a CPU, which is the least there is
 # What all processes find at the same step.
-_AGREED = (Exit.PREEMPTED, Exit.DIVERGED, Exit.INTERRUPTED, Exit.TERMINATED)
+_AGREED = (ExitCode.PREEMPTED, ExitCode.DIVERGED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ def marking(folder: RunDir, place: LaunchEnv) -> Callable[[object, BaseException
     if place.restart == 0:
         mark.unlink(missing_ok=True)
     elif mark.exists():
-        raise PeerError.from_record(json.loads(mark.read_text()))
+        raise RemoteRankError.from_dict(json.loads(mark.read_text()))
 
     def leave(kind: object, error: BaseException | None, trace: object) -> None:
         may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not place.words
         if isinstance(error, ReconvError) and error.code in FOR_GOOD and may_restart:
-            write_whole(mark, json.dumps(error.record()))
+            write_whole(mark, json.dumps(error.to_dict()))
 
     return leave
 
@@ -136,13 +136,13 @@ def telling_others(process_group: ProcessGroup) -> Iterator[None]:
     try:
         yield
         ending = "done"
-    except PeerError:
+    except RemoteRankError:
         raise
     except ReconvError as error:
         if error.code in _AGREED:
-            ending, error.is_told = "agreed", not process_group.is_rank0
+            ending, error.is_reported = "agreed", not process_group.is_rank0
         else:
-            error.is_told = process_group.post(error)
+            error.is_reported = process_group.post(error)
         raise
     except Exception as error:
         lost = process_group.explain(error)
@@ -150,10 +150,10 @@ def telling_others(process_group: ProcessGroup) -> Iterator[None]:
             raise lost from error
         mine = ReconvError(f"unexpected {type(error).__name__}: {error}")
         if process_group.post(mine):
-            raise PeerError.of(mine, is_told=True) from error
+            raise RemoteRankError.of(mine, is_reported=True) from error
         raise
     except KeyboardInterrupt:
-        process_group.post(InterruptError())
+        process_group.post(InterruptedRunError())
         raise
     finally:
         process_group.close(ending)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.errors import Exit, PreemptedError, ReconvError
+from reconv.errors import ExitCode, PreemptedError, ReconvError
 from reconv.logging.events import EvalResult, TrainProgress
 from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import wide
@@ -62,7 +62,7 @@ class StoppedWithoutSaveError(ReconvError):
         super().__init__(
             "stopped without a save", why="save.every is off", then="set save.every, as in --set save.every=1ep"
         )
-        self.code = Exit.INTERRUPTED if number == signal.SIGINT else Exit.TERMINATED
+        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
 
 
 @dataclass(slots=True)

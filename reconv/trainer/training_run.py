@@ -26,7 +26,7 @@ from reconv.distributed.environment import LaunchEnv, must_launch, read_launch_e
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.environment_checks import Machine, available_memory_bytes, cores_of_one, usable_cores
-from reconv.errors import Exit, RecipeError, ReconvError, UsageError
+from reconv.errors import ExitCode, RecipeError, ReconvError, UsageError
 from reconv.io.replace import write_whole
 from reconv.logging.clock import RunClock
 from reconv.logging.events import AttemptStarted, Event, read_events
@@ -149,7 +149,7 @@ def _train(
         process_group.entering("opening the run folder")
         claim = process_group.on_rank0(lambda: claim_folder(start, resolved, stack, place))
         if claim.is_finished:
-            return RunResult(claim.choice.folder.path, claim.summary, Exit.DONE, was_finished=True)
+            return RunResult(claim.choice.folder.path, claim.summary, ExitCode.OK, was_finished=True)
         stop = stack.enter_context(StopSignal())
         job = prepare_job(resolved, sources, claim.choice, device, process_group)
         logger = stack.enter_context(

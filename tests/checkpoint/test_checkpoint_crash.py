@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint.store import Store
-from reconv.errors import Exit, ResourceError
+from reconv.errors import ExitCode, ResourceError
 from reconv.io.atomic import Files, replace_file
 
 OLD, NEW = 100, 200
@@ -274,7 +274,7 @@ def test_a_refusal_at_every_call_of_a_save_is_explained_and_loses_nothing(tmp_pa
             save(store, OLD, 2.0)
         except ResourceError as error:
             num_refusals += 1
-            assert error.code == Exit.RESOURCES
+            assert error.code == ExitCode.RESOURCES
             assert said in str(error)
             assert str(folder) in error.where
             assert error.then

@@ -16,7 +16,7 @@ import pytest
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
-from reconv.errors import InUseError
+from reconv.errors import RunLockedError
 
 NUM_KILLS = 12
 
@@ -118,7 +118,7 @@ def test_a_second_process_is_refused_by_name_and_the_lock_dies_with_the_first(tm
     with program(HOLDER, str(tmp_path), "alone") as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        with pytest.raises(InUseError, match=f"process {holder.pid} on"):
+        with pytest.raises(RunLockedError, match=f"process {holder.pid} on"):
             RunDir(tmp_path).lock()
         holder.kill()
         holder.wait()
@@ -130,7 +130,7 @@ def test_a_forked_worker_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Pat
         assert holder.stdout is not None
         worker = int(holder.stdout.readline())
         try:
-            with pytest.raises(InUseError):
+            with pytest.raises(RunLockedError):
                 RunDir(tmp_path).lock()
             holder.kill()
             holder.wait()

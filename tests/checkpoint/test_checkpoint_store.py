@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.store import Newest, Store, encode
-from reconv.errors import CheckpointError, Exit
+from reconv.errors import CheckpointError, ExitCode
 from reconv.io.atomic import Files
 
 FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
@@ -153,7 +153,7 @@ def test_every_flipped_bit_is_noticed_and_the_older_one_found(tmp_path: Path, na
         assert name in reason
         with pytest.raises(CheckpointError, match=name) as caught:
             store.load(store.path(20))
-        assert caught.value.code == Exit.CHECKPOINT
+        assert caught.value.code == ExitCode.CHECKPOINT
     assert len(places) >= min(30, len(good))
     path.write_bytes(good)
     assert store.newest().path == store.path(20)

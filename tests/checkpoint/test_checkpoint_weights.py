@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from reconv.checkpoint.load_weights import apply, fit, read_weights
 from reconv.checkpoint.weight_average import average, exponential_weights
-from reconv.errors import CheckpointError, Exit, UsageError
+from reconv.errors import CheckpointError, ExitCode, UsageError
 from reconv.models import build_model
 
 FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
@@ -104,7 +104,7 @@ def test_a_pickle_that_runs_code_is_refused_by_name_and_nothing_runs(tmp_path: P
         torch.save(payload, path, _use_new_zipfile_serialization=form == "zip")
     with pytest.raises(CheckpointError, match=r"posix\.mkdir") as caught:
         read_weights(path)
-    assert caught.value.code == Exit.CHECKPOINT
+    assert caught.value.code == ExitCode.CHECKPOINT
     assert caught.value.where == str(path)
     assert not mark.exists()
     if form == "pickle":

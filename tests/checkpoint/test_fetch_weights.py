@@ -17,7 +17,7 @@ import pytest
 
 from reconv.checkpoint import download_weights as room
 from reconv.checkpoint.download_weights import TORCHVISION, Fetched, fetch_weights, is_remote
-from reconv.errors import CheckpointError, Exit, ResourceError, UsageError
+from reconv.errors import CheckpointError, ExitCode, ResourceError, UsageError
 from reconv.io.cache import cache_folder
 from reconv.models import model_names
 
@@ -107,7 +107,7 @@ def test_another_file_than_the_published_one_is_refused_and_removed(server: Serv
     server.body = BODY[:-1] + b"?"
     with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as caught:
         fetch_weights(tiny, base_url=server.url)
-    assert caught.value.code == Exit.CHECKPOINT
+    assert caught.value.code == ExitCode.CHECKPOINT
     assert [p.suffix for p in (cache_folder() / "weights").iterdir()] == [".lock"]
     server.body = BODY
     assert fetch_weights(tiny, base_url=server.url).path.read_bytes() == BODY
@@ -155,7 +155,7 @@ def test_processes_that_start_together_fetch_once(server: Server, tiny: str) -> 
 def test_without_a_network_the_message_says_what_to_do_instead(tiny: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         fetch_weights(tiny, base_url="http://127.0.0.1:9/closed")
-    assert caught.value.code == Exit.CHECKPOINT
+    assert caught.value.code == ExitCode.CHECKPOINT
     assert "cannot be reached" in caught.value.why
     assert "name the file" in caught.value.then and "RECONV_WEIGHTS_URL" in caught.value.then
 
@@ -183,7 +183,7 @@ def test_every_published_file_is_of_a_network_we_have_and_carries_its_digest() -
 def test_a_mistyped_name_gets_the_nearest_one() -> None:
     with pytest.raises(UsageError, match="torchvision:resnet50") as caught:
         fetch_weights("torchvision:resnt50")
-    assert caught.value.code == Exit.USAGE
+    assert caught.value.code == ExitCode.USAGE
 
 
 def test_names_that_mean_files_are_not_fetched() -> None:

@@ -14,7 +14,7 @@ import torch
 from reconv.checkpoint.locate import find_run, locate
 from reconv.checkpoint.run_dir import Best, RunDir
 from reconv.checkpoint.store import Store
-from reconv.errors import CheckpointError, Exit, InUseError, ResourceError, UsageError
+from reconv.errors import CheckpointError, ExitCode, ResourceError, RunLockedError, UsageError
 from reconv.io.atomic import Files
 
 
@@ -108,9 +108,9 @@ def test_finished_is_what_the_summary_says(tmp_path: Path, text: str, finished: 
 def test_the_lock_refuses_a_second_holder_and_can_be_taken_again(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     with run.lock() as lock:
-        with pytest.raises(InUseError, match=f"process {os.getpid()} on") as caught:
+        with pytest.raises(RunLockedError, match=f"process {os.getpid()} on") as caught:
             run.lock()
-        assert caught.value.code == Exit.IN_USE
+        assert caught.value.code == ExitCode.RUN_LOCKED
         assert caught.value.where == str(tmp_path)
     lock.release()
     run.lock().release()
@@ -203,6 +203,6 @@ def test_what_is_no_run_is_said_with_a_next_step(tmp_path: Path, monkeypatch: py
     for name, message in cases.items():
         with pytest.raises(CheckpointError, match=message) as caught:
             locate(name)
-        assert caught.value.code == Exit.CHECKPOINT
+        assert caught.value.code == ExitCode.CHECKPOINT
         assert caught.value.then
     assert len(cases) == 5

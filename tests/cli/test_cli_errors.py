@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import reconv.cli as cli
-from reconv.cli.options import Verb, settle_json
-from reconv.errors import DataError, Exit, ReconvError
+from reconv.cli.options import Command, bind_bare_json
+from reconv.errors import DataError, ExitCode, ReconvError
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
     """A verb `fail` that raises what the test puts under "error"."""
     box: dict[str, BaseException] = {}
 
-    @click.command(cls=Verb)
+    @click.command(cls=Command)
     def fail() -> None:
         raise box["error"]
 
@@ -52,7 +52,7 @@ def test_a_reconv_error_is_printed_whole_on_stderr_without_a_traceback(
     failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing["error"] = DataError("no images", where="/data/train", why="the folder is empty", then="reconv data get")
-    assert _code(["fail"]) == Exit.DATA
+    assert _code(["fail"]) == ExitCode.DATA
     out, err = capsys.readouterr()
     assert out == ""
     assert all(part in err for part in ("no images", "/data/train", "the folder is empty", "reconv data get"))
@@ -63,7 +63,7 @@ def test_debug_adds_the_traceback_and_keeps_the_code(
     failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing["error"] = DataError("no images")
-    assert _code(["fail", "--debug"]) == Exit.DATA
+    assert _code(["fail", "--debug"]) == ExitCode.DATA
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
@@ -81,15 +81,17 @@ def test_an_unexpected_error_ends_with_1_and_says_how_to_see_more(
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), Exit.RESOURCES),
-        (MemoryError(), Exit.RESOURCES),
-        (torch.OutOfMemoryError("CUDA out of memory"), Exit.RESOURCES),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), Exit.RESOURCES),
-        (OSError(errno.EIO, "Input/output error"), Exit.UNEXPECTED),
-        (KeyboardInterrupt(), Exit.INTERRUPTED),
+        (OSError(errno.ENOSPC, "No space left on device"), ExitCode.RESOURCES),
+        (MemoryError(), ExitCode.RESOURCES),
+        (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.RESOURCES),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ExitCode.RESOURCES),
+        (OSError(errno.EIO, "Input/output error"), ExitCode.UNEXPECTED),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],
 )
-def test_system_errors_have_their_codes(failing: dict[str, BaseException], error: BaseException, code: Exit) -> None:
+def test_system_errors_have_their_codes(
+    failing: dict[str, BaseException], error: BaseException, code: ExitCode
+) -> None:
     failing["error"] = error
     assert _code(["fail"]) == code
 
@@ -115,7 +117,7 @@ def test_system_errors_have_their_codes(failing: dict[str, BaseException], error
     ids=" ".join,
 )
 def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _code(words) == Exit.USAGE
+    assert _code(words) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert err
     assert "Traceback" not in err
@@ -123,22 +125,35 @@ def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str], capsys: pyte
 
 @pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("reprot", "report")])
 def test_a_misspelt_verb_names_the_nearest(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _code([typed]) == Exit.USAGE
+    assert _code([typed]) == ExitCode.USAGE
     assert f"'{meant}'" in capsys.readouterr().err
+
+
+def test_a_renamed_option_names_its_successor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command(cls=Command, renamed={"--pictures": "--save-images"})
+    @click.option("--save-images")
+    def draw(save_images: str) -> None: ...
+
+    monkeypatch.setitem(cli.reconv.commands, "draw", draw)
+    assert _code(["draw", "--save-images", "--pictures"]) == ExitCode.OK  # a value, no option
+    assert _code(["draw", "--pictures=here"]) == ExitCode.USAGE
+    assert "--pictures is now --save-images" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.png").touch()
     for words in (["report", str(tmp_path)], ["eval", str(tmp_path)], ["predict", str(tmp_path), "a.png"]):
-        assert _code(words) == Exit.CHECKPOINT
+        assert _code(words) == ExitCode.CHECKPOINT
         assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_a_bare_json_option_does_not_swallow_the_argument_after_it() -> None:
-    assert settle_json(["--json", "quickstart"]) == ["--json=-", "quickstart"]
-    assert settle_json(["quickstart", "--json"]) == ["quickstart", "--json=-"]
-    assert settle_json(["--json", "out.json", "quickstart"]) == ["--json", "out.json", "quickstart"]
-    assert settle_json(["--json=out.txt"]) == ["--json=out.txt"]
+    assert bind_bare_json(["--json", "quickstart"]) == ["--json=-", "quickstart"]
+    assert bind_bare_json(["quickstart", "--json"]) == ["quickstart", "--json=-"]
+    assert bind_bare_json(["--json", "out.json", "quickstart"]) == ["--json", "out.json", "quickstart"]
+    assert bind_bare_json(["--json=out.txt"]) == ["--json=out.txt"]
 
 
 def test_a_reader_that_closes_the_pipe_causes_no_traceback() -> None:
@@ -168,7 +183,7 @@ def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
                     _, err = child.communicate(timeout=60)
             finally:
                 child.kill()  # or it would be found in another test
-    assert child.returncode == Exit.INTERRUPTED
+    assert child.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in err
 
 
@@ -189,7 +204,7 @@ def test_an_interrupt_says_what_stands_and_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.reconv.commands[words[0]], "invoke", interrupt)
-    assert _code(words) == Exit.INTERRUPTED
+    assert _code(words) == ExitCode.INTERRUPTED
     err = capsys.readouterr().err
     assert said in err
     assert "before anything" not in err
@@ -201,4 +216,4 @@ def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
     words = [sys.executable, "-m", "reconv", "train", "no-such-recipe"]
     done = subprocess.run(words, stdout=write_end, stderr=write_end, timeout=60)
     os.close(write_end)
-    assert done.returncode == Exit.USAGE
+    assert done.returncode == ExitCode.USAGE

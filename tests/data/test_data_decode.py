@@ -16,7 +16,7 @@ from PIL import Image
 from reconv.data.decode.decode import decode, host_eval, shorter_side, train_preprocess
 from reconv.data.transforms.random_params import draw_crops, draw_flips, pad_crop, resized_box
 from reconv.data.transforms.train_sample import host_train
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 GRADIENT = np.add.outer(np.arange(20) * 4, np.arange(30) * 5).astype(np.uint8)
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_a_data_error_with_its_path() -> None:
     for name, data in damaged.items():
         with pytest.raises(DataError) as caught:
             decode(data, 3, name)
-        assert (caught.value.where, caught.value.code) == (name, Exit.DATA)
+        assert (caught.value.where, caught.value.code) == (name, ExitCode.DATA)
 
 
 @pytest.mark.parametrize("side", [9_500, 60_000])

@@ -16,7 +16,7 @@ from reconv.data.dataset import Sample
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples, replacements
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
 from reconv.data.readers.folder import FolderDataset
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
@@ -151,7 +151,7 @@ def test_one_bad_file_more_than_borne_ends_the_run(tree: Path, workers: int) -> 
     told: list[BadSample] = []
     with pytest.raises(DataError, match=r"4 images cannot be read, and data\.bad_images bears 3") as caught:
         stream(source, make_recipe(workers), BadSamples(3, told.append))
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     assert len(told) == 4  # the last one is told too
     assert told[-1].path in caught.value.where
 

@@ -19,7 +19,7 @@ from box_examples import write_coco
 from reconv.cli import main
 from reconv.data.download_dataset import DATA_SETS, Archive, DataSet, fetch_archive, fetch_data_set, get
 from reconv.data.readers.factory import open_dataset
-from reconv.errors import DataError, Exit, ResourceError, UsageError
+from reconv.errors import DataError, ExitCode, ResourceError, UsageError
 from reconv.recipe.data_fields import DataConfig
 
 
@@ -161,7 +161,7 @@ def test_a_wrong_checksum_is_an_error_and_removes_the_part(server: Server, tmp_p
     server.behaviour.body = BODY[:-1] + bytes([BODY[-1] ^ 1])
     with pytest.raises(DataError, match=r"checksum of set\.tar\.gz is wrong") as caught:
         fetch(server, tmp_path / "d")
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     assert list((tmp_path / "d").iterdir()) == []
     server.behaviour.body = BODY
     fetch(server, tmp_path / "d")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from reconv.device.nvjpeg import NvJpegDecoder, _nvjpeg
-from reconv.errors import Exit, UsageError
+from reconv.errors import ExitCode, UsageError
 
 
 def test_without_torchvision_it_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision.io", None)
     with pytest.raises(UsageError, match="needs torchvision") as caught:
         _nvjpeg(torch.device("cuda", 0))
-    assert caught.value.code == Exit.USAGE
+    assert caught.value.code == ExitCode.USAGE
     assert caught.value.then is not None and torch.__version__ in caught.value.then
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.errors import Exit
+from reconv.errors import ExitCode
 
 LIMIT_S = 120
 SETTINGS = ["length=100000step", "schedule.warmup=0ep", "save.every=90000step", "evaluate.every=off"]
@@ -94,7 +94,7 @@ def writer_of(log: Path) -> int:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_with_its_phase_and_stack(rank: int) -> None:
     code, said = ended_by(signal.SIGKILL, str(rank))
-    assert code == Exit.LOST_PEER
+    assert code == ExitCode.RANK_LOST
     assert f"rank {rank} was ended by SIGKILL" in said and said.count("error:") == 1
     assert "its phase: " in said and re.search(r"\.py:\d+ in ", said)
     assert re.search(r"^[WE]\d{4} |Traceback", said, re.MULTILINE) is None, said  # torch's own lines
@@ -102,14 +102,14 @@ def test_a_rank_that_is_killed_is_named_with_its_phase_and_stack(rank: int) -> N
 
 def test_a_rank_that_is_stopped_is_named_and_ended() -> None:
     code, said = ended_by(signal.SIGSTOP, "1")
-    assert code == Exit.LOST_PEER
+    assert code == ExitCode.RANK_LOST
     assert "rank 1 is lost" in said and "T (stopped)" in said and said.count("error:") == 1
 
 
 @pytest.mark.parametrize(("number", "whom"), [(signal.SIGINT, "all"), (signal.SIGTERM, "launcher")])
 def test_a_training_that_is_asked_to_stop_saves_and_says_so_once(number: signal.Signals, whom: str) -> None:
     code, said = ended_by(number, whom)
-    assert code == Exit.PREEMPTED
+    assert code == ExitCode.PREEMPTED
     assert said.count(f"stopped by {number.name} after step") == 1 and "error" not in said, said
     assert len(list(Path("run/checkpoints").glob("step-*/manifest.json"))) == 1
 
@@ -118,6 +118,6 @@ def test_a_training_that_is_interrupted_while_its_ranks_start_says_so_in_one_lin
     with training() as launcher:
         wait_for(lambda: has_ranks(launcher.pid))
         os.killpg(launcher.pid, signal.SIGINT)
-        assert launcher.wait(LIMIT_S) == Exit.INTERRUPTED
+        assert launcher.wait(LIMIT_S) == ExitCode.INTERRUPTED
     assert len(Path("said.txt").read_text().split("\n")) <= 3, Path("said.txt").read_text()
     assert not has_ranks(launcher.pid)

@@ -11,7 +11,7 @@ import pytest
 
 from reconv.distributed.environment import read_launch_env
 from reconv.distributed.launcher import launch, run_beside_signals
-from reconv.errors import DataError, Exit, LostPeerError, PeerError
+from reconv.errors import DataError, ExitCode, RankLostError, RemoteRankError
 
 
 def place_or_end(ending: str) -> tuple[int, int]:
@@ -27,10 +27,10 @@ def place_or_end(ending: str) -> tuple[int, int]:
 def test_what_comes_of_processes_is_told_in_the_first() -> None:
     """Slow: three starts of two processes, each of which imports torch."""
     assert launch(2, place_or_end, "well") == (0, 2)
-    with pytest.raises(PeerError, match="no such image") as caught:
+    with pytest.raises(RemoteRankError, match="no such image") as caught:
         launch(2, place_or_end, "data")
-    assert (caught.value.code, caught.value.where, caught.value.is_told) == (Exit.DATA, "here", False)
-    with pytest.raises(LostPeerError, match="rank 1 was ended by SIGKILL"):
+    assert (caught.value.code, caught.value.where, caught.value.is_reported) == (ExitCode.DATA, "here", False)
+    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
         launch(2, place_or_end, "kill")
 
 

@@ -15,7 +15,7 @@ from ranks import start
 
 import reconv
 from reconv.distributed import open_process_group
-from reconv.errors import Exit, LostPeerError, ReconvError
+from reconv.errors import ExitCode, RankLostError, ReconvError
 from reconv.logging.events import RunEnded, read_events
 from reconv.trainer.run_setup import telling_others
 
@@ -38,7 +38,7 @@ def train_on(out: str, settings: dict[str, str]) -> None:
     try:
         reconv.train("quickstart", out=out, overrides=given)
     except ReconvError as error:
-        if not error.is_told:
+        if not error.is_reported:
             print(f"error: {error}", file=sys.stderr)
         sys.exit(error.code)
 
@@ -69,7 +69,7 @@ def test_survivors_end_with_code_7_and_name_the_rank_its_phase_and_its_stack(num
         os.kill(started[1][0].pid, number)
         for rank in (0, 2):
             started[rank][0].join(55)
-            assert started[rank][0].exitcode == Exit.LOST_PEER
+            assert started[rank][0].exitcode == ExitCode.RANK_LOST
     finally:
         end(started)
     words = words_of(folder, 0) + words_of(folder, 2)
@@ -77,7 +77,7 @@ def test_survivors_end_with_code_7_and_name_the_rank_its_phase_and_its_stack(num
     assert f"process {started[1][0].pid}" in words
     assert "its phase: " in words and "its stack" in words and ".py:" in words
     ended = [event for event in read_events(folder / "events.jsonl") if isinstance(event, RunEnded)]
-    assert [(event.exit_code, event.reason[:14]) for event in ended] == [(Exit.LOST_PEER, "rank 1 is lost")]
+    assert [(event.exit_code, event.reason[:14]) for event in ended] == [(ExitCode.RANK_LOST, "rank 1 is lost")]
 
 
 def meet_and_lose(out: str) -> None:
@@ -88,7 +88,7 @@ def meet_and_lose(out: str) -> None:
     try:
         with telling_others(process_group):
             process_group.gather(0)
-    except LostPeerError as error:
+    except RankLostError as error:
         Path(out).write_text(f"{error.what}; {error.where}")
 
 
@@ -110,7 +110,7 @@ def test_the_end_of_rank_0_ends_the_others() -> None:
         wait_for(folder / "logs/rank-1.log")
         os.kill(started[0][0].pid, signal.SIGKILL)
         started[1][0].join(55)
-        assert started[1][0].exitcode == Exit.LOST_PEER
+        assert started[1][0].exitcode == ExitCode.RANK_LOST
         assert "rank 0" in words_of(folder, 1)
     finally:
         end(started)
@@ -125,7 +125,7 @@ def test_what_ends_one_rank_is_told_once_and_ends_all_with_the_same_code() -> No
     try:
         for process, _ in started:
             process.join(55)
-            assert process.exitcode == Exit.DATA
+            assert process.exitcode == ExitCode.DATA
     finally:
         end(started)
     words = words_of(folder, 0) + words_of(folder, 1)

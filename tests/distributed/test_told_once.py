@@ -13,7 +13,7 @@ import pytest
 from ranks import environment, free_port, in_ranks
 
 from reconv.distributed import open_process_group
-from reconv.errors import DataError, DivergedError, Exit, ReconvError, UsageError
+from reconv.errors import DataError, DivergedError, ExitCode, ReconvError, UsageError
 from reconv.trainer.run_setup import telling_others
 
 LIMIT_S = 60
@@ -44,7 +44,7 @@ def words_and_codes(*words: str) -> tuple[str, list[int]]:
 def test_what_rank_0_refuses_is_said_before_any_rank_ends() -> None:
     said, codes = words_and_codes("quickstrt", "--out", "run")
     assert said.count("error:") == 1, said
-    assert Exit.USAGE in codes
+    assert ExitCode.USAGE in codes
 
 
 ERRORS = {"data": DataError("no such image"), "bug": KeyError("image"), "diverged": DivergedError("not a number")}
@@ -59,27 +59,29 @@ def fail_in(failing: list[int], kind: str) -> tuple[int, bool]:
                 raise ERRORS[kind]
             process_group.gather(0)
     except ReconvError as error:
-        return error.code, error.is_told
+        return error.code, error.is_reported
     except KeyError:
-        return Exit.UNEXPECTED, False
+        return ExitCode.UNEXPECTED, False
     raise AssertionError("nothing has failed")
 
 
 @pytest.mark.parametrize(
     ("failing", "kind", "code"),
     [
-        ([0], "data", Exit.DATA),
-        ([1], "data", Exit.DATA),
-        ([0, 1, 2], "data", Exit.DATA),
-        ([2], "bug", Exit.UNEXPECTED),
-        ([0, 1, 2], "bug", Exit.UNEXPECTED),
-        ([0, 1, 2], "diverged", Exit.DIVERGED),
+        ([0], "data", ExitCode.DATA),
+        ([1], "data", ExitCode.DATA),
+        ([0, 1, 2], "data", ExitCode.DATA),
+        ([2], "bug", ExitCode.UNEXPECTED),
+        ([0, 1, 2], "bug", ExitCode.UNEXPECTED),
+        ([0, 1, 2], "diverged", ExitCode.DIVERGED),
     ],
 )
-def test_one_of_those_that_fail_tells_it_and_all_end_with_its_code(failing: list[int], kind: str, code: Exit) -> None:
+def test_one_of_those_that_fail_tells_it_and_all_end_with_its_code(
+    failing: list[int], kind: str, code: ExitCode
+) -> None:
     ended = in_ranks(3, fail_in, failing, kind)
     assert [ended_with for ended_with, _ in ended] == [code] * 3
-    tellers = [rank for rank, (_, is_told) in enumerate(ended) if not is_told]
+    tellers = [rank for rank, (_, is_reported) in enumerate(ended) if not is_reported]
     assert len(tellers) == 1 and tellers[0] in failing
 
 
@@ -88,10 +90,10 @@ def fail_one_after_the_other() -> bool:
     process_group, has_left = open_process_group(), Path("rank 0 has left")
     while process_group.rank == 1 and not has_left.exists():
         time.sleep(0.01)
-    is_told = process_group.post(DataError("no such image"))
+    is_reported = process_group.post(DataError("no such image"))
     process_group.close("failing")
     has_left.touch()
-    return is_told
+    return is_reported
 
 
 def test_rank_0_can_be_heard_until_all_have_said_what_they_had_to_say() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 import reconv
 from reconv.cli import main
 from reconv.data.readers.digits import open_digits
-from reconv.errors import CheckpointError, DataError, Exit, ResourceError, UsageError
+from reconv.errors import CheckpointError, DataError, ExitCode, ResourceError, UsageError
 from reconv.logging.events import EvalResult, read_events
 
 SETTINGS = {"length": "3ep", "ema.decay": "0.9", "save.keep_last": "3", "save.keep_best": "false"}
@@ -127,7 +127,7 @@ def test_where_no_picture_can_be_read_no_answers_are_spoken_of(
     for names, words in ((["bad.png"], False), (["bad.png", "good.png"], True)):
         with pytest.raises(SystemExit) as ended:
             main(["predict", str(run), *(str(tmp_path / name) for name in names)])
-        assert ended.value.code == Exit.DATA
+        assert ended.value.code == ExitCode.DATA
         assert ("the others are answered" in capsys.readouterr().err) is words
 
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import reconv
-from reconv.errors import DataError, Exit, PreemptedError
+from reconv.errors import DataError, ExitCode, PreemptedError
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
@@ -122,7 +122,7 @@ def test_a_run_stopped_by_a_bad_image_goes_on_when_told_to_bear_it(damaged: Path
     whole = run(damaged, tmp_path / "whole")
     with pytest.raises(DataError) as caught:
         run(damaged, tmp_path / "parts", data__bad_images="stop")
-    assert (caught.value.code, Path(caught.value.where).suffix) == (Exit.DATA, ".png")
+    assert (caught.value.code, Path(caught.value.where).suffix) == (ExitCode.DATA, ".png")
     assert_same_bits(whole, run(damaged, tmp_path / "parts", resume=True))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from detection_examples import Case, as_detections, batch_of, scored, stored_cases, true_boxes
 
-from reconv.errors import Exit, UsageError
+from reconv.errors import ExitCode, UsageError
 from reconv.metrics import coco_eval as coco
 from reconv.metrics.coco_eval import COCO_NUMBERS, coco_scores, require_coco
 from reconv.metrics.detection_metrics import DetectionMetrics
@@ -67,5 +67,5 @@ def test_without_the_library_its_numbers_are_refused_with_the_command_that_insta
     monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(UsageError, match=r"detection\.metric: ap50") as refusal:
         require_coco("detection.metric: ap50")
-    assert refusal.value.code == Exit.USAGE
+    assert refusal.value.code == ExitCode.USAGE
     assert "pip install 'reconv[detection]'" in refusal.value.then

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reconv.errors import Exit, RecipeError
+from reconv.errors import ExitCode, RecipeError
 from reconv.recipe.loader import Override, differences, dump, load, may_change
 from reconv.recipe.schema import BatchConfig, Recipe
 from reconv.recipe.units import Duration
@@ -26,7 +26,7 @@ def problems(path: str, *overrides: Override) -> list[str]:
     """The lines of the error that loading gives, without its first and last."""
     with pytest.raises(RecipeError) as caught:
         load(path, overrides)
-    assert caught.value.code is Exit.USAGE
+    assert caught.value.code is ExitCode.USAGE
     return [line.strip().removeprefix(path + ":") for line in caught.value.what.splitlines()[1:]]
 
 

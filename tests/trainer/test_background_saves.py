@@ -15,7 +15,7 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import Store
-from reconv.errors import Exit, ResourceError
+from reconv.errors import ExitCode, ResourceError
 from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress, read_events
 
 TINY = {
@@ -129,9 +129,9 @@ def test_a_write_that_fails_ends_the_run_with_the_code_of_a_lack_of_resources(sa
 
     with pytest.raises(ResourceError) as refusal:
         reconv.train("quickstart", out=out, overrides=given({**TINY, "save.every": save_every}), on_event=spoil)
-    assert refusal.value.code == Exit.RESOURCES
+    assert refusal.value.code == ExitCode.RESOURCES
     [ended] = [e for e in read_events(out / "events.jsonl") if isinstance(e, RunEnded)]
-    assert ended.exit_code == Exit.RESOURCES and ended.step <= last_step
+    assert ended.exit_code == ExitCode.RESOURCES and ended.step <= last_step
 
 
 def test_a_second_write_waits_for_the_first_and_errors_are_heard_once() -> None:

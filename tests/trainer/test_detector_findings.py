@@ -16,7 +16,7 @@ from reconv.api import RunResult
 from reconv.cli import main
 from reconv.data.boxes.annotations import Annotation, DetectionDataset, annotation
 from reconv.data.dataset import Sample
-from reconv.errors import DataError, Exit, UsageError
+from reconv.errors import DataError, ExitCode, UsageError
 from reconv.logging.events import EvalResult, ImageLogged, read_events
 from reconv.metrics import coco_eval as coco
 from reconv.trainer import detection_builders as detection
@@ -91,7 +91,7 @@ def test_a_metric_of_coco_without_its_library_is_refused_before_the_run(
     monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(UsageError, match="not installed") as refusal:
         reconv.train(write_recipe(tmp_path, metric="ap"), out=tmp_path / "run")
-    assert refusal.value.code == Exit.USAGE
+    assert refusal.value.code == ExitCode.USAGE
     assert "pip install" in refusal.value.then
     assert not (tmp_path / "run").exists()
     result = reconv.train(write_recipe(tmp_path), out=tmp_path / "run")  # judged by VOC's, it needs none
@@ -128,5 +128,5 @@ def test_a_validation_set_without_an_object_to_find_is_refused() -> None:
     hard, plain = annotation(far, [1], 3, 40, 40, difficult=[True]), annotation(box, [0], 4, 40, 40)
     with pytest.raises(DataError, match="no object") as refusal:
         detection.refuse_nothing_to_find(Pictures(empty, crowd, hard))
-    assert refusal.value.code == Exit.DATA
+    assert refusal.value.code == ExitCode.DATA
     detection.refuse_nothing_to_find(Pictures(empty, crowd, plain))

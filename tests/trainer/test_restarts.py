@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 import reconv
-from reconv.errors import Exit, PeerError, RecipeError
+from reconv.errors import ExitCode, RecipeError, RemoteRankError
 
 SETTINGS = {
     "length": "30step",
@@ -74,8 +74,8 @@ def test_a_restarted_process_ends_at_once_with_the_code_of_the_first(
     with pytest.raises(RecipeError, match="changed"):
         reconv.train("quickstart", out=tmp_path / "run", overrides=other, resume=True)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(PeerError, match="changed") as caught:
+    with pytest.raises(RemoteRankError, match="changed") as caught:
         reconv.train("quickstart", out=tmp_path / "run", overrides=given)
-    assert caught.value.code == Exit.USAGE
+    assert caught.value.code == ExitCode.USAGE
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     assert reconv.train("quickstart", out=tmp_path / "run", overrides=given, resume=True).was_finished

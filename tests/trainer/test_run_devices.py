@@ -1,4 +1,4 @@
-"""More processes than can be are refused by the one that would start them: what they refuse arrives as a PeerError."""
+"""More processes than devices are refused by the launcher, as a RemoteRankError."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.distributed.process_group import ProcessGroup
-from reconv.errors import Exit
+from reconv.errors import ExitCode
 from reconv.logging.clock import RunClock
 from reconv.logging.events import Event, RunEnded, TrainProgress, read_events
 from reconv.logging.run_logger import open_run_logger
@@ -28,16 +28,16 @@ def ends(run: Path) -> list[tuple[int, str]]:
 
 def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
     reconv.train("quickstart", out=tmp_path / "run", overrides=GIVEN)
-    assert ends(tmp_path / "run") == [(Exit.DONE, "finished")]
+    assert ends(tmp_path / "run") == [(ExitCode.OK, "finished")]
 
 
 @pytest.mark.parametrize(
     ("error", "end"),
     [
-        (KeyboardInterrupt(), (Exit.INTERRUPTED, "interrupted without a save")),
-        (MemoryError(), (Exit.RESOURCES, "out of memory")),
-        (ValueError("a bug"), (Exit.UNEXPECTED, "unexpected error")),
-        (reconv.errors.DataError("a bad file"), (Exit.DATA, "a bad file")),
+        (KeyboardInterrupt(), (ExitCode.INTERRUPTED, "interrupted without a save")),
+        (MemoryError(), (ExitCode.RESOURCES, "out of memory")),
+        (ValueError("a bug"), (ExitCode.UNEXPECTED, "unexpected error")),
+        (reconv.errors.DataError("a bad file"), (ExitCode.DATA, "a bad file")),
     ],
 )
 def test_what_ends_the_work_is_what_the_end_says(tmp_path: Path, error: BaseException, end: tuple[int, str]) -> None:
@@ -74,4 +74,4 @@ def test_whoever_is_first_tells_the_end_and_nobody_after(tmp_path: Path) -> None
         with pytest.raises(ValueError, match="what that led to"), ending.named():
             raise ValueError("what that led to")
         ending.tell()
-    assert ends(tmp_path / "run") == [(Exit.RESOURCES, "a process is lost")]
+    assert ends(tmp_path / "run") == [(ExitCode.RESOURCES, "a process is lost")]

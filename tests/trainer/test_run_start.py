@@ -19,7 +19,7 @@ import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 from reconv.cli import main
-from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
+from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 from reconv.models import build_model
 
@@ -154,7 +154,7 @@ def test_weights_that_are_not_there_end_a_run_with_code_4_and_leave_no_folder(
 ) -> None:
     with pytest.raises(CheckpointError, match="no such weights") as caught:
         run("a", model__init=name)
-    assert caught.value.code == Exit.CHECKPOINT
+    assert caught.value.code == ExitCode.CHECKPOINT
     assert not (tmp_path / "a").exists()
 
 
@@ -212,7 +212,7 @@ def test_the_command_line_starts_and_freezes(tmp_path: Path) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
     settings = [word for field, value in SHORT.items() for word in ("--set", f"{field}={value}")]
     out = ["train", "quickstart", "--out", str(tmp_path / "run"), "--quiet", *settings]
-    for words, code in ((["--freeze"], Exit.USAGE), (["--init", str(file), "--freeze"], Exit.DONE)):
+    for words, code in ((["--freeze"], ExitCode.USAGE), (["--init", str(file), "--freeze"], ExitCode.OK)):
         with pytest.raises(SystemExit) as end:
             main([*out, *words])
         assert end.value.code == code

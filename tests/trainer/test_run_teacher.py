@@ -15,7 +15,7 @@ from torch import Tensor
 import reconv
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
-from reconv.errors import CheckpointError, Exit, PreemptedError, RecipeError, UsageError
+from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
 Run = Callable[..., Path]
@@ -119,7 +119,7 @@ def test_a_teacher_of_other_classes_or_other_images_is_refused(run: Run, teacher
     synthetic = {"data__source": "synthetic", "data__num_samples": "120", "data__num_classes": "4"}
     with pytest.raises(CheckpointError, match=r"(?s)other classes.*10 there, 4 here") as caught:
         run("a", distill__teacher=str(teacher), **synthetic)
-    assert caught.value.code == Exit.CHECKPOINT
+    assert caught.value.code == ExitCode.CHECKPOINT
     with pytest.raises(RecipeError, match=r"(?s)prepared otherwise.*data\.preprocess\.mean") as refused:
         run("b", distill__teacher=str(teacher), data__preprocess__mean="[0.25]")
     assert refused.value.then.startswith("--set data.preprocess.mean=[")

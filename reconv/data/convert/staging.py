@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from reconv.errors import DataError, InUseError, ResourceError, UsageError
+from reconv.errors import DataError, ResourceError, RunLockedError, UsageError
 from reconv.io.sync import sync_folder
 
 MANIFEST = "reconv.json"
@@ -61,7 +61,7 @@ class StagingDir:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise InUseError(
+                raise RunLockedError(
                     f"{self._destination} is being converted by another process",
                     where=str(self.path),
                     why="its lock is held",

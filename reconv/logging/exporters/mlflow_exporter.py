@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any
 
-from reconv.errors import Exit
+from reconv.errors import ExitCode
 from reconv.logging.events import EvalResult, Event, ImageLogged, RunEnded, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
@@ -47,8 +47,8 @@ class MlflowExporter:
             case ImageLogged():
                 self._client.log_artifact(self._run_id, str(self._exported.run_dir / event.path), "images")
             case RunEnded():
-                stopped = event.exit_code in (Exit.PREEMPTED, Exit.INTERRUPTED, Exit.TERMINATED)
-                status = "FINISHED" if event.exit_code == Exit.DONE else "KILLED" if stopped else "FAILED"
+                stopped = event.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+                status = "FINISHED" if event.exit_code == ExitCode.OK else "KILLED" if stopped else "FAILED"
                 self._client.set_terminated(self._run_id, status)
 
     def close(self) -> None:

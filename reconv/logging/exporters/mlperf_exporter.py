@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reconv.errors import Exit
+from reconv.errors import ExitCode
 from reconv.io.replace import write_whole
 from reconv.logging.events import AttemptStarted, EvalResult, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
@@ -73,7 +73,7 @@ class MlperfExporter:
             case RunEnded() if self._is_running:
                 if self._is_in_epoch:
                     yield self._epoch(time_ms, _STOP)
-                success = event.exit_code == Exit.DONE and (self._target is None or self._is_reached)
+                success = event.exit_code == ExitCode.OK and (self._target is None or self._is_reached)
                 status = "success" if success else "aborted"
                 about = {"status": status, "target": self._target, "target_reached": self._is_reached}
                 yield self._line(time_ms, _STOP, "run_stop", None, about)

@@ -28,7 +28,7 @@ from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.readers.tfrecord_format import parse_example
-from reconv.errors import DataError, InUseError, UsageError
+from reconv.errors import DataError, RunLockedError, UsageError
 from reconv.recipe.data_fields import DataConfig
 
 KINDS = ("packed", "folder", "tar", "tfrecord")
@@ -233,7 +233,7 @@ def test_two_processes_do_not_convert_to_one_place(tree: Path, tmp_path: Path) -
     def again(done: int, total: int) -> None:
         nonlocal refused
         if done == 5:
-            with pytest.raises(InUseError):
+            with pytest.raises(RunLockedError):
                 convert(splits, root, tmp_path / "new", target, 1, lambda done, total: None)
             refused += 1
 

@@ -11,7 +11,7 @@ from data_examples import encode, noise
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 
 
@@ -95,7 +95,7 @@ def test_a_broken_table_is_refused_with_its_path_and_line(folder: Path, name: st
     with pytest.raises(DataError, match=what) as caught:
         for split in ("train", "val"):
             open_dataset("auto", folder, split, DataConfig())  # type: ignore[arg-type]
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     assert caught.value.where == f"{folder / 'labels.csv'}, {where}"
     assert caught.value.then
 

@@ -9,7 +9,7 @@ import pytest
 
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 
 
@@ -83,7 +83,7 @@ def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: 
             detect(tmp_path / name, wanted)
         assert why in str(caught.value)
         assert then in caught.value.then
-        assert caught.value.code == Exit.DATA
+        assert caught.value.code == ExitCode.DATA
 
 
 @pytest.mark.parametrize("place", ["1.jpg", "cat/1.JPEG", "2024/cat/1.png"])

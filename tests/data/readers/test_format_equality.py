@@ -18,7 +18,7 @@ from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.tfrecord_format import encode_example, write_records
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
@@ -144,7 +144,7 @@ def test_a_bad_checksum_ends_the_epoch_with_its_place_for_any_workers(tree: Path
     source = open_dataset("auto", root, "train", DataConfig())
     with pytest.raises(DataError, match="wrong checksum") as caught:
         batches(source, workers)
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     assert caught.value.where.startswith(f"{path}, byte ")
 
 

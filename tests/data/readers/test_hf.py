@@ -15,7 +15,7 @@ from data_examples import encode, noise
 
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
-from reconv.errors import DataError, Exit, UsageError
+from reconv.errors import DataError, ExitCode, UsageError
 from reconv.recipe.data_fields import DataConfig
 
 DATASETS = """
@@ -103,7 +103,7 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
     with pytest.raises(UsageError, match="not installed here: datasets") as caught:
         open_dataset("auto", root, "train", DataConfig())
-    assert caught.value.code == Exit.USAGE
+    assert caught.value.code == ExitCode.USAGE
     assert caught.value.then == "pip install 'reconv[hf]'"
 
 
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_a_data_error_that_says_what_there_is(tmp_path: Pat
     (root / "dataset_dict.json").write_text("{}")
     with pytest.raises(DataError, match="list of splits is damaged") as caught:
         open_dataset("auto", root, "train", DataConfig())
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
 
 
 @pytest.mark.usefixtures("package")

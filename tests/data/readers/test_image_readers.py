@@ -19,7 +19,7 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.synthetic import Synthetic
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 
 
@@ -72,7 +72,7 @@ def test_half_written_cifar_names_the_file_and_the_download(tmp_path: Path, writ
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"data_batch_3.bin(.|\n)*reconv data get cifar10") as caught:
         open_cifar(cifar_layout("cifar10", "binary"), folder, "train")
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     file.write_bytes(file.read_bytes()[: 3073 * 5])
     with pytest.raises(DataError, match="not all equal"):
         open_cifar(cifar_layout("cifar10", "binary"), folder, "train")
@@ -243,7 +243,7 @@ def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) 
     with pytest.raises(DataError) as caught:
         FolderDataset(tree, "train")
     assert "\\xff\\xfe" in caught.value.what
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     str(caught.value).encode()
 
 

@@ -19,7 +19,7 @@ from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
 from reconv.data.readers.imagenet_labels import KIT_FOLDER, TRUTH_FILE
 from reconv.data.readers.matlab import MatlabError, struct_columns
-from reconv.errors import DataError, Exit, UsageError
+from reconv.errors import DataError, ExitCode, UsageError
 
 SYNSETS = ("n01440764", "n02119789", "n03000001")
 KIT_NUMBERS = {2: "n01440764", 1: "n02119789", 3: "n03000001"}  # the kit's order is another
@@ -167,7 +167,7 @@ def test_counts_are_those_published_unless_others_are_named(archives: Path, tmp_
         with pytest.raises(DataError, match=said) as caught:
             open_splits(str(archives), "auto", labels, expected)
         assert "--expect TRAIN,VAL" in caught.value.then
-        assert caught.value.code == Exit.DATA
+        assert caught.value.code == ExitCode.DATA
 
 
 @pytest.mark.parametrize("name", [TRAIN_FILE, VAL_FILE])

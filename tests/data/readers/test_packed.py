@@ -15,7 +15,7 @@ from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.packed_format import Description, PackedShard, write_shard
 from reconv.data.storage.local import Mapped, Unmapped, is_local, open_ranges
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 
 CLASSES = ("ant", "bee", "Käfer")
@@ -148,7 +148,7 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
             found = [shard.sample(number).data for number in range(len(shard))]
         except DataError as error:
             assert str(path) in error.where
-            assert error.code == Exit.DATA
+            assert error.code == ExitCode.DATA
             noticed += 1
         else:  # a byte between two payloads
             assert all(np.array_equal(one, other) for one, other in zip(found, clean, strict=True))

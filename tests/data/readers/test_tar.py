@@ -13,7 +13,7 @@ from data_examples import encode, noise
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.tar import open_tar
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 
 Member = tuple[str, bytes]
@@ -103,7 +103,7 @@ def test_a_broken_shard_is_refused_with_its_path_and_byte(tmp_path: Path, name: 
     with pytest.raises(DataError, match=what) as caught:
         open_tar(tmp_path / "set", "train")
     second = 512 + (len(PICTURE) + 511) // 512 * 512 + 1024
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     assert caught.value.where.startswith(f"{path}")
     assert where.format(second=second) in caught.value.where
     assert caught.value.why

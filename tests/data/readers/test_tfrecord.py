@@ -33,7 +33,7 @@ from reconv.data.readers.tfrecord_format import (
     write_records,
 )
 from reconv.data.storage.local import ReadWindow
-from reconv.errors import DataError, Exit
+from reconv.errors import DataError, ExitCode
 from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import MalformedError
 from reconv.recipe.data_fields import DataConfig
@@ -167,7 +167,7 @@ def test_a_broken_file_is_refused_with_its_path_and_byte(tmp_path: Path, name: s
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=what) as caught:
         ShardDataset(TFRECORD, root, "train")
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
     assert caught.value.where.startswith(f"{path}, {where}")
     assert caught.value.then
 
@@ -183,7 +183,7 @@ def test_a_content_with_a_wrong_checksum_is_found_when_it_is_read(tmp_path: Path
         assert source.sample(1 - bad).target == 1 - bad
         with pytest.raises(DataError, match="wrong checksum") as caught:
             source.sample(bad)
-        assert caught.value.code == Exit.DATA
+        assert caught.value.code == ExitCode.DATA
         assert caught.value.where == f"{path}, byte {0 if bad == 0 else len(framed(example(1, 0)))}"
 
 
@@ -202,7 +202,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing shard: train-00001-of-00004 and 1 more") as caught:
         ShardDataset(TFRECORD, root, "train")
     assert caught.value.where == str(root / "train-00001-of-00004")
-    assert caught.value.code == Exit.DATA
+    assert caught.value.code == ExitCode.DATA
 
 
 def test_two_sets_in_one_folder_and_a_missing_split_are_refused(tmp_path: Path) -> None:
