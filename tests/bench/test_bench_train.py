@@ -19,7 +19,7 @@ from reconv.cli import main
 from reconv.data.pipeline.data_loader import TrainLoader
 from reconv.data.transforms.on_device import TrainPreprocess
 from reconv.errors import UsageError
-from reconv.metrics import coco_eval as coco
+from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
 from reconv.trainer import dry_run as rehearse
 from reconv.trainer.detection_builders import check_scores
@@ -184,7 +184,7 @@ def test_what_cannot_be_measured_is_refused(words: list[str]) -> None:
 def test_a_detector_can_be_measured_without_the_library_that_scores_it_and_not_trained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    monkeypatch.setattr(coco_eval, "PACKAGE", "a_package_that_is_not_there")
     small: list[Override] = [("batch", {"size": 2, "group": "all"}, "--set")]
     subject = open_subject("ssd-resnet34", input="device", data=None, overrides=small, device="cpu")
     assert subject.recipe.detection.metric == "ap" and len(subject.source.class_names) == 80

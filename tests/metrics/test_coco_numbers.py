@@ -7,7 +7,7 @@ import pytest
 from detection_examples import Case, as_detections, batch_of, scored, stored_cases, true_boxes
 
 from reconv.errors import ExitCode, UsageError
-from reconv.metrics import coco_eval as coco
+from reconv.metrics import coco_eval
 from reconv.metrics.coco_eval import COCO_NUMBERS, coco_scores, require_coco
 from reconv.metrics.detection_metrics import DetectionMetrics
 
@@ -64,7 +64,7 @@ def test_a_difficult_object_is_neither_demanded_nor_wrong() -> None:
 def test_without_the_library_its_numbers_are_refused_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    monkeypatch.setattr(coco_eval, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(UsageError, match=r"detection\.metric: ap50") as refusal:
         require_coco("detection.metric: ap50")
     assert refusal.value.code == ExitCode.USAGE

@@ -7,7 +7,7 @@ import math
 import pytest
 from detection_examples import as_detections, batch_of, scored, stored_cases, true_boxes
 
-from reconv.metrics import coco_eval as coco
+from reconv.metrics import coco_eval
 from reconv.metrics import detection_metrics as detection_scores
 from reconv.metrics.detection_errors import KINDS, SizeBucket, error_kinds, size_buckets
 from reconv.metrics.detection_metrics import DetectionMetrics, score
@@ -59,7 +59,7 @@ def test_detections_leave_the_device_when_many_have_gathered(monkeypatch: pytest
 def test_without_the_library_vocs_numbers_are_there_and_cocos_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     images = [scored(true_boxes((LEFT, 0)), (LEFT, 0, 0.9))]
     assert score(images, ["a"]).numbers["ap"] == pytest.approx(1)
-    monkeypatch.setattr(coco, "PACKAGE", "a_package_that_is_not_there")
+    monkeypatch.setattr(coco_eval, "PACKAGE", "a_package_that_is_not_there")
     found = score(images, ["a"])
     assert found.numbers == {"voc07": 1.0, "voc10": 1.0}
     assert "ap" not in found.findings()["classes"][0]
