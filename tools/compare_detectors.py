@@ -42,10 +42,10 @@ from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.recipe.loader import Override
-from reconv.trainer import builders as parts
-from reconv.trainer.data_context import DataContext, open_data_context
-from reconv.trainer.datasets import data_path, open_split
-from reconv.trainer.detection_builders import with_boxes
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.data_context import DataContext, open_data_context
+from reconv.trainer.build.datasets import data_path, open_split
+from reconv.trainer.build.task_builder import with_boxes
 from reconv.trainer.lr_schedule import learning_rate
 
 RECIPE = "ssd-resnet34-voc"

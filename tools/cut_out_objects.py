@@ -18,8 +18,8 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Split
 from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.recipe.loader import load
-from reconv.trainer.datasets import open_split
-from reconv.trainer.detection_builders import with_boxes
+from reconv.trainer.build.datasets import open_split
+from reconv.trainer.build.task_builder import with_boxes
 
 RECIPE = "ssd-resnet34-voc"
 QUALITY = 95

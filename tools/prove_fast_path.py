@@ -25,10 +25,10 @@ from reconv.bench.timing import Marks, Wish, measure
 from reconv.checkpoint.run_dir import RunDir
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer import builders as parts
-from reconv.trainer.build import TrainingRun, build_learner, build_step
-from reconv.trainer.datasets import Datasets
-from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.datasets import Datasets
+from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step
+from reconv.trainer.resume import RestorePoint
 from reconv.trainer.trainer import Counters
 
 TOLERANCES = {"bf16": 0.02, "fp32": 0.01}  # of a loss after ten steps: the two ways round at other places, which grows

@@ -43,11 +43,11 @@ from reconv.distributed.process_group import ProcessGroup
 from reconv.kernels.crop.ops import crop, crop_plainly
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.data_fields import AugmentConfig
-from reconv.trainer import builders as parts
-from reconv.trainer.build import TrainingRun, build_learner, build_step, share
-from reconv.trainer.data_context import open_data_context
-from reconv.trainer.datasets import Datasets
-from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.data_context import open_data_context
+from reconv.trainer.build.datasets import Datasets
+from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step, share
+from reconv.trainer.resume import RestorePoint
 from reconv.trainer.trainer import Counters
 
 TOLERANCES = {"mean": 1.5, "mean of the worst image": 5.0}  # in grey levels, against the host's crops

@@ -248,7 +248,7 @@ def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool)
     from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
     from reconv.models import build_model
     from reconv.recipe.loader import load
-    from reconv.trainer.network import model_options
+    from reconv.trainer.build.network import model_options
 
     if mode not in task.peaks:
         return {}

@@ -28,7 +28,7 @@ from reconv.metrics.coco_eval import can_score_coco
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.loader import load
-from reconv.trainer.detection_builders import build_anchors
+from reconv.trainer.build.task_builder import build_anchors
 
 VARIANCES = (0.1, 0.2)
 MOST_BOXES = 32

@@ -24,7 +24,7 @@ from reconv.data.pipeline.data_loader import TrainLoader
 from reconv.data.transforms.on_device import TrainPreprocess
 from reconv.device import is_out_of_memory
 from reconv.errors import UsageError
-from reconv.trainer.network import wants_kernels
+from reconv.trainer.build.network import wants_kernels
 
 MOMENTUM, RATE, WEIGHT_DECAY = 0.9, 0.1, 1e-4  # torchvision's reference script; they do not change the speed
 _TIMM_NAMES = {"mobilenet_v2": "mobilenetv2_100", "se_resnext101_32x4d": "seresnext101_32x4d"}

@@ -35,8 +35,8 @@ from reconv.data.transforms.random_params import draw_flips, draw_host, effectiv
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
-from reconv.trainer import builders as parts
-from reconv.trainer.data_context import DataContext
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.data_context import DataContext
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32

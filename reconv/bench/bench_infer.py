@@ -31,7 +31,7 @@ from reconv.inference.fold import folded
 from reconv.inference.load_model import build_saved, read_saved
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
-from reconv.trainer.network import Network, build_network, compiled, is_compiled
+from reconv.trainer.build.network import Network, build_network, compiled, is_compiled
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEAST_ANSWERS, MOST_ANSWERS = 20, 500  # of one batch size, where their number is not given

@@ -23,9 +23,9 @@ from reconv.environment_checks import Machine, cores_of_one
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.data_context import share_of_gpu
-from reconv.trainer.datasets import data_path, open_split
-from reconv.trainer.network import check_model
+from reconv.trainer.build.data_context import share_of_gpu
+from reconv.trainer.build.datasets import data_path, open_split
+from reconv.trainer.build.network import check_model
 
 Input = Literal["device", "host", "real"]
 IMAGENET_CLASSES = 1000

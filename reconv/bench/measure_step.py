@@ -20,12 +20,12 @@ from reconv.distributed.process_group import ProcessGroup, Shared
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
-from reconv.trainer import builders as parts
-from reconv.trainer.build import TrainingRun, build_learner, build_step, fit_step, share
-from reconv.trainer.data_context import open_data_context
-from reconv.trainer.datasets import Datasets
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.data_context import open_data_context
+from reconv.trainer.build.datasets import Datasets
+from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step, fit_step, share
 from reconv.trainer.oom import MicroBatchSize
-from reconv.trainer.run_choice import RestorePoint
+from reconv.trainer.resume import RestorePoint
 from reconv.trainer.trainer import Counters
 
 

@@ -25,7 +25,7 @@ from reconv.io.download import Progress
 from reconv.precision import at_least_float32
 from reconv.recipe.loader import load
 from reconv.recipe.schema import Recipe
-from reconv.trainer.network import Network, build_network
+from reconv.trainer.build.network import Network, build_network
 
 HEADS = ("fc.weight", "classifier.weight", "classifier.1.weight", "linear.weight")  # of the networks we build
 DETECTOR_HEAD = "class_heads.0.weight"

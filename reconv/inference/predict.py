@@ -25,8 +25,8 @@ from reconv.inference.predictor import LoadedModel, Tell, find_model, open_model
 from reconv.inference.tta import averaged_views
 from reconv.io.atomic import Files, writing
 from reconv.precision.accumulate import wide
-from reconv.trainer import builders as parts
-from reconv.trainer.detection_builders import build_postprocess
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.task_builder import build_postprocess
 
 PREDICT_BATCH = 64
 NUM_NAMES = 5  # of an image, unless told otherwise

@@ -24,10 +24,10 @@ from reconv.metrics.coco_eval import INSTALL, can_score_coco
 from reconv.recipe.schema import Recipe
 from reconv.report.html import write_report
 from reconv.report.scores import CheckpointScore, read_scores, write_scores
-from reconv.trainer import builders as parts
-from reconv.trainer.datasets import open_datasets, part_of, refuse_unread_path
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.datasets import open_datasets, part_of, refuse_unread_path
+from reconv.trainer.build.network import Network
 from reconv.trainer.evaluate_pass import evaluate as one_pass
-from reconv.trainer.network import Network
 
 Tell = Callable[[str], None]  # told what a person should know besides the result
 

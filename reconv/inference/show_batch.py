@@ -27,8 +27,8 @@ from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer import builders as parts
-from reconv.trainer.datasets import Datasets, open_datasets, refuse_unread_path
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.datasets import Datasets, open_datasets, refuse_unread_path
 
 _MOST_SHOWN = 128
 _USUAL = {

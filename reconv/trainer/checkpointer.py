@@ -27,8 +27,8 @@ from reconv.logging.run_logger import RunLogger
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.datasets import Datasets
-from reconv.trainer.network import Network
+from reconv.trainer.build.datasets import Datasets
+from reconv.trainer.build.network import Network
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.trainer import Counters
 

@@ -40,9 +40,9 @@ from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Every, Plan
 from reconv.recipe.schema import Recipe, StopConfig
-from reconv.trainer.build import TrainingRun
-from reconv.trainer.datasets import Datasets, refuse_unread_path
-from reconv.trainer.run_choice import ChosenRunDir
+from reconv.trainer.build.datasets import Datasets, refuse_unread_path
+from reconv.trainer.build.train_state import TrainingRun
+from reconv.trainer.resume import ChosenRunDir
 from reconv.trainer.run_setup import refuse_devices, refuse_different_data, telling_others, topology
 from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.training_run import open_kept_sources, prepare_job, refuse_unplannable, run_job

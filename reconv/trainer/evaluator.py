@@ -24,9 +24,9 @@ from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.optim import ModelEma
 from reconv.tasks.task import Metrics
-from reconv.trainer.builders import AnyTask
+from reconv.trainer.build.loaders import AnyTask
+from reconv.trainer.build.network import Network
 from reconv.trainer.evaluate_pass import EvaluationStopped, evaluate
-from reconv.trainer.network import Network
 from reconv.trainer.protocols import Prepare
 
 

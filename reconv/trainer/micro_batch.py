@@ -23,9 +23,9 @@ from reconv.logging import formatting as fmt
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
-from reconv.trainer import builders as parts
-from reconv.trainer.build import TrainingRun, build_learner, build_step
-from reconv.trainer.network import build_recorder, is_network_compiled, kept_bytes
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.network import build_recorder, is_network_compiled, kept_bytes
+from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step
 from reconv.trainer.oom import largest_that_fits
 from reconv.trainer.step import unmarked
 from reconv.trainer.trainer import Counters

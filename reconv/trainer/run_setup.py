@@ -29,9 +29,9 @@ from reconv.recipe.loader import Override, load
 from reconv.recipe.plan_text import count
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
-from reconv.trainer.datasets import Datasets, refuse_unread_path, with_data_path
-from reconv.trainer.init_weights import refuse_unusable_weights
-from reconv.trainer.run_choice import ChosenRunDir, check_same_run, choose_folder, existing_run, known_data_path
+from reconv.trainer.build.datasets import Datasets, refuse_unread_path, with_data_path
+from reconv.trainer.build.init_weights import refuse_unusable_weights
+from reconv.trainer.resume import ChosenRunDir, check_same_run, choose_folder, existing_run, known_data_path
 
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
 FOR_GOOD = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)

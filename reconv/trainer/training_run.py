@@ -37,18 +37,19 @@ from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
-from reconv.trainer.build import TrainingRun, assemble
+from reconv.trainer.build.data_context import Waiting, open_data_context, share_of_gpu
+from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.trainer.build.network import check_model
+from reconv.trainer.build.task_builder import check_scores, with_boxes
+from reconv.trainer.build.train_state import TrainingRun, assemble
 from reconv.trainer.checkpoint_average import average_at_end
-from reconv.trainer.data_context import Waiting, open_data_context, share_of_gpu
-from reconv.trainer.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
-from reconv.trainer.detection_builders import check_scores, with_boxes
 from reconv.trainer.detection_findings import tell_findings
 from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.finalizer import RunFinalizer
 from reconv.trainer.micro_batch import settle_micro
-from reconv.trainer.network import check_model
 from reconv.trainer.profile_steps import build_trace, refuse_profile_beyond_end
-from reconv.trainer.run_choice import ChosenRunDir, RestorePoint, find_restore_point, refuse_taken
+from reconv.trainer.report_images import picture_mistakes
+from reconv.trainer.resume import ChosenRunDir, RestorePoint, find_restore_point, refuse_taken
+from reconv.trainer.run_finalizer import RunFinalizer
 from reconv.trainer.run_setup import (
     RunArgs,
     claim_folder,
@@ -58,7 +59,6 @@ from reconv.trainer.run_setup import (
     telling_others,
     topology,
 )
-from reconv.trainer.sample_images import picture_mistakes
 from reconv.trainer.stop_signal import StopSignal
 
 _SAVE_LINGERS_S = 20.0  # of a process that ends because another is lost; survivors end within a minute

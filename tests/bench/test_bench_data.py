@@ -24,7 +24,7 @@ from reconv.data.pipeline.process_pool import ProcessPool
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.data.pipeline.thread_pool import InlineWorker
 from reconv.errors import UsageError
-from reconv.trainer.data_context import DataContext
+from reconv.trainer.build.data_context import DataContext
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 

@@ -22,7 +22,7 @@ from reconv.errors import UsageError
 from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
 from reconv.trainer import dry_run as rehearse
-from reconv.trainer.detection_builders import check_scores
+from reconv.trainer.build.task_builder import check_scores
 
 QUICK = Wish(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]

@@ -18,7 +18,7 @@ from reconv.errors import ResourceError
 from reconv.recipe.data_fields import DataConfig
 from reconv.recipe.plan import CacheSize, Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.datasets import cache_size, open_datasets, with_cache
+from reconv.trainer.build.datasets import cache_size, open_datasets, with_cache
 
 
 class Counting(FolderDataset):

@@ -18,8 +18,8 @@ from reconv.errors import ResourceError, UsageError
 from reconv.inference.predict import FoundBox, Opened, found_boxes
 from reconv.inference.predictor import find_model, open_model
 from reconv.tasks.detection import DetectionTask
-from reconv.trainer import builders as parts
-from reconv.trainer.datasets import open_datasets
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.datasets import open_datasets
 from reconv.trainer.evaluate_pass import evaluate
 
 

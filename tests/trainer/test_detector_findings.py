@@ -19,7 +19,7 @@ from reconv.data.dataset import Sample
 from reconv.errors import DataError, ExitCode, UsageError
 from reconv.logging.events import EvalResult, ImageLogged, read_events
 from reconv.metrics import coco_eval as coco
-from reconv.trainer import detection_builders as detection
+from reconv.trainer.build import task_builder as detection
 from reconv.trainer.detection_findings import NUM_IMAGES, TILE_PX
 
 

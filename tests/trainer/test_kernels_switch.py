@@ -8,7 +8,7 @@ from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
-from reconv.trainer.network import build_network, wants_kernels
+from reconv.trainer.build.network import build_network, wants_kernels
 
 
 class Gpu:

@@ -18,7 +18,7 @@ from reconv.inference.load_model import read_saved
 from reconv.logging.events import Event, LogMessage
 from reconv.models import build_model, initialise
 from reconv.recipe.loader import Override, load
-from reconv.trainer.detection_builders import build_anchors
+from reconv.trainer.build.task_builder import build_anchors
 from reconv.trainer.dry_run import dry_run
 
 SMALL: dict[str, object] = {

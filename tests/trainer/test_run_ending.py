@@ -14,8 +14,8 @@ from reconv.logging.clock import RunClock
 from reconv.logging.events import Event, RunEnded, TrainProgress, read_events
 from reconv.logging.run_logger import open_run_logger
 from reconv.recipe.loader import load
-from reconv.trainer.finalizer import RunFinalizer
-from reconv.trainer.run_choice import ChosenRunDir
+from reconv.trainer.resume import ChosenRunDir
+from reconv.trainer.run_finalizer import RunFinalizer
 from reconv.trainer.training_run import open_kept_sources, prepare_job
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}

@@ -27,7 +27,7 @@ from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.data_context import Waiting, advice, share_of_gpu, slowest
+from reconv.trainer.build.data_context import Waiting, advice, share_of_gpu, slowest
 from reconv.trainer.dry_run import dry_run
 
 SMALL = {

@@ -21,7 +21,7 @@ from reconv.environment_checks import Machine
 from reconv.logging.events import LogMessage, read_events
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
-from reconv.trainer.build import TrainingRun
+from reconv.trainer.build.train_state import TrainingRun
 from reconv.trainer.micro_batch import settle_micro
 
 LARGE = {"batch.size": "512", "batch.group": "64"}  # 8 groups, of which a plan takes 4 at a time

@@ -18,7 +18,7 @@ from reconv.device import open_device
 from reconv.logging.events import EvalResult, Event, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
-from reconv.trainer.network import build_network
+from reconv.trainer.build.network import build_network
 from reconv.trainer.training_run import RunResult
 
 SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}

@@ -29,12 +29,12 @@ from reconv.recipe.schema import Recipe
 from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.detection import DetectionTask
 from reconv.tasks.distillation import Teacher
-from reconv.trainer.data_context import DataContext
-from reconv.trainer.detection_builders import (
+from reconv.trainer.build.data_context import DataContext
+from reconv.trainer.build.network import Network, compiled, is_compiled
+from reconv.trainer.build.task_builder import (
     build_detection,
 )
 from reconv.trainer.early_stopping import EarlyStopping
-from reconv.trainer.network import Network, compiled, is_compiled
 
 AnyTask = ClassificationTask | DetectionTask
 

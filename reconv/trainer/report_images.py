@@ -20,7 +20,7 @@ from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.recipe.schema import Recipe
-from reconv.trainer.datasets import Datasets
+from reconv.trainer.build.datasets import Datasets
 from reconv.trainer.evaluator import Evaluation
 
 NUM_PICTURED = 32

@@ -25,25 +25,25 @@ from reconv.models.pipeline_split import parts_of
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer import builders as parts
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.data_context import DataContext
+from reconv.trainer.build.datasets import Datasets
+from reconv.trainer.build.init_weights import start_network
+from reconv.trainer.build.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
+from reconv.trainer.build.task_builder import boxes_left_out
+from reconv.trainer.build.teacher import open_teacher
 from reconv.trainer.checkpointer import Checkpointer, about_checkpoint
 from reconv.trainer.cuda_graph import CapturedStep
-from reconv.trainer.data_context import DataContext
-from reconv.trainer.datasets import Datasets
-from reconv.trainer.detection_builders import boxes_left_out
 from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.init_weights import start_network
 from reconv.trainer.lr_schedule import learning_rate
 from reconv.trainer.nan_guard import NanGuard
-from reconv.trainer.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
 from reconv.trainer.oom import MicroBatchSize, OomRetry
 from reconv.trainer.profiler import StepProfiler
 from reconv.trainer.protocols import OptimizerProtocol
-from reconv.trainer.run_choice import RestorePoint
-from reconv.trainer.sample_images import PicturedFirstBatch
+from reconv.trainer.report_images import PicturedFirstBatch
+from reconv.trainer.resume import RestorePoint
 from reconv.trainer.step import TrainStep
 from reconv.trainer.stop_signal import StopSignal
-from reconv.trainer.teacher import open_teacher
 from reconv.trainer.trainer import Counters, Trainer
 
 P = ParamSpec("P")

@@ -20,7 +20,7 @@ from reconv.logging.events import RunEnded
 from reconv.logging.run_logger import RunLogger
 from reconv.report.html import write_report
 from reconv.report.summary import write_summary
-from reconv.trainer.build import TrainingRun
+from reconv.trainer.build.train_state import TrainingRun
 from reconv.trainer.micro_batch import out_of_memory
 from reconv.trainer.trainer import Counters
 

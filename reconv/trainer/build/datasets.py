@@ -17,7 +17,7 @@ from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
-from reconv.trainer.detection_builders import (
+from reconv.trainer.build.task_builder import (
     refuse_nothing_to_find,
     with_boxes,
 )

@@ -16,7 +16,7 @@ from reconv.errors import CheckpointError
 from reconv.inference.load_model import Named, find_weights
 from reconv.models.frozen import head_patterns, train_only
 from reconv.recipe.schema import Recipe
-from reconv.trainer.network import Network
+from reconv.trainer.build.network import Network
 
 
 def refuse_absent_weights(recipe: Recipe) -> None:

@@ -41,7 +41,7 @@ from reconv.models.ssd import SSD
 from reconv.optim.param_groups import decay_groups
 from reconv.precision import Policy, build_precision
 from reconv.recipe.schema import Recipe
-from reconv.trainer.detection_builders import (
+from reconv.trainer.build.task_builder import (
     check_detector,
     detector_options,
 )
