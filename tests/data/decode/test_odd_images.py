@@ -161,7 +161,7 @@ def test_pillow_does_not_warn_past_us_of_a_picture_that_is_refused() -> None:
     program = """
 from reconv.data.decode.decode import decode
 from reconv.errors import DataError
-from test_data_odd_images import png_beginning
+from test_odd_images import png_beginning
 try:
     decode(png_beginning(12_000, 9_000), 3)
 except DataError as error:
