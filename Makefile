@@ -15,7 +15,7 @@ BASE := $(VENV)/.installed
 FULL := $(VENV)/.installed-dev
 DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 
-.PHONY: help train test lint format slow native fuzz clean
+.PHONY: help train test lint format slow gpu external native fuzz clean
 
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
@@ -23,6 +23,8 @@ help:
 	@echo "make lint    formatting, lint, types, import direction"
 	@echo "make format  apply the formatter and the safe lint fixes"
 	@echo "make slow    the tests that take minutes"
+	@echo "make gpu     the tests that need a CUDA GPU, in the environment of PYTHON"
+	@echo "make external  the tests against third-party programs; each names what to install"
 	@echo "make native  compile the fast JPEG decoder in place; an install does it too, where there is a C compiler"
 	@echo "make fuzz    a million mutated files for that decoder, under sanitizers"
 	@echo "make clean   remove .venv and caches; runs/ stays"
@@ -35,10 +37,17 @@ test: $(FULL)
 	$(if $(BROWSER),,@echo "No Chromium or Chrome on the PATH: the report's tests in a browser are left out.")
 	$(if $(COMPILER),,@echo "No C compiler on the PATH: the tests of the compiled JPEG decoder are left out.")
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal \
-		-m "not slow$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
+		-m "not slow and not gpu and not external$(if $(BROWSER),, and not browser)$(if $(COMPILER),, and not native)" $(ARGS)
 
 slow: $(FULL)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CORES) --dist worksteal -m slow $(ARGS)
+
+# On a GPU machine torch is usually there already, so no .venv is made.
+gpu:
+	$(PYTHON) -m pytest -m gpu tests/gpu $(ARGS)
+
+external: $(FULL)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m external tests/external $(ARGS)
 
 lint: $(FULL)
 	$(BIN)/ruff format --check .
@@ -65,9 +74,9 @@ native: $(FULL)
 	$(BIN)/python hatch_build.py
 
 fuzz:
-	tools/fuzz_jpeg/run
+	csrc/fuzz/run
 
 clean:
 	rm -f reconv/data/decode/_jpeg.so
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find reconv tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find reconv benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,9 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-# Kernels run in Triton's interpreter, which must be chosen before anything imports Triton: torch's compiler does.
-os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 from hypothesis import settings
@@ -26,6 +23,11 @@ torch.set_num_threads(1)
 
 settings.register_profile("reconv", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("reconv")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run kernels in Triton's interpreter, but for the tests that need a GPU; Triton reads this when it is imported."""
+    os.environ["TRITON_INTERPRET"] = "0" if config.getoption("markexpr") == "gpu" else "1"
 
 
 @pytest.fixture(autouse=True)

@@ -29,8 +29,8 @@ WANTED: dict[str, Any] = yaml.safe_load((ROOT / "tests/fixtures/capabilities.yam
 
 
 def _tool() -> ModuleType:
-    """tools/coverage.py, under a name that does not hide the package `coverage`."""
-    spec = importlib.util.spec_from_file_location("coverage_page", ROOT / "tools/coverage.py")
+    """docs/make_coverage.py, under a name that does not hide the package `coverage`."""
+    spec = importlib.util.spec_from_file_location("coverage_page", ROOT / "docs/make_coverage.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
@@ -219,7 +219,7 @@ def test_the_page_is_what_the_table_says() -> None:
 def test_a_stale_page_is_noticed_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "coverage.yaml").write_text((ROOT / "docs/coverage.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     assert tool.main(["--check"], tmp_path) == 1
-    assert "run python tools/coverage.py" in capsys.readouterr().err
+    assert "run python docs/make_coverage.py" in capsys.readouterr().err
     assert tool.main([], tmp_path) == 0
     assert tool.main(["--check"], tmp_path) == 0
 

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints, written by TensorFlow (tools/make_tf_fixture.py), are read without it."""
+"""TensorFlow checkpoints, written by TensorFlow (fixtures/make_tensorflow.py), are read without it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NORM_PARTS = ("gamma", "beta", "moving_mean", "moving_variance")
 
 
 def images() -> Tensor:
-    """The images of tools/make_tf_fixture.py, channels first."""
+    """The images of fixtures/make_tensorflow.py, channels first."""
     index = np.arange(np.prod(EXPECTED["image_shape"]), dtype=np.float64)
     values = np.sin(index * 0.37 + (index % 7)).astype(np.float32).reshape(EXPECTED["image_shape"])
     return torch.from_numpy(values).permute(0, 3, 1, 2)

@@ -1,6 +1,6 @@
 """Weights and Biases and MLflow, each played by a stand-in that records how its public API is called.
 
-`tools/prove_records.py` runs the same records against the real packages.
+`tests/external/test_logger_packages.py` runs the same records against the real packages.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the fixtures in this folder were computed from: weights and images that anyone can draw again.
 
-`write_fixtures.py` runs other packages' networks on these weights and stores a few outputs; the tests run ours.
+`fixtures/make_outputs.py` runs other packages' networks on these weights and stores a few outputs; the tests run ours.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ makes rows one by one, which reads the file again and says what is wrong with it
 bytes that it would have by itself; how many rows a task has is not seen in them.
 
 Row by row a worker gives the GIL up five times an image, and sleeps when another has it; of two
-processors that left a tenth of one idle (docs/benchmarks/data.md).
+processors that left a tenth of one idle (docs/results/data.md).
 """
 
 from __future__ import annotations

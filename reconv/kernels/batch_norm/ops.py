@@ -25,7 +25,7 @@ ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
 _JOINED = ("none", "relu")
 _PLAIN, _SUM, _SUM_OF_NORMS = range(3)
 
-# Measured on an H200 over shapes of ResNet-50 (docs/benchmarks/gpu-kernels.md). Where values are added up or packed,
+# Measured on an H200 over shapes of ResNet-50 (docs/results/gpu-kernels.md). Where values are added up or packed,
 # ptxas puts loads between the arithmetic and few are in flight: there tiles are copied ahead, by few long programs.
 # The two kernels of a join share their mask, so also their warps.
 FORMS = {

@@ -1,6 +1,6 @@
 """Hugging Face data sets, with the package played by a stand-in that has the calls we make.
 
-`tools/prove_hf.py` reads what the real package saved.
+`tests/external/test_hf_datasets.py` reads what the real package saved.
 """
 
 from __future__ import annotations

@@ -1,0 +1,128 @@
+"""Time the scoring of 5,000 made-up images like COCO's, from padded detections to numbers and findings.
+
+    python -m benchmarks.detection_metrics [--images 5000] [--detections 60] [--times 3]
+
+Network, decoding and suppression are left out: detections lie in memory as an evaluation leaves them, padded to 200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from reconv.batch import Batch
+from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.detection.postprocess import Detections
+from reconv.metrics.coco_eval import coco_scores
+from reconv.metrics.detection_metrics import DetectionMetrics
+from reconv.metrics.overlaps import overlaps_of
+from reconv.metrics.voc_eval import class_precisions
+
+NUM_CLASSES, WIDTH, BATCH = 80, 200, 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--detections", type=float, default=60.0, help="of an image, on average")
+    parser.add_argument("--times", type=int, default=3)
+    given = parser.parse_args()
+    draw = np.random.default_rng(0)
+    truths = [made_up_truth(draw, index) for index in range(given.images)]
+    batches = [
+        _batch(draw, truths, range(start, min(start + BATCH, given.images)), given.detections)
+        for start in range(0, given.images, BATCH)
+    ]
+    runs = [_timed(truths, batches) for _ in range(given.times)]
+    told = {
+        "images": given.images,
+        "objects": sum(map(len, truths)),
+        "detections": int(sum(int(found.counts.sum()) for _, found in batches)),
+        **{
+            name: {
+                "median_s": round(statistics.median(run[name] for run in runs), 3),
+                "runs_s": [run[name] for run in runs],
+            }
+            for name in runs[0]
+        },
+    }
+    print(json.dumps(told, indent=2))
+
+
+def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) -> dict[str, float]:
+    """The parts of scoring one set."""
+    evaluator = DetectionMetrics(lambda found: found, lambda index: truths[index], [str(n) for n in range(NUM_CLASSES)])
+    marks = [time.perf_counter()]
+    for batch, found in batches:
+        evaluator.update(found, batch)
+    marks.append(time.perf_counter())
+    images = evaluator.images()
+    marks.append(time.perf_counter())
+    coco_scores(images, NUM_CLASSES)
+    marks.append(time.perf_counter())
+    class_precisions(overlaps_of(images), NUM_CLASSES)
+    marks.append(time.perf_counter())
+    evaluator.compute()
+    marks.append(time.perf_counter())
+    evaluator.scores().findings()
+    marks.append(time.perf_counter())
+    update, read, coco, voc, result, findings = (round(b - a, 3) for a, b in pairwise(marks))
+    return {
+        "update": update,
+        "read": read,
+        "coco": coco,
+        "voc": voc,
+        "whole evaluation": round(update + read + result, 3),
+        "findings of the report": findings,
+    }
+
+
+def made_up_truth(draw: np.random.Generator, index: int) -> Annotation:
+    """As many boxes as COCO's images have, of frequent and rare classes, one in a hundred images without."""
+    height, width = draw.integers(240, 640, 2)
+    count = 0 if draw.random() < 0.01 else draw.poisson(7.3)
+    sides = np.minimum(np.exp(draw.uniform(np.log(8), np.log(300), (count, 2))), (width - 1, height - 1))
+    corners = draw.uniform(0, 1, (count, 2)) * ((width, height) - sides)
+    shares = 1 / np.arange(1, NUM_CLASSES + 1)
+    labels = draw.choice(NUM_CLASSES, count, p=shares / shares.sum())
+    boxes = np.concatenate([corners, corners + sides], axis=1)
+    return annotation(boxes, labels, index, int(height), int(width), is_crowd=draw.random(count) < 0.012)
+
+
+def _batch(
+    draw: np.random.Generator, truths: list[Annotation], indices: range, mean: float
+) -> tuple[Batch, Detections]:
+    """A batch's padded detections: seven in ten near an object, the others anywhere."""
+    boxes, scores = np.zeros((len(indices), WIDTH, 4)), np.zeros((len(indices), WIDTH))
+    labels, counts = np.zeros((len(indices), WIDTH), np.int64), np.zeros(len(indices), np.int64)
+    for row, index in enumerate(indices):
+        truth, count = truths[index], min(WIDTH, draw.poisson(mean))
+        low = draw.uniform(0, 0.8, (count, 2))
+        placed = np.concatenate([low, low + draw.uniform(0.02, 0.2, (count, 2))], axis=1)
+        classes = draw.integers(0, NUM_CLASSES, count)
+        if len(truth):
+            near = np.flatnonzero(draw.random(count) < 0.7)
+            which = draw.integers(0, len(truth), len(near))
+            sides = np.array([truth.width, truth.height, truth.width, truth.height])
+            placed[near] = truth.boxes_xyxy[which] / sides + draw.normal(0, 0.01, (len(near), 4))
+            classes[near] = np.where(draw.random(len(near)) < 0.8, truth.labels[which], classes[near])
+        boxes[row, :count], labels[row, :count], counts[row] = placed, classes + 1, count
+        scores[row, :count] = np.sort(0.05 + 0.95 * draw.beta(1, 4, count))[::-1]
+    rows = torch.tensor(list(indices))
+    found = Detections(
+        torch.from_numpy(boxes).float(),
+        torch.from_numpy(scores).float(),
+        torch.from_numpy(labels),
+        torch.from_numpy(counts),
+    )
+    return Batch({"indices": rows}, rows, (len(indices),)), found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""How long it takes to begin in the middle of an epoch: the figures of docs/results/data.md.
+
+Owns one measurement. Refuses to know the command line of Reconv. Invariant: every try begins with a loader that has
+computed nothing yet, and ends when its first batch is there.
+
+    python -m benchmarks.epoch_seek [--samples 1281167] [--tries 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.readers.synthetic import Synthetic
+from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
+from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.schema import BatchConfig, Recipe
+
+_EPOCH = 45  # begun in its middle
+
+
+def main() -> None:
+    """Print one line for each order there is."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--samples", type=int, default=1_281_167)
+    parser.add_argument("--tries", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for tail in ("drop", "wrap"):
+        for epoch_samples in (None, given.samples // 3):
+            times_s = [seek_s(given.samples, tail, epoch_samples, seed) for seed in range(given.tries)]
+            epoch = "all samples" if epoch_samples is None else f"{epoch_samples:,} samples"
+            print(
+                f"tail {tail}, an epoch of {epoch}: {statistics.median(times_s):.3f} s "
+                f"({min(times_s):.3f} to {max(times_s):.3f}, n = {len(times_s)})"
+            )
+
+
+def seek_s(num_samples: int, tail: str, epoch_samples: int | None, seed: int) -> float:
+    """Seconds from nothing to the first batch of a step in the middle of an epoch."""
+    spec = PreprocessConfig(size=8, resize=None)
+    data = DataConfig.model_validate({"preprocess": spec, "tail": tail, "epoch_samples": epoch_samples, "workers": 0})
+    recipe = Recipe(seed=seed, data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=256))
+    source = Synthetic("train", num_samples, 1000, 8, 3)
+    plan = make_plan(recipe, Facts(num_samples, 1, 1000))
+    step = round((_EPOCH + 0.5) * plan.steps_per_epoch)
+    began_s = time.perf_counter()
+    stream = TrainLoader(source, recipe, plan, lambda tensor: tensor).steps(step, step + 1)
+    [batch] = next(stream)
+    taken_s = time.perf_counter() - began_s
+    assert int(batch.positions[0]) == step * 256
+    return taken_s
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Time on a CUDA GPU every operation of a network's answers, a convolution in each of its forms.
+
+    python -m benchmarks.inference_ops MODEL [--batch 256] [--size 224] [--dtype bfloat16]
+
+One line for each kind of operation, the longest first: how often, milliseconds in all, and of a convolution what each
+form takes; what is wrong by more than the trial's tolerance is marked. The times are of operations alone, with their
+inputs in the cache where they fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from reconv.inference.compiler import answering
+from reconv.inference.fold import folded
+from reconv.kernels.autotune import on_device_ms, tolerance_of
+from reconv.kernels.conv_bias_act.candidates import Form, Given, Shape, forms_for, plain
+from reconv.kernels.conv_bias_act.ops import product
+from reconv.models import build_model, initialise
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass
+class Kind:
+    """Operations of one shape."""
+
+    times_ms: dict[str, float]
+    number: int = 0
+
+    def total_ms(self) -> float:
+        """What all of them take, each in its fastest form that is right."""
+        return self.number * min(ms for name, ms in self.times_ms.items() if not name.endswith("WRONG"))
+
+
+@dataclass
+class Times:
+    """What was timed, by kind."""
+
+    kinds: dict[str, Kind] = field(default_factory=dict)
+
+    def add(self, name: str, time: Callable[[], dict[str, float]]) -> None:
+        """One more operation; the first of its kind is timed."""
+        if name not in self.kinds:
+            self.kinds[name] = Kind(time())
+        self.kinds[name].number += 1
+
+
+class Timed(fx.Interpreter):
+    """Runs a list of operations and times each."""
+
+    def __init__(self, listed: fx.GraphModule) -> None:
+        super().__init__(listed)
+        self.times = Times()
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is product:
+            *tensors, shape = args
+            self.times.add(_words(Given(*tensors), shape), partial(_forms_ms, Given(*tensors), shape))
+        else:
+            call = partial(target, *args, **kwargs)
+            sides = [tuple(leaf.shape) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            self.times.add(f"{getattr(target, '__name__', target)} {sides}", lambda: {"once": on_device_ms(call)})
+        return super().call_function(target, args, kwargs)
+
+
+def _words(given: Given, shape: Shape) -> str:
+    joint = [word for word, there in (("+", given.other), ("gate", given.gate)) if there is not None]
+    sides = f"{tuple(given.x.shape[1:])} by {tuple(given.weight.shape)} stride {shape.stride[0]}"
+    return " ".join([sides, f"groups {shape.groups}", shape.act, *joint])
+
+
+def _forms_ms(given: Given, shape: Shape) -> dict[str, float]:
+    expected = plain(given, shape).float()
+    found = {"plain": on_device_ms(partial(plain, given, shape))}
+    for form in forms_for(given, shape):
+        name = _name(form)
+        try:
+            far = (form(given, shape).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
+        except RuntimeError:  # cuDNN has no plan for it
+            continue
+        name += "" if float(far) <= tolerance_of(given.x.dtype) else f" {float(far):.1g} WRONG"
+        found[name] = on_device_ms(partial(form, given, shape))
+    return found
+
+
+def _name(form: Form) -> str:
+    if not isinstance(form, partial):
+        return getattr(form, "__name__", str(form))
+    inner = form.keywords.get("form")
+    tile = form.keywords.get("tile")
+    words = [
+        form.func.__name__,
+        "" if inner is None else _name(inner),
+        "" if tile is None else "x".join(map(str, tile)),
+    ]
+    return " ".join(word for word in words if word)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("model")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
+    given = parser.parse_args()
+    dtype = DTYPES[given.dtype]
+    model = build_model(given.model, num_classes=1000)
+    initialise(model, 0)
+    shape = (3, given.size, given.size)
+    model, _ = folded(model.cuda().to(memory_format=torch.channels_last), shape)  # type: ignore[call-overload]
+    images = torch.randn(given.batch, *shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        listed, num_joined = answering(model.to(dtype), images)
+        assert isinstance(listed, fx.GraphModule)
+        timed = Timed(listed)
+        timed.run(images)
+    kinds = sorted(timed.times.kinds.items(), key=lambda item: -item[1].total_ms())
+    total_ms = sum(kind.total_ms() for _, kind in kinds)
+    print(f"{torch.cuda.get_device_name()}, {given.model}, batch {given.batch}, {num_joined} joined: {total_ms:.2f} ms")
+    for name, kind in kinds:
+        forms = ", ".join(f"{form} {ms:.3f}" for form, ms in sorted(kind.times_ms.items(), key=lambda item: item[1]))
+        print(f"{kind.number:3} x {name}: {kind.total_ms():.3f} ms; {forms}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The GPU's JPEG decoder gives nearly the crops of the host's.
+
+The JPEG standard leaves the inverse transform a level of room, and nvJPEG repeats subsampled colours where libjpeg
+interpolates them: most pixels are equal or one level apart, edges of strong colours by many. The crop kernel alone, on
+the same decoded pixels, may be one level away from the plain version.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from reconv.bench.bench_target import BenchTarget, open_subject
+from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.device.nvjpeg import NvJpegDecoder
+from reconv.kernels.crop.ops import crop, crop_plainly
+from reconv.trainer.build import loaders as parts
+from reconv.trainer.build.data_context import open_data_context
+
+NUM_IMAGES, BATCH = 64, 32
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of smooth images with a little noise, as JPEG files with subsampled colours."""
+    root, random = tmp_path_factory.mktemp("jpeg"), np.random.default_rng(0)
+    for number in range(NUM_IMAGES):
+        height, width = random.integers(200, 500, 2)
+        y, x = np.mgrid[0:height, 0:width, None][:2] / 100
+        waves = random.uniform(0.5, 3, (2, 3))
+        pixels = 128 + 80 * np.sin(x * waves[0] + y * waves[1]) + random.normal(0, 4, (height, width, 3))
+        for split in ("train", "val"):
+            folder = root / split / f"class{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number}.jpg", quality=90)
+    return root
+
+
+def opened(tree: Path, **data: object) -> BenchTarget:
+    given = {"batch.size": BATCH, "batch.group": "all", "data.workers": 2, "augment.decoder": "plain"}
+    given |= {f"data.{name}": value for name, value in data.items()}
+    overrides = [(field, value, "test") for field, value in given.items()]
+    return open_subject("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
+
+
+def images(target: BenchTarget, *, training: bool) -> Tensor:
+    """The images of an epoch's first steps or of the evaluation, as the loader gives them."""
+    recipe, plan, device = target.recipe, target.plan, target.device
+    with open_data_context(recipe, plan, device, StageTimes()) as feed:
+        if training:
+            loader = parts.train_loader(recipe, plan, target.source, device.move, feed=feed)
+            batches = [batch for pieces in loader.steps(0, NUM_IMAGES // BATCH) for batch in pieces]
+        else:
+            batches = list(parts.eval_loader(recipe, target.source, device, BATCH, plan.workers, feed=feed))
+        return torch.cat([batch["images"].cpu().float() for batch in batches])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batches_decoded_on_the_gpu_are_near_those_of_the_host(tree: Path, training: bool) -> None:
+    on_gpu = images(opened(tree, backend="gpu", gpu_share=1.0), training=training)
+    on_host = images(opened(tree, backend="threads"), training=training)
+    assert on_gpu.shape == on_host.shape
+    assert len(on_gpu) == NUM_IMAGES
+    difference = (on_gpu - on_host).abs()
+    assert 0 < difference.mean() <= 1.5  # in grey levels
+    assert difference.mean((1, 2, 3)).max() <= 5
+
+
+@pytest.mark.parametrize("antialias", [True, False])
+def test_the_crop_kernel_is_within_one_level_of_the_plain_crop(tree: Path, antialias: bool) -> None:
+    files = [torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in tree.rglob("*.jpg")]
+    decoded = NvJpegDecoder(torch.device("cuda")).decode(files)
+    random = np.random.default_rng(1)
+    boxes = []
+    for image in decoded:
+        height, width = image.shape[1:]
+        corners = random.uniform((0, 0, 0.6, 0.6), (0.4, 0.4, 1, 1)) * (width, height, width, height)
+        boxes.append(tuple(corners.astype(int).tolist()))  # left, top, right, bottom
+    fused = crop(decoded, boxes, 224, antialias=antialias).int()
+    assert (fused - crop_plainly(decoded, boxes, 224, antialias=antialias).int()).abs().max() <= 1

@@ -1,0 +1,249 @@
+"""On a GPU, the fused kernels of training equal plain operations in float64, forward and backward.
+
+Shapes are those of ResNet-50, MobileNetV2, EfficientNet-B0, SE-ResNeXt and SSD, and some that fill no tile.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_tensors import (
+    TOLERANCES,
+    all_dtypes,
+    half_dtypes,
+    in_float64,
+    random_norm,
+    random_tensor,
+    relative_error,
+    worst_error,
+)
+from torch import Tensor
+
+from reconv.detection.anchors import generate_anchors
+from reconv.kernels import reference
+from reconv.kernels.batch_norm import ops as norm
+from reconv.kernels.batch_norm.ops import Norm
+from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses
+from reconv.kernels.depthwise.ops import depthwise
+from reconv.kernels.max_pool import ops as max_pool
+from reconv.kernels.norm_conv1x1.ops import project
+from reconv.kernels.norm_max_pool import ops as pool
+from reconv.kernels.norm_squeeze_excite import ops as gated
+from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.kernels.squeeze_excite import ops as excite
+from reconv.kernels.stem import ops as stem
+from reconv.kernels.window import STEM_KERNELS, PoolWindow
+from reconv.models.architecture import SSDFeatureMaps
+from reconv.models.layers.conv import SameMaxPool2d
+from reconv.tasks.detection import MatchConfig, image_losses
+
+NORM_SHAPES = (  # channels, side
+    (64, 112), (64, 56), (256, 56), (128, 28), (512, 28), (256, 14), (1024, 14), (512, 7), (2048, 7),
+    (72, 13),  # fills no block of channels and no tile of rows
+)  # fmt: skip
+GROUPS = ((8,), (3, 3, 2))
+DEPTHWISE = (
+    (96, 112, 3),
+    (144, 56, 3),
+    (576, 14, 3),
+    (144, 56, 5),
+    (240, 28, 5),
+    (72, 13, 3),
+)  # channels, side, kernel
+PROJECTIONS = ((32, 16, 112), (96, 24, 56), (144, 24, 56), (192, 32, 28), (384, 64, 14), (576, 96, 14), (72, 40, 13))
+SQUEEZE_EXCITE = ((32, 112), (96, 56), (144, 56), (240, 28), (672, 14), (1152, 7))
+NORM_SQUEEZE_EXCITE = ((32, 112), (96, 56), (240, 28), (256, 56), (672, 14), (1152, 7), (2048, 7))
+
+
+def to_sixteenths(tensor: Tensor) -> Tensor:
+    """The values rounded to sixteenths, so that two of them are equal or far apart."""
+    return (tensor.float() * 16).round().div(16).to(tensor.dtype)
+
+
+def batch_norm64(x: Tensor, of: Norm, groups: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+    """The batch norm of x in float64, and its parameters there."""
+    weight, bias = in_float64(of.weight), in_float64(of.bias)
+    return reference.batch_norm(x, weight, bias, of.running_var.double(), of.eps, groups)[0], [weight, bias]
+
+
+def far_from_kinks(z: Tensor) -> Tensor:
+    """Where float32 and float64 agree on the side of a kink of ReLU and ReLU6."""
+    return ((z.abs() > 1e-4) & ((z - 6).abs() > 1e-4)).contiguous(memory_format=torch.channels_last)
+
+
+def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dtype: torch.dtype) -> dict[str, float]:
+    """Relative errors of the output and of each gradient."""
+    shape = (sum(groups), channels, side, side)
+    x, other = (random_tensor(*shape, dtype=dtype) for _ in range(2))
+    of, other_of = random_norm(channels), random_norm(channels)
+    if form.startswith("pool"):  # a last bit would decide which value of a window is the largest
+        x = to_sixteenths(x)
+    x64, other64 = in_float64(x), in_float64(other)
+    z, parameters = batch_norm64(x64, of, groups)
+    leaves, leaves64 = [x.requires_grad_(), of.weight, of.bias], [x64, *parameters]
+    if form == "pool":
+        y64, outputs = F.max_pool2d(F.relu(z), 3, 2, 1), list(pool.normalise_pool(x, of, groups)[:2])
+    elif form == "pool_same":
+        y64 = SameMaxPool2d(3, 2)(F.relu(z))
+        outputs = list(pool.normalise_pool(x, of, groups, PoolWindow(3, 2, "same"))[:2])
+    elif form == "join":
+        leaves.append(other.requires_grad_())
+        leaves64.append(other64)
+        z = z + other64
+        y64, outputs = F.relu(z), list(norm.join(x, of, other, groups, "relu")[:2])
+    elif form == "join_norms":
+        leaves += [other.requires_grad_(), other_of.weight, other_of.bias]
+        added, parameters = batch_norm64(other64, other_of, groups)
+        leaves64 += [other64, *parameters]
+        z = z + added
+        y64, outputs = F.relu(z), list(norm.join_norms(x, of, other, other_of, groups, "relu")[:2])
+    else:
+        y64, outputs = reference.FUNCTIONS[form](z), [norm.normalise(x, of, groups, form)[0]]  # type: ignore[arg-type,index]
+    keep = 1 if form.startswith("pool") else far_from_kinks(z)
+    dy = [torch.randn_like(output) * keep for output in outputs]
+    torch.autograd.backward(outputs, dy)
+    y64.backward(sum(g.double() for g in dy))
+    names = ("dx", "dweight", "dbias", "dother", "dweight2", "dbias2")
+    gradients = {n: relative_error(a.grad, b.grad) for n, a, b in zip(names, leaves, leaves64, strict=False)}
+    return {"y": relative_error(outputs[0], y64), **gradients}
+
+
+@all_dtypes
+@pytest.mark.parametrize("form", ["none", "relu", "relu6", "silu", "join", "join_norms", "pool", "pool_same"])
+def test_batch_norm(form: str, dtype: torch.dtype) -> None:
+    for channels, side in NORM_SHAPES:
+        for groups in GROUPS:
+            errors = norm_errors(form, channels, side, groups, dtype)
+            assert max(errors.values()) <= TOLERANCES[dtype], (channels, side, groups, errors)
+
+
+@pytest.mark.parametrize("kernel", STEM_KERNELS)
+def test_stem_over_blocks_of_pixels(kernel: int) -> None:
+    images = random_tensor(4, 3, 224, 224, dtype=torch.bfloat16)
+    weight = torch.randn(64, 3, kernel, kernel, device="cuda").double()
+    blocks = F.conv2d(stem.stem_images(images, kernel, images.dtype).double(), stem.stem_weight(weight))
+    assert relative_error(blocks, F.conv2d(images.double(), weight, stride=2, padding=kernel // 2)) < 1e-12
+
+
+@all_dtypes
+def test_normalize_images(dtype: torch.dtype) -> None:
+    images = torch.randint(0, 256, (64, 3, 224, 224), dtype=torch.uint8, device="cuda")
+    flips = torch.rand(64, device="cuda") < 0.5
+    factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
+    expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
+    assert relative_error(prepare_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
+
+
+@all_dtypes
+@pytest.mark.parametrize("channels, side, kernel", DEPTHWISE)
+def test_strided_depthwise_convolution(channels: int, side: int, kernel: int, dtype: torch.dtype) -> None:
+    leaves = [
+        random_tensor(8, channels, side, side, dtype=dtype),
+        random_tensor(channels, 1, kernel, kernel, dtype=dtype),
+    ]
+    plain = partial(F.conv2d, stride=2, padding=kernel // 2, groups=channels)
+    assert worst_error(leaves, partial(depthwise, stride=2), plain) <= TOLERANCES[dtype]
+
+
+@half_dtypes
+@pytest.mark.parametrize("groups, act", [((8,), "relu6"), ((3, 3, 2), "silu")])
+def test_norm_and_conv1x1(groups: tuple[int, ...], act: reference.Activation, dtype: torch.dtype) -> None:
+    for channels, outputs, side in PROJECTIONS:
+        of = random_norm(channels)
+        x = to_sixteenths(random_tensor(sum(groups), channels, side, side, dtype=dtype))
+        filters = random_tensor(outputs, channels, 1, 1, dtype=dtype)
+
+        def fused(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: Norm = of) -> Tensor:
+            return project(x, Norm(weight, bias, of.running_var, of.eps), filters, groups, act)[0]
+
+        def plain(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: Norm = of) -> Tensor:
+            z = reference.batch_norm(x, weight, bias, of.running_var.double(), of.eps, groups)[0]
+            return F.conv2d(reference.FUNCTIONS[act](z), filters)
+
+        error = worst_error([x, filters, of.weight.detach(), of.bias.detach()], fused, plain)
+        assert error <= TOLERANCES[dtype], (channels, outputs, side)
+
+
+@all_dtypes
+@pytest.mark.parametrize(
+    "window",
+    [PoolWindow(3, 1, 1, True), PoolWindow(3, 2, 0, True), PoolWindow(2, 2, 0, True), PoolWindow(3, 2, 1, False)],
+    ids=str,
+)
+def test_max_pool_gives_the_bits_of_torch(window: PoolWindow, dtype: torch.dtype) -> None:
+    x = random_tensor(8, 192, 29, 28, dtype=dtype).mul(2).round().requires_grad_()  # many equal values
+    again = x.detach().clone().requires_grad_()
+    y = max_pool.max_pool(x, window)
+    assert window.pad != "same"
+    expected = F.max_pool2d(again, window.side, window.stride, window.pad, ceil_mode=window.ceil)
+    dy = torch.randn_like(y).round()
+    y.backward(dy)
+    expected.backward(dy)
+    assert torch.equal(y, expected)
+    assert x.grad is not None and again.grad is not None and torch.equal(x.grad, again.grad)
+    assert torch.equal(max_pool.max_pool_values(x.detach(), window), expected)
+
+
+@all_dtypes
+def test_squeeze_excite(dtype: torch.dtype) -> None:
+    for channels, side in SQUEEZE_EXCITE:
+        x = random_tensor(8, channels, side, side, dtype=dtype)
+        error = worst_error(
+            [x],
+            lambda x: excite.squeeze_excite(x, torch.sigmoid),
+            lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)),
+        )
+        assert error <= TOLERANCES[dtype], (channels, side)
+
+
+@all_dtypes
+@pytest.mark.parametrize("form", ["silu", "join"])
+def test_norm_and_squeeze_excite(form: str, dtype: torch.dtype) -> None:
+    groups = (5, 3)
+    for channels, side in NORM_SQUEEZE_EXCITE:
+        x, other = (random_tensor(sum(groups), channels, side, side, dtype=dtype).requires_grad_() for _ in range(2))
+        of, x64, other64 = random_norm(channels), in_float64(x), in_float64(other)
+        z, (weight, bias) = batch_norm64(x64, of, groups)
+        activation = F.silu(z) if form == "silu" else z
+        y64 = activation * torch.sigmoid(activation.mean((2, 3), keepdim=True))
+        keep: Tensor | int = 1
+        if form == "silu":
+            y, _ = gated.excite(x, of, groups, "silu", torch.sigmoid)
+        else:
+            keep = ((y64 + other64).abs() > 0.1).contiguous(memory_format=torch.channels_last)  # the gate is rounded
+            y64 = F.relu(y64 + other64)
+            y, _, _ = gated.excite_join(x, of, other, groups, torch.sigmoid)
+        dy = torch.randn_like(y) * keep
+        y.backward(dy)
+        y64.backward(dy.double())
+        pairs = [(y, y64), (x.grad, x64.grad), (of.weight.grad, weight.grad), (of.bias.grad, bias.grad)]
+        errors = [relative_error(a, b) for a, b in pairs]
+        assert max(errors) <= 2 * TOLERANCES[dtype], (channels, side, errors)
+
+
+@all_dtypes
+def test_box_losses(dtype: torch.dtype) -> None:
+    sides, per_cell, num_classes, n = (38, 19, 10, 5, 3, 1), (4, 6, 6, 6, 4, 4), 81, 8
+    ratios = [(2.0,), (2.0, 3.0), (2.0, 3.0), (2.0, 3.0), (2.0,), (2.0,)]
+    anchors = generate_anchors([1 / side for side in sides], sides, [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], ratios)
+    layout, rules = AnchorLayout(per_cell, num_classes), MatchConfig()
+    low = torch.rand(n, 200, 2, device="cuda") * 0.7
+    boxes = torch.cat([low, low + 0.02 + 0.28 * torch.rand_like(low)], dim=2)
+    labels = torch.randint(1, num_classes, (n, 200), device="cuda")
+    counts = torch.tensor([0, 1, 2, 5, 10, 20, 50, 200], device="cuda")
+    shown = (boxes, labels, counts, anchors.cuda())
+    truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
+    pairs = zip(sides, per_cell, strict=True)
+    maps = [random_tensor(n, layout.channels(b), s, s, dtype=dtype).requires_grad_() for s, b in pairs]
+    again = [x.detach().clone().requires_grad_() for x in maps]
+    biases = tuple((torch.randn(num_classes * b, device="cuda"), torch.randn(4 * b, device="cuda")) for b in per_cell)
+    found = box_losses(maps, biases, layout, truth)
+    expected = image_losses(*SSDFeatureMaps(tuple(again), biases, per_cell, num_classes).answers(), *shown, rules)
+    torch.stack(found).sum().backward()
+    torch.stack(expected).sum().backward()
+    errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]
+    errors += [relative_error(a.grad, b.grad) for a, b in zip(maps, again, strict=True)]
+    assert max(errors) <= TOLERANCES[dtype], errors
