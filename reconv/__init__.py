@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from reconv.inference.predict import predict
+    from reconv.inference.predict_files import predict
     from reconv.inference.predictor import evaluate
     from reconv.trainer.training_run import train
 

@@ -22,7 +22,7 @@ from reconv.cli.bench import bench
 from reconv.cli.data import data
 from reconv.cli.data_inspect import check, show
 from reconv.cli.doctor import completion, doctor
-from reconv.cli.evaluate import evaluate, predict
+from reconv.cli.eval import evaluate, predict
 from reconv.cli.options import CommandGroup
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report

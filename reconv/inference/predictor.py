@@ -17,8 +17,9 @@ from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, open_device
 from reconv.errors import CheckpointError, DataError, UsageError
+from reconv.inference.evaluate import InferenceStep
+from reconv.inference.evaluate import evaluate as one_pass
 from reconv.inference.load_model import build_saved, find_weights, read_saved
-from reconv.inference.tta import averaged_views
 from reconv.io.atomic import Files, writing
 from reconv.metrics.coco_eval import INSTALL, can_score_coco
 from reconv.recipe.schema import Recipe
@@ -27,7 +28,6 @@ from reconv.report.scores import CheckpointScore, read_scores, write_scores
 from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.datasets import open_datasets, part_of, refuse_unread_path
 from reconv.trainer.build.network import Network
-from reconv.trainer.evaluate_pass import evaluate as one_pass
 
 Tell = Callable[[str], None]  # told what a person should know besides the result
 
@@ -128,15 +128,9 @@ def _score(
     task = parts.build_task(recipe, source, model.device)
     faults = BadSamples(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
     loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch, faults=faults)
-    evaluator = one_pass(
-        model.network.model,
-        task,
-        task.metrics(),
-        loader,
-        parts.eval_prepare(recipe, model.network),
-        model.network.precision,
-        forward=averaged_views(model.network.model, recipe.evaluate.tta),
-    )
+    prepare = parts.eval_prepare(recipe, model.network)
+    step = InferenceStep(model.network.model, prepare, model.network.precision, recipe.evaluate.tta)
+    evaluator = one_pass(step, task.metrics(), loader)
     skipped = len(faults.known("val"))
     return EvalResult(
         model.path,

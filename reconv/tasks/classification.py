@@ -6,7 +6,7 @@ engine is a sum over samples; evaluation counts are integers and its loss is sum
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,9 +45,6 @@ class ClassificationTask:
 
     def weight(self, batch: Batch) -> int:
         return len(batch)
-
-    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        return model(batch["images"])
 
     def loss(self, outputs: Any, batch: Batch) -> LossSums:
         """The cross-entropy sum, in at least fp32, and the number of right answers."""

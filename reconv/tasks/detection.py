@@ -84,9 +84,6 @@ class DetectionTask:
     def weight(self, batch: Batch) -> int:
         return len(batch)
 
-    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        return model(batch["images"])
-
     def loss(self, outputs: Any, batch: Batch) -> LossSums:
         """The sum over images of class loss and box loss, in at least fp32."""
         losses = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,10 +43,6 @@ class Task(Protocol):
 
     def weight(self, batch: Batch) -> Tensor | int:
         """The batch's part of the global weight that losses are divided by; known before the forward pass."""
-        ...
-
-    def forward(self, model: Callable[..., Any], batch: Batch) -> Any:
-        """The model's outputs for a preprocessed batch."""
         ...
 
     def loss(self, outputs: Any, batch: Batch) -> LossSums: ...

@@ -18,7 +18,7 @@ from reconv.checkpoint import load_weights as saved_weights
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
-from reconv.inference.tta import averaged_views
+from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
 from reconv.logging.events import EvalResult
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.topk import ClassificationMetrics
@@ -26,7 +26,6 @@ from reconv.optim import ModelEma
 from reconv.tasks.task import Metrics
 from reconv.trainer.build.loaders import AnyTask
 from reconv.trainer.build.network import Network
-from reconv.trainer.evaluate_pass import EvaluationStopped, evaluate
 from reconv.trainer.protocols import Prepare
 
 
@@ -72,17 +71,8 @@ class Evaluation:
         evaluator = self.task.metrics()
         was_stopped = False
         try:
-            evaluate(
-                model,
-                self.task,
-                evaluator,
-                self.loader.after(done),
-                self.prepare,
-                self.network.precision,
-                stop_requested,
-                averaged_views(model, self.tta),
-                self.boundary,
-            )
+            step = InferenceStep(model, self.prepare, self.network.precision, self.tta)
+            evaluate(step, evaluator, self.loader.after(done), stop_requested, self.boundary)
         except EvaluationStopped:
             was_stopped = True
         self._meet(evaluator, was_stopped)

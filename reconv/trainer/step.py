@@ -139,7 +139,7 @@ class TrainStep:
                 prepared = self.prepare(batch, step)
                 self.layers.enter(prepared, step)
                 with self.precision.autocast():
-                    outputs = self.task.forward(self.model, prepared)
+                    outputs = self.model(prepared["images"])
                 sums = self.task.loss(outputs, prepared)
             with self.mark("backward"):
                 self.precision.scale(sums.loss / weight).backward()

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.errors import ExitCode, PreemptedError, ReconvError
+from reconv.inference.evaluate import EvaluationStopped
 from reconv.logging.events import EvalResult, TrainProgress
 from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import wide
 from reconv.recipe.plan import Plan
 from reconv.tasks.task import Task
 from reconv.trainer.early_stopping import EarlyStopping
-from reconv.trainer.evaluate_pass import EvaluationStopped
 from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.protocols import DeviceProtocol, TrainBatches
 from reconv.trainer.step import StepResult

@@ -15,12 +15,12 @@ import reconv
 from reconv.cli import main
 from reconv.detection.postprocess import Detections
 from reconv.errors import ResourceError, UsageError
-from reconv.inference.predict import FoundBox, Opened, found_boxes
+from reconv.inference.evaluate import InferenceStep, evaluate
+from reconv.inference.predict_files import FoundBox, Opened, found_boxes
 from reconv.inference.predictor import find_model, open_model
 from reconv.tasks.detection import DetectionTask
 from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.datasets import open_datasets
-from reconv.trainer.evaluate_pass import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,8 @@ def test_a_picture_of_the_validation_set_gets_the_boxes_that_evaluation_found(ru
     assert isinstance(task, DetectionTask)
     loader = parts.eval_loader(model.recipe, source, model.device, 3)
     prepare, network = parts.eval_prepare(model.recipe, model.network), model.network
-    evaluated = evaluate(network.model, task, task.metrics(), loader, prepare, network.precision).images()
+    step = InferenceStep(network.model, prepare, network.precision)
+    evaluated = evaluate(step, task.metrics(), loader).images()
     assert len(evaluated) == 8
     for image in evaluated:
         pixels = source.sample(image.index).data

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.inference.tta import averaged_views, views
+from reconv.inference.tta import average_views, views
 
 IMAGES = torch.rand(3, 2, 6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -27,14 +27,14 @@ def moved(images: Tensor, by: int) -> Tensor:
 def test_flip_is_the_mean_of_an_image_and_its_mirror_image() -> None:
     model = network()
     expected = (model(IMAGES) + model(IMAGES.flip(-1))) / 2
-    torch.testing.assert_close(averaged_views(model, "flip")(IMAGES), expected)
+    torch.testing.assert_close(average_views(model, "flip")(IMAGES), expected)
 
 
 def test_flip_translate_is_the_mean_of_six_explicit_passes() -> None:
     model = network()
-    flipped = averaged_views(model, "flip")
+    flipped = average_views(model, "flip")
     expected = flipped(IMAGES) / 2 + (flipped(moved(IMAGES, 1)) + flipped(moved(IMAGES, -1))) / 4
-    torch.testing.assert_close(averaged_views(model, "flip-translate")(IMAGES), expected)
+    torch.testing.assert_close(average_views(model, "flip-translate")(IMAGES), expected)
     assert not torch.allclose(expected, flipped(IMAGES))
 
 
@@ -47,4 +47,4 @@ def test_the_weights_of_all_views_add_up_to_one(tta: str, number: int) -> None:
 
 def test_without_views_the_network_itself_is_called() -> None:
     model = network()
-    assert averaged_views(model, "none") is model
+    assert average_views(model, "none") is model

@@ -25,7 +25,7 @@ def test_googlenets_loss_is_that_of_its_answer_and_three_tenths_of_each_heads() 
     model = build_model("googlenet", num_classes=10, dropout=0.0, aux_dropout=0.0)
     model.train()
     batch, task = batch_of(4), ClassificationTask(10, label_smoothing=0.1)
-    outputs = task.forward(model, batch)
+    outputs = model(batch["images"])
     alone = [torch.nn.functional.cross_entropy(x, batch["targets"], reduction="sum", label_smoothing=0.1)
              for x in (outputs.logits, *outputs.auxiliary)]  # fmt: skip
     assert len(alone) == 3

@@ -22,7 +22,7 @@ from reconv.data.storage.local import read, read_named
 from reconv.detection.postprocess import Detections
 from reconv.errors import DataError, UsageError
 from reconv.inference.predictor import LoadedModel, Tell, find_model, open_model, silent
-from reconv.inference.tta import averaged_views
+from reconv.inference.tta import average_views
 from reconv.io.atomic import Files, writing
 from reconv.precision.accumulate import wide
 from reconv.trainer.build import loaders as parts
@@ -119,7 +119,7 @@ def _names(model: LoadedModel, wishes: Wishes) -> Answer:
     for option, value in (("--score", wishes.min_score), ("--images", wishes.pictures)):
         if value is not None:
             raise UsageError(f"{option} is for detectors; this run names whole images", then=f"leave {option} out")
-    forward = averaged_views(model.network.model, model.recipe.evaluate.tta)
+    forward = average_views(model.network.model, model.recipe.evaluate.tta)
 
     def answer(opened: Mapping[Path, Opened], images: Tensor) -> Iterator[Prediction]:
         logits = forward(images)

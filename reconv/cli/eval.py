@@ -25,7 +25,7 @@ from reconv.errors import DataError
 
 if TYPE_CHECKING:
     from reconv.api import EvalResult, Prediction
-    from reconv.inference.predict import FoundBox
+    from reconv.inference.predict_files import FoundBox
 
 NUM_BAD_NAMED = 5
 MOST_COLUMNS = 6  # of metrics; more, as a detector's, are told one a line

@@ -1,0 +1,73 @@
+"""The forward pass of inference, and one exact pass over a validation set; training, eval and predict share both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from reconv.batch import Batch
+from reconv.inference.tta import average_views
+from reconv.tasks.task import Metrics
+from reconv.trainer.protocols import PrecisionProtocol, Prepare
+
+AnyMetrics = TypeVar("AnyMetrics", bound=Metrics)
+
+
+class EvaluationStopped(Exception):
+    """The pass ended between two batches because a stop was requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceStep:
+    """From a batch on the device to the model's outputs: preprocessing, autocast, test-time augmentation."""
+
+    model: nn.Module
+    preprocess: Prepare
+    precision: PrecisionProtocol
+    tta: str = "none"
+
+    def __call__(self, batch: Batch) -> tuple[Any, Batch]:
+        """The model's outputs, and the preprocessed batch they are for. The model must be in eval mode."""
+        forward = average_views(self.model, self.tta)
+        with torch.no_grad():  # not every device supports torch.inference_mode
+            prepared = self.preprocess(batch, 0)
+            with self.precision.autocast():
+                outputs = forward(prepared["images"])
+        return outputs, prepared
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put the model into eval mode, and back into the mode it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def evaluate(
+    step: InferenceStep,
+    metrics: AnyMetrics,
+    batches: Iterable[Batch],
+    stop_requested: Callable[[], bool] = lambda: False,
+    step_boundary: Callable[[], None] = lambda: None,
+) -> AnyMetrics:
+    """Update `metrics` with the outputs for every batch, the last partial one included, and return them.
+
+    `step_boundary` is called after each batch, for devices that collect work into graphs.
+    """
+    with eval_mode(step.model), torch.no_grad():
+        for batch in batches:
+            if stop_requested():
+                raise EvaluationStopped
+            outputs, prepared = step(batch)
+            metrics.update(outputs, prepared)
+            step_boundary()
+    return metrics
