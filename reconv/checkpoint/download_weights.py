@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from reconv.errors import CheckpointError, ResourceError, UsageError
-from reconv.io.atomic import replace_file
+from reconv.io.atomic import disk_errors, write_atomic
 from reconv.io.cache import CACHE_VARIABLE, cache_folder
 from reconv.io.download import Progress, digest, download, silent
 
@@ -213,7 +213,8 @@ def _fetch(url: str, path: Path, expected: str, progress: Progress) -> Fetched:
             then="type the same command again",
         )
     # The digest first: a file without one is fetched again, so a crash between the two leaves nothing half known.
-    replace_file(_digest_file(path), f"{found}\n".encode())
+    with disk_errors(path):
+        write_atomic(_digest_file(path), f"{found}\n")
     part.replace(path)
     checked = "as published" if expected else "not known beforehand, kept for the next time"
     return Fetched(path, f"{num_bytes / 1e6:.1f} MB from {url}, sha256 {found[:8]} {checked}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.errors import CheckpointError
-from reconv.io.atomic import Files
+from reconv.io.atomic import FileSystem
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -59,10 +59,10 @@ def render(manifest: Manifest) -> bytes:
     return json.dumps({**body, "digest": _digest(body)}, indent=1).encode()
 
 
-def read(folder: Path, files: Files | None = None) -> Manifest:
+def read(folder: Path, files: FileSystem | None = None) -> Manifest:
     """Read the manifest of a checkpoint folder; raises `CheckpointError` when it is missing or damaged."""
     path = folder / NAME
-    text = _bytes(path, files or Files())
+    text = _bytes(path, files or FileSystem())
     try:
         content = json.loads(text)
         found = content.pop("digest")
@@ -85,9 +85,9 @@ def digest(folder: Path) -> str:
     return hashlib.sha256((folder / NAME).read_bytes()).hexdigest()[:16]
 
 
-def verify(folder: Path, files: Files | None = None) -> Manifest:
+def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
     """Check every file of a checkpoint in full; raises `CheckpointError` naming the file and what is wrong."""
-    files = files or Files()
+    files = files or FileSystem()
     manifest = verify_sizes(folder, files)
     for name, entry in manifest.files.items():
         digest = hashlib.sha256()
@@ -101,9 +101,9 @@ def verify(folder: Path, files: Files | None = None) -> Manifest:
     return manifest
 
 
-def verify_sizes(folder: Path, files: Files | None = None) -> Manifest:
+def verify_sizes(folder: Path, files: FileSystem | None = None) -> Manifest:
     """Check names and sizes only: finds torn checkpoints, not flipped bits."""
-    files = files or Files()
+    files = files or FileSystem()
     manifest = read(folder, files)
     for name, entry in manifest.files.items():
         path = folder / name
@@ -116,7 +116,7 @@ def verify_sizes(folder: Path, files: Files | None = None) -> Manifest:
         if num_bytes != entry.num_bytes:
             raise damaged(path, f"has {num_bytes} bytes instead of {entry.num_bytes}")
     try:
-        names = files.names(folder)
+        names = files.listdir(folder)
     except OSError as error:
         raise unreadable(folder, error) from error
     for name in names:
@@ -125,7 +125,7 @@ def verify_sizes(folder: Path, files: Files | None = None) -> Manifest:
     return manifest
 
 
-def read_verified(path: Path, entry: Entry, files: Files) -> bytes:
+def read_verified(path: Path, entry: Entry, files: FileSystem) -> bytes:
     """The content of a file, checked against its entry: what is returned is what was hashed."""
     data = _bytes(path, files)
     if len(data) != entry.num_bytes:
@@ -151,7 +151,7 @@ def unreadable(path: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _bytes(path: Path, files: Files) -> bytes:
+def _bytes(path: Path, files: FileSystem) -> bytes:
     try:
         with files.open(path) as file:
             return file.read()

@@ -20,7 +20,7 @@ from typing import Any
 
 from reconv.checkpoint.manifest import damaged
 from reconv.errors import ResourceError, RunLockedError, UsageError
-from reconv.io.atomic import Files, replace_file, writing
+from reconv.io.atomic import FileSystem, disk_errors, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +40,30 @@ class RunDir:
     path: Path
 
     @classmethod
-    def at(cls, path: Path, files: Files | None = None) -> RunDir:
+    def at(cls, path: Path, files: FileSystem | None = None) -> RunDir:
         """The run folder at a path, made if it is not there."""
-        files = files or Files()
-        with writing(files, path):
-            files.make_folder(path)
-            files.sync_folder(path.parent)
+        files = files or FileSystem()
+        with disk_errors(path, fs=files):
+            files.makedirs(path)
+            files.fsync_dir(path.parent)
         return cls(path)
 
     @classmethod
-    def create(cls, root: Path, recipe_name: str, files: Files | None = None) -> RunDir:
+    def create(cls, root: Path, recipe_name: str, files: FileSystem | None = None) -> RunDir:
         """A new run folder `root/recipe_name/n`, which no other process has been given."""
         if recipe_name in ("", ".", "..") or "/" in recipe_name or "\0" in recipe_name:
             raise UsageError(f"{recipe_name!r} cannot name a run folder", then="use --out DIR")
-        files = files or Files()
+        files = files or FileSystem()
         parent = root / recipe_name
-        with writing(files, parent):
-            files.make_folder(parent)
+        with disk_errors(parent, fs=files):
+            files.makedirs(parent)
             while True:
                 number = max(_numbers(parent), default=0) + 1
                 try:
-                    files.claim_folder(parent / str(number))
+                    files.mkdir(parent / str(number))
                 except FileExistsError:
                     continue  # another process was faster: the next number is ours
-                files.sync_folder(parent)
+                files.fsync_dir(parent)
                 return cls(parent / str(number))
 
     @classmethod
@@ -148,9 +148,10 @@ class RunDir:
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(self.best, f"is damaged: {type(error).__name__}: {error}") from error
 
-    def write_best(self, best: Best, files: Files | None = None) -> None:
+    def write_best(self, best: Best, files: FileSystem | None = None) -> None:
         """Put a new best on record, atomically."""
-        replace_file(self.best, json.dumps(asdict(best)).encode(), files)
+        with disk_errors(self.best, fs=files):
+            write_atomic(self.best, json.dumps(asdict(best)), files)
 
 
 def runs_in(folder: Path) -> list[RunDir]:
@@ -184,7 +185,7 @@ class RunLock:
     """A run folder held by this process until released, or until the process ends in whatever way."""
 
     def __init__(self, path: Path) -> None:
-        with writing(Files(), path):
+        with disk_errors(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             _lock(descriptor, path)

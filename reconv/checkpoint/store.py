@@ -26,7 +26,7 @@ from torch import Tensor
 from reconv.checkpoint import manifest as manifests
 from reconv.checkpoint.manifest import Entry, Manifest
 from reconv.errors import CheckpointError
-from reconv.io.atomic import Files, cannot_write, disk_full, write_new, writing
+from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
 
 STATE = "state.json"
 SUFFIX = ".safetensors"
@@ -76,9 +76,9 @@ def is_checkpoint_name(name: str) -> bool:
 class Store:
     """The checkpoints of one run folder."""
 
-    def __init__(self, folder: Path, files: Files | None = None) -> None:
+    def __init__(self, folder: Path, files: FileSystem | None = None) -> None:
         self.folder = folder
-        self.files = files or Files()
+        self.files = files or FileSystem()
 
     def save(self, step: int, parts: Parts, state: Mapping[str, Any]) -> SavedCheckpoint:
         """Write a checkpoint; when this returns it is on the disk under its final name."""
@@ -86,17 +86,17 @@ class Store:
         final = self.folder / folder_name(step)
         try:
             if not self.folder.exists():
-                self.files.make_folder(self.folder)
-                self.files.sync_folder(self.folder.parent)
+                self.files.makedirs(self.folder)
+                self.files.fsync_dir(self.folder.parent)
             self.sweep()
             self._check_space(parts)
             manifest = self._write(temporary, step, parts, state)
             self._publish(temporary, final, step)
         except OSError as error:
-            refused = cannot_write(self.files, final, error)
+            refused = disk_error(final, error, fs=self.files)
             # The space comes back at once where it can; else the next sweep finds the folder. The refusal is the news.
             with suppress(OSError):
-                self.files.remove_tree(temporary)
+                self.files.rmtree(temporary)
             raise refused from error
         return SavedCheckpoint(final, manifest.num_bytes)
 
@@ -126,7 +126,7 @@ class Store:
 
     def retain(self, keep_last: int, best_step: int | None = None, pinned: Collection[int] = ()) -> list[int]:
         """Delete all but the last, the best and the pinned checkpoints, once a kept one is proven valid."""
-        with writing(self.files, self.folder):
+        with disk_errors(self.folder, fs=self.files):
             self.sweep()
             kept = {best_step, *pinned}
             proven: int | None = None
@@ -154,10 +154,10 @@ class Store:
             if match[1] == "old" and not self._is_whole(final, full=True):
                 if final.exists():
                     self._delete([final])
-                self.files.rename(hidden, final)
-                self.files.sync_folder(self.folder)
+                self.files.replace(hidden, final)
+                self.files.fsync_dir(self.folder)
             else:
-                self.files.remove_tree(hidden)
+                self.files.rmtree(hidden)
 
     def _candidates(self) -> list[tuple[int, Path]]:
         """Every folder that may be a checkpoint, newest step first, a replaced one after its replacement."""
@@ -175,7 +175,7 @@ class Store:
 
     def _names(self) -> list[str]:
         try:
-            return self.files.names(self.folder)
+            return self.files.listdir(self.folder)
         except FileNotFoundError:
             return []
 
@@ -194,49 +194,49 @@ class Store:
         tensors = (tensor for part in parts.values() for tensor in part.values())
         needed_bytes = sum(t.numel() * t.element_size() for t in tensors) + _HEADROOM_BYTES
         if self.files.free_bytes(self.folder) < needed_bytes:
-            raise disk_full(self.files, self.folder, "not enough disk space for a checkpoint", needed_bytes)
+            raise disk_full_error(self.folder, "not enough disk space for a checkpoint", needed_bytes, self.files)
 
     def _write(self, folder: Path, step: int, parts: Parts, state: Mapping[str, Any]) -> Manifest:
-        self.files.claim_folder(folder)
+        self.files.mkdir(folder)
         entries: dict[str, Entry] = {}
         for part, tensors in parts.items():
             if not _PART.fullmatch(part):
                 raise ValueError(f"{part!r} cannot name a part of a checkpoint")
             data = encode(tensors)
-            write_new(self.files, folder / f"{part}{SUFFIX}", data)
+            write_synced(folder / f"{part}{SUFFIX}", data, self.files)
             entries[f"{part}{SUFFIX}"] = manifests.entry_of(data)
         text = json.dumps(dict(state), indent=1).encode()
-        write_new(self.files, folder / STATE, text)
+        write_synced(folder / STATE, text, self.files)
         entries[STATE] = manifests.entry_of(text)
         manifest = Manifest(step, entries)
-        write_new(self.files, folder / manifests.NAME, manifests.render(manifest))
-        self.files.sync_folder(folder)
+        write_synced(folder / manifests.NAME, manifests.render(manifest), self.files)
+        self.files.fsync_dir(folder)
         return manifest
 
     def _publish(self, temporary: Path, final: Path, step: int) -> None:
         replaced = self._hidden("old", step)
         is_replacing = final.exists()
         if is_replacing:
-            self.files.rename(final, replaced)
-        self.files.rename(temporary, final)
-        self.files.sync_folder(self.folder)
+            self.files.replace(final, replaced)
+        self.files.replace(temporary, final)
+        self.files.fsync_dir(self.folder)
         if is_replacing:
-            self.files.remove_tree(replaced)
+            self.files.rmtree(replaced)
 
     def _delete(self, paths: list[Path]) -> None:
         """Rename first, so that no name of a checkpoint ever points at half of one."""
         trash = [path.with_name(f".trash-{path.name}-{os.getpid()}") for path in paths]
         for path, hidden in zip(paths, trash, strict=True):
-            self.files.rename(path, hidden)
+            self.files.replace(path, hidden)
         if trash:
-            self.files.sync_folder(self.folder)
+            self.files.fsync_dir(self.folder)
         for hidden in trash:
-            self.files.remove_tree(hidden)
+            self.files.rmtree(hidden)
 
 
-def load(path: Path, files: Files | None = None) -> Loaded:
+def load(path: Path, files: FileSystem | None = None) -> Loaded:
     """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
-    files = files or Files()
+    files = files or FileSystem()
     manifest = manifests.verify_sizes(path, files)
     if STATE not in manifest.files:
         raise manifests.damaged(path / STATE, f"is not listed in {manifests.NAME}")

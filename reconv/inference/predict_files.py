@@ -23,7 +23,7 @@ from reconv.detection.postprocess import Detections
 from reconv.errors import DataError, UsageError
 from reconv.inference.predictor import LoadedModel, Tell, find_model, open_model, silent
 from reconv.inference.tta import average_views
-from reconv.io.atomic import Files, writing
+from reconv.io.atomic import disk_errors
 from reconv.precision.accumulate import wide
 from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.task_builder import build_postprocess
@@ -184,7 +184,7 @@ def _draw(file: Path, boxes: Sequence[FoundBox], target: Path) -> None:
     """The image again, in colour and full size, with its boxes; it is not kept from before, since many are large."""
     written = [DrawnBox(b.box_xyxy, f"{b.name} {b.score:.0%}", class_colour(b.label)) for b in boxes]
     drawn = draw_boxes(picture(decode(read(file), 3, str(file)), 3), written)
-    with writing(Files(), target.parent, "choose another folder with --images DIR"):
+    with disk_errors(target.parent, "choose another folder with --images DIR"):
         target.parent.mkdir(parents=True, exist_ok=True)
         drawn.save(target)
 

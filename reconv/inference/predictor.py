@@ -20,7 +20,7 @@ from reconv.errors import CheckpointError, DataError, UsageError
 from reconv.inference.evaluate import InferenceStep
 from reconv.inference.evaluate import evaluate as one_pass
 from reconv.inference.load_model import build_saved, find_weights, read_saved
-from reconv.io.atomic import Files, writing
+from reconv.io.atomic import disk_errors
 from reconv.metrics.coco_eval import INSTALL, can_score_coco
 from reconv.recipe.schema import Recipe
 from reconv.report.html import write_report
@@ -170,12 +170,12 @@ def _score_every_checkpoint(
         if key not in known:
             result = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch, tell)
             known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
-            with writing(Files(), folder, "copy the run to a folder of yours and score it there"):
+            with disk_errors(folder, "copy the run to a folder of yours and score it there"):
                 write_scores(folder, list(known.values()))
         score = known[key]
         skipped = len(source) - score.num_samples
         results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples, skipped))
-    with writing(Files(), folder, "copy the run to a folder of yours and score it there"):
+    with disk_errors(folder, "copy the run to a folder of yours and score it there"):
         write_report(folder)
     if not results:
         raise CheckpointError("no checkpoint of this run is usable", where=str(store.folder))

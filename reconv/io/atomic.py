@@ -1,8 +1,4 @@
-"""Every change to the disk, one method each, and the words for when the disk says no.
-
-Owns the system calls and their translation into errors for people. Refuses to know what is written. Invariant: a
-file or folder made by this room appears under its final name only complete and synced.
-"""
+"""Files that appear under their name only when they are complete and on disk, and errors for a disk that refuses."""
 
 from __future__ import annotations
 
@@ -10,53 +6,58 @@ import errno
 import io
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from reconv.errors import ResourceError
-from reconv.io import sync as disk
 
 _CHUNK_BYTES = 8 << 20
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR})
-_INSTEAD = "choose another folder with --out DIR"
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NOT_A_FOLDER = frozenset({errno.EEXIST, errno.ENOTDIR})
+_OTHER_FOLDER = "choose another folder with --out DIR"
 
 
-class Files:
-    """The file operations of this room; a subclass can make any one of them fail."""
+class FileSystem:
+    """The file operations used for durable writes; tests override single ones to make them fail."""
 
-    def make_folder(self, path: Path) -> None:
-        """Make a folder and its parents; one that exists is fine."""
+    def makedirs(self, path: Path) -> None:
+        """Create a folder and its parents; it may exist."""
         path.mkdir(parents=True, exist_ok=True)
 
-    def claim_folder(self, path: Path) -> None:
-        """Make a folder that nobody else has made."""
+    def mkdir(self, path: Path) -> None:
+        """Create a folder that must not exist."""
         path.mkdir()
 
     def create(self, path: Path) -> io.FileIO:
-        """Open a file for writing, unbuffered, so that each write is one system call."""
+        """Open a file for writing, unbuffered: each write is one system call."""
         return io.FileIO(path, "w")
 
     def write(self, file: io.FileIO, data: memoryview) -> int:
-        """Write some of the data and say how much."""
+        """Write some of the data; return how many bytes."""
         return file.write(data) or 0
 
-    def sync(self, file: io.FileIO) -> None:
-        """Wait until the file's data is on the disk."""
+    def fsync(self, file: io.FileIO) -> None:
+        """Wait until the file's data is on disk."""
         os.fsync(file.fileno())
 
-    def sync_folder(self, path: Path) -> None:
-        """Wait until the folder's names are on the disk."""
-        disk.sync_folder(path)
+    def fsync_dir(self, path: Path) -> None:
+        """Wait until the folder's entries are on disk."""
+        fsync_dir(path)
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Move within one file system, atomically; an existing file is replaced."""
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename within one file system, atomically; an existing file is replaced."""
         os.replace(source, target)
 
-    def remove_tree(self, path: Path) -> None:
-        """Delete a folder and all in it."""
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        path.unlink()
+
+    def rmtree(self, path: Path) -> None:
+        """Delete a folder with its content."""
         shutil.rmtree(path)
 
     def free_bytes(self, path: Path) -> int:
@@ -67,85 +68,130 @@ class Files:
         """Open a file for reading."""
         return path.open("rb")
 
-    def names(self, path: Path) -> list[str]:
-        """The names in a folder, sorted."""
+    def listdir(self, path: Path) -> list[str]:
+        """The sorted names in a folder."""
         return sorted(os.listdir(path))
 
 
-def write_new(files: Files, path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on the disk."""
-    with files.create(path) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[files.write(file, rest[:_CHUNK_BYTES]) :]
-        files.sync(file)
+def fsync_dir(path: Path) -> None:
+    """Wait until a folder's entries are on disk, so that a rename survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder and return EINVAL; their renames are synchronous.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
 
 
-def replace_file(path: Path, data: bytes, files: Files | None = None) -> None:
-    """Put a whole file in the place of another: after a crash it is the old one or the new one."""
-    files = files or Files()
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    with writing(files, path):
-        write_new(files, temporary, data)
-        files.rename(temporary, path)
-        files.sync_folder(path.parent)
+def write_atomic(path: Path, content: bytes | str, fs: FileSystem | None = None) -> None:
+    """Create or replace a file: readers, and a crash at any moment, see the old content or the new one.
+
+    Text is written as UTF-8. Bytes of file names that are not UTF-8 are escaped; JSON reads the escapes back as they
+    were. Raises OSError and leaves no temporary file.
+    """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    fs = fs or FileSystem()
+    with _renamed_on_success(path, None, fs) as temporary:
+        write_synced(temporary, data, fs)
 
 
 @contextmanager
-def writing(files: Files, path: Path, instead: str = _INSTEAD) -> Iterator[None]:
-    """Turn the operating system's refusals in the block into errors for people, who may do something else instead."""
+def atomic_writer(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
+    """An open file that gets its name when the block ends without an error, and is deleted otherwise.
+
+    `temporary` is where the bytes go meanwhile, on the same file system; by default a hidden file beside `path`.
+    """
+    with _renamed_on_success(path, temporary, FileSystem()) as unfinished, unfinished.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_synced(path: Path, data: bytes, fs: FileSystem) -> None:
+    """Write a file in place and wait until it is on disk."""
+    with fs.create(path) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[fs.write(file, rest[:_CHUNK_BYTES]) :]
+        fs.fsync(file)
+
+
+@contextmanager
+def _renamed_on_success(path: Path, temporary: Path | None, fs: FileSystem) -> Iterator[Path]:
+    # Process ids repeat across containers that share a file system, so the name is random.
+    temporary = temporary or path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        yield temporary
+        fs.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            fs.remove(temporary)
+        raise
+    fs.fsync_dir(path.parent)
+
+
+@contextmanager
+def disk_errors(path: Path, otherwise: str = _OTHER_FOLDER, fs: FileSystem | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into a `ResourceError`; `otherwise` is what the user can do instead."""
     try:
         yield
     except OSError as error:
-        raise cannot_write(files, path, error, instead) from error
+        raise disk_error(path, error, otherwise, fs) from error
 
 
-def cannot_write(files: Files, path: Path, error: OSError, instead: str = _INSTEAD) -> ResourceError:
-    """The error for a refused write: which path, how much space is left, what to do."""
+def disk_error(
+    path: Path, error: OSError, otherwise: str = _OTHER_FOLDER, fs: FileSystem | None = None
+) -> ResourceError:
+    """The error for a failed write: which path, how much space is left, what to do."""
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
-        kind = "the disk quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
-        return disk_full(files, path, kind)
-    if error.errno in _FORBIDDEN:
+    if error.errno in _DISK_FULL:
+        what = "the disk quota is used up" if error.errno == errno.EDQUOT else "the disk is full"
+        return disk_full_error(path, what, fs=fs)
+    if error.errno in _NOT_PERMITTED:
         return ResourceError(
-            "unwritable folder",
+            "folder is not writable",
             where=str(path),
-            why=f"the system says: {reason}",
-            then=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or {instead}",
+            why=reason,
+            then=f"ls -ld '{path if os.path.isdir(path) else path.parent}', or {otherwise}",
         )
-    if error.errno in _IN_THE_WAY:
-        in_the_way = next((place for place in (path, *path.parents) if os.path.isfile(place)), path)
+    if error.errno in _NOT_A_FOLDER:
+        blocking = next((place for place in (path, *path.parents) if os.path.isfile(place)), path)
         return ResourceError(
             "a file is where a folder should be",
-            where=str(in_the_way),
+            where=str(blocking),
             why=f"the folder would be {path}",
-            then=f"{instead}, or move the file away",
+            then=f"{otherwise}, or move the file away",
         )
     return ResourceError(
         "could not write",
         where=str(path),
-        why=f"the system says: {reason} ({errno.errorcode.get(error.errno or 0, 'no code')})",
-        then=f"check the disk (dmesg, mount), or {instead}",
+        why=f"{reason} ({errno.errorcode.get(error.errno or 0, 'no error code')})",
+        then=f"check the disk (dmesg, mount), or {otherwise}",
     )
 
 
-def disk_full(files: Files, path: Path, what: str, num_bytes: int | None = None) -> ResourceError:
-    """The error for a lack of space, with what is left and, where known, what is needed."""
-    needed = "" if num_bytes is None else f"{_megabytes(num_bytes)} needed, "
+def disk_full_error(
+    path: Path, what: str, needed_bytes: int | None = None, fs: FileSystem | None = None
+) -> ResourceError:
+    """The error for a lack of space, with what is free and, where known, what is needed."""
+    needed = "" if needed_bytes is None else f"{_megabytes(needed_bytes)} needed, "
     return ResourceError(
         what,
         where=str(path),
-        why=f"{needed}{_free_text(files, path)} free",
-        then="make room (or set save.keep_last lower), then the same command with --resume",
+        why=f"{needed}{_free_text(path, fs or FileSystem())} free",
+        then="free some space (or lower save.keep_last), then run the same command with --resume",
     )
 
 
-def _free_text(files: Files, path: Path) -> str:
+def _free_text(path: Path, fs: FileSystem) -> str:
     existing = next((p for p in (path, *path.parents) if p.exists()), None)
     if existing is None:
         return "unknown"
     try:
-        return _megabytes(files.free_bytes(existing))
+        return _megabytes(fs.free_bytes(existing))
     except OSError as error:
         return f"unknown ({error.strerror})"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 
 FILE_NAME = "detection.json"
 FORM = 1
@@ -20,7 +20,7 @@ FORM = 1
 def write_findings(run_dir: Path, findings: Mapping[str, Any]) -> None:
     """Replace the file by these findings."""
     text = json.dumps({"form": FORM, **findings}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    write_whole(run_dir / FILE_NAME, text + "\n")
+    write_atomic(run_dir / FILE_NAME, text + "\n")
 
 
 def read_findings(run_dir: Path) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reconv.errors import UsageError
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 from reconv.report import page, sections
 from reconv.report.compare import comparison
 from reconv.report.detector_section import detection
@@ -32,7 +32,7 @@ def render(run_dirs: Sequence[Path]) -> str:
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder and return its path."""
     path = run_dir / "report.html"
-    write_whole(path, render([run_dir]))
+    write_atomic(path, render([run_dir]))
     return path
 
 

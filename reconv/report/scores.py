@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 
 FILE_NAME = "evaluations.csv"
 _OWN_COLUMNS = ("step", "weights", "checkpoint", "data", "num_samples")
@@ -58,4 +58,4 @@ def write_scores(run_dir: Path, scores: Sequence[CheckpointScore]) -> None:
     for score in sorted(scores, key=lambda score: (score.step, score.weights, score.data)):
         own = (score.step, score.weights, score.checkpoint, score.data, score.num_samples)
         writer.writerow([*own, *(score.metrics.get(name, "") for name in names)])
-    write_whole(run_dir / FILE_NAME, text.getvalue())
+    write_atomic(run_dir / FILE_NAME, text.getvalue())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.errors import ExitCode
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 from reconv.logging.clock import rates_of
 from reconv.logging.events import EvalResult
 from reconv.logging.formatting import is_loss, resume_command
@@ -31,7 +31,7 @@ def summarise(run_dir: Path) -> dict[str, Any]:
 def write_summary(run_dir: Path) -> dict[str, Any]:
     """Write `summary.json` in one move and return what it says."""
     summary = summarise(run_dir)
-    write_whole(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return summary
 
 

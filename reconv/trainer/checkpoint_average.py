@@ -20,7 +20,7 @@ from reconv.checkpoint.weight_average import average as average_files
 from reconv.checkpoint.weight_average import exponential_weights, mean_weights
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
-from reconv.io.atomic import replace_file
+from reconv.io.atomic import disk_errors, write_atomic
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Plan, averaging_window
@@ -99,7 +99,8 @@ def _write(store: Store, steps: Sequence[int], target: Path, kind: str, decay: f
         manifest.verify(folder)
     shares = mean_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
     tensors = average_files([folder / part for folder in folders], shares)
-    replace_file(target, encode(tensors))
+    with disk_errors(target):
+        write_atomic(target, encode(tensors))
     return Averaged(target, tuple(steps), kind)
 
 

@@ -22,7 +22,7 @@ from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.process_group import Ending, ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
 from reconv.errors import DataError, ExitCode, InterruptedRunError, ReconvError, RemoteRankError, UsageError
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 from reconv.logging.exporters import require_packages
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.loader import Override, load
@@ -121,7 +121,7 @@ def marking(folder: RunDir, place: LaunchEnv) -> Callable[[object, BaseException
     def leave(kind: object, error: BaseException | None, trace: object) -> None:
         may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not place.words
         if isinstance(error, ReconvError) and error.code in FOR_GOOD and may_restart:
-            write_whole(mark, json.dumps(error.to_dict()))
+            write_atomic(mark, json.dumps(error.to_dict()))
 
     return leave
 

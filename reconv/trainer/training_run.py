@@ -27,7 +27,7 @@ from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.environment_checks import Machine, available_memory_bytes, cores_of_one, usable_cores
 from reconv.errors import ExitCode, RecipeError, ReconvError, UsageError
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.events import AttemptStarted, Event, read_events
 from reconv.logging.run_logger import RunLogger, open_run_logger
@@ -228,7 +228,7 @@ def prepare_job(
     plan = make_plan(recipe, replace(facts, gpu_share=share))
     choose_algorithms(device, recipe.engine)
     if process_group.is_rank0:
-        write_whole(choice.folder.recipe, dump(recipe))
+        write_atomic(choice.folder.recipe, dump(recipe))
         choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
     return settle_micro(TrainingRun(recipe, plan, sources, device, process_group, choice.folder, point))
 

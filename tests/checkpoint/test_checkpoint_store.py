@@ -16,7 +16,7 @@ from torch import Tensor
 from reconv.checkpoint import manifest
 from reconv.checkpoint.store import Newest, Store, encode
 from reconv.errors import CheckpointError, ExitCode
-from reconv.io.atomic import Files
+from reconv.io.atomic import FileSystem
 
 FILES = ["ema.safetensors", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
 
@@ -214,7 +214,7 @@ def test_another_format_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> None:
-    class BadSector(Files):
+    class BadSector(FileSystem):
         def open(self, path: Path) -> io.BufferedReader:
             if path.parent.name == "step-000000020" and path.name == "optimizer.safetensors":
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -227,11 +227,11 @@ def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> N
 
 
 def test_checkpoints_that_may_not_be_listed_are_told_so(tmp_path: Path) -> None:
-    class Forbidden(Files):
-        def names(self, path: Path) -> list[str]:
+    class Forbidden(FileSystem):
+        def listdir(self, path: Path) -> list[str]:
             if path.name in forbidden:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            return super().names(path)
+            return super().listdir(path)
 
     two_checkpoints(tmp_path)
     forbidden = {tmp_path.name}

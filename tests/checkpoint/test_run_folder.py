@@ -15,7 +15,7 @@ from reconv.checkpoint.locate import find_run, locate
 from reconv.checkpoint.run_dir import Best, RunDir
 from reconv.checkpoint.store import Store
 from reconv.errors import CheckpointError, ExitCode, ResourceError, RunLockedError, UsageError
-from reconv.io.atomic import Files
+from reconv.io.atomic import FileSystem
 
 
 def begun(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) -> RunDir:
@@ -53,12 +53,12 @@ def test_a_name_that_is_a_path_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_an_unwritable_root_gives_code_6_with_its_path(tmp_path: Path) -> None:
-    class ReadOnly(Files):
-        def make_folder(self, path: Path) -> None:
+    class ReadOnly(FileSystem):
+        def makedirs(self, path: Path) -> None:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     for make in (lambda: RunDir.create(tmp_path, "a", ReadOnly()), lambda: RunDir.at(tmp_path / "a", ReadOnly())):
-        with pytest.raises(ResourceError, match="unwritable folder") as caught:
+        with pytest.raises(ResourceError, match="folder is not writable") as caught:
             make()
         assert caught.value.where == str(tmp_path / "a")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from reconv.errors import DataError, ResourceError, RunLockedError, UsageError
-from reconv.io.sync import sync_folder
+from reconv.io.atomic import atomic_writer, fsync_dir
 
 MANIFEST = "reconv.json"
 _JOURNAL = ".journal"
@@ -81,11 +81,8 @@ class StagingDir:
         temporary, final = self._journal / f"{name.replace('/', '-')}.tmp", self.path / name
         with _writing(final):
             final.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
+            with atomic_writer(final, temporary) as file:
                 yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, final)
 
     def make_folder(self, path: Path) -> None:
         """Make a folder of the room and its parents."""
@@ -100,7 +97,7 @@ class StagingDir:
     def done(self, piece: str, facts: Facts) -> None:
         """Note that a piece is complete."""
         with _writing(self.path):
-            sync_folder(self.path)
+            fsync_dir(self.path)
         self._put(f"{_JOURNAL}/{piece}.json", facts)
 
     def finish(self, manifest: Facts) -> None:
@@ -119,10 +116,10 @@ class StagingDir:
 
     def _leave(self) -> None:
         with _writing(self._destination):
-            sync_folder(self.path)
+            fsync_dir(self.path)
             shutil.rmtree(self._journal)
             os.replace(self.path, self._destination)
-            sync_folder(self._destination.parent)
+            fsync_dir(self._destination.parent)
 
     def _agree(self) -> None:
         """Write the plan, or see that the one found here is the same."""
@@ -146,8 +143,6 @@ class StagingDir:
         """Write a file of the room, whole, and wait until it is on the disk."""
         with self.new_file(name) as file:
             file.write(text.encode())
-        with _writing(self.path):
-            sync_folder((self.path / name).parent)
 
     def _put(self, name: str, facts: Facts) -> None:
         self.put_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")

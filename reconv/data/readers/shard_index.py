@@ -14,7 +14,6 @@ import hashlib
 import json
 import mmap
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from reconv.data.readers.map_shards import of_each
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError
+from reconv.io.atomic import write_atomic
 from reconv.io.cache import cache_folder
 
 Rows = npt.NDArray[np.void]
@@ -114,17 +114,10 @@ def _keep(place: Path, header: Mapping[str, Any], rows: Rows) -> bool:
     content = rows.tobytes()
     text = json.dumps({**header, "rows_digest": _digest(content)}).encode()
     text += b" " * (-(len(_MAGIC) + _HEADER_SIZE_BYTES + len(text)) % 64)
-    unfinished = None
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=place.name, delete=False) as file:
-            unfinished = file.name
-            file.write(_MAGIC + len(text).to_bytes(_HEADER_SIZE_BYTES, "little") + text + content)
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, place)
+        write_atomic(place, _MAGIC + len(text).to_bytes(_HEADER_SIZE_BYTES, "little") + text + content)
     except OSError:  # read-only, full or not ours: the next place is tried, and the last resort is said
-        if unfinished is not None and os.path.exists(unfinished):
-            os.unlink(unfinished)
         return False
     return True
 

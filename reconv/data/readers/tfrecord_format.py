@@ -8,7 +8,6 @@ A record is its length (8 bytes), the masked CRC-32C of those, the content, and 
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 from reconv.data.storage.local import ReadWindow, read, size_bytes
 from reconv.errors import DataError
+from reconv.io.atomic import atomic_writer
 from reconv.io.crc32c import crc32c, masked
 from reconv.io.protobuf import MalformedError, bytes_field, read_message, read_varint, spans, varint
 
@@ -100,14 +100,11 @@ def write_record(file: BinaryIO, content: bytes) -> None:
 
 def write_records(path: str | Path, contents: Iterable[bytes]) -> int:
     """Write a whole file of records, which has its name only when it is complete; how many there were."""
-    unfinished, count = f"{path}.part", 0
-    with open(unfinished, "wb") as file:
+    count = 0
+    with atomic_writer(Path(path)) as file:
         for content in contents:
             write_record(file, content)
             count += 1
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
     return count
 
 

@@ -11,7 +11,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 from reconv.logging.events import EvalResult, Event, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
@@ -94,7 +94,7 @@ class Table:
         # The newest row says the order: a new column stands where that row has it.
         self._columns = list(dict.fromkeys(name for row in reversed(rows) for name in row))
         header = self._text([{name: name for name in self._columns}]) if rows else ""
-        write_whole(self._path, header + self._text(rows))
+        write_atomic(self._path, header + self._text(rows))
 
     def _text(self, rows: list[Row]) -> str:
         text = io.StringIO(newline="")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from reconv.errors import ExitCode
-from reconv.io.replace import write_whole
+from reconv.io.atomic import write_atomic
 from reconv.logging.events import AttemptStarted, EvalResult, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
@@ -43,7 +43,7 @@ class MlperfExporter:
         first_plan = next((e for e in run.past if isinstance(e, RunPlanned)), None)
         begin = [run.first_attempt, first_plan] if run.past else []
         lines = [line for event in (*begin, *past) if event is not None for line in self._lines(event)]
-        write_whole(self._path, "".join(lines))
+        write_atomic(self._path, "".join(lines))
 
     def on_event(self, event: Event) -> None:
         lines = "".join(self._lines(event))

@@ -451,13 +451,13 @@ def test_the_verb_converts_says_so_and_refuses_contradictions(
 
 def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path: Path) -> None:
     from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
-    from reconv.recipe.data_fields import Preprocess
+    from reconv.recipe.data_fields import PreprocessConfig
 
     run(tree, tmp_path / "new", "packed", OutputFormat(raw=True))
     rows = []
     for root in (tree, tmp_path / "new"):
         images, targets = np.empty((11, 3, 24, 24), np.uint8), np.empty(11, np.int64)
-        preprocess = Preprocess(size=24, resize=28)
+        preprocess = PreprocessConfig(size=24, resize=28)
         fetch = make_sample_pipeline(open_dataset("auto", root, "train", DataConfig()), preprocess, None)
         fetch(np.arange(11), None, {"images": images, "targets": targets})
         rows.append((images, targets))

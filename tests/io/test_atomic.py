@@ -1,0 +1,89 @@
+"""A file is replaced as a whole or not at all, whatever fails and whenever the process dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from failing_file_systems import Crash, PowerCutFileSystem, RefusingFileSystem
+
+from reconv.io.atomic import atomic_writer, fsync_dir, write_atomic
+
+
+def test_after_a_crash_at_any_call_the_file_is_the_old_or_the_new(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    seen = []
+    for crash_at in range(1, 100):
+        path.write_bytes(b"old")
+        fs = PowerCutFileSystem(crash_at)
+        try:
+            write_atomic(path, b"new content", fs)
+        except Crash:
+            for unsynced in fs.unsynced_files:
+                os.truncate(unsynced, 0)
+            seen.append(path.read_bytes())
+        else:
+            break
+    assert seen == [b"old"] * 4 + [b"new content"]  # create, write, fsync, replace; fsync_dir
+
+
+def test_a_refused_call_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    for refuse_at in range(1, 5):
+        path.write_bytes(b"old")
+        with pytest.raises(OSError):
+            write_atomic(path, b"new content", RefusingFileSystem(refuse_at, errno.ENOSPC))
+        assert path.read_bytes() == b"old"
+        assert os.listdir(tmp_path) == [path.name]
+
+
+def test_text_is_utf8_and_undecodable_bytes_of_a_file_name_are_escaped(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "report.txt", "Größe " + os.fsdecode(b"\xff"))
+    assert (tmp_path / "report.txt").read_bytes() == "Größe \\udcff".encode()
+
+
+def test_a_writer_gives_the_file_its_name_when_the_block_ends_well(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    with atomic_writer(path) as file:
+        file.write(b"content")
+        assert not path.exists()
+    assert path.read_bytes() == b"content"
+    with pytest.raises(KeyboardInterrupt), atomic_writer(path, tmp_path / "elsewhere") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"content"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_the_folder_itself_is_synced_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, int]] = []
+
+    def record(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        assert stat.S_ISDIR(status.st_mode)
+        synced.append((descriptor, status.st_ino))
+
+    monkeypatch.setattr(os, "fsync", record)
+    fsync_dir(tmp_path)
+    [(descriptor, inode)] = synced
+    assert inode == tmp_path.stat().st_ino
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("code,is_tolerated", [(errno.EINVAL, True), (errno.EIO, False), (errno.ENOSPC, False)])
+def test_only_a_file_system_that_cannot_sync_folders_is_tolerated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, is_tolerated: bool
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    if is_tolerated:
+        fsync_dir(tmp_path)
+    else:
+        with pytest.raises(OSError):
+            fsync_dir(tmp_path)
