@@ -20,7 +20,7 @@ DECODER := hatch_build.py $(wildcard csrc/*.[ch])
 help:
 	@echo "make train   install and train the quickstart recipe (CPU, about a minute)"
 	@echo "make test    install and run the whole test suite"
-	@echo "make lint    formatting, lint, types, import direction"
+	@echo "make lint    formatting, lint, types, import direction, unique names"
 	@echo "make format  apply the formatter and the safe lint fixes"
 	@echo "make slow    the tests that take minutes"
 	@echo "make gpu     the tests that need a CUDA GPU, in the environment of PYTHON"
@@ -54,6 +54,7 @@ lint: $(FULL)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_source.py
 
 format: $(FULL)
 	$(BIN)/ruff check --fix .

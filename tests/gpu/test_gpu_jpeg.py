@@ -31,7 +31,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, random = tmp_path_factory.mktemp("jpeg"), np.random.default_rng(0)
     for number in range(NUM_IMAGES):
         height, width = random.integers(200, 500, 2)
-        y, x = np.mgrid[0:height, 0:width, None][:2] / 100
+        y, x = np.mgrid[0:height, 0:width][..., None] / 100
         waves = random.uniform(0.5, 3, (2, 3))
         pixels = 128 + 80 * np.sin(x * waves[0] + y * waves[1]) + random.normal(0, 4, (height, width, 3))
         for split in ("train", "val"):

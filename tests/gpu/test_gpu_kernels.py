@@ -101,7 +101,7 @@ def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dt
         z = z + added
         y64, outputs = F.relu(z), list(norm.join_norms(x, of, other, other_of, groups, "relu")[:2])
     else:
-        y64, outputs = reference.FUNCTIONS[form](z), [norm.normalise(x, of, groups, form)[0]]  # type: ignore[arg-type,index]
+        y64, outputs = reference.FUNCTIONS[form](z), [norm.normalise(x, of, groups, form)[0]]  # type: ignore[arg-type]
     keep = 1 if form.startswith("pool") else far_from_kinks(z)
     dy = [torch.randn_like(output) * keep for output in outputs]
     torch.autograd.backward(outputs, dy)

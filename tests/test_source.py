@@ -1,0 +1,81 @@
+"""Rules about the source that no other linter checks; `make lint` runs them too."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "reconv"
+FILES = sorted(PACKAGE.rglob("*.py"))
+SHARED_MODULE_NAMES = {"__init__", "__main__", "ops", "triton"}  # one of each in every package of a kind
+VAGUE_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
+# Pickles of others are read by a restricted unpickler; our own travel between processes of one run, never to a file.
+PICKLE_READERS = {"reconv/data/readers/cifar.py"}
+PICKLE_IN_MEMORY = {"reconv/data/pipeline/shared_pickle.py"}
+
+
+@cache
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def imports(file: Path) -> set[str]:
+    """Every module a file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def public_classes() -> Iterator[tuple[str, Path]]:
+    for file in FILES:
+        for node in tree(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, file
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for file in FILES:
+        if file.stem not in SHARED_MODULE_NAMES:
+            yield file.stem, file
+
+
+@pytest.mark.parametrize("named", [public_classes, modules])
+def test_a_name_exists_once_in_the_package(named: Callable[[], Iterator[tuple[str, Path]]]) -> None:
+    places = defaultdict(list)
+    for name, file in named():
+        places[name].append(str(file.relative_to(ROOT)))
+    assert len(places) > 60
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_module_names_say_what_is_inside() -> None:
+    assert {name for name, _ in modules()}.isdisjoint(VAGUE_MODULE_NAMES)
+
+
+def test_only_the_distributed_package_imports_torch_distributed() -> None:
+    using = [file for file in FILES if any(name.startswith("torch.distributed") for name in imports(file))]
+    assert using
+    assert [file for file in using if PACKAGE / "distributed" not in file.parents] == []
+
+
+def test_nothing_imports_torchvision_and_nothing_writes_a_pickle() -> None:
+    banned = {"torchvision", "pickle", "cloudpickle", "dill"}
+    assert all((ROOT / name).is_file() for name in PICKLE_READERS | PICKLE_IN_MEMORY)
+    for file in FILES:
+        roots = {name.partition(".")[0] for name in imports(file)}
+        is_allowed = str(file.relative_to(ROOT)) in PICKLE_READERS | PICKLE_IN_MEMORY
+        assert not (roots & banned) - ({"pickle"} if is_allowed else set()), file
+        assert not re.search(r"(?<![.\w])torch\.save\b", file.read_text()), file
+    for name in PICKLE_IN_MEMORY:
+        assert not re.search(r"\bopen\(|write_bytes|\bPath\b", (ROOT / name).read_text()), name
