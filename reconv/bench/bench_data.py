@@ -272,7 +272,7 @@ def _ordinary(subject: BenchTarget) -> Iterator[Tensor]:
         indices = order.indices_of(positions)
         yield torch.stack(
             [
-                ordinary_picture(source.sample(int(index)), size, augment, draws[row], bool(flips[row]))
+                ordinary_picture(source[int(index)], size, augment, draws[row], bool(flips[row]))
                 for row, index in enumerate(indices)
             ]
         )

@@ -65,7 +65,7 @@ def _few(source: Dataset, num_pictures: int) -> Dataset:
 
 
 def _are_files(source: Dataset) -> bool:
-    return source.kind != PackedDataset.kind and isinstance(source.sample(0).data, bytes)
+    return source.kind != PackedDataset.kind and isinstance(source[0].data, bytes)
 
 
 def _silent(done: int, total: int) -> None:

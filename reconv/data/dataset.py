@@ -57,7 +57,7 @@ class Dataset(Protocol):
         ...
 
     def __len__(self) -> int: ...
-    def sample(self, index: int) -> Sample: ...
+    def __getitem__(self, index: int) -> Sample: ...
     def fingerprint(self) -> str:
         """A digest that changes when the samples, their order or their targets do."""
         ...
@@ -92,9 +92,9 @@ class Subset(InFiles):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The source's sample behind the index."""
-        return self._source.sample(int(self._indices[index]))
+        return self._source[int(self._indices[index])]
 
     def files(self, indices: I64) -> Files | None:
         """The source's files behind the indices."""
@@ -117,9 +117,9 @@ class WithBackground(InFiles):
     def __len__(self) -> int:
         return len(self._source)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The source's sample, its class one higher."""
-        sample = self._source.sample(index)
+        sample = self._source[index]
         return Sample(sample.data, sample.target + 1, sample.name)
 
     def files(self, indices: I64) -> Files | None:

@@ -108,7 +108,7 @@ def _chosen(images: Sequence[Judged]) -> list[Judged]:
 def _beside(judged: Judged, source: DetectionDataset) -> Image.Image:
     """The image twice in one tile: with its true boxes, and with those that were found."""
     image, truth = judged.image, judged.image.truth
-    picture = picture_as_annotated(source.sample(image.index), truth, 3)
+    picture = picture_as_annotated(source[image.index], truth, 3)
     scale = TILE_PX / max(picture.size)
     how = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.BILINEAR
     picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), how)
@@ -155,6 +155,6 @@ def _sheet(tiles: Sequence[Image.Image], gap_px: int = 2) -> Image.Image:
 
 
 def _caption(judged: Judged, source: DetectionDataset) -> str:
-    name = source.sample(judged.image.index).name
+    name = source[judged.image.index].name
     wrong = f", {judged.num_wrong} wrong" if judged.num_wrong else ""
     return f"{name}: {judged.num_found} of {judged.num_objects} found{wrong}"

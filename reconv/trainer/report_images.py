@@ -81,7 +81,7 @@ def picture_mistakes(
     [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
     names = sources.train.class_names
     captions = tuple(
-        f"said {names[m.predicted]} ({m.confidence:.0%}), really {names[m.target]} · {sources.val.sample(m.index).name}"
+        f"said {names[m.predicted]} ({m.confidence:.0%}), really {names[m.target]} · {sources.val[m.index].name}"
         for m in mistakes
     )
     save_picture(folder, "mistakes.png", batch["images"], logger, "Worst mistakes", captions, step)

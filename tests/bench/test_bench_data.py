@@ -118,7 +118,7 @@ def test_packed_data_are_compared_with_the_ordinary_pipeline_on_them(
 def test_every_way_makes_pictures_of_the_same_samples(tree: Path) -> None:
     with open_ways(_subject(tree), 6, lambda text: None) as ways:
         assert len(ways) == 4
-        targets = {way.name: [way.subject.source.sample(i).target for i in range(6)] for way in ways}
+        targets = {way.name: [way.subject.source[i].target for i in range(6)] for way in ways}
         assert len({tuple(of_way) for of_way in targets.values()}) == 1
         assert {len(way.subject.source) for way in ways} == {6}
 

@@ -123,7 +123,7 @@ def test_a_picture_of_the_validation_set_gets_the_boxes_that_evaluation_found(ru
     evaluated = evaluate(step, task.metrics(), loader).images()
     assert len(evaluated) == 8
     for image in evaluated:
-        pixels = source.sample(image.index).data
+        pixels = source[image.index].data
         assert isinstance(pixels, np.ndarray)
         Image.fromarray(pixels).save(tmp_path / f"{image.index}.png")
     answers = reconv.predict(run, [tmp_path / f"{image.index}.png" for image in evaluated], min_score=0.0)

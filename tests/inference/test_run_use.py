@@ -152,14 +152,14 @@ def test_prediction_uses_the_preprocessing_of_evaluation(run: Path, tmp_path: Pa
     folder = tmp_path / "images"
     folder.mkdir()
     for index in range(60):
-        data = digits.sample(index).data
+        data = digits[index].data
         assert isinstance(data, np.ndarray)
         Image.fromarray(data[:, :, 0]).save(folder / f"{index:03d}.png")
     predictions = reconv.predict(run, [folder], top=3)
     assert [p.path.name for p in predictions] == [f"{i:03d}.png" for i in range(60)]
     for index, prediction in enumerate(predictions):
         assert len(prediction.labels) == 3
-        right += prediction.labels[0][0] == digits.class_names[digits.sample(index).target]
+        right += prediction.labels[0][0] == digits.class_names[digits[index].target]
         assert 0 <= sum(s for _, s in prediction.labels) <= 1 + 1e-9
     assert abs(right / 60 - score.metrics["top1"]) < 0.15
 

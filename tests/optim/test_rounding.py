@@ -111,7 +111,7 @@ def test_draws_depend_on_seed_step_parameter_and_element_alone() -> None:
 
 def digits() -> tuple[Tensor, Tensor]:
     source = open_dataset("digits", None, "train", DataConfig(source="digits"))
-    samples = [source.sample(index) for index in range(len(source))]
+    samples = [source[index] for index in range(len(source))]
     images = torch.stack([torch.as_tensor(np.asarray(sample.data)).flatten() for sample in samples])
     return images / 255 - 0.3, torch.tensor([sample.target for sample in samples])
 

@@ -29,7 +29,7 @@ class Listed(DetectionDataset):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         data, said = self._samples[index]
         return Sample(data, NO_TARGET, f"listed[{index}]", said)
 

@@ -109,7 +109,7 @@ class Pictures(DetectionDataset):
     def __len__(self) -> int:
         return len(self._truths)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         return Sample(np.zeros((40, 40, 3), np.uint8), -1, str(index))
 
     def annotation(self, index: int) -> Annotation:

@@ -89,7 +89,7 @@ class DetectionDataset(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The image, with its annotation."""
 
     @abstractmethod
@@ -120,9 +120,9 @@ class DetectionSubset(DetectionDataset):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The source's image behind the index."""
-        return self._source.sample(int(self._indices[index]))
+        return self._source[int(self._indices[index])]
 
     def annotation(self, index: int) -> Annotation:
         """The source's boxes behind the index."""

@@ -166,7 +166,7 @@ class _Work:
         for number, index in enumerate(piece.indices):
             if self._stopped.is_set():
                 raise _StoppedError
-            sample = source.sample(int(index))
+            sample = source[int(index)]
             if sample.annotation is None and not 0 <= sample.target < num_classes:
                 why = f"there are {num_classes} classes, 0 to {num_classes - 1}"
                 raise DataError(f"label {sample.target} out of range", where=sample.name, why=why)

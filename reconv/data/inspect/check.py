@@ -159,7 +159,7 @@ def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
 def examine(source: Dataset, index: int) -> Seen | DataError:
     """One sample, decoded, or why it cannot be."""
     try:
-        sample = source.sample(index)
+        sample = source[index]
         target, labels = _labels(sample, len(source.class_names))
         if isinstance(sample.data, bytes):
             upright = decode_picture(sample.data, 3, sample.name)
@@ -299,7 +299,7 @@ def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:
 
 def _name(source: Dataset, index: int) -> str:
     try:
-        return printable(source.sample(index).name)
+        return printable(source[index].name)
     except DataError as error:  # vanished since it was read
         return printable(error.where)
 
@@ -362,7 +362,7 @@ def _members(source: Dataset, targets: I64) -> Callable[[int], I64]:
 def pictures_of(checked: Checked) -> Iterator[tuple[str, int, list[Image.Image]]]:
     """For each pictured class: its name, how many training images it has, and some of them."""
     for name, (split, indices) in checked.samples.items():
-        samples = [checked.sources[split].sample(index) for index in indices]
+        samples = [checked.sources[split][index] for index in indices]
         yield name, checked.splits[split].classes[name], [_tile(sample, checked.class_names) for sample in samples]
 
 

@@ -146,7 +146,7 @@ class Tree:
     def __len__(self) -> int:
         return len(self._files)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded file and its class."""
         target = self._targets[index]
         path = os.path.join(self._listing.folder, self.class_names[target], self._files[index])

@@ -74,7 +74,7 @@ class BoxSamplePipeline:
         """Fill each row."""
         for row, index in enumerate(indices.tolist()):
             began_s = time.perf_counter()
-            sample = self.source.sample(index)
+            sample = self.source[index]
             spent("disk", began_s)
             said = annotation_of(sample)
             boxes, labels = self._trained_on(said)

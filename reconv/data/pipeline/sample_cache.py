@@ -56,12 +56,12 @@ class Cached:
     def __len__(self) -> int:
         return len(self._source)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The source's sample, from memory where it was read before."""
         kept = self._kept.get(index)
         if kept is not None:
             return kept
-        sample = self._source.sample(index)
+        sample = self._source[index]
         with self._lock:  # two threads that miss together must not pay twice
             if index not in self._kept and self._room.take(num_bytes(sample)):
                 self._kept[index] = _own(sample)
@@ -85,7 +85,7 @@ class Cached:
 
     def _size(self, index: int) -> int | None:
         try:
-            return num_bytes(self._source.sample(index))
+            return num_bytes(self._source[index])
         except DataError:  # whether it ends the run or is left out is decided where it is needed
             return None
 

@@ -173,7 +173,7 @@ class Decode:
 def labelled(source: Dataset, index: int) -> Sample:
     """A sample, read now; an error where its class is none of the source's."""
     began_s = time.perf_counter()
-    sample = source.sample(index)
+    sample = source[index]
     spent("disk", began_s)
     num_classes = len(source.class_names)
     if not 0 <= sample.target < num_classes:

@@ -35,7 +35,7 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The image as [height, width, channels] and its class."""
         pixels = np.ascontiguousarray(self.images[index].transpose(1, 2, 0))
         return Sample(pixels, int(self.targets[index]), f"{self.kind}[{index}]")

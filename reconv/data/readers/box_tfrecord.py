@@ -94,7 +94,7 @@ class BoxTFRecordDataset(DetectionDataset):
     def __len__(self) -> int:
         return len(self._used)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The image and its boxes."""
         path, start, length = self._place(int(self._used[index]))
         features = _parse(path, start, read_record(path, start, length))

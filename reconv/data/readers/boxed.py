@@ -47,7 +47,7 @@ class BoxedDataset(DetectionDataset):
         """The image's file."""
         return self.table.files[int(self._used[index])]
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded file with its boxes."""
         path = self.path(index)
         data = read(path)

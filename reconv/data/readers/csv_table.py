@@ -68,7 +68,7 @@ class CSVDataset(InFiles):
         """The file of a sample."""
         return os.path.join(self._root, self._names[index])
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded file and its class."""
         path = self.path(index)
         return Sample(read(path), int(self._targets[index]), path)

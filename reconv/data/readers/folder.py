@@ -75,7 +75,7 @@ class FolderDataset(InFiles):
         name = self._names[index]
         return os.path.join(self._folder, self.class_names[self.targets[index]], name)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded file and its class."""
         path = self.path(index)
         return Sample(read(path), int(self.targets[index]), path)

@@ -49,7 +49,7 @@ class HFDataset:
     def __len__(self) -> int:
         return len(self._table)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded image and its class."""
         if not 0 <= index < len(self):
             raise IndexError(index)

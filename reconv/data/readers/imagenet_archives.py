@@ -54,7 +54,7 @@ class ImageNetArchives:
     def __len__(self) -> int:
         return len(self._targets)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded file, read out of the archive."""
         if not 0 <= index < len(self):
             raise IndexError(index)

@@ -54,10 +54,10 @@ class PackedDataset:
         shard, number = self._place(index)
         return shard.name(number)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The sample from its shard."""
         shard, number = self._place(index)
-        return shard.sample(number)
+        return shard[number]
 
     def fingerprint(self) -> str:
         """A digest of the class names and of the digests the shards carry."""

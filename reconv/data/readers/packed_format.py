@@ -175,7 +175,7 @@ class PackedShard:
         """What the sample was called where it came from."""
         return self._name(self._entry(number))
 
-    def sample(self, number: int) -> Sample:
+    def __getitem__(self, number: int) -> Sample:
         """The encoded file, or the pixels without a copy where the file is mapped."""
         self._ranges.refuse_if_cut()
         entry = self._entry(number)

@@ -51,7 +51,7 @@ class ScatteredDigits(DetectionDataset):
         boxes, chosen = self._placed(index)
         return annotation(boxes, self._digits.targets[chosen], index, self._size, self._size)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The canvas: noise, and the digits painted where it is darker than they are."""
         said = self.annotation(index)
         _, chosen = self._placed(index)

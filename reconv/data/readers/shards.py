@@ -162,7 +162,7 @@ class ShardDataset:
         """Size of the index."""
         return self._index.rows.nbytes
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """The encoded image and its class, counted from 0."""
         if not 0 <= index < len(self):
             raise IndexError(index)

@@ -34,7 +34,7 @@ class Synthetic:
     def __len__(self) -> int:
         return self._num_samples
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """Noise and the class's pattern, half each."""
         target = index % len(self.class_names)
         pattern, pixels = pattern_of(target, self._size, self._size, self._channels), self.noise(index)

@@ -37,7 +37,7 @@ class SyntheticBoxes(DetectionDataset):
     def __len__(self) -> int:
         return len(self._plain)
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         """Noise, with the pattern of its class in each box."""
         said = self.annotation(index)
         noise = self._plain.noise(index)

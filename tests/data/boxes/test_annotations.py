@@ -20,7 +20,7 @@ class Three(DetectionDataset):
     def __len__(self) -> int:
         return 3
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         return Sample(np.full((2, 2, 3), index, np.uint8), NO_TARGET, f"three[{index}]")
 
     def annotation(self, index: int) -> Annotation:
@@ -54,7 +54,7 @@ def test_a_subset_keeps_boxes_with_their_pictures_and_has_its_own_fingerprint() 
     subset = DetectionSubset(Three(), np.array([2, 1]))
     assert len(subset) == 2 and subset.class_ids == (7, 9)
     assert [len(subset.annotation(i)) for i in range(2)] == [2, 1]
-    assert [int(np.asarray(subset.sample(i).data).max()) for i in range(2)] == [2, 1]
+    assert [int(np.asarray(subset[i].data).max()) for i in range(2)] == [2, 1]
     assert subset.fingerprint() != DetectionSubset(Three(), np.array([2, 0])).fingerprint()
     assert subset.box_counts().tolist() == [2, 1]
     assert "2 of 3 images" in subset.origin

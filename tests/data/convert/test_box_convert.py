@@ -53,7 +53,7 @@ def opened(path: Path, split: Any = "train", **data: Any) -> DetectionDataset:
 def by_id(source: DetectionDataset) -> dict[int | str, tuple[Annotation, bytes]]:
     found = {}
     for index in range(len(source)):
-        sample = source.sample(index)
+        sample = source[index]
         assert sample.annotation is not None and isinstance(sample.data, bytes)
         found[sample.annotation.image_id] = (sample.annotation, sample.data)
     return found

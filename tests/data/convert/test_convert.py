@@ -56,7 +56,7 @@ def pixels(sample: Sample) -> np.ndarray:
 def pictures(root: Path, split: Split) -> list[tuple[str, bytes]]:
     """Class name and pixels of every sample, in an order of its own."""
     source = open_dataset("auto", root, split, DataConfig())
-    samples = [source.sample(index) for index in range(len(source))]
+    samples = [source[index] for index in range(len(source))]
     return sorted((source.class_names[sample.target], pixels(sample).tobytes()) for sample in samples)
 
 
@@ -256,7 +256,7 @@ def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: Outp
     old, new = open_dataset("auto", tree, "train", DataConfig()), PackedDataset(tmp_path / "new", "train")
     limited = 0
     for index in range(len(old)):
-        before, after = old.sample(index), new.sample(index)
+        before, after = old[index], new[index]
         assert isinstance(after.data, np.ndarray) == form.raw
         (height, width), (high, wide) = pixels(before).shape[:2], pixels(after).shape[:2]
         side, limit = (max(height, width), form.longest) if form.longest else (min(height, width), form.shortest)
@@ -286,7 +286,7 @@ def test_grey_stays_grey_and_a_sideways_photo_is_put_upright(tmp_path: Path) -> 
         exif[0x0112] = 6
         (folder / split / "a" / "side.jpg").write_bytes(encode(noise(40, 20, 3, 1), "JPEG", exif=exif))
     run(folder, tmp_path / "raw", "packed", OutputFormat(raw=True))
-    grey, side = (PackedDataset(tmp_path / "raw", "train").sample(index).data for index in range(2))
+    grey, side = (PackedDataset(tmp_path / "raw", "train")[index].data for index in range(2))
     assert isinstance(grey, np.ndarray) and isinstance(side, np.ndarray)
     assert (grey.shape, side.shape) == ((40, 20, 1), (20, 40, 3))
     assert np.array_equal(grey, noise(40, 20, 1, 0))
@@ -297,7 +297,7 @@ def test_pixels_stay_pixels_or_become_png(tmp_path: Path, write_cifar: Callable[
     for kind in ("packed", "folder", "tar"):
         run(cifar, tmp_path / kind, kind)
         assert pictures(tmp_path / kind, "train") == pictures(cifar, "train")
-    assert isinstance(PackedDataset(tmp_path / "packed", "train").sample(0).data, np.ndarray)
+    assert isinstance(PackedDataset(tmp_path / "packed", "train")[0].data, np.ndarray)
     assert all(path.suffix == ".png" for path in (tmp_path / "folder" / "train").rglob("*.*"))
 
 
@@ -367,7 +367,7 @@ def test_two_samples_with_one_name_are_noticed(tmp_path: Path) -> None:
         def __len__(self) -> int:
             return 2
 
-        def sample(self, index: int) -> Sample:
+        def __getitem__(self, index: int) -> Sample:
             return Sample(encode(noise(8, 8, 3, index)), 0, "train/a/same.png")
 
         def fingerprint(self) -> str:
@@ -395,7 +395,7 @@ def test_a_name_never_leads_out_of_the_tree(tmp_path: Path) -> None:
         def __len__(self) -> int:
             return 1
 
-        def sample(self, index: int) -> Sample:
+        def __getitem__(self, index: int) -> Sample:
             return Sample(encode(noise(8, 8, 3, index)), self._target, "train/a/x/../../../../../out.png")
 
         def fingerprint(self) -> str:
@@ -469,4 +469,4 @@ def test_records_are_read_back_by_the_reader_of_records(jpegs: Path, tmp_path: P
     run(jpegs, tmp_path / "new", "tfrecord")
     source = open_dataset("tfrecord", tmp_path / "new", "val", DataConfig())
     assert source.kind == TFRECORD.kind
-    assert [source.sample(index).target for index in range(5)] == [0, 0, 1, 1, 2]
+    assert [source[index].target for index in range(5)] == [0, 0, 1, 1, 2]

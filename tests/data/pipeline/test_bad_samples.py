@@ -105,7 +105,7 @@ def test_good_rows_are_untouched_and_bad_ones_become_other_samples_of_the_same_p
                 num_replaced += 1
                 stands_in = int(new["indices"][row])
                 assert stands_in not in bad
-                assert int(new["targets"][row]) == source.sample(stands_in).target
+                assert int(new["targets"][row]) == source[stands_in].target
             else:
                 assert torch.equal(old["images"][row], new["images"][row])
                 assert torch.equal(old["indices"][row], new["indices"][row])
@@ -166,8 +166,8 @@ def test_a_tree_of_bad_files_ends_instead_of_searching_for_ever(tree: Path) -> N
 
 def test_a_wrong_label_is_never_borne(tree: Path) -> None:
     class Mislabelled(FolderDataset):
-        def sample(self, index: int) -> Sample:
-            sample = super().sample(index)
+        def __getitem__(self, index: int) -> Sample:
+            sample = super().__getitem__(index)
             return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
 
     for workers in (0, 2):

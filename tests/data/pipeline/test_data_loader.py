@@ -103,7 +103,7 @@ def test_rows_are_the_samples_their_indices_say(tree: Path) -> None:
     assert sorted(step["indices"].tolist()) == list(range(11))
     draws = draw_crops(recipe.augment, recipe.seed, np.arange(11, dtype=np.int64))
     for row, index in enumerate(step["indices"].tolist()):
-        sample = source.sample(index)
+        sample = source[index]
         assert isinstance(sample.data, bytes)
         expected = host_train(decode(sample.data, 3), COLOUR, recipe.augment, draws[row])
         assert np.array_equal(step["images"][row].numpy(), expected)
@@ -158,7 +158,7 @@ def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, proc
 def test_evaluation_shows_what_host_eval_makes() -> None:
     source = open_digits("val")
     (batch,) = list(EvalLoader(source, GREY, 1000, stay, 0))
-    sample = source.sample(17)
+    sample = source[17]
     assert isinstance(sample.data, np.ndarray)
     assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GREY))
 
@@ -209,9 +209,9 @@ def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
     read: list[int] = []
 
     class Counting(FolderDataset):
-        def sample(self, index: int) -> Sample:
+        def __getitem__(self, index: int) -> Sample:
             read.append(index)
-            return super().sample(index)
+            return super().__getitem__(index)
 
     source = Counting(tree, "train")
     recipe = make_recipe(COLOUR, "none", 4, workers=2)
@@ -227,9 +227,9 @@ def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, worker
     read: list[int] = []
 
     class Counting(FolderDataset):
-        def sample(self, index: int) -> Sample:
+        def __getitem__(self, index: int) -> Sample:
             read.append(index)
-            return super().sample(index)
+            return super().__getitem__(index)
 
     source = Counting(tree, "train")
     recipe = make_recipe(COLOUR, "none", 4, workers=workers)
@@ -240,8 +240,8 @@ def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, worker
 
 def test_a_label_out_of_range_is_an_error_with_the_sample(tree: Path) -> None:
     class Mislabelled(FolderDataset):
-        def sample(self, index: int) -> Sample:
-            sample = super().sample(index)
+        def __getitem__(self, index: int) -> Sample:
+            sample = super().__getitem__(index)
             return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
 
     source = Mislabelled(tree, "val")

@@ -170,7 +170,7 @@ def test_workers_ranks_micro_batches_and_a_resume_change_nothing(source: FolderD
 
 
 def test_what_the_engine_does_not_take_is_made_by_the_host(source: FolderDataset) -> None:
-    refused = [source.sample(index).data for index in (0, 1, 2)]
+    refused = [source[index].data for index in (0, 1, 2)]
     found = stream(source, PillowEngine(refused))  # type: ignore[arg-type]
     engine, host = stream(source, PillowEngine()), stream(source, None)
     back = torch.isin(joined(found, "indices"), torch.tensor([0, 1, 2]))
@@ -251,7 +251,7 @@ def test_evaluation_is_the_engines_where_files_are_for_it_and_near_the_hosts(sou
 def test_evaluation_leaves_bad_files_out_and_keeps_the_others_rows(source: FolderDataset) -> None:
     whole = evaluated(source, PillowEngine())
     Path(source.path(5)).write_bytes(b"no image")
-    refused = [source.sample(6).data]
+    refused = [source[6].data]
     found = evaluated(source, PillowEngine(refused), BadSamples(1))  # type: ignore[arg-type]
     host = evaluated(source, None, BadSamples(1))
     indices = joined(found, "indices")

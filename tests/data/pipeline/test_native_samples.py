@@ -94,7 +94,7 @@ def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderDa
     found = files_of(source, np.array(indices))
     assert found is not None
     for path, target, index in zip(*found, indices, strict=True):
-        sample = source.sample(index)
+        sample = source[index]
         assert (os.fsdecode(path), int(target), Path(os.fsdecode(path)).read_bytes()) == (
             sample.name,
             sample.target,
@@ -103,7 +103,7 @@ def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderDa
     ours = rows_of(Decode(source, SPEC, NATIVE), indices)
     expected = rows_of(Decode(Cached(source, CacheBudget(0)), SPEC, NATIVE), indices)
     assert np.array_equal(ours["images"], expected["images"])
-    assert ours["targets"].tolist() == expected["targets"].tolist() == [source.sample(i).target for i in indices]
+    assert ours["targets"].tolist() == expected["targets"].tolist() == [source[i].target for i in indices]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -111,7 +111,7 @@ def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
     mixed: FolderDataset, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = SOURCES[name](mixed)
-    good = [i for i in range(len(source)) if MADE.get(Path(source.sample(i).name).name)]
+    good = [i for i in range(len(source)) if MADE.get(Path(source[i].name).name)]
     assert good
     fetch = Decode(source, SPEC, NATIVE)
     monkeypatch.setattr(source, "sample", None)  # whoever reads row by row fails

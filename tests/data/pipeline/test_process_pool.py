@@ -70,7 +70,7 @@ def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: P
     if kind == "packed":
         description = Description("train", 0, 1, 11, 11, "", "", source.class_names)
         with open(tmp_path / shard_name("train", 0, 1), "wb") as file:
-            write_shard(file, description, (source.sample(index) for index in range(11)))
+            write_shard(file, description, (source[index] for index in range(11)))
         source = PackedDataset(tmp_path, "train")
     spec = COLOUR
     if kind == "digits":
@@ -200,7 +200,7 @@ def test_the_index_is_sent_once_and_lies_in_memory_that_all_map(tmp_path: Path) 
     there = unpack(parcel.content, parcel.extents, parcel.file, {})
     parcel.close()
     assert there.path(317) == source.path(317)
-    assert there.sample(499) == source.sample(499)
+    assert there[499] == source[499]
     assert source.index_bytes / len(source) < 100
     workers = ProcessPool(1)
     workers.share(source)
@@ -248,14 +248,14 @@ def test_every_kind_of_data_travels(tree: Path, tmp_path: Path, kind: str, perce
     parcel.close()
     assert len(there) == len(source) > 0
     for index in range(len(source)):
-        ours, theirs = source.sample(index), there.sample(index)
+        ours, theirs = source[index], there[index]
         assert (ours.data, ours.target, ours.name) == (theirs.data, theirs.target, theirs.name)
 
 
 def test_what_cannot_travel_is_refused_with_a_way_out(tree: Path, processes: ProcessPool) -> None:
     class Local(FolderDataset):
-        def sample(self, index: int) -> Sample:
-            return super().sample(index)
+        def __getitem__(self, index: int) -> Sample:
+            return super().__getitem__(index)
 
     with pytest.raises(UsageError, match="cannot be given to other processes") as caught:
         list(loader(Local(tree, "train"), processes).steps(0, 1))

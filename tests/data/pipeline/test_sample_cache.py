@@ -28,9 +28,9 @@ class Counting(FolderDataset):
         super().__init__(root, "train")
         self.reads: Counter[int] = Counter()
 
-    def sample(self, index: int) -> Sample:
+    def __getitem__(self, index: int) -> Sample:
         self.reads[index] += 1
-        return super().sample(index)
+        return super().__getitem__(index)
 
 
 def test_a_kept_sample_is_read_once_and_is_the_sources_own(tree: Path) -> None:
@@ -38,20 +38,20 @@ def test_a_kept_sample_is_read_once_and_is_the_sources_own(tree: Path) -> None:
     cached = Cached(source, CacheBudget(10**9))
     plain = FolderDataset(tree, "train")
     for _ in range(3):
-        assert [cached.sample(i) for i in range(len(cached))] == [plain.sample(i) for i in range(len(plain))]
+        assert [cached[i] for i in range(len(cached))] == [plain[i] for i in range(len(plain))]
     assert source.reads == Counter(dict.fromkeys(range(11), 1))
     assert cached.fingerprint() == plain.fingerprint() and cached.class_names == plain.class_names
 
 
 def test_what_does_not_fit_is_read_again_and_the_room_is_never_exceeded(tree: Path) -> None:
     source = Counting(tree)
-    sizes = [num_bytes(source.sample(index)) for index in range(11)]
+    sizes = [num_bytes(source[index]) for index in range(11)]
     source.reads.clear()
     room = CacheBudget(sum(sizes[:4]))
     cached = Cached(source, room)
     for _ in range(2):
         for index in range(11):
-            cached.sample(index)
+            cached[index]
         assert 0 < room.used_bytes <= room.limit_bytes
     assert [source.reads[index] for index in range(4)] == [1] * 4
     assert sum(source.reads.values()) > 11  # some were read in both passes
@@ -63,7 +63,7 @@ def test_threads_that_miss_together_pay_once(tree: Path) -> None:
     cached = Cached(source, room)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(cached.sample, list(range(11)) * 20))
-    assert room.used_bytes == sum(num_bytes(cached.sample(index)) for index in range(11))
+    assert room.used_bytes == sum(num_bytes(cached[index]) for index in range(11))
 
 
 def test_pixels_are_copied_so_that_a_mapped_file_is_not_held_instead() -> None:
@@ -75,24 +75,24 @@ def test_pixels_are_copied_so_that_a_mapped_file_is_not_held_instead() -> None:
         def __len__(self) -> int:
             return 1
 
-        def sample(self, index: int) -> Sample:
+        def __getitem__(self, index: int) -> Sample:
             return Sample(mapped[:], 0, "view")
 
         def fingerprint(self) -> str:
             return "made"
 
     cached = Cached(Views(), CacheBudget(10**6))
-    cached.sample(0)
+    cached[0]
     mapped[:] = 0
-    assert np.asarray(cached.sample(0).data).max() == 11
+    assert np.asarray(cached[0].data).max() == 11
 
 
 def test_the_estimate_is_of_the_whole_set_and_passes_over_what_cannot_be_read(tree: Path) -> None:
     source = FolderDataset(tree, "train")
-    whole = sum(num_bytes(source.sample(index)) for index in range(11))
+    whole = sum(num_bytes(source[index]) for index in range(11))
     assert Cached(source, CacheBudget(0)).estimated_bytes == whole
     Path(source.path(3)).unlink()
-    left = sum(num_bytes(source.sample(index)) for index in range(11) if index != 3)
+    left = sum(num_bytes(source[index]) for index in range(11) if index != 3)
     assert Cached(source, CacheBudget(0)).estimated_bytes == round(11 * left / 10)
 
 
@@ -103,11 +103,11 @@ def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_pa
             (tmp_path / split / "only" / f"{number:05}.png").write_bytes(encode(noise(6, 6, 3, number)))
     room = CacheBudget(10**9)
     cached = Cached(FolderDataset(tmp_path, "train"), room)
-    cached.sample(0)
+    cached[0]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for index in range(1, 300):
-        cached.sample(index)
+        cached[index]
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
     assert 0 < taken <= room.used_bytes

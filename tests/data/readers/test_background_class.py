@@ -19,7 +19,7 @@ def test_every_target_is_one_higher_and_class_0_is_never_there(kind: str, split:
     assert shifted.class_names == ("background", *plain.class_names)
     assert len(shifted) == len(plain) > 100
     for index in range(50):
-        assert shifted.sample(index).target == plain.sample(index).target + 1
+        assert shifted[index].target == plain[index].target + 1
     assert shifted.fingerprint() != plain.fingerprint()
 
 

@@ -59,7 +59,7 @@ def test_coco_is_found_and_its_gappy_ids_become_classes(coco: Path) -> None:
     assert first.labels.tolist() == [2, 0] and first.image_id == 1 and (first.height, first.width) == (30, 40)
     assert first.boxes_xyxy.tolist() == [[0, 0, 10, 10], [5.5, 6.25, 25.5, 16.25]]
     assert first.area.tolist() == [100, 77.5] and source.annotation(1).is_crowd.tolist() == [True]
-    sample = source.sample(0)
+    sample = source[0]
     assert sample.name.endswith("train2017/b.jpg") and sample.annotation is not None
     assert sample.data == (coco / "train2017" / "b.jpg").read_bytes()
 
@@ -91,12 +91,12 @@ def test_the_published_rule_skips_boxes_without_area_or_beyond_the_edge(tmp_path
     ]
     root = write_coco(tmp_path / "c", {"train": train, "val": train[:1]}, CATEGORIES)
     source = opened(root, bad_boxes="skip")
-    assert [Path(source.sample(i).name).name for i in range(len(source))] == ["usable.jpg", "rounded.jpg"]
+    assert [Path(source[i].name).name for i in range(len(source))] == ["usable.jpg", "rounded.jpg"]
     assert source.box_counts().tolist() == [1, 1]
     assert "2 of 5 images have a usable box" in source.origin
     assert "4 of 6 boxes are not usable and are left out" in source.origin
     clipped = opened(root, bad_boxes="clip")
-    assert [Path(clipped.sample(i).name).name for i in range(3)] == ["usable.jpg", "rounded.jpg", "beyond.jpg"]
+    assert [Path(clipped[i].name).name for i in range(3)] == ["usable.jpg", "rounded.jpg", "beyond.jpg"]
     assert clipped.annotation(2).boxes_xyxy.tolist() == [[15, 15, 20, 17]]
     assert "2 are cut to the image" in clipped.origin
 
@@ -192,14 +192,14 @@ def test_coco_that_is_no_json_and_a_split_without_a_file_are_refused(coco: Path)
 def test_a_missing_picture_is_named_when_it_is_read(coco: Path) -> None:
     (coco / "train2017" / "a.jpg").unlink()
     with pytest.raises(DataError, match=r"a\.jpg"):
-        opened(coco).sample(1)
+        opened(coco)[1]
 
 
 def test_other_names_of_coco_files_and_folders_are_found(coco: Path, tmp_path: Path) -> None:
     (coco / "annotations" / "captions_train2017.json").write_text("{}")
     (coco / "images").mkdir()
     (coco / "train2017").rename(coco / "images" / "train2017")
-    assert opened(coco).sample(0).name.endswith("images/train2017/b.jpg")
+    assert opened(coco)[0].name.endswith("images/train2017/b.jpg")
     inside = tmp_path / "inside"
     for split, name in (("train", "train"), ("val", "valid")):
         (inside / name).mkdir(parents=True)
@@ -207,8 +207,8 @@ def test_other_names_of_coco_files_and_folders_are_found(coco: Path, tmp_path: P
         (inside / name / "_annotations.coco.json").write_text(json.dumps(told))
         for image in told["images"]:
             (inside / name / image["file_name"]).write_bytes(encode(noise(8, 8, 3, 0)))
-    assert opened(inside).sample(0).name.endswith("train/b.jpg")
-    assert opened(inside, "val").sample(0).name.endswith("valid/v.jpg")
+    assert opened(inside)[0].name.endswith("train/b.jpg")
+    assert opened(inside, "val")[0].name.endswith("valid/v.jpg")
 
 
 def test_voc_lists_boxes_and_difficult_flags_are_read(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_yolo_fractions_become_pixels_of_the_picture(tmp_path: Path, layout: str
     assert said.labels.tolist() == [1, 0] and (said.height, said.width) == (20, 40)
     assert said.area == pytest.approx([100, 48], abs=1e-2)
     assert len(source.annotation(1)) == 0 and len(opened(root)) == 1
-    assert source.sample(0).annotation is not None and len(opened(root, "val")) == 2
+    assert source[0].annotation is not None and len(opened(root, "val")) == 2
 
 
 def test_yolo_lists_of_files_and_names_without_yaml_are_read(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_names_with_spaces_marks_and_other_letters_are_read(tmp_path: Path) -> N
     pictures = {stem: (20, 20, [("große schraube", (1, 1, 5, 5), 0)]) for stem in stems}
     voc = write_voc(tmp_path / "v", {"train": stems, "val": stems}, pictures)
     assert [opened(voc).annotation(i).image_id for i in range(2)] == stems
-    assert opened(voc).class_names == ("große schraube",) and len(opened(voc).sample(1).data)
+    assert opened(voc).class_names == ("große schraube",) and len(opened(voc)[1].data)
     (voc / "ImageSets" / "Main" / "train.txt").write_text("".join(f"{stem}  -1\n" for stem in stems))
     assert [opened(voc).annotation(i).image_id for i in range(2)] == stems
     (voc / "classes.txt").write_bytes("\ufeffgroße schraube\nmutter\n".encode())
@@ -384,10 +384,10 @@ def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
     assert (len(train), len(val)) == (40, 8) and train.class_names == tuple("0123456789")
     counts = []
     for index in range(40):
-        sample = train.sample(index)
+        sample = train[index]
         said = sample.annotation
         assert said is not None and isinstance(sample.data, np.ndarray) and sample.data.shape == (96, 96, 3)
-        assert np.array_equal(sample.data, train.sample(index).data)
+        assert np.array_equal(sample.data, train[index].data)
         boxes = said.boxes_xyxy.astype(int)
         assert (boxes >= 0).all() and (boxes <= 96).all() and len(boxes) == train.box_counts()[index]
         outside = np.ones((96, 96), bool)
@@ -397,7 +397,7 @@ def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
         assert sample.data[outside].max() <= 96
         counts.append(len(boxes))
     assert min(counts) == 1 and 4 <= max(counts) <= 6
-    assert not np.array_equal(train.sample(0).data, val.sample(0).data)
+    assert not np.array_equal(train[0].data, val[0].data)
     assert train.fingerprint() != val.fingerprint()
 
 

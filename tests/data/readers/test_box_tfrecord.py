@@ -65,7 +65,7 @@ def test_records_give_pictures_with_boxes_in_pixels(shards: Path) -> None:
     assert source.class_ids == (1, 3, 90) and source.class_names == ("person", "car", "toothbrush")
     assert len(source) == 2 and source.box_counts().tolist() == [2, 1]
     assert "2 of 3 images have a usable box" in source.origin
-    sample = source.sample(0)
+    sample = source[0]
     said = source.annotation(0)
     assert sample.annotation is not None and sample.data == encode(noise(20, 40, 3, 2), "JPEG")
     for one in (said, sample.annotation):

@@ -39,10 +39,10 @@ def test_a_table_with_splits_is_found_and_read_in_its_order(folder: Path) -> Non
     assert "labels.csv" in found.why
     train, val = (open_dataset("auto", folder, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert train.class_names == val.class_names == ("ant", "bee", "cat")
-    assert [train.sample(index).target for index in range(len(train))] == [2, 0, 1]
-    assert [val.sample(index).target for index in range(len(val))] == [0, 2]
-    assert train.sample(0).data == encode(noise(5, 6, 3, 7))
-    assert train.sample(1).name == os.path.join(folder, "more/0.png")
+    assert [train[index].target for index in range(len(train))] == [2, 0, 1]
+    assert [val[index].target for index in range(len(val))] == [0, 2]
+    assert train[0].data == encode(noise(5, 6, 3, 7))
+    assert train[1].name == os.path.join(folder, "more/0.png")
     assert train.fingerprint() != val.fingerprint()
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_vanishes_later_is_a_data_error(folder: Path) -> None:
     source = CSVDataset(folder, "train")
     (folder / "1.png").unlink()
     with pytest.raises(DataError, match="cannot read"):
-        source.sample(0)
+        source[0]
 
 
 def test_a_tree_of_class_folders_with_a_table_beside_it_is_asked_about(tree: Path) -> None:

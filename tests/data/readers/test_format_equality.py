@@ -34,7 +34,7 @@ def rewritten(tree: Path, kind: str) -> Path:
     lines = ["file,label,split"]
     for split, name in (("train", "train"), ("val", "validation")):
         source = FolderDataset(tree, split)  # type: ignore[arg-type]
-        rows = [(source.sample(i), source.class_names[source.sample(i).target], i) for i in range(len(source))]
+        rows = [(source[i], source.class_names[source[i].target], i) for i in range(len(source))]
         (root / name).mkdir(parents=True, exist_ok=True)
         cut = len(rows) // NUM_SHARDS + 1
         for shard in range(NUM_SHARDS):

@@ -86,13 +86,13 @@ def test_a_saved_data_set_is_found_and_its_pictures_stay_encoded(tmp_path: Path,
     train, source = (open_dataset("auto", root, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train), len(source)) == (5, 2)
     assert train.class_names == ("ant", "bee")
-    assert [train.sample(index).target for index in range(5)] == [0, 1, 0, 1, 0]
-    assert train.sample(3).data == encode(noise(4, 4, 3, 3))
-    assert source.sample(1).name == f"{root / val}, row 1"
+    assert [train[index].target for index in range(5)] == [0, 1, 0, 1, 0]
+    assert train[3].data == encode(noise(4, 4, 3, 3))
+    assert source[1].name == f"{root / val}, row 1"
     assert f"split {val}" in source.origin
     assert train.fingerprint() != source.fingerprint()
     with pytest.raises(IndexError):
-        train.sample(5)
+        train[5]
 
 
 def test_a_missing_package_is_said_with_the_command_that_installs_it(
@@ -138,6 +138,6 @@ def test_a_picture_kept_outside_is_read_from_its_path_and_an_empty_cell_is_refus
     saved["rows"][1]["img"] = None
     path.write_text(json.dumps(saved))
     source = open_dataset("auto", root, "train", DataConfig())
-    assert source.sample(0).data == encode(noise(4, 4, 3, 9))
+    assert source[0].data == encode(noise(4, 4, 3, 9))
     with pytest.raises(DataError, match="row without an image"):
-        source.sample(1)
+        source[1]

@@ -37,8 +37,8 @@ def test_digits_are_those_of_scikit_learn_with_every_fifth_for_validation() -> N
         assert np.array_equal(source.images[:, 0], np.rint(bunch.images[chosen] * 255 / 16).astype(np.uint8))
         assert np.array_equal(source.targets, bunch.target[chosen])
     assert train.images.max() == 255
-    assert pixels(val.sample(1)).shape == (8, 8, 1)
-    assert val.sample(1).name == "digits[1]"
+    assert pixels(val[1]).shape == (8, 8, 1)
+    assert val[1].name == "digits[1]"
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
@@ -60,7 +60,7 @@ def test_cifar_pixels_are_planes_and_its_fine_label_is_the_second_byte(
 ) -> None:
     folder = write_cifar(tmp_path, "cifar100", "binary")
     raw = (folder / "test.bin").read_bytes()
-    sample = open_cifar(cifar_layout("cifar100", "binary"), folder, "val").sample(2)
+    sample = open_cifar(cifar_layout("cifar100", "binary"), folder, "val")[2]
     record = raw[2 * 3074 : 3 * 3074]
     assert sample.target == record[1]
     assert pixels(sample)[3, 5].tolist() == [record[2 + plane * 1024 + 3 * 32 + 5] for plane in range(3)]
@@ -119,11 +119,11 @@ def test_a_torn_cifar_pickle_is_a_data_error(tmp_path: Path, write_cifar: Callab
 def test_folder_classes_are_sorted_and_samples_follow_names(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     assert source.class_names == ("ant", "bee", "cat")
-    assert [source.sample(index).target for index in range(len(source))] == [0] * 4 + [1] * 4 + [2] * 3
+    assert [source[index].target for index in range(len(source))] == [0] * 4 + [1] * 4 + [2] * 3
     names = [os.path.relpath(source.path(index), tree) for index in range(len(source))]
     assert names == sorted(names)
     assert names[0] == os.path.join("train", "ant", "000.JPEG")
-    assert source.sample(0).data == (tree / names[0]).read_bytes()
+    assert source[0].data == (tree / names[0]).read_bytes()
 
 
 def test_folder_finds_every_extension_at_any_depth_and_ignores_the_rest(tree: Path) -> None:
@@ -145,7 +145,7 @@ def test_validation_may_lack_classes_but_not_invent_them(tree: Path) -> None:
     (tree / "validation" / "ant").rmdir()
     source = FolderDataset(tree, "val")
     assert source.class_names == ("ant", "bee", "cat")
-    assert [source.sample(index).target for index in range(3)] == [1, 1, 2]
+    assert [source[index].target for index in range(3)] == [1, 1, 2]
     (tree / "validation" / "dog").mkdir()
     with pytest.raises(DataError, match="training does not have: dog"):
         FolderDataset(tree, "val")
@@ -163,7 +163,7 @@ def test_a_file_that_vanished_is_a_data_error_with_its_path(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     os.unlink(source.path(3))
     with pytest.raises(DataError) as caught:
-        source.sample(3)
+        source[3]
     assert caught.value.where == source.path(3)
 
 
@@ -194,7 +194,7 @@ def test_names_that_are_not_utf8_are_read(tree: Path) -> None:
     with open(path, "wb") as file:
         file.write(b"bytes")
     source = FolderDataset(tree, "train")
-    samples = [source.sample(index) for index in range(len(source))]
+    samples = [source[index] for index in range(len(source))]
     assert [sample.data for sample in samples if os.fsencode(sample.name) == path] == [b"bytes"]
     assert source.fingerprint()
 
@@ -249,14 +249,12 @@ def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) 
 
 def test_synthetic_images_are_functions_of_their_index_and_show_their_class() -> None:
     train, val = (Synthetic(split, 40, 4, 16, 3) for split in ("train", "val"))  # type: ignore[arg-type]
-    assert np.array_equal(pixels(train.sample(7)), pixels(train.sample(7)))
-    assert not np.array_equal(pixels(train.sample(7)), pixels(train.sample(11)))
-    assert not np.array_equal(pixels(train.sample(7)), pixels(val.sample(7)))
-    assert (train.sample(7).target, train.sample(8).target) == (3, 0)
-    means = np.stack([np.mean([pixels(train.sample(i)) for i in range(c, 40, 4)], axis=0) for c in range(4)])
-    right = [
-        int(np.argmin([np.abs(pixels(val.sample(i)) - mean).mean() for mean in means])) == i % 4 for i in range(40)
-    ]
+    assert np.array_equal(pixels(train[7]), pixels(train[7]))
+    assert not np.array_equal(pixels(train[7]), pixels(train[11]))
+    assert not np.array_equal(pixels(train[7]), pixels(val[7]))
+    assert (train[7].target, train[8].target) == (3, 0)
+    means = np.stack([np.mean([pixels(train[i]) for i in range(c, 40, 4)], axis=0) for c in range(4)])
+    right = [int(np.argmin([np.abs(pixels(val[i]) - mean).mean() for mean in means])) == i % 4 for i in range(40)]
     assert all(right)
 
 
@@ -264,7 +262,7 @@ def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -
     data = DataConfig(percent=50)
     train = open_dataset("folder", tree, "train", data)
     assert isinstance(train, Subset)
-    assert [train.sample(index).target for index in range(len(train))] == [0, 0, 0, 1, 1, 2]
+    assert [train[index].target for index in range(len(train))] == [0, 0, 0, 1, 1, 2]
     assert len(open_dataset("folder", tree, "val", data)) == 5
     digits = open_dataset("digits", None, "train", data)
     assert isinstance(digits, ArrayDataset)
@@ -281,5 +279,5 @@ def test_synthetic_is_shaped_by_the_recipe() -> None:
     for kind in ("synthetic", "synthetic-device"):
         source = open_dataset(kind, None, "train", data)
         assert (source.kind, len(source), len(source.class_names)) == (kind, 20, 3)
-        assert pixels(source.sample(0)).shape == (12, 12, 1)
+        assert pixels(source[0]).shape == (12, 12, 1)
         assert len(open_dataset(kind, None, "val", data)) == 4

@@ -111,7 +111,7 @@ def test_every_form_of_labels_gives_the_same_classes(archives: Path, tmp_path: P
         assert root == archives
         val = splits["val"]
         assert val.class_names == SYNSETS
-        found = [val.sample(index) for index in range(len(val))]
+        found = [val[index] for index in range(len(val))]
         assert [val.class_names[sample.target] for sample in found] == TRUTH
         assert [sample.data for sample in found] == [picture(50 + number) for number in range(1, 5)]
         assert found[0].name == f"val/{TRUTH[0]}/ILSVRC2012_val_00000001.JPEG"
@@ -121,19 +121,19 @@ def test_every_form_of_labels_gives_the_same_classes(archives: Path, tmp_path: P
 def test_a_list_beside_the_archives_is_found(archives: Path, name: str) -> None:
     (archives / name).write_text("\n".join(TRUTH))
     val = open_splits(str(archives), "auto", None, EXPECTED)[0]["val"]
-    assert [val.class_names[val.sample(index).target] for index in range(4)] == TRUTH
+    assert [val.class_names[val[index].target] for index in range(4)] == TRUTH
 
 
 @pytest.mark.parametrize("form", ["synsets.txt", "kit.tar.gz"])
 def test_a_kit_beside_the_archives_is_found(archives: Path, form: str) -> None:
     write_labels(archives, form)
     val = open_splits(str(archives), "auto", None, EXPECTED)[0]["val"]
-    assert [val.class_names[val.sample(index).target] for index in range(4)] == TRUTH
+    assert [val.class_names[val[index].target] for index in range(4)] == TRUTH
 
 
 def test_training_images_are_in_the_order_of_class_and_name(archives: Path, tmp_path: Path) -> None:
     train = open_splits(str(archives), "auto", write_labels(tmp_path, "list"), EXPECTED)[0]["train"]
-    found = [train.sample(index) for index in range(len(train))]
+    found = [train[index] for index in range(len(train))]
     assert [sample.target for sample in found] == [0, 1, 1, 2, 2, 2]
     names = [sample.name for sample in found]
     assert names == sorted(names)

@@ -49,7 +49,7 @@ def test_samples_come_back_as_they_went_in(tmp_path: Path, count: int) -> None:
     assert len(source) == count
     assert source.class_names == CLASSES
     for index in reversed(range(count)):
-        found = source.sample(index)
+        found = source[index]
         assert type(found.data) is type(samples[index].data)
         assert np.array_equal(found.data, samples[index].data)
         assert found.target == samples[index].target
@@ -57,12 +57,12 @@ def test_samples_come_back_as_they_went_in(tmp_path: Path, count: int) -> None:
         assert found.name.endswith(f".packed:{samples[index].name}")
     for beyond in (-1, count):
         with pytest.raises(IndexError):
-            source.sample(beyond)
+            source[beyond]
 
 
 def test_pixels_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", some_samples(4), 4)
-    pixels = PackedDataset(root, "train").sample(1).data
+    pixels = PackedDataset(root, "train")[1].data
     assert isinstance(pixels, np.ndarray)
     assert not pixels.flags.owndata and not pixels.flags.writeable
 
@@ -145,7 +145,7 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         try:
             shard = PackedShard(path)
-            found = [shard.sample(number).data for number in range(len(shard))]
+            found = [shard[number].data for number in range(len(shard))]
         except DataError as error:
             assert str(path) in error.where
             assert error.code == ExitCode.DATA
@@ -168,10 +168,10 @@ def test_a_cut_shard_is_refused_when_it_is_opened(tmp_path: Path, share: float) 
 
 def test_a_shard_that_is_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path: Path) -> None:
     source = PackedDataset(write_set(tmp_path, some_samples(9), 9), "train")
-    assert source.sample(8).target == 2
+    assert source[8].target == 2
     os.truncate(next(tmp_path.glob("*.packed")), 100)
     with pytest.raises(DataError, match="ends early") as caught:
-        source.sample(8)
+        source[8]
     assert caught.value.where.endswith("train-00000-of-00001.packed")
 
 

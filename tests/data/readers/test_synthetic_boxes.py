@@ -25,9 +25,9 @@ def test_a_picture_and_its_boxes_are_functions_of_their_index() -> None:
     one, other = opened(), opened()
     assert len(one) == 40 and len(opened(split="val")) == 8
     for index in (7, 0, 39):
-        assert np.array_equal(one.sample(index).data, other.sample(index).data)
+        assert np.array_equal(one[index].data, other[index].data)
         assert np.array_equal(one.annotation(index).boxes_xyxy, other.annotation(index).boxes_xyxy)
-    assert not np.array_equal(one.sample(0).data, opened(split="val").sample(0).data)
+    assert not np.array_equal(one[0].data, opened(split="val")[0].data)
     assert one.fingerprint() != opened(split="val").fingerprint()
 
 
@@ -46,7 +46,7 @@ def test_boxes_lie_in_the_picture_and_are_counted() -> None:
 
 
 def test_the_last_box_shows_the_pattern_of_its_class() -> None:
-    sample = opened().sample(3)
+    sample = opened()[3]
     assert sample.annotation is not None and isinstance(sample.data, np.ndarray)
     left, top, right, bottom = sample.annotation.boxes_xyxy[-1].astype(int)
     pattern = pattern_of(int(sample.annotation.labels[-1]), bottom - top, right - left, 3) >> 1

@@ -53,10 +53,10 @@ def test_shards_are_found_and_read_in_order(tmp_path: Path, layout: str) -> None
     assert "000000.tar" in found.why
     train, val = (open_dataset("auto", root, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
     assert (len(train), len(val)) == (4, 1)
-    assert [train.sample(index).target for index in range(4)] == [1, 0, 2, 1]
-    assert [train.sample(index).data for index in (0, 3)] == [encode(noise(9, 7, 3, seed), "PNG") for seed in (0, 11)]
+    assert [train[index].target for index in range(4)] == [1, 0, 2, 1]
+    assert [train[index].data for index in (0, 3)] == [encode(noise(9, 7, 3, seed), "PNG") for seed in (0, 11)]
     assert val.class_names == ("class0", "class1", "class2")
-    assert ", byte 512" in val.sample(0).name
+    assert ", byte 512" in val[0].name
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -67,7 +67,7 @@ def test_every_form_of_tar_with_long_names_folders_and_other_members(tmp_path: P
     for split in ("train", "val"):
         write_tar(tmp_path / "set" / split / "0.tar", members, form)
     source = open_tar(tmp_path / "set", "train")
-    assert [source.sample(index).target for index in range(len(source))] == [1, 0]
+    assert [source[index].target for index in range(len(source))] == [1, 0]
 
 
 def test_names_are_in_classes_txt(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_what_tensorflow_wrote_is_read_as_tensorflow_reads_it(written_by_tensorf
         assert len(source) == len(expected)
         assert source.kind == "tfrecord"
         for index, wanted in enumerate(expected):
-            sample = source.sample(index)
+            sample = source[index]
             assert isinstance(sample.data, bytes)
             assert sample.target == wanted["label"] - 1
             assert hashlib.sha256(sample.data).hexdigest() == wanted["sha256"]
@@ -122,12 +122,12 @@ def test_the_published_number_of_shards_is_found_in_both_layouts(tmp_path: Path)
 def test_class_0_is_label_1_and_samples_follow_the_shards(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[3, 1], [], [2]], "validation": [[2]]})
     train = ShardDataset(TFRECORD, root, "train")
-    assert [train.sample(index).target for index in range(3)] == [2, 0, 1]
-    assert train.sample(2).data == encode(noise(9, 7, 3, 200), "JPEG")
-    assert train.sample(2).name == f"{root / 'train-00002-of-00003'}, byte 12"
+    assert [train[index].target for index in range(3)] == [2, 0, 1]
+    assert train[2].data == encode(noise(9, 7, 3, 200), "JPEG")
+    assert train[2].name == f"{root / 'train-00002-of-00003'}, byte 12"
     assert train.index_bytes == 20 * 3
     with pytest.raises(IndexError):
-        train.sample(3)
+        train[3]
 
 
 def cut(data: bytes) -> bytes:
@@ -180,9 +180,9 @@ def test_a_content_with_a_wrong_checksum_is_found_when_it_is_read(tmp_path: Path
         path.write_bytes(flip(position)(data))
         source = ShardDataset(TFRECORD, root, "train")
         bad = 0 if position < len(data) - 1 else 1
-        assert source.sample(1 - bad).target == 1 - bad
+        assert source[1 - bad].target == 1 - bad
         with pytest.raises(DataError, match="wrong checksum") as caught:
-            source.sample(bad)
+            source[bad]
         assert caught.value.code == ExitCode.DATA
         assert caught.value.where == f"{path}, byte {0 if bad == 0 else len(framed(example(1, 0)))}"
 
@@ -191,7 +191,7 @@ def test_a_record_without_a_picture_is_found_when_it_is_read(tmp_path: Path) -> 
     root = write_set(tmp_path / "set", {"train": [[1]], "validation": [[1]]})
     write_records(root / "train-00000-of-00001", [encode_example({"image/class/label": [1]})])
     with pytest.raises(DataError, match="record without image/encoded") as caught:
-        ShardDataset(TFRECORD, root, "train").sample(0)
+        ShardDataset(TFRECORD, root, "train")[0]
     assert "byte 0" in caught.value.where
 
 
@@ -273,4 +273,4 @@ def test_samples_are_the_same_from_many_threads(written_by_tensorflow: Path) -> 
     indices = np.random.default_rng(0).permutation(np.repeat(np.arange(len(source)), 20)).tolist()
     with ThreadPoolExecutor(8) as pool:
         samples: list[Sample] = list(pool.map(source.sample, indices))
-    assert all(sample == source.sample(index) for index, sample in zip(indices, samples, strict=True))
+    assert all(sample == source[index] for index, sample in zip(indices, samples, strict=True))

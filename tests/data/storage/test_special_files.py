@@ -93,7 +93,7 @@ def test_a_pipe_among_the_files_of_a_data_set_is_refused_by_name(place: str, tmp
     with pytest.raises(DataError) as caught:
         source = open_dataset("auto", root, "train", DataConfig(), boxes=has_boxes)
         for index in range(len(source)):
-            source.sample(index)
+            source[index]
     told = f"{caught.value.where} {caught.value.what} {caught.value.why}"
     assert path.name in told and "a named pipe" in told
     try:
@@ -142,7 +142,7 @@ def test_a_picture_that_became_a_pipe_after_it_was_listed_is_refused(tree: Path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(DataError, match="cannot read") as caught:
-        source.sample(3)
+        source[3]
     assert caught.value.where == str(path)
 
 
