@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from reconv.bench.bench_target import BenchTarget
 from reconv.data.convert.convert import Target, convert
 from reconv.data.convert.transcode import OutputFormat
-from reconv.data.dataset import Dataset, Subset, spread
+from reconv.data.dataset import Dataset, Subset, evenly_spaced
 from reconv.data.readers.packed import PackedDataset
 
 AS_GIVEN, FAST = "as-given", "fast"
@@ -61,7 +61,7 @@ def _few(source: Dataset, num_pictures: int) -> Dataset:
     """So many images, from all over the data set."""
     if len(source) <= num_pictures:
         return source
-    return Subset(source, spread(len(source), 100 * num_pictures / len(source)))
+    return Subset(source, evenly_spaced(len(source), 100 * num_pictures / len(source)))
 
 
 def _are_files(source: Dataset) -> bool:

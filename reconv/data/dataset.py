@@ -1,7 +1,6 @@
-"""What a source of samples is: a length, random access, class names and a fingerprint.
+"""Map-style datasets: the protocol, and views that select samples or shift classes.
 
-Owns the protocol, the promise of sources that lie in files, and the views of a source. Refuses to know decoding and
-order. Invariant: `sample(i)` depends on i alone and may be called from many threads at once.
+`dataset[i]` depends on i alone and may be called from many threads at once.
 """
 
 from __future__ import annotations
@@ -23,12 +22,14 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 Split = Literal["train", "val"]
 
+BACKGROUND = "background"
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: an encoded file or pixels [height, width, channels], its class and a name a person can find.
+    """An encoded image or its pixels [height, width, channels], the class index, and a name to find the file by.
 
-    An image with boxes has an annotation, and no class of its own.
+    For detection `annotation` holds the boxes and `target` is not used.
     """
 
     data: bytes | U8
@@ -38,10 +39,7 @@ class Sample:
 
 
 class LabelError(DataError):
-    """A label that is wrong: the list is, which no missing image excuses."""
-
-
-BACKGROUND = "background"
+    """A wrong label or annotation: always an error, even where unreadable images are tolerated."""
 
 
 class Dataset(Protocol):
@@ -53,7 +51,7 @@ class Dataset(Protocol):
     def class_names(self) -> tuple[str, ...]: ...
     @property
     def origin(self) -> str:
-        """One line for people: what this is and how it was recognised."""
+        """One line for people: what the data is and how it was recognised."""
         ...
 
     def __len__(self) -> int: ...
@@ -63,76 +61,70 @@ class Dataset(Protocol):
         ...
 
 
-Files = tuple[Sequence[bytes], npt.NDArray[np.integer]]  # a path and a class for each sample
+SampleFiles = tuple[Sequence[bytes], npt.NDArray[np.integer]]  # path and class index of each sample
 
 
-class InFiles(ABC):
-    """A source whose samples may be files of their own, so that whoever knows paths can read many at once."""
+class FileBacked(ABC):
+    """A dataset whose samples may be whole files, so that the compiled decoder can read many of them in one call."""
 
     @abstractmethod
-    def files(self, indices: I64) -> Files | None:
-        """Files whose bytes are the data of these samples, and their classes; None where there are no such files."""
+    def files(self, indices: I64) -> SampleFiles | None:
+        """Paths and classes of the samples; None if the samples are not files of their own."""
 
 
-def files_of(source: Dataset, indices: I64) -> Files | None:
-    """The files of samples, if their source has some."""
-    return source.files(indices) if isinstance(source, InFiles) else None
+def sample_files(dataset: Dataset, indices: I64) -> SampleFiles | None:
+    """Paths and classes of the samples; None if the dataset has no such files."""
+    return dataset.files(indices) if isinstance(dataset, FileBacked) else None
 
 
-class Subset(InFiles):
-    """Some samples of a source, in the given order."""
+class Subset(FileBacked):
+    """The samples of a dataset at the given indices, in that order."""
 
-    def __init__(self, source: Dataset, indices: I64) -> None:
-        self._source = source
+    def __init__(self, dataset: Dataset, indices: I64) -> None:
+        self._dataset = dataset
         self._indices = indices
-        self.kind = source.kind
-        self.class_names = source.class_names
-        self.origin = f"{source.origin}; {len(indices)} of {len(source)} samples"
+        self.kind = dataset.kind
+        self.class_names = dataset.class_names
+        self.origin = f"{dataset.origin}; {len(indices)} of {len(dataset)} samples"
 
     def __len__(self) -> int:
         return len(self._indices)
 
     def __getitem__(self, index: int) -> Sample:
-        """The source's sample behind the index."""
-        return self._source[int(self._indices[index])]
+        return self._dataset[int(self._indices[index])]
 
-    def files(self, indices: I64) -> Files | None:
-        """The source's files behind the indices."""
-        return files_of(self._source, self._indices[indices])
+    def files(self, indices: I64) -> SampleFiles | None:
+        return sample_files(self._dataset, self._indices[indices])
 
     def fingerprint(self) -> str:
-        """The source's digest with the share taken."""
-        return f"{self._source.fingerprint()}/{len(self._indices)}"
+        return f"{self._dataset.fingerprint()}/{len(self._indices)}"
 
 
-class WithBackground(InFiles):
-    """A source whose classes are counted from 1: class 0 is a background that no sample has."""
+class WithBackground(FileBacked):
+    """A dataset with a background class 0 in front: no sample has it, and every target is one higher."""
 
-    def __init__(self, source: Dataset) -> None:
-        self._source = source
-        self.kind = source.kind
-        self.class_names = (BACKGROUND, *source.class_names)
-        self.origin = f"{source.origin}; class 0 is the background"
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
+        self.kind = dataset.kind
+        self.class_names = (BACKGROUND, *dataset.class_names)
+        self.origin = f"{dataset.origin}; class 0 is the background"
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> Sample:
-        """The source's sample, its class one higher."""
-        sample = self._source[index]
+        sample = self._dataset[index]
         return Sample(sample.data, sample.target + 1, sample.name)
 
-    def files(self, indices: I64) -> Files | None:
-        """The source's files, their classes one higher."""
-        found = files_of(self._source, indices)
+    def files(self, indices: I64) -> SampleFiles | None:
+        found = sample_files(self._dataset, indices)
         return None if found is None else (found[0], found[1] + 1)
 
     def fingerprint(self) -> str:
-        """The source's digest with the shift."""
-        return f"{self._source.fingerprint()}+1"
+        return f"{self._dataset.fingerprint()}+1"
 
 
-def spread(num_samples: int, percent: float) -> I64:
-    """Indices of `percent` of the samples (at least one), evenly spread so that sorted classes keep their shares."""
+def evenly_spaced(num_samples: int, percent: float) -> I64:
+    """Indices of `percent` of the samples (at least one), evenly spaced so that sorted classes keep their shares."""
     num_kept = max(1, round(num_samples * percent / 100))
     return np.arange(num_kept, dtype=np.int64) * num_samples // num_kept

@@ -1,7 +1,7 @@
-"""Which sample comes when: the run's endless stream of positions, mapped to dataset indices.
+"""The order of training samples: an endless stream of positions, mapped to dataset indices.
 
-Owns the shuffle and the tail of an epoch. Refuses to know workers and ranks. Invariant: a pure function of
-(seed, position), so seeking to any step costs one shuffle at most; within an epoch no sample comes twice.
+A pure function of (seed, position): seeking to any step costs one shuffle at most, and no sample comes twice in an
+epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reconv.random import key, permutation
 
 
 class Sampler:
-    """The order of a training run; position = step x global_batch + row."""
+    """The shuffled order of a training run; position = step * global_batch + row."""
 
     def __init__(self, num_samples: int, global_batch: int, tail: Literal["drop", "wrap"], seed: int) -> None:
         if num_samples < 1 or (tail == "drop" and num_samples < global_batch):
@@ -29,7 +29,7 @@ class Sampler:
         self._num_samples = num_samples
         self._global_batch = global_batch
         self._epoch_samples = num_samples if tail == "wrap" else num_samples // global_batch * global_batch
-        # A step of a wrapped stream may touch two epochs; a third stays for a second loader at another step.
+        # A step that wraps around touches two epochs; the third entry serves a second loader at another step.
         self._shuffle = lru_cache(maxsize=3)(lambda epoch: permutation(key(seed, "order", epoch), num_samples))
 
     def positions(self, step: int) -> I64:
@@ -37,7 +37,7 @@ class Sampler:
         return step * self._global_batch + np.arange(self._global_batch, dtype=np.int64)
 
     def epoch_of(self, positions: I64) -> I64:
-        """The epoch of each position, from 0: with `wrap` a new one begins wherever the samples are used up."""
+        """The epoch of each position, from 0; with `wrap` an epoch may end in the middle of a batch."""
         return positions // self._epoch_samples
 
     def indices(self, step: int) -> I64:
@@ -47,9 +47,9 @@ class Sampler:
     def indices_of(self, positions: I64) -> I64:
         """The dataset index of each position."""
         epochs = self.epoch_of(positions)
-        places = positions - epochs * self._epoch_samples
+        offsets = positions - epochs * self._epoch_samples
         indices = np.empty_like(positions)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = self._shuffle(int(epoch))[places[rows]]
+            indices[rows] = self._shuffle(int(epoch))[offsets[rows]]
         return indices

@@ -14,7 +14,7 @@ from PIL import Image
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.dataset import spread
+from reconv.data.dataset import evenly_spaced
 from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, draw_boxes
 from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.logging.events import ImageLogged
@@ -100,7 +100,7 @@ def _chosen(images: Sequence[Judged]) -> list[Judged]:
     worst = sorted(images, key=lambda judged: judged.num_found - judged.num_objects - judged.num_wrong)
     chosen = {judged.image.index: judged for judged in worst[: NUM_IMAGES // 2]}
     rest = [judged for judged in images if judged.image.index not in chosen]
-    others = spread(len(rest), 100 * (NUM_IMAGES - len(chosen)) / len(rest))
+    others = evenly_spaced(len(rest), 100 * (NUM_IMAGES - len(chosen)) / len(rest))
     chosen |= {rest[place].image.index: rest[place] for place in others.tolist()}
     return [chosen[index] for index in sorted(chosen)]
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from reconv.data.boxes.annotations import Annotation, DetectionDataset
-from reconv.data.dataset import I64, Dataset, Sample, spread
+from reconv.data.dataset import I64, Dataset, Sample, evenly_spaced
 from reconv.errors import DataError
 
 _OVERHEAD_BYTES = 400  # of a kept sample beside its data: the objects, its name, the place in the table; measured 340
@@ -79,7 +79,7 @@ class Cached:
     @cached_property
     def estimated_bytes(self) -> int:
         """What keeping every sample would take, by a few of them spread over the set."""
-        indices = spread(len(self), 100 * min(1, _NUM_SAMPLED / len(self)))
+        indices = evenly_spaced(len(self), 100 * min(1, _NUM_SAMPLED / len(self)))
         sizes = [size for index in indices if (size := self._size(int(index))) is not None]
         return round(len(self) * sum(sizes) / len(sizes)) if sizes else 0
 

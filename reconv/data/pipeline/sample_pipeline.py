@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import I64, U8, Dataset, LabelError, Sample, files_of
+from reconv.data.dataset import I64, U8, Dataset, LabelError, Sample, sample_files
 from reconv.data.decode.decode import any_picture, eval_picture, host_eval, shorter_side
 from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
 from reconv.data.pipeline.stage_timing import spent
@@ -154,7 +154,7 @@ class Decode:
         """Fill what the compiled decoder makes of files; which rows those are, or None where it makes none."""
         if not self._is_by_file or self._augment is None or draws is None:
             return None
-        files = files_of(self._source, indices)
+        files = sample_files(self._source, indices)
         if files is None:
             return None
         paths, targets = files

@@ -17,7 +17,7 @@ from PIL import Image
 
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.boxes.box_table import BoxTable, settled
-from reconv.data.dataset import I64, Sample, Split, spread
+from reconv.data.dataset import I64, Sample, Split, evenly_spaced
 from reconv.data.decode.decode import FORMATS
 from reconv.data.readers.digest_files import NUM_SIZES
 from reconv.data.storage.local import read, size_bytes
@@ -73,7 +73,7 @@ class BoxedDataset(DetectionDataset):
 
     @cached_property
     def _digest(self) -> str:
-        some = spread(len(self), 100 * min(1, NUM_SIZES / len(self)))
+        some = evenly_spaced(len(self), 100 * min(1, NUM_SIZES / len(self)))
         sizes = np.array([size_bytes(self.path(int(index))) for index in some])
         return f"{self.table.digest()}/{len(self)}/{int((sizes * (1 + np.arange(len(sizes)))).sum()):x}"
 

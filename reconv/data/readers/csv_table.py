@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import I64, Files, InFiles, Sample, Split
+from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
 from reconv.data.readers.digest_files import digest_files
 from reconv.data.readers.folder import SPLIT_FOLDERS
 from reconv.data.readers.map_shards import RefusedError
@@ -40,7 +40,7 @@ def find_tables(folder: Path) -> list[str]:
     return [name for name in names if {"file", "label"} <= set(_head(folder / name))]
 
 
-class CSVDataset(InFiles):
+class CSVDataset(FileBacked):
     """One split of a table: 12 bytes a sample plus its file name."""
 
     kind = "csv"
@@ -73,7 +73,7 @@ class CSVDataset(InFiles):
         path = self.path(index)
         return Sample(read(path), int(self._targets[index]), path)
 
-    def files(self, indices: I64) -> Files:
+    def files(self, indices: I64) -> SampleFiles:
         """The paths, as the disk spells them, and the classes."""
         return [os.fsencode(self.path(int(index))) for index in indices], self._targets[indices]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import spread
+from reconv.data.dataset import evenly_spaced
 from reconv.data.readers.packed_names import PackedNames
 from reconv.data.storage.local import size_bytes
 
@@ -26,6 +26,6 @@ def digest_files(
     digest = hashlib.blake2b("\0".join(class_names).encode("utf-8", "surrogateescape"), digest_size=16)
     for piece in (*names.content(), targets.data):
         digest.update(piece)
-    for index in spread(len(names), 100 * min(1, NUM_SIZES / len(names))):
+    for index in evenly_spaced(len(names), 100 * min(1, NUM_SIZES / len(names))):
         digest.update(size_bytes(path(int(index))).to_bytes(8, "little"))
     return digest.hexdigest()

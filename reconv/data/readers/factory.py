@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset
-from reconv.data.dataset import BACKGROUND, I64, Dataset, Split, Subset, WithBackground, spread
+from reconv.data.dataset import BACKGROUND, I64, Dataset, Split, Subset, WithBackground, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.box_tfrecord import BoxTFRecordDataset
 from reconv.data.readers.cifar import open_cifar
@@ -72,7 +72,7 @@ def with_background(source: Dataset) -> Dataset:
 
 def subsample(source: Dataset, percent: float) -> Dataset:
     """A share of a source's samples, evenly spread."""
-    return select(source, spread(len(source), percent))
+    return select(source, evenly_spaced(len(source), percent))
 
 
 def select(source: Dataset, indices: I64) -> Dataset:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from reconv.data.dataset import I64, Files, InFiles, Sample, Split
+from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
 from reconv.data.readers.digest_files import digest_files
 from reconv.data.readers.packed_names import PackedNames
 from reconv.data.storage.local import read, unreadable
@@ -37,7 +37,7 @@ def split_folder(root: Path, split: Split) -> Path | None:
     return next((root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir()), None)
 
 
-class FolderDataset(InFiles):
+class FolderDataset(FileBacked):
     """One split of a tree of image files, indexed in 12 bytes a sample plus its file name."""
 
     kind = "folder"
@@ -80,7 +80,7 @@ class FolderDataset(InFiles):
         path = self.path(index)
         return Sample(read(path), int(self.targets[index]), path)
 
-    def files(self, indices: I64) -> Files:
+    def files(self, indices: I64) -> SampleFiles:
         """The paths, as the disk spells them, and the classes."""
         return [os.fsencode(self.path(int(index))) for index in indices], self.targets[indices]
 

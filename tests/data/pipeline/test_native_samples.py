@@ -13,7 +13,7 @@ from data_examples import encode
 from jpeg_examples import encoded, photograph
 from PIL import Image
 
-from reconv.data.dataset import Dataset, Subset, WithBackground, files_of
+from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files
 from reconv.data.decode import native
 from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
 from reconv.data.pipeline.sample_cache import CacheBudget, Cached
@@ -91,7 +91,7 @@ SOURCES: dict[str, Callable[[FolderDataset], Dataset]] = {
 def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderDataset, name: str) -> None:
     source = SOURCES[name](mixed)
     indices = [*range(len(source)), 0]
-    found = files_of(source, np.array(indices))
+    found = sample_files(source, np.array(indices))
     assert found is not None
     for path, target, index in zip(*found, indices, strict=True):
         sample = source[index]
@@ -121,8 +121,8 @@ def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
 def test_what_is_not_in_files_or_lies_in_memory_has_none(mixed: FolderDataset) -> None:
     one = np.array([0])
     pixels = open_digits("train")
-    assert files_of(mixed, one) is not None
-    assert [files_of(source, one) for source in (pixels, Subset(pixels, one), Cached(mixed, CacheBudget(0)))] == [
+    assert sample_files(mixed, one) is not None
+    assert [sample_files(source, one) for source in (pixels, Subset(pixels, one), Cached(mixed, CacheBudget(0)))] == [
         None
     ] * 3
 

@@ -12,7 +12,7 @@ import pytest
 from data_examples import cifar_layout, encode, noise
 from sklearn.datasets import load_digits
 
-from reconv.data.dataset import Sample, Subset, spread
+from reconv.data.dataset import Sample, Subset, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.digits import open_digits
@@ -268,8 +268,8 @@ def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -
     assert isinstance(digits, ArrayDataset)
     assert len(digits) == 718
     assert digits.fingerprint() != open_digits("train").fingerprint()
-    assert spread(7, 100).tolist() == list(range(7))
-    assert spread(1000, 0.01).tolist() == [0]
+    assert evenly_spaced(7, 100).tolist() == list(range(7))
+    assert evenly_spaced(1000, 0.01).tolist() == [0]
 
 
 def test_synthetic_is_shaped_by_the_recipe() -> None:

@@ -272,5 +272,5 @@ def test_samples_are_the_same_from_many_threads(written_by_tensorflow: Path) -> 
     source = ShardDataset(TFRECORD, written_by_tensorflow, "train")
     indices = np.random.default_rng(0).permutation(np.repeat(np.arange(len(source)), 20)).tolist()
     with ThreadPoolExecutor(8) as pool:
-        samples: list[Sample] = list(pool.map(source.sample, indices))
+        samples: list[Sample] = list(pool.map(source.__getitem__, indices))
     assert all(sample == source[index] for index, sample in zip(indices, samples, strict=True))
