@@ -48,7 +48,7 @@ def test_a_saved_dataset_is_read_as_it_was_saved(tmp_path: Path) -> None:
         assert len(dataset) == COUNTS[name]
         assert list(dataset.class_names) == NAMES
         with ThreadPoolExecutor(8) as pool:  # the loader reads by many threads at once
-            for number, sample in enumerate(pool.map(dataset.sample, range(len(dataset)))):
+            for number, sample in enumerate(pool.map(dataset.__getitem__, range(len(dataset)))):
                 assert sample.data == image_bytes(number), number
                 assert sample.target == number % len(NAMES)
         assert HFDataset(found.path, split).fingerprint() == dataset.fingerprint()  # type: ignore[arg-type]

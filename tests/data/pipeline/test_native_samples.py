@@ -114,7 +114,7 @@ def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
     good = [i for i in range(len(source)) if MADE.get(Path(source[i].name).name)]
     assert good
     fetch = Decode(source, SPEC, NATIVE)
-    monkeypatch.setattr(source, "sample", None)  # whoever reads row by row fails
+    monkeypatch.setattr(type(source), "__getitem__", None)  # whoever reads row by row fails
     assert rows_of(fetch, good)["images"].any()
 
 
