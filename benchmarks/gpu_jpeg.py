@@ -34,7 +34,7 @@ from reconv.logging.run_logger import RunLogger
 from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.datasets import Datasets
-from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step, share
+from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step, parallelize
 from reconv.trainer.resume import RestorePoint
 from reconv.trainer.trainer import Counters
 
@@ -120,8 +120,8 @@ class Trainer:
         folder, process_group = RunDir(Path("tool")), ProcessGroup.single()
         job = TrainingRun(subject.recipe, subject.plan, sources, subject.device, process_group, folder, point)
         learner = build_learner(job, RunLogger())
-        self._marks, shared = Marks(subject.device), share(job, learner.network)
-        self._step = build_step(job, learner, Counters(step=1), RunLogger(), self._marks.mark, shared)
+        self._marks, strategy = Marks(subject.device), parallelize(job, learner.network)
+        self._step = build_step(job, learner, Counters(step=1), RunLogger(), self._marks.mark, strategy)
 
     def rates(self, subject: BenchTarget, wish: Wish) -> dict[str, Any]:
         """Images a second of each window, and the host's wait for input in a step."""

@@ -27,11 +27,11 @@ def measure_scaling(
 ) -> tuple[dict[str, Any], list[str]]:
     """The numbers of a step of several devices beside those of one, and what a person should know of them."""
     tell("measuring the reduction alone")
-    reduction = together.shared.reduction()
-    reduced = _repeated(reduction.again, subject, process_group, wish)
+    traffic = together.strategy.gradient_traffic()
+    reduced = _repeated(traffic.repeat, subject, process_group, wish)
     plan = subject.plan.one_device()
     tell("measuring all devices without the reduction")
-    apart_s = max(process_group.gather(_single(subject, plan, wish, process_group)))
+    apart_s = max(process_group.all_gather(_single(subject, plan, wish, process_group)))
     tell("measuring one device alone")
     alone_s = process_group.on_rank0(lambda: _single(subject, plan, wish, ProcessGroup.single()))
     step_s = together.windows.median_s
@@ -42,8 +42,8 @@ def measure_scaling(
         "apart_step_ms": 1000 * apart_s,
         "reduce": subject.recipe.parallel.reduce,
         "compress": subject.recipe.parallel.compress,
-        "gradient_bytes": reduction.num_bytes,
-        "buckets": reduction.num_buckets,
+        "gradient_bytes": traffic.num_bytes,
+        "buckets": traffic.num_buckets,
         "reduce_ms": 1000 * reduced.median_s,
         "reduce_share": reduced.median_s / step_s,
         "exposed_ms": 1000 * (step_s - apart_s),
@@ -73,14 +73,14 @@ def _repeated(work: Callable[[], None], subject: BenchTarget, process_group: Pro
         device,
         wish,
         Marks(device),
-        process_group.told_by_first,
+        process_group.broadcast,
     )
 
 
 def _notes(subject: BenchTarget, process_group: ProcessGroup) -> list[str]:
     """What makes these numbers less than they look."""
     plan, notes = subject.plan, []
-    cores, threads = usable_cores(Machine()), process_group.place.local_size * plan.threads
+    cores, threads = usable_cores(Machine()), process_group.launch_env.local_world_size * plan.threads
     if subject.device.kind == "cpu" and threads > cores:
         notes.append(f"{threads} threads share {cores} cores: this is no measure of scaling")
     if len({sum(groups) for groups in plan.device_groups}) > 1:

@@ -17,8 +17,7 @@ from reconv import __version__
 from reconv.data.dataset import Dataset
 from reconv.data.decode.native import choose_decoder
 from reconv.device import Device, choose_algorithms, open_device
-from reconv.distributed.environment import LaunchEnv
-from reconv.distributed.process_group import ALONE
+from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.environment_checks import Machine, cores_of_one
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -54,7 +53,7 @@ def open_subject(
     data: str | None,
     overrides: Sequence[Override],
     device: str,
-    place: LaunchEnv = ALONE,
+    launch_env: LaunchEnv = SINGLE_PROCESS,
 ) -> BenchTarget:
     """Open the recipe on real data, or on made-up images of its size, made once for the device or anew on the host."""
     given = list(overrides)
@@ -69,13 +68,13 @@ def open_subject(
         num_val=len(source),
         num_classes=len(source.class_names),
         source=source.kind,
-        world_size=place.size,
-        cores=cores_of_one(Machine(), place.local_size),
+        world_size=launch_env.world_size,
+        cores=cores_of_one(Machine(), launch_env.local_world_size),
         decoder=choose_decoder(recipe.augment.decoder),
     )
     plan = make_plan(recipe, facts)
     check_model(recipe, plan.num_classes)
-    opened = open_device(device, plan.threads, place.local_rank)
+    opened = open_device(device, plan.threads, launch_env.local_rank)
     share = share_of_gpu(recipe, plan, source, opened, kept=None)
     plan = make_plan(recipe, replace(facts, gpu_share=share))
     choose_algorithms(opened, recipe.engine)

@@ -20,12 +20,13 @@ from reconv.bench.timing import Windows, Wish, process_age_s
 from reconv.device import device_kind
 from reconv.device.affinity import bound
 from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.trainer.micro_batch import settle_micro
-from reconv.trainer.run_setup import refuse_devices, telling_others, topology
+from reconv.trainer.run_setup import refuse_devices, topology
 
 Tell = Callable[[str], None]
 
@@ -65,10 +66,10 @@ def bench_train(
 
     With `devices`, so many processes measure together, and `tell` is a function of a module; rank 0's result returns.
     """
-    place = read_launch_env()
+    launch_env = read_launch_env()
     ask = _Ask(recipe, input, data, tuple(overrides), device, nic, wish or Wish(), tell)
-    _refuse_with_several(ask, devices or place.size, peers)
-    if devices is not None and must_launch(devices, place):
+    _refuse_with_several(ask, devices or launch_env.world_size, peers)
+    if devices is not None and must_launch(devices, launch_env):
         from reconv.distributed.launcher import launch  # torch's launcher, which one process does not need
 
         refuse_devices(devices, device, load(ask.recipe, ask.overrides).recipe)
@@ -94,22 +95,32 @@ def _refuse_with_several(ask: _Ask, num_devices: int, peers: Sequence[Peer] | No
 
 def _bench(ask: _Ask, peers: Sequence[Peer] | None = None) -> dict[str, Any]:
     """Measure in this process, alone or with the others."""
-    place = read_launch_env()
+    launch_env = read_launch_env()
     choose_nic(ask.nic)
-    process_group = open_process_group(place, device_kind(ask.device))
+    process_group = open_process_group(launch_env, device_kind(ask.device))
 
     def open_here() -> BenchTarget:
         return open_subject(
-            ask.recipe, input=ask.input, data=ask.data, overrides=ask.overrides, device=ask.device, place=place
+            ask.recipe,
+            input=ask.input,
+            data=ask.data,
+            overrides=ask.overrides,
+            device=ask.device,
+            launch_env=launch_env,
         )
 
-    with telling_others(process_group):
-        if process_group.size > 1:
+    with report_failures(process_group):
+        if process_group.world_size > 1:
             process_group.on_rank0(lambda: bool(open_here()))  # what is refused is said once
         subject = open_here()
         subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, process_group)).plan)
         wish = subject.recipe.engine.cpus
-        with bound(wish, subject.device.pci_address, place=place.local_rank, num_places=place.local_size):
+        with bound(
+            wish,
+            subject.device.pci_address,
+            local_rank=launch_env.local_rank,
+            local_world_size=launch_env.local_world_size,
+        ):
             return _measure(subject, process_group, ask, peers)
 
 
@@ -129,7 +140,7 @@ def _measure(
         "images_per_s": images_per_s,
         **_speed(subject, own.windows),
         "startup_s": None if age_s is None else age_s - (time.time() - own.windows.first_step_at_s),
-        "peak_memory_bytes": max(process_group.gather(subject.device.peak_memory_bytes())),
+        "peak_memory_bytes": max(process_group.all_gather(subject.device.peak_memory_bytes())),
         **shares(
             costs,
             subject.plan.micro_batch,
@@ -138,14 +149,14 @@ def _measure(
             subject.recipe.precision.mode,
             training=True,
         ),
-        "devices": process_group.size,
-        "images_per_s_per_device": images_per_s / process_group.size,
+        "devices": process_group.world_size,
+        "images_per_s_per_device": images_per_s / process_group.world_size,
         "scaling": None,
         "peers": {},
         "notes": [*own.notes, *_notes(subject, own)],
         **about(subject.recipe, subject.device),
     }
-    if process_group.size > 1:
+    if process_group.world_size > 1:
         result["scaling"], said = measure_scaling(subject, own, process_group, ask.wish, tell)
         result["notes"] += said
     if peers is not None:

@@ -16,14 +16,15 @@ from reconv.bench.bench_target import BenchTarget
 from reconv.bench.timing import Marks, Windows, Wish, measure
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.pipeline.stage_timing import StageTimes
-from reconv.distributed.process_group import ProcessGroup, Shared
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.strategy import ParallelStrategy
 from reconv.logging.events import Event, LogMessage
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.datasets import Datasets
-from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step, fit_step, share
+from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step, fit_step, parallelize
 from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.resume import RestorePoint
 from reconv.trainer.trainer import Counters
@@ -35,7 +36,7 @@ class Own:
 
     windows: Windows
     model: nn.Module
-    shared: Shared
+    strategy: ParallelStrategy
     has_teacher: bool
     notes: list[str]
 
@@ -68,11 +69,11 @@ def measure_own(
     logger = RunLogger(collect_notes)
     job = job_of(subject, plan, process_group)
     learner = build_learner(job, logger)
-    marks, shared = Marks(device), share(job, learner.network)
+    marks, strategy = Marks(device), parallelize(job, learner.network)
     # The first batch counts as pictured.
-    plain = build_step(job, learner, Counters(step=1), logger, marks.mark, shared)
+    plain = build_step(job, learner, Counters(step=1), logger, marks.mark, strategy)
     step = fit_step(job, learner, plain, MicroBatchSize(plan.micro_groups), logger)
     with open_data_context(recipe, plan, device, StageTimes()) as feed:
         batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=process_group.rank, feed=feed)
-        windows = measure(step, batches, device, wish, marks, (beside or process_group).told_by_first)
-    return Own(windows, learner.network.model, shared, learner.teacher_fingerprint is not None, notes)
+        windows = measure(step, batches, device, wish, marks, (beside or process_group).broadcast)
+    return Own(windows, learner.network.model, strategy, learner.teacher_fingerprint is not None, notes)

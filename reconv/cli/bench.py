@@ -103,7 +103,7 @@ def train(
     if data is not None and where not in (None, "real"):
         raise UsageError(f"--data is real data, --input {where} is made up", then="leave one of them out")
     given = [
-        batch_override(batch_size, batch_per_device, devices or read_launch_env().size),
+        batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
         ("data.workers", workers, "--workers"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)

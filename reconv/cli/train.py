@@ -97,7 +97,7 @@ def train(
     """
     given: list[Override] = [
         ("length", None if epochs is None else _epochs(epochs), "--epochs"),
-        batch_override(batch_size, batch_per_device, devices or read_launch_env().size),
+        batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
         ("schedule.lr", lr, "--lr"),
         ("data.workers", workers, "--workers"),
         ("seed", seed, "--seed"),

@@ -95,15 +95,15 @@ def count_devices(kind: str) -> int | None:
     return 1 if kind == "mps" else None
 
 
-def open_device(name: str = "auto", threads: int | None = None, place: int = 0) -> Device:
+def open_device(name: str = "auto", threads: int | None = None, local_rank: int = 0) -> Device:
     """The device a person named, or the best one there; sets torch's threads when told how many.
 
-    The `place` of a process among those on this machine chooses one of several devices that the name leaves open.
+    The `local_rank` of a process among those on this machine chooses one of several devices that the name leaves open.
     """
     if name == "auto":
         name = device_kind(name)
-    if name == "cuda" and place and torch.cuda.is_available():
-        name = f"cuda:{place % torch.cuda.device_count()}"  # a launcher may show each process its own alone
+    if name == "cuda" and local_rank and torch.cuda.is_available():
+        name = f"cuda:{local_rank % torch.cuda.device_count()}"  # a launcher may show each process its own alone
     if name == "cpu":
         return Cpu(threads)
     if name == "mps":
@@ -112,7 +112,7 @@ def open_device(name: str = "auto", threads: int | None = None, place: int = 0) 
     if match is None:
         raise UsageError(f"there is no device called {name!r}", then="use auto, cpu, cuda, cuda:1, mps or hpu")
     if match[1] == "hpu":
-        return Hpu(place if match[2] is None else int(match[2]), threads)
+        return Hpu(local_rank if match[2] is None else int(match[2]), threads)
     return Cuda(int(match[2] or 0), threads)
 
 

@@ -39,17 +39,21 @@ def near_cpus(pci_address: str | None, system: Path = _SYSTEM) -> set[int] | Non
         return None
 
 
-def shared_cpus(place: int, num_places: int) -> set[int]:
+def shared_cpus(local_rank: int, local_world_size: int) -> set[int]:
     """The cores of one of several processes on this machine: neighbours, as many as every other process has."""
     allowed = sorted(os.sched_getaffinity(0))
-    each = max(1, len(allowed) // num_places)
-    first = place * each % len(allowed)
+    each = max(1, len(allowed) // local_world_size)
+    first = local_rank * each % len(allowed)
     return set(allowed[first : first + each])
 
 
 @contextmanager
 def bound(
-    wish: str, pci_address: Callable[[], str | None], system: Path = _SYSTEM, place: int = 0, num_places: int = 1
+    wish: str,
+    pci_address: Callable[[], str | None],
+    system: Path = _SYSTEM,
+    local_rank: int = 0,
+    local_world_size: int = 1,
 ) -> Iterator[str]:
     """This process on the cores that `engine.cpus` names until the block ends; what a person should know of that."""
     if wish == "any":
@@ -60,7 +64,7 @@ def bound(
     before = os.sched_getaffinity(0)
     try:
         if wish == "share":
-            wish = _shown(shared_cpus(place, num_places))
+            wish = _shown(shared_cpus(local_rank, local_world_size))
         yield bind(wish, pci_address() if wish == "near" else None, system)
     finally:
         os.sched_setaffinity(0, before)

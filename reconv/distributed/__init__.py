@@ -1,4 +1,4 @@
-"""The process_group of processes; the sole importer of torch.distributed."""
+"""Several processes that train one model: launching them, collectives, parallel strategies and failures of ranks."""
 
 from __future__ import annotations
 

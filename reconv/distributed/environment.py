@@ -1,7 +1,6 @@
-"""A process's place among others, as its launcher tells it in the environment.
+"""Rank, world size and rendezvous address, read from the variables that torchrun, Open MPI, PMI and Slurm set.
 
-Owns the variables of torchrun, Open MPI, PMI and Slurm. Refuses to know torch: it is read before anything is loaded.
-Invariant: torchrun's variables win, and a shell inside an allocation is not one of several processes.
+Torch is not imported here: the environment is read before anything else is loaded.
 """
 
 from __future__ import annotations
@@ -10,191 +9,198 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from reconv.errors import UsageError
 
-_FIRST_PORT, _NUM_PORTS = 20000, 20000  # of jobs that name none: below what systems hand out on their own
+_FIRST_PORT, _NUM_PORTS = 20000, 20000  # for jobs without MASTER_PORT: below the ephemeral range
 _LAST_PORT = 65535
-_SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # what an interactive Slurm job is called
-_LOCAL = "127.0.0.1"
-WORDS_VARIABLE = "RECONV_WORDS"  # set for the processes of --devices: the folder their last words go to
+_SHELLS = ("bash", "sh", "zsh", "fish", "tcsh", "interactive")  # job names of interactive Slurm jobs
+_LOCALHOST = "127.0.0.1"
+FAILURE_DIR_VARIABLE = "RECONV_FAILURE_DIR"  # set for the processes of --devices
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnv:
-    """`rank` of `size` processes, `local_rank` of the `local_size` on this machine, and where rank 0 is met."""
+    """Where this process stands among the processes of a run, and where rank 0 listens."""
 
     rank: int = 0
-    size: int = 1
+    world_size: int = 1
     local_rank: int = 0
-    local_size: int = 1
-    launcher: str = ""  # empty: started alone
-    address: str = _LOCAL
-    port: int = 0
-    restart: int = 0  # how often an elastic agent has started the processes anew
-    store_is_served: bool = False  # by the agent: rank 0 must not open the port itself
-    words: str = ""  # of --devices: the folder in which a process says why it ends, instead of printing it
+    local_world_size: int = 1
+    launcher: str = ""  # empty: started without one
+    master_addr: str = _LOCALHOST
+    master_port: int = 0
+    restart_count: int = 0  # how often an elastic agent has restarted the processes
+    uses_agent_store: bool = False  # the elastic agent serves the store: rank 0 must not open the port itself
+    failure_dir: str = ""  # with --devices: the launching process reads and prints the errors left here
 
     @property
-    def num_machines(self) -> int:
-        """As many as there would be if each had as many processes as this one."""
-        return -(-self.size // self.local_size)
+    def num_nodes(self) -> int:
+        """The number of machines, if each runs as many processes as this one."""
+        return -(-self.world_size // self.local_world_size)
+
+
+SINGLE_PROCESS = LaunchEnv()
 
 
 def read_launch_env(environment: Mapping[str, str] | None = None) -> LaunchEnv:
-    """The place that a launcher gave this process; alone where there was none, or only one process."""
+    """The launcher's settings for this process; rank 0 of 1 without a launcher. torchrun's variables win."""
     environment = os.environ if environment is None else environment
     for read in (_torchrun, _open_mpi, _pmi, _slurm):
-        place = read(environment)
-        if place is not None:
-            return place if place.size > 1 else LaunchEnv(restart=place.restart)
-    return LaunchEnv()
+        launch_env = read(environment)
+        if launch_env is not None:
+            return launch_env if launch_env.world_size > 1 else LaunchEnv(restart_count=launch_env.restart_count)
+    return SINGLE_PROCESS
 
 
-def must_launch(devices: int | None, place: LaunchEnv) -> bool:
-    """Whether the processes of `--devices` are still to be started; refused where a launcher has started others."""
-    if devices is not None and place.size > 1:
+def must_launch(devices: int | None, launch_env: LaunchEnv) -> bool:
+    """Whether `--devices` asks this process to start others; an error if a launcher has already done so."""
+    if devices is not None and launch_env.world_size > 1:
         raise UsageError(
-            f"--devices {devices} starts processes, and {place.launcher} has started {place.size} processes already",
-            then="leave --devices out, or start without a launcher",
+            f"--devices {devices} cannot be combined with {launch_env.launcher}, "
+            f"which has already started {launch_env.world_size} processes",
+            then="drop --devices, or run without the launcher",
         )
     return devices is not None and devices > 1
 
 
-def _refuse_impossible(place: LaunchEnv) -> None:
-    """Refuse a place that is none, where the others would be waited for in vain."""
-    is_possible = place.rank < place.size and place.local_rank < place.local_size <= place.size
-    if place.size != 1 and not is_possible:
+def _check_ranks(launch_env: LaunchEnv) -> None:
+    """Reject ranks that cannot exist: the other processes would wait for this one until the timeout."""
+    is_possible = (
+        launch_env.rank < launch_env.world_size
+        and launch_env.local_rank < launch_env.local_world_size <= launch_env.world_size
+    )
+    if launch_env.world_size != 1 and not is_possible:
         raise UsageError(
-            f"rank {place.rank} of {place.size} processes, {place.local_rank} of {place.local_size} on this machine: "
-            "there is no such place",
+            f"inconsistent ranks: rank {launch_env.rank} of {launch_env.world_size}, "
+            f"local rank {launch_env.local_rank} of {launch_env.local_world_size}",
             where="environment",
-            why=f"read as what {place.launcher} sets; ranks count from 0",
-            then="unset what an earlier job left there, or start with torchrun, mpirun, srun or --devices",
+            why=f"read from the variables of {launch_env.launcher}; ranks count from 0",
+            then="unset variables left over from an earlier job, or start with torchrun, mpirun, srun or --devices",
         )
 
 
 def _torchrun(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
-    number = _numbers(environment, "torchrun")
-    place = LaunchEnv(
+    number = _number_reader(environment, "torchrun")
+    launch_env = LaunchEnv(
         rank=number("RANK"),
-        size=number("WORLD_SIZE"),
+        world_size=number("WORLD_SIZE"),
         local_rank=number("LOCAL_RANK", "RANK"),
-        local_size=number("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
-        launcher="--devices" if WORDS_VARIABLE in environment else "torchrun",
-        address=environment.get("MASTER_ADDR", _LOCAL),
-        port=_port(environment, "torchrun"),
-        restart=number("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0,
-        store_is_served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        words=environment.get(WORDS_VARIABLE, ""),
+        local_world_size=number("LOCAL_WORLD_SIZE", "WORLD_SIZE"),
+        launcher="--devices" if FAILURE_DIR_VARIABLE in environment else "torchrun",
+        master_addr=environment.get("MASTER_ADDR", _LOCALHOST),
+        master_port=_port(environment, "torchrun"),
+        restart_count=number("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environment else 0,
+        uses_agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        failure_dir=environment.get(FAILURE_DIR_VARIABLE, ""),
     )
-    _refuse_impossible(place)
-    return place
+    _check_ranks(launch_env)
+    return launch_env
 
 
 def _open_mpi(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "OMPI_COMM_WORLD_RANK" not in environment:
         return None
-    number = _numbers(environment, "Open MPI")
-    place = LaunchEnv(
+    number = _number_reader(environment, "Open MPI")
+    launch_env = LaunchEnv(
         rank=number("OMPI_COMM_WORLD_RANK"),
-        size=number("OMPI_COMM_WORLD_SIZE"),
+        world_size=number("OMPI_COMM_WORLD_SIZE"),
         local_rank=number("OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_size=number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+        local_world_size=number("OMPI_COMM_WORLD_LOCAL_SIZE"),
         launcher="Open MPI",
-        port=_port(environment, environment.get("PMIX_NAMESPACE", environment.get("OMPI_MCA_ess_base_jobid", ""))),
+        master_port=_port(
+            environment, environment.get("PMIX_NAMESPACE", environment.get("OMPI_MCA_ess_base_jobid", ""))
+        ),
     )
-    return _with_address(place, environment, "mpirun -x MASTER_ADDR=<a machine's address> ...")
+    return _with_master_addr(launch_env, environment, "mpirun -x MASTER_ADDR=<address of rank 0's machine> ...")
 
 
 def _pmi(environment: Mapping[str, str]) -> LaunchEnv | None:
     if "PMI_RANK" not in environment or "PMI_SIZE" not in environment:
         return None
-    number = _numbers(environment, "PMI")
+    number = _number_reader(environment, "PMI")
     local = {"MPI_LOCALRANKID": "MPI_LOCALNRANKS", "PMI_LOCAL_RANK": "PMI_LOCAL_SIZE", "SLURM_LOCALID": ""}
     local_rank = next((name for name in local if name in environment), "PMI_RANK")
-    on_node = _slurm_tasks_here(environment) if local_rank == "SLURM_LOCALID" else None
-    place = LaunchEnv(
+    on_node = _slurm_tasks_on_node(environment) if local_rank == "SLURM_LOCALID" else None
+    launch_env = LaunchEnv(
         rank=number("PMI_RANK"),
-        size=number("PMI_SIZE"),
+        world_size=number("PMI_SIZE"),
         local_rank=number(local_rank),
-        local_size=on_node or number(local.get(local_rank) or "PMI_SIZE", "PMI_SIZE"),
+        local_world_size=on_node or number(local.get(local_rank) or "PMI_SIZE", "PMI_SIZE"),
         launcher="an MPI launcher",
-        port=_port(environment, environment.get("PMI_JOBID", environment.get("SLURM_JOB_ID", ""))),
+        master_port=_port(environment, environment.get("PMI_JOBID", environment.get("SLURM_JOB_ID", ""))),
     )
-    return _with_address(place, environment, "mpiexec -env MASTER_ADDR <a machine's address> ...")
+    return _with_master_addr(launch_env, environment, "mpiexec -env MASTER_ADDR <address of rank 0's machine> ...")
 
 
 def _slurm(environment: Mapping[str, str]) -> LaunchEnv | None:
     is_shell = environment.get("SLURM_JOB_NAME") in _SHELLS or "SLURM_PTY_PORT" in environment
     if "SLURM_PROCID" not in environment or "SLURM_STEP_NUM_TASKS" not in environment or is_shell:
         return None
-    number = _numbers(environment, "Slurm")
-    place = LaunchEnv(
+    number = _number_reader(environment, "Slurm")
+    launch_env = LaunchEnv(
         rank=number("SLURM_PROCID"),
-        size=number("SLURM_STEP_NUM_TASKS"),
+        world_size=number("SLURM_STEP_NUM_TASKS"),
         local_rank=number("SLURM_LOCALID"),
-        local_size=_slurm_tasks_here(environment) or number("SLURM_STEP_NUM_TASKS"),
+        local_world_size=_slurm_tasks_on_node(environment) or number("SLURM_STEP_NUM_TASKS"),
         launcher="Slurm",
-        port=_port(environment, f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"),
+        master_port=_port(environment, f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"),
     )
-    return _with_address(place, environment, "export MASTER_ADDR=<the first machine's address> before srun")
+    return _with_master_addr(launch_env, environment, "export MASTER_ADDR=<address of the first node> before srun")
 
 
-def _with_address(place: LaunchEnv, environment: Mapping[str, str], how: str) -> LaunchEnv:
-    """The place with the address of rank 0, which launchers other than torchrun may leave out."""
-    _refuse_impossible(place)
+def _with_master_addr(launch_env: LaunchEnv, environment: Mapping[str, str], example: str) -> LaunchEnv:
+    """Fill in the address of rank 0, which launchers other than torchrun may not set."""
+    _check_ranks(launch_env)
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    address = environment.get("MASTER_ADDR") or (first_node(nodes) if nodes and place.num_machines > 1 else None)
-    if address is None and place.num_machines > 1:
+    address = environment.get("MASTER_ADDR") or (first_node(nodes) if nodes and launch_env.num_nodes > 1 else None)
+    if address is None and launch_env.num_nodes > 1:
         raise UsageError(
-            f"{place.size} processes on several machines, and none knows where rank 0 is",
-            where=f"{place.launcher}, rank {place.rank}",
+            f"the address of rank 0 is unknown to the {launch_env.world_size} processes on several machines",
+            where=f"{launch_env.launcher}, rank {launch_env.rank}",
             why="MASTER_ADDR is not set",
-            then=how,
+            then=example,
         )
-    return LaunchEnv(
-        place.rank, place.size, place.local_rank, place.local_size, place.launcher, address or _LOCAL, place.port
-    )
+    return replace(launch_env, master_addr=address or _LOCALHOST)
 
 
 def first_node(node_list: str) -> str:
-    """The first host of Slurm's short form, `node[03-07,12],other` -> `node03`."""
+    """The first host of a Slurm node list: `node[03-07,12],other` -> `node03`."""
     name = re.split(r",(?![^\[]*\])", node_list)[0]
     match = re.fullmatch(r"(.*?)\[([^\]]*)\](.*)", name)
     return name if match is None else match[1] + re.split(r"[-,]", match[2])[0] + match[3]
 
 
-def _slurm_tasks_here(environment: Mapping[str, str]) -> int | None:
-    """How many tasks this machine has, from the short form `4(x2),3`, one entry a machine."""
+def _slurm_tasks_on_node(environment: Mapping[str, str]) -> int | None:
+    """The number of tasks on this node, from a list such as `4(x2),3`."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
     if not text:
         return None
     counts: list[int] = []
-    for word in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", word)
+    for entry in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry)
         counts += [int(match[1])] * int(match[2] or 1) if match else []
     node = int(environment.get("SLURM_NODEID", "0"))
     return counts[node] if node < len(counts) else None
 
 
 def _port(environment: Mapping[str, str], job: str) -> int:
-    """The port that was named, or one that follows from the job's name, so that two jobs do not meet."""
-    named = environment.get("MASTER_PORT")
-    if named and not (named.isdecimal() and 0 < int(named) <= _LAST_PORT):
+    """MASTER_PORT, or a port derived from the job's id, so that two jobs on one machine do not collide."""
+    given = environment.get("MASTER_PORT")
+    if given and not (given.isdecimal() and 0 < int(given) <= _LAST_PORT):
         raise UsageError(
-            f"MASTER_PORT is {named!r}, not a port",
+            f"MASTER_PORT is {given!r}, not a port",
             where="environment",
-            then=f"a number from 1 to {_LAST_PORT}, the same for all processes, or none at all",
+            then=f"set it to a number from 1 to {_LAST_PORT}, the same for all processes, or unset it",
         )
-    return int(named) if named else _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
+    return int(given) if given else _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
 
 
-def _numbers(environment: Mapping[str, str], launcher: str) -> Callable[..., int]:
-    """Reads whole numbers of a launcher's variables, the first that is there."""
+def _number_reader(environment: Mapping[str, str], launcher: str) -> Callable[..., int]:
+    """A function that returns the first of the given variables that is set, as an integer."""
 
     def number(*names: str) -> int:
         for name in names:
@@ -204,6 +210,8 @@ def _numbers(environment: Mapping[str, str], launcher: str) -> Callable[..., int
                         f"{name} is {environment[name]!r}, not a number", where="environment", why=f"set by {launcher}"
                     )
                 return int(environment[name])
-        raise UsageError(f"{names[0]} is not set", where="environment", why=f"{launcher} sets it for each process")
+        raise UsageError(
+            f"{names[0]} is not set", where="environment", why=f"{launcher} sets it for each process it starts"
+        )
 
     return number

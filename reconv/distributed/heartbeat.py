@@ -65,17 +65,17 @@ class _Heard:
 class Heartbeat:
     """The thread of one process; `phase` is set by whoever knows it."""
 
-    def __init__(self, place: LaunchEnv, end: Callable[[ReconvError], None], served: Store) -> None:
+    def __init__(self, launch_env: LaunchEnv, end: Callable[[ReconvError], None], served: Store) -> None:
         """`end` winds a process down, in a thread, when others are lost; a store it serves lives until it has left."""
         self.phase = "starting"
         self.lost_after_s = LOST_AFTER_S
-        self._place = place
+        self._launch_env = launch_env
         self._end = end
         self._main = threading.main_thread().ident
-        self._store = _connect(place)
+        self._store = _connect(launch_env)
         self._served: Store | None = served
         now_s = time.monotonic()
-        self._peers = {rank: _Heard(None, now_s) for rank in range(place.size) if rank != place.rank}
+        self._peers = {rank: _Heard(None, now_s) for rank in range(launch_env.world_size) if rank != launch_env.rank}
         self._answered_s = now_s  # when the store last answered
         self._number = 0
         self._posted: RemoteRankError | None = None
@@ -91,13 +91,13 @@ class Heartbeat:
 
     def post(self, error: ReconvError) -> bool:
         """Tell the others what has ended this process; whether one of them tells people the same already."""
-        told = {"rank": self._place.rank, "host": platform.node(), **error.to_dict()}
+        told = {"rank": self._launch_env.rank, "host": platform.node(), **error.to_dict()}
         try:
             first = json.loads(self._store.compare_set(_FAILED, "", json.dumps(told)))
         except RuntimeError:  # the store is gone: its owner is what is lost
             return False
         is_same = first["what"] == error.what or error.code == ExitCode.RANK_LOST
-        return first["rank"] != self._place.rank and is_same and self._is_heard_here(first)
+        return first["rank"] != self._launch_env.rank and is_same and self._is_heard_here(first)
 
     def judge(self) -> ReconvError:
         """Why a collective has failed: what another process has posted, or who has stopped beating."""
@@ -123,7 +123,7 @@ class Heartbeat:
         """Go, and where this process serves the store, wait a little for those who still need it."""
         self.rest()
         deadline_s = time.monotonic() + GRACE_S
-        while self._place.rank == 0 and time.monotonic() < deadline_s and not self._all(_is_done, _SHORT_S):
+        while self._launch_env.rank == 0 and time.monotonic() < deadline_s and not self._all(_is_done, _SHORT_S):
             time.sleep(0.02)
         self._has_left.set()
         self._served = None
@@ -168,7 +168,7 @@ class Heartbeat:
     def _wake(self) -> None:
         """Let processes of `--devices` that were stopped go on: only then do they hear that they should end."""
         for heard in self._peers.values():
-            if self._place.words and heard.beat is not None:
+            if self._launch_env.failure_dir and heard.beat is not None:
                 with suppress(ProcessLookupError):
                     os.kill(heard.beat.pid, signal.SIGCONT)
 
@@ -189,7 +189,7 @@ class Heartbeat:
         self._number += 1
         beat = Beat(self._number, self.phase, platform.node(), os.getpid(), self._stack(), is_done, is_over)
         try:
-            self._store.set(str(self._place.rank), json.dumps(asdict(beat)))
+            self._store.set(str(self._launch_env.rank), json.dumps(asdict(beat)))
         except RuntimeError:  # who is out of reach is found by those who wait for an answer
             return
 
@@ -218,7 +218,7 @@ class Heartbeat:
         if not text:
             return None
         told = json.loads(text)
-        if told["rank"] == self._place.rank:
+        if told["rank"] == self._launch_env.rank:
             return None
         where = f"rank {told['rank']} on {told['host']}" + (f", {told['where']}" if told["where"] else "")
         self._posted = RemoteRankError.from_dict({**told, "where": where, "is_reported": self._is_heard_here(told)})
@@ -226,7 +226,7 @@ class Heartbeat:
 
     def _is_heard_here(self, told: Mapping[str, Any]) -> bool:
         """Whether what another process tells is read here too: the terminal of rank 0 may be on another machine."""
-        return self._place.rank != 0 or told["host"] == platform.node()
+        return self._launch_env.rank != 0 or told["host"] == platform.node()
 
     def _lost(self, after_s: float) -> ReconvError | None:
         """The peer that has been silent for too long."""
@@ -253,7 +253,7 @@ class Heartbeat:
             return None
         return RankLostError(
             f"rank 0 cannot be reached: its store has not answered for {silent_s:.0f} s",
-            where=f"{self._place.address}:{self._place.port}, seen from {self._here()}",
+            where=f"{self._launch_env.master_addr}:{self._launch_env.master_port}, seen from {self._here()}",
             why="its machine is down, or the network between is cut" + self._last_of(0),
             then=_NEXT,
         )
@@ -275,7 +275,7 @@ class Heartbeat:
         )
 
     def _here(self) -> str:
-        return f"rank {self._place.rank} on {platform.node()}"
+        return f"rank {self._launch_env.rank} on {platform.node()}"
 
     def _stack(self) -> list[str]:
         """Where the main thread is now, outermost first."""
@@ -311,7 +311,9 @@ def _state(beat: Beat | None) -> str:
     return f"the process is there, its state is {state}"
 
 
-def _connect(place: LaunchEnv) -> Store:
+def _connect(launch_env: LaunchEnv) -> Store:
     """A connection of our own: that of the collectives may be waiting for something."""
-    store = TCPStore(place.address, place.port, is_master=False, timeout=_PATIENCE, wait_for_workers=False)
-    return PrefixStore(f"reconv/{place.restart}/beat", store)
+    store = TCPStore(
+        launch_env.master_addr, launch_env.master_port, is_master=False, timeout=_PATIENCE, wait_for_workers=False
+    )
+    return PrefixStore(f"reconv/{launch_env.restart_count}/beat", store)

@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from reconv.distributed.environment import WORDS_VARIABLE, read_launch_env
+from reconv.distributed.environment import FAILURE_DIR_VARIABLE, read_launch_env
 from reconv.distributed.failure import leave_words, read_words
 from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError, TerminatedError
 
@@ -82,7 +82,7 @@ def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tupl
 
 def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
     """One process; one that returned an error as its result would wait for the results of others, who may be lost."""
-    os.environ[WORDS_VARIABLE] = folder
+    os.environ[FAILURE_DIR_VARIABLE] = folder
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return work(*args)

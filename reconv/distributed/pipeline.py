@@ -1,11 +1,8 @@
-"""A network whose parts are on several devices: micro-batches go through them one after the other.
+"""Pipeline parallelism: the stages of a model on several devices, and torch's schedules over them.
 
-Owns the parts, torch's schedules over them and what the processes of a pipeline tell each other. Refuses to know tasks:
-whoever trains says what a micro-batch is and what its loss is. Invariant: after a step every process has the gradients
-and the statistics of the whole network, so that optimizer, averages, evaluation and checkpoints are those of data
+Rank r holds stage r mod p of replica r div p of the model, where p is the number of stages. After a step every rank has
+the gradients and buffers of the whole model, so optimizer, EMA, evaluation and checkpoints are those of data
 parallelism.
-
-Process r is part r mod p of copy r div p of the network, p being the devices of a pipeline.
 """
 
 from __future__ import annotations
@@ -20,172 +17,162 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from reconv.distributed.gradients import flat, unflatten
-from reconv.distributed.process_group import Cut, Shared, Statistics, Summable, fold
+from reconv.distributed.ddp import flatten, mean_stats, unflatten
+from reconv.distributed.strategy import GroupStats, Number, ParallelStrategy, PipelineConfig, ordered_sum
 from reconv.precision.accumulate import wide
 
 if TYPE_CHECKING:
-    from reconv.distributed.ranks import DistributedProcessGroup
+    from reconv.distributed.distributed_group import DistributedProcessGroup
 
 Schedule = ScheduleGPipe | Schedule1F1B
+Autocast = Callable[[], AbstractContextManager[None]]
 
 
-class Pipeline(Shared):
-    """The step of one process of a pipeline."""
+class PipelineStrategy(ParallelStrategy):
+    """The step of one stage of a pipeline."""
 
-    is_piped = True
+    is_pipeline = True
 
-    def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, cut: Cut) -> None:
-        self.rank, self.size = process_group.rank, process_group.size
-        self._model, self._cut = model, cut
-        self._num_parts = len(cut.parts(model))
-        self._part = process_group.rank % self._num_parts
+    def __init__(self, process_group: DistributedProcessGroup, model: nn.Module, config: PipelineConfig) -> None:
+        self.rank, self.world_size = process_group.rank, process_group.world_size
+        self._model, self._config = model, config
+        self._num_stages = len(config.split(model))
+        self._stage_index = process_group.rank % self._num_stages
         self._device = process_group.device
-        self._peers, self._copies = self._groups()
-        self._layer = _Part(cut.parts(model)[self._part])
+        self._pipeline_group, self._replica_group = self._groups()
+        self._stage = _Stage(config.split(model)[self._stage_index])
         self._schedule: Schedule | None = None
-        self._names: list[tuple[str, torch.dtype]] | None = None  # of what a loss tells, known where it is computed
+        self._metrics: list[tuple[str, torch.dtype]] | None = None  # known on the last stage, broadcast from there
 
     @property
-    def is_last(self) -> bool:
-        """Whether this process computes losses."""
-        return self._part == self._num_parts - 1
+    def is_last_stage(self) -> bool:
+        """Whether this rank computes losses."""
+        return self._stage_index == self._num_stages - 1
 
     def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """The processes of this pipeline, and those that have this part in others."""
-        size, each = self.size, self._num_parts
-        peers = [dist.new_group(list(range(first, first + each))) for first in range(0, size, each)]
-        copies = [dist.new_group(list(range(part, size, each))) for part in range(each)]
-        mine = peers[self.rank // each], copies[self._part]
-        return cast(tuple[dist.ProcessGroup, dist.ProcessGroup], mine)  # torch gives strangers something else
+        """The ranks of this pipeline, and the ranks that hold this stage in all replicas."""
+        size, stages = self.world_size, self._num_stages
+        pipelines = [dist.new_group(list(range(first, first + stages))) for first in range(0, size, stages)]
+        replicas = [dist.new_group(list(range(stage, size, stages))) for stage in range(stages)]
+        own = pipelines[self.rank // stages], replicas[self._stage_index]
+        return cast(tuple[dist.ProcessGroup, dist.ProcessGroup], own)  # new_group returns an int to non-members
 
-    def piped(
+    def pipeline_step(
         self,
         images: Sequence[Tensor],
         enter: Callable[[int], None],
         loss: Callable[[Any, int], Tensor],
-        autocast: Callable[[], AbstractContextManager[None]],
+        autocast: Autocast,
     ) -> None:
-        """The forward and backward passes of all micro-batches; `loss` is asked in the last part."""
-        self._layer.begin(enter, loss if self.is_last else None, autocast)
+        self._stage.begin_step(enter, loss if self.is_last_stage else None, autocast)
+        in_flight = self._micro_batches_in_flight(images)
         if self._schedule is None:
-            self._schedule = self._build(images, autocast)
-        at_once = 1 if self._cut.schedule == "sequential" else len(images)
-        for first in range(0, len(images), at_once):
-            given = (torch.cat(list(images[first : first + at_once])),) if self._part == 0 else ()
-            # Torch wants a target for each loss; ours know their micro-batch.
-            targets = torch.zeros(at_once) if self.is_last else None
-            self._schedule.step(*given, target=targets, losses=[] if self.is_last else None)
+            self._schedule = self._build_schedule(images[0], in_flight, autocast)
+        for first in range(0, len(images), in_flight):
+            inputs = (torch.cat(list(images[first : first + in_flight])),) if self._stage_index == 0 else ()
+            # Torch requires a target for each loss; our loss function knows its micro-batch instead.
+            targets = torch.zeros(in_flight) if self.is_last_stage else None
+            self._schedule.step(*inputs, target=targets, losses=[] if self.is_last_stage else None)
 
-    def _build(self, images: Sequence[Tensor], autocast: Callable[[], AbstractContextManager[None]]) -> Schedule:
-        """Torch's schedule; it is told all shapes, since it would find them by a pass that moves statistics."""
-        inputs, outputs = self._shapes(images[0], autocast)
+    def _micro_batches_in_flight(self, images: Sequence[Tensor]) -> int:
+        return 1 if self._config.schedule == "sequential" else len(images)
+
+    def _build_schedule(self, images: Tensor, in_flight: int, autocast: Autocast) -> Schedule:
+        """Torch's schedule with all shapes given: it would infer them by a pass that updates running statistics."""
+        inputs, outputs = self._shapes(images, autocast)
         stage = PipelineStage(
-            self._layer,
-            self._part,
-            self._num_parts,
+            self._stage,
+            self._stage_index,
+            self._num_stages,
             self._device,
             input_args=inputs,
             output_args=outputs,
-            group=self._peers,
+            group=self._pipeline_group,
         )
-        make = Schedule1F1B if self._cut.schedule == "interleaved" else ScheduleGPipe
-        num_at_once = 1 if self._cut.schedule == "sequential" else len(images)
-        return make(stage, num_at_once, loss_fn=lambda output, target: output.sum(), scale_grads=False)
+        schedule = Schedule1F1B if self._config.schedule == "1f1b" else ScheduleGPipe
+        return schedule(stage, in_flight, loss_fn=lambda output, target: output.sum(), scale_grads=False)
 
-    def _shapes(
-        self, images: Tensor, autocast: Callable[[], AbstractContextManager[None]]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Examples of what goes into this part and comes out of it, from a copy of the network."""
+    def _shapes(self, images: Tensor, autocast: Autocast) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Example inputs and outputs of this stage, from a copy of the model."""
         values: list[tuple[Tensor, ...]] = [(images,)]
         with torch.no_grad(), autocast():
-            for part in self._cut.parts(copy.deepcopy(self._model)):
-                values.append(_as_tuple(_folded(part, values[-1])))
-        examples = [tuple(torch.empty_like(t).requires_grad_() for t in value) for value in values[1:-1]]
-        around = [(torch.empty_like(images),), *examples, (torch.empty(1, device=images.device).requires_grad_(),)]
-        return around[self._part], around[self._part + 1]
+            for stage in self._config.split(copy.deepcopy(self._model)):
+                values.append(_as_tuple(_run_modules(stage, values[-1])))
+        between = [tuple(torch.empty_like(t).requires_grad_() for t in value) for value in values[1:-1]]
+        loss = (torch.empty(1, device=images.device).requires_grad_(),)
+        borders = [(torch.empty_like(images),), *between, loss]
+        return borders[self._stage_index], borders[self._stage_index + 1]
 
-    def sum(self, value: Summable) -> Summable:
-        """The sum over the copies of the network: the processes of a pipeline have the same samples."""
+    def all_reduce(self, value: Number) -> Number:
+        """The sum over the replicas: the stages of one pipeline see the same samples."""
         total = value.detach().clone() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total, group=self._copies)
-        return cast(Summable, total if isinstance(value, Tensor) else type(value)(total.item()))
+        dist.all_reduce(total, group=self._replica_group)
+        return cast(Number, total if isinstance(value, Tensor) else type(value)(total.item()))
 
-    def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Of each name the sum over all passes; only last parts have rows."""
-        if self._names is None:
-            told: list[Any] = [[(name, value.dtype) for name, value in rows[0].items()] if rows else None]
-            dist.broadcast_object_list(told, src=self._num_parts - 1)
-            self._names = told[0]
-        own = [wide(fold([row[name] for row in rows])) if rows else self._zero() for name, _ in self._names]
+    def sum_metrics(self, passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The sum of each metric over all passes, which only the last stages have."""
+        if self._metrics is None:
+            known: list[Any] = [[(name, value.dtype) for name, value in passes[0].items()] if passes else None]
+            dist.broadcast_object_list(known, src=self._num_stages - 1)
+            self._metrics = known[0]
+        zero = wide(torch.zeros((), device=self._device))
+        own = [wide(ordered_sum([row[name] for row in passes])) if passes else zero for name, _ in self._metrics]
         packed = torch.stack(own)
         dist.all_reduce(packed)
-        return {name: total.to(dtype) for (name, dtype), total in zip(self._names, packed.unbind(), strict=True)}
-
-    def _zero(self) -> Tensor:
-        return wide(torch.zeros((), device=self._device))
+        return {name: total.to(dtype) for (name, dtype), total in zip(self._metrics, packed.unbind(), strict=True)}
 
     def reduce_gradients(self) -> None:
-        """Give every process the gradients of all parts, summed over the copies."""
+        """Give every rank the gradients of all stages, summed over the replicas."""
         parameters = [p for p in self._model.parameters() if p.requires_grad]
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         grads = [p.grad for p in parameters if p.grad is not None]
-        sums = flat(grads)
+        sums = flatten(grads)
         for part in sums:
             dist.all_reduce(part)
         unflatten(sums, grads)
 
-    def statistics(self, groups: Statistics) -> Statistics:
-        """The groups of this part in all copies of the network."""
-        if self.size == self._num_parts:
-            return groups
-        sums = fold([statistics * num_samples for num_samples, statistics in groups])
-        packed = torch.cat([sums, sums.new_tensor([float(sum(num_samples for num_samples, _ in groups))])])
-        dist.all_reduce(packed, group=self._copies)
-        return [(1, packed[:-1] / packed[-1])]
+    def gather_stats(self, groups: GroupStats) -> GroupStats:
+        """The batch-norm groups of this stage in all replicas."""
+        return groups if self.world_size == self._num_stages else mean_stats(groups, self._replica_group)
 
-    def settle(self) -> None:
-        """Give every process the running statistics of all parts."""
-        for rank, part in enumerate(self._cut.parts(self._model)):
-            buffers = [buffer for _, stage in part for buffer in stage.buffers()]
-            sent = flat(buffers) if buffers else []
-            for tensor in sent:
+    def sync_buffers(self) -> None:
+        """Give every rank the running statistics of all stages."""
+        for rank, stage in enumerate(self._config.split(self._model)):
+            buffers = [buffer for _, module in stage for buffer in module.buffers()]
+            flat = flatten(buffers)
+            for tensor in flat:
                 dist.broadcast(tensor, rank)
-            unflatten(sent, buffers)
+            unflatten(flat, buffers)
 
 
-class _Part(nn.Module):
-    """The stages of one process; each call is the next micro-batch."""
+class _Stage(nn.Module):
+    """The modules of one stage; each call is the next micro-batch of a step."""
 
-    def __init__(self, stages: Sequence[tuple[str, nn.Module]]) -> None:
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         super().__init__()
-        self.modules_of_stages = nn.ModuleList([stage for _, stage in stages])
-        self._stages = stages
+        self.stage_modules = nn.ModuleList([module for _, module in modules])
+        self._named = modules
 
-    def begin(
-        self,
-        enter: Callable[[int], None],
-        loss: Callable[[Any, int], Tensor] | None,
-        autocast: Callable[[], AbstractContextManager[None]],
+    def begin_step(
+        self, enter: Callable[[int], None], loss: Callable[[Any, int], Tensor] | None, autocast: Autocast
     ) -> None:
-        """A step begins."""
         self._enter, self._loss, self._autocast = enter, loss, autocast
         self._next = 0
 
     def forward(self, *values: Tensor) -> Any:
-        number, self._next = self._next, self._next + 1
-        self._enter(number)
+        micro_batch, self._next = self._next, self._next + 1
+        self._enter(micro_batch)
         with self._autocast():
-            output = _folded(self._stages, values)
-        return _as_tuple(output) if self._loss is None else self._loss(output, number).reshape(1)
+            output = _run_modules(self._named, values)
+        return _as_tuple(output) if self._loss is None else self._loss(output, micro_batch).reshape(1)
 
 
-def _folded(stages: Sequence[tuple[str, nn.Module]], values: tuple[Tensor, ...]) -> Any:
+def _run_modules(modules: Sequence[tuple[str, nn.Module]], values: tuple[Tensor, ...]) -> Any:
     value: Any = values[0] if len(values) == 1 else values
-    for _, stage in stages:
-        value = stage(value)
+    for _, module in modules:
+        value = module(value)
     return value
 
 

@@ -1,8 +1,6 @@
-"""Optimizer state divided over processes: each updates its share of the parameters and tells the others.
+"""Optimizer state sharded over the ranks: each rank updates its own parameters and broadcasts them to the others.
 
-Owns who has which parameter, and the meeting after an update and before a save. Refuses to know any update rule.
-Invariant: weights and saved state are bitwise those of an optimizer that every process has whole, so that a checkpoint
-tells nothing of shares and any number of processes goes on from it.
+Weights and saved state are bitwise those of an unsharded optimizer, so a checkpoint can be resumed with any world size.
 """
 
 from __future__ import annotations
@@ -15,17 +13,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class ShardableOptimizer(Protocol):
-    """An optimizer over some of the parameters."""
+class Optimizer(Protocol):
+    """What training asks of an optimizer, sharded or not."""
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
+    def zero_grad(self) -> None: ...
+    def grads(self) -> list[Tensor]: ...
     def state(self) -> dict[str, Tensor]: ...
     def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
 
-def owners(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
-    """Who has which parameter: the largest first, each to whoever has least so far."""
-    loads = [0] * num_ranks
+def shard_owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
+    """The rank that owns each parameter: largest parameters first, each to the rank with the least so far."""
+    loads = [0] * world_size
     owner = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         owner[name] = loads.index(min(loads))
@@ -33,31 +33,28 @@ def owners(sizes: Mapping[str, int], num_ranks: int) -> dict[str, int]:
     return owner
 
 
-class OptimizerShards:
-    """The optimizer of all parameters, as one of the processes that share it."""
+class ShardedOptimizer:
+    """An optimizer of all parameters, of which this rank steps its own shard."""
 
-    def __init__(
-        self, inner: ShardableOptimizer, parameters: Mapping[str, Tensor], owner: Mapping[str, int], rank: int
-    ) -> None:
-        """`inner` has this rank's parameters; `parameters` are all, in the order of a whole optimizer."""
-        self._inner = inner
+    def __init__(self, shard: Optimizer, parameters: Mapping[str, Tensor], owner: Mapping[str, int], rank: int) -> None:
+        """`shard` has this rank's parameters; `parameters` are those of all ranks, in the unsharded order."""
+        self._shard = shard
         self._parameters = parameters
         self._owner = owner
         self._rank = rank
 
     def grads(self) -> list[Tensor]:
-        """The gradients of all parameters: their norm is that of the whole network."""
+        """The gradients of all parameters, so that their norm is that of the whole model."""
         return [p.grad for p in self._parameters.values() if p.grad is not None]
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
-        """Update one's own parameters and take the others' from their owners."""
-        self._inner.step(lr, ok)
+        """Update this rank's parameters and receive the others from their owners."""
+        self._shard.step(lr, ok)
         for owner, tensors in self._by_owner().items():
             flat = torch.cat([t.reshape(-1) for t in tensors])
             dist.broadcast(flat, owner)
@@ -66,27 +63,27 @@ class OptimizerShards:
                     tensor.copy_(part.view(tensor.shape))
 
     def _by_owner(self) -> dict[int, list[Tensor]]:
-        held: dict[int, list[Tensor]] = {}
+        owned: dict[int, list[Tensor]] = {}
         for name, parameter in self._parameters.items():
-            held.setdefault(self._owner[name], []).append(parameter)
-        return held
+            owned.setdefault(self._owner[name], []).append(parameter)
+        return owned
 
     def state(self) -> dict[str, Tensor]:
-        """The state of all parameters, on the host of rank 0; all processes ask, one tensor travels at a time."""
+        """The state of all parameters, in host memory of rank 0; called by all ranks, sent one tensor at a time."""
         gathered: list[Sequence[tuple[str, torch.Size, torch.dtype]]] = [()] * dist.get_world_size()
-        own = self._inner.state()
+        own = self._shard.state()
         dist.all_gather_object(gathered, [(name, t.shape, t.dtype) for name, t in own.items()])
-        whole: dict[str, Tensor] = {}
+        full: dict[str, Tensor] = {}
         device = next(iter(self._parameters.values())).device
         for owner, described in enumerate(gathered):
             for name, shape, dtype in described:
-                mine = owner == self._rank
-                tensor = own[name].to(device).contiguous() if mine else torch.empty(shape, dtype=dtype, device=device)
+                is_own = owner == self._rank
+                tensor = own[name].to(device).contiguous() if is_own else torch.empty(shape, dtype=dtype, device=device)
                 dist.broadcast(tensor, owner)
                 if self._rank == 0:
-                    whole[name] = tensor.cpu()
-        return whole
+                    full[name] = tensor.cpu()
+        return full
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take over one's own part of a whole state."""
-        self._inner.restore({name: state[name] for name in self._inner.state() if name in state})
+        """Take this rank's shard of a full state."""
+        self._shard.restore({name: state[name] for name in self._shard.state() if name in state})

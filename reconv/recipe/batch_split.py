@@ -80,10 +80,10 @@ def refuse_uneven_pipeline(recipe: Recipe, micro_batches: Sequence[tuple[int, ..
             why=f"batch.size {recipe.batch.size} in groups of {split.group} gives {len(kinds)} kinds of micro-batches",
             then="a batch.size that is a multiple of batch.micro x the copies of the network",
         )
-    if parallel.schedule == "interleaved" and split.num_micro < parallel.pipeline:
+    if parallel.schedule == "1f1b" and split.num_micro < parallel.pipeline:
         raise RecipeError(
-            f"parallel.schedule: interleaved needs {parallel.pipeline} micro-batches or more, not {split.num_micro}",
-            then="a smaller batch.micro, or parallel.schedule: grouped",
+            f"parallel.schedule: 1f1b needs {parallel.pipeline} micro-batches or more, not {split.num_micro}",
+            then="a smaller batch.micro, or parallel.schedule: gpipe",
         )
 
 

@@ -313,7 +313,7 @@ class ParallelConfig(Section):
     # The stages at which the next device of a pipeline begins; on one device, the next piece that is computed again.
     splits: Annotated[tuple[str, ...], Listed] = ()
     # pipeline: all forward passes first (GPipe), forward and backward in turn (1F1B), or one micro-batch at a time
-    schedule: Literal["grouped", "interleaved", "sequential"] = "grouped"
+    schedule: Literal["gpipe", "1f1b", "sequential"] = "gpipe"
     lost_after_s: Annotated[float, Field(ge=2, le=600)] = 30  # of silence, until a process is given up
 
 

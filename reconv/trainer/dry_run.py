@@ -22,6 +22,7 @@ from reconv.data.readers.factory import select
 from reconv.device import device_kind, open_device
 from reconv.device.affinity import bound
 from reconv.distributed.environment import must_launch, read_launch_env
+from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import open_process_group
 from reconv.logging import formatting as fmt
@@ -43,7 +44,7 @@ from reconv.recipe.schema import Recipe, StopConfig
 from reconv.trainer.build.datasets import Datasets, refuse_unread_path
 from reconv.trainer.build.train_state import TrainingRun
 from reconv.trainer.resume import ChosenRunDir
-from reconv.trainer.run_setup import refuse_devices, refuse_different_data, telling_others, topology
+from reconv.trainer.run_setup import refuse_devices, refuse_different_data, topology
 from reconv.trainer.stop_signal import StopSignal
 from reconv.trainer.training_run import open_kept_sources, prepare_job, refuse_unplannable, run_job
 
@@ -122,19 +123,24 @@ def _resolved(ask: _Ask) -> Recipe:
 
 def _rehearse(ask: _Ask) -> DryRunResult:
     """Rehearse in this process, alone or with the others."""
-    began_s, place = time.time(), read_launch_env()
+    began_s, launch_env = time.time(), read_launch_env()
     choose_nic(ask.nic)
-    process_group = open_process_group(place, device_kind(ask.device))
+    process_group = open_process_group(launch_env, device_kind(ask.device))
     with ExitStack() as stack:
-        stack.enter_context(telling_others(process_group))
+        stack.enter_context(report_failures(process_group))
         resolved = process_group.on_rank0(lambda: _resolved(ask))
         sources = open_kept_sources(resolved, process_group)
         refuse_different_data(process_group, sources)
         process_group.on_rank0(lambda: refuse_unplannable(resolved, sources, process_group))
         stop = stack.enter_context(StopSignal())
-        opened = open_device(ask.device, place=place.local_rank)
+        opened = open_device(ask.device, local_rank=launch_env.local_rank)
         stack.enter_context(
-            bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
+            bound(
+                resolved.engine.cpus,
+                opened.pci_address,
+                local_rank=launch_env.local_rank,
+                local_world_size=launch_env.local_world_size,
+            )
         )
         folder = process_group.on_rank0(lambda: RunDir.at(_temporary(stack) / "run"))
         choice = ChosenRunDir(folder, exists=False)

@@ -96,8 +96,8 @@ class Evaluation:
 
     def _meet(self, evaluator: Metrics, was_stopped: bool) -> None:
         """Put together what all processes have found; if one was asked to stop, all have stopped."""
-        if any(self.process_group.gather(was_stopped)):
+        if any(self.process_group.all_gather(was_stopped)):
             raise EvaluationStopped
         self.faults.settle()
-        if self.process_group.size > 1:
-            evaluator.merge(self.process_group.gather(evaluator.state()))
+        if self.process_group.world_size > 1:
+            evaluator.merge(self.process_group.all_gather(evaluator.state()))

@@ -53,14 +53,16 @@ def settle_micro(job: TrainingRun, machine: Machine | None = None) -> TrainingRu
         found, why = _tried(job, choices)
     else:
         found, why = _counted(job, choices, machine or Machine())
-    agreed = min(job.process_group.gather(found))
+    agreed = min(job.process_group.all_gather(found))
     return job if agreed == plan.micro_groups else replace(job, plan=_taken(recipe, plan, agreed, why))
 
 
 def out_of_memory(job: TrainingRun) -> ResourceError:
     """What to say of a step that does not fit, and the size to type next: whole groups, or what saves memory in one."""
     recipe, plan = job.recipe, job.plan
-    is_halved = recipe.batch.micro == "auto" and job.process_group.size == 1  # down to one group, before this came
+    is_halved = (
+        recipe.batch.micro == "auto" and job.process_group.world_size == 1
+    )  # down to one group, before this came
     if plan.micro_groups > 1 and not is_halved:
         why = f"micro-batches of {plan.micro_batch} images do not fit"
         then = f"smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
@@ -94,7 +96,7 @@ def _counted(job: TrainingRun, choices: list[int], machine: Machine) -> tuple[in
     if free is None or known is None or job.device.kind != "cpu":
         return plan.micro_groups, "as planned"
     each, weights = int(BACKWARD * known[0]), COPIES * known[1]
-    room = int(FREE_SHARE * free / job.process_group.place.local_size)
+    room = int(FREE_SHARE * free / job.process_group.launch_env.local_world_size)
     fitting = [k for k in choices if k <= plan.micro_groups and weights + k * plan.group * each <= room]
     why = f"about {fmt.size(each)} each, where {fmt.size(room)} may be taken"
     return max(fitting, default=choices[0]), why
@@ -102,7 +104,7 @@ def _counted(job: TrainingRun, choices: list[int], machine: Machine) -> tuple[in
 
 def _tried(job: TrainingRun, choices: list[int]) -> tuple[int, str]:
     """By steps of a network that is thrown away; where there is nothing larger, a process alone can wait and see."""
-    start, is_alone = job.plan.micro_groups, job.process_group.size == 1
+    start, is_alone = job.plan.micro_groups, job.process_group.world_size == 1
     if is_alone and start == choices[-1]:
         return start, "as planned"
     if is_network_compiled(job.recipe, job.plan.num_classes, job.device):  # anew for each size: minutes

@@ -13,7 +13,6 @@ from reconv.batch import Batch
 Tensors = Mapping[str, Tensor]
 Json = Mapping[str, Any]
 Result = TypeVar("Result")
-Summable = TypeVar("Summable", bound=Tensor | float)
 
 
 class Stateful(Protocol):
@@ -103,42 +102,6 @@ class Captures(Protocol):
 
     def capture(self, work: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Record work without doing it: its results' places, and the call that does it."""
-        ...
-
-
-class ProcessGroupProtocol(Protocol):
-    """The processes that train one network, as a step sees them; all of them ask the same in the same order."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def sum(self, value: Summable) -> Summable: ...
-    def totals(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Of each name the sum over the passes of all processes, in order."""
-        ...
-
-    def passing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Around each forward and backward pass of a step."""
-        ...
-
-    @property
-    def is_piped(self) -> bool:
-        """Whether the network's parts are in several processes."""
-        ...
-
-    def piped(
-        self,
-        images: Sequence[Tensor],
-        enter: Callable[[int], None],
-        loss: Callable[[Any, int], Tensor],
-        autocast: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """All passes of a step there: `enter` comes before each forward pass, `loss` after it where outputs are."""
-        ...
-
-    def reduce_gradients(self) -> None:
-        """Give every process the gradients' sum over all."""
         ...
 
 

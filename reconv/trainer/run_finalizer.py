@@ -53,7 +53,7 @@ class RunFinalizer:
             self.code, self.reason = ExitCode.INTERRUPTED, "interrupted without a save"
             raise
         except Exception as error:
-            lost = self._job.process_group.explain(error)
+            lost = self._job.process_group.diagnose(error)
             if lost is not None:
                 self.code, self.reason = lost.code, lost.what
                 raise lost from error

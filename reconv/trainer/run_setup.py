@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.device import count_devices, device_kind
 from reconv.device.affinity import shown_cpus
 from reconv.distributed.environment import LaunchEnv
-from reconv.distributed.process_group import Ending, ProcessGroup
+from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
-from reconv.errors import DataError, ExitCode, InterruptedRunError, ReconvError, RemoteRankError, UsageError
+from reconv.errors import DataError, ExitCode, ReconvError, RemoteRankError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.logging.exporters import require_packages
 from reconv.recipe.batch_split import num_copies, split_batch
@@ -36,8 +36,6 @@ from reconv.trainer.resume import ChosenRunDir, check_same_run, choose_folder, e
 # What would end a restarted process again: a recipe, data, weights or a divergence, or that the run was told to stop.
 FOR_GOOD = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
 _PROCESS_BYTES = 256 << 20  # of its own: measured for a quickstart process on a CPU, which is the least there is
-# What all processes find at the same step.
-_AGREED = (ExitCode.PREEMPTED, ExitCode.DIVERGED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,9 @@ class RunArgs:
     out: Path | None
     runs: Path
 
-    def again(self, place: LaunchEnv) -> RunArgs:
+    def again(self, launch_env: LaunchEnv) -> RunArgs:
         """The same where an elastic agent has started the processes anew: the run of the first time goes on."""
-        return replace(self, resume=True) if place.restart else self
+        return replace(self, resume=True) if launch_env.restart_count else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,87 +94,56 @@ def refuse_devices(devices: int, device: str, recipe: Recipe) -> None:
         )
 
 
-def claim_folder(start: RunArgs, recipe: Recipe, stack: ExitStack, place: LaunchEnv) -> ClaimedRun:
+def claim_folder(start: RunArgs, recipe: Recipe, stack: ExitStack, launch_env: LaunchEnv) -> ClaimedRun:
     """Choose the folder of a run and hold it until the stack is unwound."""
     choice = choose_folder(recipe, out=start.out, resume=start.resume, runs=start.runs)
     stack.enter_context(choice.folder.lock())
-    stack.push(marking(choice.folder, place))
+    stack.push(marking(choice.folder, launch_env))
     said = check_same_run(choice.folder, recipe) if choice.exists else ()
     if choice.exists and choice.folder.is_finished() and not any(line.startswith("length") for line in said):
         return ClaimedRun(choice, said, is_finished=True, summary=read_summary(choice.folder.path))
     return ClaimedRun(choice, said)
 
 
-def marking(folder: RunDir, place: LaunchEnv) -> Callable[[object, BaseException | None, object], None]:
+def marking(folder: RunDir, launch_env: LaunchEnv) -> Callable[[object, BaseException | None, object], None]:
     """Refuse to start what has ended for good already; the result leaves a mark when the run ends so.
 
     An elastic agent restarts processes whatever their code was, so those that would end the same way end at once.
     """
     mark = folder.path / f"ended-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}.json"
-    if place.restart == 0:
+    if launch_env.restart_count == 0:
         mark.unlink(missing_ok=True)
     elif mark.exists():
         raise RemoteRankError.from_dict(json.loads(mark.read_text()))
 
     def leave(kind: object, error: BaseException | None, trace: object) -> None:
-        may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not place.words
+        may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not launch_env.failure_dir
         if isinstance(error, ReconvError) and error.code in FOR_GOOD and may_restart:
             write_atomic(mark, json.dumps(error.to_dict()))
 
     return leave
 
 
-@contextmanager
-def telling_others(process_group: ProcessGroup) -> Iterator[None]:
-    """Leave the other processes at the end; tell them what ends this one, or learn from them what has.
-
-    What ends several in the same way is told to people by one.
-    """
-    ending: Ending = "failing"
-    try:
-        yield
-        ending = "done"
-    except RemoteRankError:
-        raise
-    except ReconvError as error:
-        if error.code in _AGREED:
-            ending, error.is_reported = "agreed", not process_group.is_rank0
-        else:
-            error.is_reported = process_group.post(error)
-        raise
-    except Exception as error:
-        lost = process_group.explain(error)
-        if lost is not None:
-            raise lost from error
-        mine = ReconvError(f"unexpected {type(error).__name__}: {error}")
-        if process_group.post(mine):
-            raise RemoteRankError.of(mine, is_reported=True) from error
-        raise
-    except KeyboardInterrupt:
-        process_group.post(InterruptedRunError())
-        raise
-    finally:
-        process_group.close(ending)
-
-
 def topology(process_group: ProcessGroup, device: str) -> list[str]:
     """Who takes part, machine by machine: ranks, devices and the cores each may use; nothing for one process."""
-    if process_group.size == 1:
+    if process_group.world_size == 1:
         return []
-    found = process_group.gather((platform.node(), process_group.rank, device, shown_cpus()))
+    found = process_group.all_gather((platform.node(), process_group.rank, device, shown_cpus()))
     machines: dict[str, list[str]] = {}
     for host, rank, of_rank, cpus in found:
         machines.setdefault(host, []).append(f"rank {rank} on {of_rank}, cores {cpus}")
-    launcher = f", started by {process_group.place.launcher}"
-    lines = [f"{process_group.size} processes on {len(machines)} machine{'s' if len(machines) > 1 else ''}{launcher}"]
+    launcher = f", started by {process_group.launch_env.launcher}"
+    lines = [
+        f"{process_group.world_size} processes on {len(machines)} machine{'s' if len(machines) > 1 else ''}{launcher}"
+    ]
     return lines + [f"  {host}: {'; '.join(ranks)}" for host, ranks in machines.items()]
 
 
 def refuse_different_data(process_group: ProcessGroup, sources: Datasets) -> None:
     """Refuse to train together on data that is not the same everywhere."""
-    if process_group.size == 1:
+    if process_group.world_size == 1:
         return
-    found = process_group.gather((platform.node(), sources.fingerprint()))
+    found = process_group.all_gather((platform.node(), sources.fingerprint()))
     others = [(rank, host) for rank, (host, fingerprint) in enumerate(found) if fingerprint != found[0][1]]
     if others:
         listed = ", ".join(f"rank {rank} on {host}" for rank, host in others[:4])

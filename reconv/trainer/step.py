@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
+from reconv.distributed.strategy import ParallelStrategy
 from reconv.tasks.task import LossSums, Task
 from reconv.trainer.protocols import (
     EmaProtocol,
@@ -23,7 +24,6 @@ from reconv.trainer.protocols import (
     OptimizerProtocol,
     PrecisionProtocol,
     Prepare,
-    ProcessGroupProtocol,
 )
 
 _LOSS = "the loss"  # among a pass's sums: no metric's name
@@ -66,7 +66,7 @@ class TrainStep:
     precision: PrecisionProtocol
     optimizer: OptimizerProtocol
     average: EmaProtocol | None
-    process_group: ProcessGroupProtocol
+    strategy: ParallelStrategy
     rate: Callable[[int], float]
     ordered: bool  # each group its own forward and backward, so that any split adds gradients in the same order
     mark: Callable[[str], AbstractContextManager[None]] = unmarked  # names the part of the step that runs inside
@@ -82,14 +82,14 @@ class TrainStep:
 
     def run(self, moment: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch with the values of a moment; nothing else of the step's number is used."""
-        weight = self.process_group.sum(sum(self.task.weight(batch) for batch in micro_batches))
+        weight = self.strategy.all_reduce(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
         passes = list(self._passes(micro_batches))
-        if self.process_group.is_piped:
+        if self.strategy.is_pipeline:
             sums = self._through_parts(moment.step, passes, weight)
         else:
             sums = [self._forward_backward(moment.step, batch, weight, batch is passes[-1]) for batch in passes]
-        totals = self.process_group.totals([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
+        totals = self.strategy.sum_metrics([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
         loss = totals.pop(_LOSS)
 
         try:
@@ -102,7 +102,7 @@ class TrainStep:
     def _update(self, moment: StepScalars, loss: Tensor) -> tuple[Tensor, Tensor]:
         """Move weights, statistics and average by the gradients; their norm, and whether anything was moved."""
         with self.mark("optimizer"):
-            self.process_group.reduce_gradients()
+            self.strategy.reduce_gradients()
             grads = self.optimizer.grads()
             self.precision.unscale(grads)
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
@@ -129,12 +129,14 @@ class TrainStep:
             return self.precision.scale(kept[-1].loss / weight)
 
         images = [batch["images"] for batch in prepared]
-        self.process_group.piped(images, lambda n: self.layers.enter(prepared[n], step), loss, self.precision.autocast)
+        self.strategy.pipeline_step(
+            images, lambda n: self.layers.enter(prepared[n], step), loss, self.precision.autocast
+        )
         self.boundary()
         return kept
 
     def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> LossSums:
-        with self.process_group.passing(is_last):
+        with self.strategy.no_sync(enabled=not is_last):
             with self.mark("forward"):
                 prepared = self.prepare(batch, step)
                 self.layers.enter(prepared, step)

@@ -23,6 +23,7 @@ from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.device import choose_algorithms, device_kind, open_device
 from reconv.device.affinity import bound
 from reconv.distributed.environment import LaunchEnv, must_launch, read_launch_env
+from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.environment_checks import Machine, available_memory_bytes, cores_of_one, usable_cores
@@ -56,7 +57,6 @@ from reconv.trainer.run_setup import (
     refuse_devices,
     refuse_different_data,
     resolve,
-    telling_others,
     topology,
 )
 from reconv.trainer.stop_signal import StopSignal
@@ -91,11 +91,11 @@ def train(
 ) -> RunResult:
     """Train a recipe (a preset's name or a YAML file) and return where the run lies and what it reached."""
     start = RunArgs(str(recipe), data, tuple(overrides), resume, _path(out), Path(runs))
-    place = read_launch_env()
-    if devices is not None and must_launch(devices, place):
+    launch_env = read_launch_env()
+    if devices is not None and must_launch(devices, launch_env):
         return _launch(devices, start, device, nic, console, on_event, tuple(command))
     choose_nic(nic)
-    return _train(start, place, device, console, on_event, command)
+    return _train(start, launch_env, device, console, on_event, command)
 
 
 def _launch(
@@ -125,29 +125,34 @@ def _train_rank(start: RunArgs, device: str, nic: str | None, console: str | Non
 
 def _train(
     start: RunArgs,
-    place: LaunchEnv,
+    launch_env: LaunchEnv,
     device: str,
     console: str | None,
     on_event: Callable[[Event], None] | None,
     command: Sequence[str],
 ) -> RunResult:
     """Train in this process, alone or with the others."""
-    start = start.again(place)
-    process_group = open_process_group(place, device_kind(device))
+    start = start.again(launch_env)
+    process_group = open_process_group(launch_env, device_kind(device))
     with ExitStack() as stack:
-        stack.enter_context(telling_others(process_group))
+        stack.enter_context(report_failures(process_group))
         resolved = process_group.on_rank0(lambda: resolve(start))
-        process_group.entering("opening the data")
+        process_group.set_phase("opening the data")
         sources = open_kept_sources(resolved, process_group)
         refuse_different_data(process_group, sources)
         process_group.on_rank0(lambda: refuse_unplannable(resolved, sources, process_group))
         # What cannot be planned or built leaves no run folder behind.
-        opened = open_device(device, place=place.local_rank)
+        opened = open_device(device, local_rank=launch_env.local_rank)
         cpus = stack.enter_context(
-            bound(resolved.engine.cpus, opened.pci_address, place=place.local_rank, num_places=place.local_size)
+            bound(
+                resolved.engine.cpus,
+                opened.pci_address,
+                local_rank=launch_env.local_rank,
+                local_world_size=launch_env.local_world_size,
+            )
         )
-        process_group.entering("opening the run folder")
-        claim = process_group.on_rank0(lambda: claim_folder(start, resolved, stack, place))
+        process_group.set_phase("opening the run folder")
+        claim = process_group.on_rank0(lambda: claim_folder(start, resolved, stack, launch_env))
         if claim.is_finished:
             return RunResult(claim.choice.folder.path, claim.summary, ExitCode.OK, was_finished=True)
         stop = stack.enter_context(StopSignal())
@@ -157,7 +162,7 @@ def _train(
                 job.folder,
                 resolved,
                 rank=process_group.rank,
-                world_size=process_group.size,
+                world_size=process_group.world_size,
                 console=console,
                 on_event=on_event,
             )
@@ -182,7 +187,7 @@ def _path(value: str | Path | None) -> Path | None:
 
 def open_kept_sources(recipe: Recipe, process_group: ProcessGroup) -> Datasets:
     """The sets a run reads, kept in memory where the recipe wants that."""
-    return with_cache(recipe, open_datasets(recipe), available_memory_bytes(Machine()), process_group.size)
+    return with_cache(recipe, open_datasets(recipe), available_memory_bytes(Machine()), process_group.world_size)
 
 
 def _facts(
@@ -193,9 +198,9 @@ def _facts(
         num_val=len(sources.val),
         num_val_left_out=sources.num_val_left_out,
         num_classes=len(sources.train.class_names),
-        world_size=process_group.size,
+        world_size=process_group.world_size,
         source=sources.train.kind,
-        cores=state.get("threads") or cores_of_one(Machine(), process_group.place.local_size),
+        cores=state.get("threads") or cores_of_one(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(sources),
         decoder=decoder,
         device=device,
@@ -219,10 +224,10 @@ def prepare_job(
         )
     # Checkpoints that do not tell their decoder are older than the compiled one.
     kept = state.get("decoder", "plain") if state else None
-    decoder = choose_decoder(recipe.augment.decoder, kept, process_group.gather(in_this_process()))
+    decoder = choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(in_this_process()))
     facts = _facts(sources, process_group, state, decoder, device_kind(device_name))
     plan = make_plan(recipe, facts)
-    device = open_device(device_name, plan.threads, process_group.place.local_rank)
+    device = open_device(device_name, plan.threads, process_group.launch_env.local_rank)
     kept_share = state.get("gpu_share", 0.0) if state else None
     share = process_group.on_rank0(lambda: share_of_gpu(recipe, plan, sources.train, device, kept_share))
     plan = make_plan(recipe, replace(facts, gpu_share=share))
@@ -277,7 +282,7 @@ def run_job(job: TrainingRun, stop: StopSignal, logger: RunLogger) -> RunResult:
         writer.linger(_SAVE_LINGERS_S)
         ending.tell_error(error)
 
-    job.process_group.guard(job.recipe.parallel.lost_after_s, end_without_peer)
+    job.process_group.on_lost_rank(job.recipe.parallel.lost_after_s, end_without_peer)
     with ExitStack() as winding_down:  # what comes last is done first
         winding_down.callback(ending.tell)
         winding_down.callback(lambda: waiting.tell(ending.counters.step))

@@ -66,8 +66,10 @@ def test_a_batch_of_one_group_is_measured_on_two_devices() -> None:
 
 def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
     given = [("batch.size", 96, "--set"), ("batch.group", 8, "--set"), ("batch.micro", 16, "--set")]
-    place = LaunchEnv(rank=1, size=3, local_rank=1, local_size=3)
-    plan = open_subject("quickstart", input="device", data=None, overrides=given, device="cpu", place=place).plan
+    launch_env = LaunchEnv(rank=1, world_size=3, local_rank=1, local_world_size=3)
+    plan = open_subject(
+        "quickstart", input="device", data=None, overrides=given, device="cpu", launch_env=launch_env
+    ).plan
     alone = plan.one_device()
     assert (alone.world_size, alone.global_batch, alone.rows()) == (1, 32, slice(0, 32))
     assert alone.micro_batches() == plan.micro_batches(0) == ((8, 8), (8, 8))

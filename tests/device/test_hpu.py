@@ -127,7 +127,7 @@ def test_the_environment_is_what_the_vendor_reads_before_it_is_loaded(
     monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
     import os
 
-    device = open_device("hpu", place=1)
+    device = open_device("hpu", local_rank=1)
     assert (os.environ["PT_HPU_LAZY_MODE"], os.environ["PT_ENABLE_INT64_SUPPORT"]) == ("0", "1")
     monkeypatch.delenv("PT_HPU_LAZY_MODE")
     assert ("set_device", 1) in gaudi and device.torch == torch.device("hpu", 1)
@@ -161,7 +161,7 @@ def met(path: str) -> tuple[float, list[tuple[str, Any]]]:
     from habana_frameworks.recording import calls, mode
 
     with mode:
-        total = process_group.sum(torch.tensor(3.0))
+        total = process_group.all_reduce(torch.tensor(3.0))
     process_group.close()
     return float(total), [call for call in calls if call[0] == "hccl"]
 

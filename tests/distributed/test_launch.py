@@ -15,12 +15,12 @@ from reconv.errors import DataError, ExitCode, RankLostError, RemoteRankError
 
 
 def place_or_end(ending: str) -> tuple[int, int]:
-    place = read_launch_env()
-    if ending == "data" and place.rank == 1:
+    launch_env = read_launch_env()
+    if ending == "data" and launch_env.rank == 1:
         raise DataError("no such image", where="here", then="look elsewhere")
-    if ending == "kill" and place.rank == 1:
+    if ending == "kill" and launch_env.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return place.rank, place.size
+    return launch_env.rank, launch_env.world_size
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What launchers tell a process about its place."""
+"""What launchers tell a process about itself."""
 
 from __future__ import annotations
 
@@ -40,43 +40,43 @@ SLURM = {
 
 def test_torchrun_tells_everything() -> None:
     assert read_launch_env(TORCHRUN) == LaunchEnv(
-        5, 8, 1, 4, "torchrun", "node1", 29400, restart=2, store_is_served=True
+        5, 8, 1, 4, "torchrun", "node1", 29400, restart_count=2, uses_agent_store=True
     )
-    assert read_launch_env(TORCHRUN).num_machines == 2
+    assert read_launch_env(TORCHRUN).num_nodes == 2
 
 
 def test_torchruns_variables_win() -> None:
     assert read_launch_env({**SLURM, **OPEN_MPI, **TORCHRUN}).launcher == "torchrun"
     alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}
-    assert read_launch_env({**SLURM, **OPEN_MPI, **alone}) == LaunchEnv(restart=2)
+    assert read_launch_env({**SLURM, **OPEN_MPI, **alone}) == LaunchEnv(restart_count=2)
 
 
 def test_mpirun_tells_all_but_the_address_of_rank_0() -> None:
-    place = read_launch_env({**OPEN_MPI, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6000"})
-    assert place == LaunchEnv(3, 4, 1, 2, "Open MPI", "10.0.0.1", 6000)
-    with pytest.raises(UsageError, match="where rank 0 is") as caught:
+    launch_env = read_launch_env({**OPEN_MPI, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6000"})
+    assert launch_env == LaunchEnv(3, 4, 1, 2, "Open MPI", "10.0.0.1", 6000)
+    with pytest.raises(UsageError, match="address of rank 0") as caught:
         read_launch_env(OPEN_MPI)
     assert "MASTER_ADDR" in caught.value.then
     on_one_machine = read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-    assert on_one_machine.address == "127.0.0.1"
+    assert on_one_machine.master_addr == "127.0.0.1"
 
 
 def test_jobs_that_name_no_port_have_different_ones() -> None:
     one = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-    ports = {read_launch_env({**one, "PMIX_NAMESPACE": f"job-{job}"}).port for job in range(8)}
+    ports = {read_launch_env({**one, "PMIX_NAMESPACE": f"job-{job}"}).master_port for job in range(8)}
     assert len(ports) == 8 and all(20000 <= port < 40000 for port in ports)
-    assert read_launch_env(one).port == read_launch_env({**one, "OMPI_COMM_WORLD_RANK": "0"}).port
+    assert read_launch_env(one).master_port == read_launch_env({**one, "OMPI_COMM_WORLD_RANK": "0"}).master_port
 
 
 def test_pmi_is_read() -> None:
-    place = read_launch_env({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (1, 2, 1, 2)
+    launch_env = read_launch_env({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+    assert (launch_env.rank, launch_env.world_size, launch_env.local_rank, launch_env.local_world_size) == (1, 2, 1, 2)
 
 
 def test_srun_tells_the_first_node() -> None:
-    place = read_launch_env(SLURM)
-    assert (place.rank, place.size, place.local_rank, place.local_size) == (6, 7, 2, 3)
-    assert (place.address, place.num_machines) == ("gpu07", 3)
+    launch_env = read_launch_env(SLURM)
+    assert (launch_env.rank, launch_env.world_size, launch_env.local_rank, launch_env.local_world_size) == (6, 7, 2, 3)
+    assert (launch_env.master_addr, launch_env.num_nodes) == ("gpu07", 3)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_half_of_a_launchers_variables_is_refused() -> None:
 
 def test_one_process_is_its_own_sum_and_its_own_first() -> None:
     process_group = ProcessGroup.single()
-    assert (process_group.rank, process_group.size, process_group.is_rank0) == (0, 1, True)
-    assert process_group.sum(2.5) == 2.5
-    assert process_group.gather("here") == ["here"]
+    assert (process_group.rank, process_group.world_size, process_group.is_rank0) == (0, 1, True)
+    assert process_group.all_reduce(2.5) == 2.5
+    assert process_group.all_gather("here") == ["here"]
     assert process_group.on_rank0(lambda: 3) == 3
-    assert process_group.agree([2, 0]) == (2, 0)
+    assert process_group.all_reduce_max([2, 0]) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_one_process_is_its_own_sum_and_its_own_first() -> None:
     ],
 )
 def test_a_place_that_cannot_be_is_refused_before_anybody_waits(nonsense: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="no such place"):
+    with pytest.raises(UsageError, match="inconsistent ranks"):
         read_launch_env({**TORCHRUN, **nonsense})
 
 
 def test_mpis_impossible_place_is_refused_too() -> None:
-    with pytest.raises(UsageError, match="no such place"):
+    with pytest.raises(UsageError, match="inconsistent ranks"):
         read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"})
 
 

@@ -15,9 +15,9 @@ from ranks import start
 
 import reconv
 from reconv.distributed import open_process_group
+from reconv.distributed.failure import report_failures
 from reconv.errors import ExitCode, RankLostError, ReconvError
 from reconv.logging.events import RunEnded, read_events
-from reconv.trainer.run_setup import telling_others
 
 # Steps go on until somebody ends them. Signs of life are late after 4 s here and after 30 s by default.
 SETTINGS = {
@@ -86,8 +86,8 @@ def meet_and_lose(out: str) -> None:
     if process_group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        with telling_others(process_group):
-            process_group.gather(0)
+        with report_failures(process_group):
+            process_group.all_gather(0)
     except RankLostError as error:
         Path(out).write_text(f"{error.what}; {error.where}")
 

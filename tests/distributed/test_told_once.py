@@ -13,8 +13,8 @@ import pytest
 from ranks import environment, free_port, in_ranks
 
 from reconv.distributed import open_process_group
+from reconv.distributed.failure import report_failures
 from reconv.errors import DataError, DivergedError, ExitCode, ReconvError, UsageError
-from reconv.trainer.run_setup import telling_others
 
 LIMIT_S = 60
 
@@ -54,10 +54,10 @@ def fail_in(failing: list[int], kind: str) -> tuple[int, bool]:
     """One rank: some fail, the others wait for them; the code it ends with, and whether another tells people why."""
     process_group = open_process_group()
     try:
-        with telling_others(process_group):
+        with report_failures(process_group):
             if process_group.rank in failing:
                 raise ERRORS[kind]
-            process_group.gather(0)
+            process_group.all_gather(0)
     except ReconvError as error:
         return error.code, error.is_reported
     except KeyError:
@@ -90,7 +90,7 @@ def fail_one_after_the_other() -> bool:
     process_group, has_left = open_process_group(), Path("rank 0 has left")
     while process_group.rank == 1 and not has_left.exists():
         time.sleep(0.01)
-    is_reported = process_group.post(DataError("no such image"))
+    is_reported = process_group.report_failure(DataError("no such image"))
     process_group.close("failing")
     has_left.touch()
     return is_reported
@@ -105,6 +105,6 @@ def test_a_port_that_another_program_has_is_named(monkeypatch: pytest.MonkeyPatc
         port = other.getsockname()[1]
         for name, value in environment(0, 2, port).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(UsageError, match="did not meet") as caught:
+        with pytest.raises(UsageError, match="could not connect") as caught:
             open_process_group()
     assert str(port) in caught.value.where and "set another MASTER_PORT" in caught.value.then

@@ -9,7 +9,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.distributed.sharded_optimizer import owners
+from reconv.distributed.sharded_optimizer import shard_owners
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer
 from reconv.optim import optimizer_state as slots_module
@@ -88,7 +88,7 @@ def test_state_on_the_host_is_not_where_the_parameters_are() -> None:
 
 def test_shares_are_whole_parameters_and_even() -> None:
     sizes = {f"p{i}": size for i, size in enumerate([100, 60, 50, 40, 30, 20, 1, 1])}
-    owner = owners(sizes, 3)
+    owner = shard_owners(sizes, 3)
     loads = [sum(size for name, size in sizes.items() if owner[name] == rank) for rank in range(3)]
     assert sum(loads) == 302 and max(loads) - min(loads) <= 20
 

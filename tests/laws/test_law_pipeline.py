@@ -59,7 +59,7 @@ def told(outcome: Outcome) -> list[object]:
     return [*losses, *scores]
 
 
-@pytest.mark.parametrize(("schedule", "cut"), [("interleaved", TWO), ("sequential", TWO), ("grouped", THREE)])
+@pytest.mark.parametrize(("schedule", "cut"), [("1f1b", TWO), ("sequential", TWO), ("gpipe", THREE)])
 def test_a_pipeline_gives_the_bits_of_one_process(schedule: str, cut: dict[str, str]) -> None:
     """Micro-batches add their gradients in the same order, and what other parts add is zero."""
     one = trained(1, SHORT, "one")

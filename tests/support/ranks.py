@@ -25,7 +25,9 @@ def free_port() -> int:
 def server() -> Any:
     """The way to start processes that have everything loaded."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["reconv.api", "reconv.distributed.ranks", "torch._dynamo"])  # DDP imports the last
+    context.set_forkserver_preload(
+        ["reconv.api", "reconv.distributed.distributed_group", "torch._dynamo"]
+    )  # DDP imports the last
     return context
 
 

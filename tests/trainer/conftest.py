@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.batch import Batch
-from reconv.distributed.process_group import Shared
+from reconv.distributed.strategy import ParallelStrategy
 from reconv.models import build_model, initialise
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.dropout import Dropout
@@ -38,7 +38,7 @@ class Parts:
             precision=self.precision,
             optimizer=self.optimizer,
             average=self.average,
-            process_group=Shared(),
+            strategy=ParallelStrategy(),
             rate=lambda step: 0.1 / (1 + step),
             ordered=False,
         )

@@ -34,7 +34,12 @@ def given(settings: dict[str, str]) -> list[Override]:
 def a_job(settings: dict[str, str], process_group: ProcessGroup | None = None) -> TrainingRun:
     process_group = process_group or ProcessGroup.single()
     subject = open_subject(
-        "quickstart", input="host", data=None, overrides=given(settings), device="cpu", place=process_group.place
+        "quickstart",
+        input="host",
+        data=None,
+        overrides=given(settings),
+        device="cpu",
+        launch_env=process_group.launch_env,
     )
     return job_of(subject, subject.plan, process_group)
 

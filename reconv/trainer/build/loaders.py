@@ -20,7 +20,8 @@ from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
 from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, make_sample_pipeline
 from reconv.data.transforms.on_device import EvalPreprocess
 from reconv.device import Device
-from reconv.distributed.process_group import ProcessGroup, ShardedOptimizer
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.sharded_optimizer import Optimizer, ShardedOptimizer, shard_owners
 from reconv.logging.events import BadImageSkipped
 from reconv.logging.run_logger import RunLogger
 from reconv.optim import Rounding, build_optimizer, optimizer_groups
@@ -58,10 +59,11 @@ def build_rounding(recipe: Recipe) -> Rounding | None:
 
 def build_run_optimizer(
     recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, process_group: ProcessGroup
-) -> ShardedOptimizer:
-    """The recipe's optimizer, whole or this process's share, its state on the device or on the host."""
+) -> Optimizer:
+    """The recipe's optimizer, sharded over the ranks or not, its state on the device or on the host."""
+    is_sharded = recipe.memory.shard_optimizer and process_group.world_size > 1
     sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    owner = process_group.shards(sizes) if recipe.memory.shard_optimizer else dict.fromkeys(sizes, process_group.rank)
+    owner = shard_owners(sizes, process_group.world_size) if is_sharded else dict.fromkeys(sizes, process_group.rank)
     optimizer = build_optimizer(
         recipe.optimizer,
         model,
@@ -72,10 +74,10 @@ def build_run_optimizer(
     )
     if recipe.memory.offload_optimizer:
         optimizer.offload()
-    if not recipe.memory.shard_optimizer:
+    if not is_sharded:
         return optimizer
     groups = optimizer_groups(recipe.optimizer, model)
-    return process_group.divide(optimizer, {**groups.decayed, **groups.free}, owner)
+    return ShardedOptimizer(optimizer, {**groups.decayed, **groups.free}, owner, process_group.rank)
 
 
 def build_early_stop(recipe: Recipe) -> EarlyStopping:
@@ -92,7 +94,7 @@ def build_faults(
     faults = BadSamples(
         recipe.data.bad_images.limit,
         lambda f: logger.log(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
-        gather=process_group.gather if process_group.size > 1 else None,
+        gather=process_group.all_gather if process_group.world_size > 1 else None,
     )
     if faults.borne:  # else what was left out before must be whole by now
         faults.restore(state.get("bad_images", ()))
@@ -138,7 +140,7 @@ def eval_loader(
         device.move,
         workers,
         process_group.rank,
-        process_group.size,
+        process_group.world_size,
         faults,
         make=fetching(recipe),
         shared=None if feed is None else feed.workers,

@@ -215,7 +215,7 @@ def build_recorder(recipe: Recipe, device: Device, process_group: ProcessGroup) 
     With several processes a step is launched only where the recipe insists: the collectives then must be recordable.
     """
     wish, engine = recipe.engine.graph, recipe.engine
-    if wish == "off" or (wish == "auto" and (engine.compile == "off" or process_group.size > 1)):
+    if wish == "off" or (wish == "auto" and (engine.compile == "off" or process_group.world_size > 1)):
         return None
     memory, splits = recipe.memory, recipe.parallel.splits
     if wish == "auto" and (memory.recompute != "off" or memory.offload_optimizer or splits):

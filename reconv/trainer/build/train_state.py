@@ -17,7 +17,8 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import Store
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, is_out_of_memory
-from reconv.distributed.process_group import Cut, ProcessGroup, Shared, Sharing
+from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
@@ -122,7 +123,7 @@ def assemble(
         keep_best=recipe.save.keep_best,
         loss_scale=lambda: network.precision.loss_scale,
         early=parts.build_early_stop(recipe),
-        agree=job.process_group.agree,
+        agree=job.process_group.all_reduce_max,
     )
     return fit, evaluation
 
@@ -131,11 +132,11 @@ def _in_phase(process_group: ProcessGroup, phase: str, call: Callable[P, R]) -> 
     """The same, told to the other processes while it runs; between phases a process waits for data."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        process_group.entering(phase)
+        process_group.set_phase(phase)
         try:
             return call(*args, **kwargs)
         finally:
-            process_group.entering("waiting for data")
+            process_group.set_phase("waiting for data")
 
     return run
 
@@ -159,14 +160,14 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
             global_batch=plan.global_batch,
             lines=plan.lines,
             parameters=sum(p.numel() for p in network.model.parameters()),
-            num_devices=job.process_group.size,
+            num_devices=job.process_group.world_size,
         )
     )
     teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
     for text in (*_start(job, network, logger), *([teacher.note] if teacher else [])):
         logger.info(text, int(job.point.state.get("step", 0)))
     network.model.train()
-    if job.device.kind == "cuda" and job.process_group.size == 1 and network.forward is network.model:
+    if job.device.kind == "cuda" and job.process_group.world_size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
         network.precision.cast_together(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
@@ -251,14 +252,14 @@ def build_step(
     counters: Counters,
     logger: RunLogger,
     mark: Mark,
-    shared: Shared | None = None,
+    strategy: ParallelStrategy | None = None,
 ) -> AnyStep:
     """The step of a run, recorded as a graph where the device can and the recipe lets it."""
     recipe, plan, network = job.recipe, job.plan, learner.network
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
-    shared = shared or share(job, network)
+    strategy = strategy or parallelize(job, network)
     plain = TrainStep(
-        model=shared.wrap(network.forward),
+        model=strategy.wrap(network.forward),
         task=learner.task,
         prepare=PicturedFirstBatch(
             prepare=prepare,
@@ -272,7 +273,7 @@ def build_step(
         precision=network.precision,
         optimizer=learner.optimizer,
         average=learner.average,
-        process_group=shared,
+        strategy=strategy,
         rate=lambda step: learning_rate(plan.schedule, step),
         ordered=recipe.parallel.reduce == "ordered",
         mark=mark,
@@ -287,7 +288,7 @@ def fit_step(
 ) -> AnyStep | OomRetry:
     """The step with micro-batches halved where they do not fit, if the recipe leaves their size open."""
     # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
-    if job.recipe.batch.micro != "auto" or job.process_group.size > 1:
+    if job.recipe.batch.micro != "auto" or job.process_group.world_size > 1:
         return step
     return OomRetry(
         step=step,
@@ -300,18 +301,21 @@ def fit_step(
     )
 
 
-def share(job: TrainingRun, network: Network) -> Shared:
-    """Train the network together with the other processes, if there are some."""
+def parallelize(job: TrainingRun, network: Network) -> ParallelStrategy:
+    """How the ranks train the network together."""
     parallel, plan = job.recipe.parallel, job.plan
-    is_ordered = parallel.reduce == "ordered"
+    ordered = parallel.reduce == "ordered"
     ranks = range(plan.world_size)
-    passes = tuple(len(plan.device_groups[rank] if is_ordered else plan.micro_batches(rank)) for rank in ranks)
-    sharing = Sharing(is_ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress)
+    passes = tuple(len(plan.device_groups[rank] if ordered else plan.micro_batches(rank)) for rank in ranks)
+    config = StrategyConfig(
+        ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress
+    )
     if parallel.pipeline > 1:
-        sharing = replace(sharing, cut=Cut(partial(parts_of, splits=parallel.splits), parallel.schedule))
-    shared = job.process_group.share(network.model, sharing)
-    network.layers.join(shared.statistics, shared.spread if plan.devices_per_group > 1 else None, shared.settle)
-    return shared
+        config = replace(config, pipeline=PipelineConfig(partial(parts_of, splits=parallel.splits), parallel.schedule))
+    strategy = job.process_group.parallelize(network.model, config)
+    group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
+    network.layers.join(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
+    return strategy
 
 
 def build_watch(job: TrainingRun, network: Network, counters: Counters, logger: RunLogger) -> NanGuard:
@@ -323,5 +327,5 @@ def build_watch(job: TrainingRun, network: Network, counters: Counters, logger: 
         budget=policy.budget,
         loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
         skipped=counters.skipped,
-        gather=job.process_group.gather,
+        gather=job.process_group.all_gather,
     )
