@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reconv.data.readers.tfrecord_format import encode_example, write_records
+from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
 
 READER = Path(__file__).with_name("tensorflow_reader.py")
 PYTHON = Path(os.environ.get("TENSORFLOW_PYTHON", sys.executable)).absolute()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from reconv.data.boxes.annotations import F32, Annotation, AnnotationError, Flags
 from reconv.data.dataset import I64, Split
-from reconv.data.readers.packed_names import PackedNames
+from reconv.data.storage.file_list import FileList
 from reconv.recipe.data_fields import DataConfig
 
 UNKNOWN = -1  # the label of a box whose class is in no list
@@ -86,7 +86,7 @@ class BoxTable:
 
     class_names: tuple[str, ...]
     class_ids: tuple[int, ...]
-    files: PackedNames
+    files: FileList
     image_ids: Sequence[int | str]
     sizes: npt.NDArray[np.int32]  # [n, 2]: height, width; zeros in a table of fractions
     offsets: I64  # [n + 1]: the boxes of image i are rows offsets[i] to offsets[i + 1]
@@ -96,7 +96,7 @@ class BoxTable:
     difficult: Flags
     area: F32
     is_relative: bool = False  # boxes are fractions of the image
-    places: PackedNames | None = None  # where each image's boxes are written, if in a file of its own
+    places: FileList | None = None  # where each image's boxes are written, if in a file of its own
     problems: tuple[BoxProblem, ...] = ()
 
     def __len__(self) -> int:
@@ -185,7 +185,7 @@ class TableBuilder:
         return BoxTable(
             self.class_names,
             self.class_ids,
-            PackedNames(self.files),
+            FileList(self.files),
             self.image_ids,
             np.array(self.sizes, np.int32).reshape(-1, 2),
             np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64),
@@ -195,7 +195,7 @@ class TableBuilder:
             np.array(self.difficult, bool),
             (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]),
             self.is_relative,
-            PackedNames(self.places),
+            FileList(self.places),
             tuple(self.problems),
         )
 
@@ -213,7 +213,7 @@ def joined(tables: Sequence[BoxTable]) -> BoxTable:
     return BoxTable(
         tables[0].class_names,
         tables[0].class_ids,
-        PackedNames(table.files[index] for table in tables for index in range(len(table))),
+        FileList(table.files[index] for table in tables for index in range(len(table))),
         ids,
         np.concatenate([table.sizes for table in tables]),
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -223,7 +223,7 @@ def joined(tables: Sequence[BoxTable]) -> BoxTable:
         np.concatenate([table.difficult for table in tables]),
         np.concatenate([table.area for table in tables]),
         tables[0].is_relative,
-        PackedNames(places),
+        FileList(places),
         tuple(twice),
     )
 

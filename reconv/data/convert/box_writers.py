@@ -22,8 +22,8 @@ from reconv.data.convert.transcode import Formed, size_of
 from reconv.data.convert.writers import Kind, Numbered, Piece, Whole, encoded
 from reconv.data.dataset import Sample, Split
 from reconv.data.pipeline.box_samples import annotation_of
-from reconv.data.readers import box_tfrecord as features
-from reconv.data.readers.tfrecord_format import Values, encode_example, write_record
+from reconv.data.readers.detection import box_tfrecord as features
+from reconv.data.readers.shards.tfrecord_format import Values, encode_example, write_record
 
 
 def following(made: Formed) -> Formed:

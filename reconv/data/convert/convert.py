@@ -21,7 +21,7 @@ from reconv.data.convert.staging import Facts, StagingDir, finished
 from reconv.data.convert.transcode import Formed, OutputFormat, formed
 from reconv.data.convert.writers import KINDS, PER_SHARD, Kind, Piece, Whole, pieces
 from reconv.data.dataset import Dataset, Split
-from reconv.data.readers.packed_format import ENDING
+from reconv.data.readers.shards.packed_format import ENDING
 from reconv.data.readers.tar import CLASS_LIST
 from reconv.errors import DataError, UsageError
 

@@ -14,7 +14,7 @@ from reconv.data.inspect.box_splits import box_reader
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import split_folder
-from reconv.data.readers.imagenet_archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
+from reconv.data.readers.imagenet.imagenet_archives import TRAIN_FILE, VAL_FILE, is_archives, open_archives
 from reconv.errors import DataError, UsageError
 from reconv.recipe.data_fields import DataConfig
 

@@ -23,8 +23,8 @@ from reconv.data.convert.transcode import Formed, OutputFormat, Wanted, size_of
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.folder import is_image_name
 from reconv.data.readers.packed import shard_name
-from reconv.data.readers.packed_format import Description, write_shard
-from reconv.data.readers.tfrecord_format import encode_example, write_record
+from reconv.data.readers.shards.packed_format import Description, write_shard
+from reconv.data.readers.shards.tfrecord_format import encode_example, write_record
 from reconv.errors import DataError, UsageError
 
 # Samples: the most that one core does again after a kill, about 450 MB of ImageNet at 110 kB a file. A mapped shard

@@ -15,12 +15,12 @@ from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.box_table import FAULTS, PROBLEMS, BoxTable, described, find_faults
 from reconv.data.dataset import Split
 from reconv.data.inspect.issue import SPLITS, DataIssue, Tell, printable
-from reconv.data.readers.box_tfrecord import BoxTFRecordDataset, has_boxes, read_box_records
-from reconv.data.readers.boxed import BoxedDataset
-from reconv.data.readers.coco import read_coco
 from reconv.data.readers.detect import Found
-from reconv.data.readers.voc import read_voc
-from reconv.data.readers.yolo import read_yolo
+from reconv.data.readers.detection.box_table_dataset import BoxTableDataset
+from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset, has_boxes, read_box_records
+from reconv.data.readers.detection.coco import read_coco
+from reconv.data.readers.detection.voc import read_voc
+from reconv.data.readers.detection.yolo import read_yolo
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
@@ -65,7 +65,7 @@ def open_box_splits(found: Found, read_split: ReadSplit, tell: Tell) -> dict[Spl
 def _source(found: Found, split: Split, table: BoxTable) -> DetectionDataset:
     if found.kind == "tfrecord":
         return BoxTFRecordDataset(found.path, split, DataConfig(), found.why, is_patient=True)
-    return BoxedDataset(found.kind, table, np.arange(len(table)), f"{found.kind} data at {found.path} ({found.why})")
+    return BoxTableDataset(found.kind, table, np.arange(len(table)), f"{found.kind} data at {found.path} ({found.why})")
 
 
 def _findings(split: Split, table: BoxTable) -> Iterator[DataIssue]:

@@ -18,7 +18,7 @@ from reconv.data.inspect.issue import SPLITS, DataIssue, Tell, printable
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import NEED_NO_PATH, open_dataset
 from reconv.data.readers.folder import is_image_name, split_folder
-from reconv.data.readers.map_shards import RefusedError
+from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.storage.local import read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
@@ -43,7 +43,7 @@ def open_splits(path: str, data: DataConfig, tell: Tell) -> dict[Split, Dataset]
     if not opened:
         raise refused[0]
     for refusal in refused:
-        errors = refusal.errors if isinstance(refusal, RefusedError) else (refusal,)
+        errors = refusal.errors if isinstance(refusal, GroupedDataError) else (refusal,)
         for text in dict.fromkeys(f"{error.what}: {error.why}" for error in errors):
             places = tuple(printable(error.where) for error in errors if f"{error.what}: {error.why}" == text)
             tell(DataIssue("fault", "unreadable-split", text, places))

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
-from reconv.data.readers.digest_files import digest_files
 from reconv.data.readers.folder import SPLIT_FOLDERS
-from reconv.data.readers.map_shards import RefusedError
-from reconv.data.readers.packed_names import PackedNames
+from reconv.data.readers.shards.map_shards import GroupedDataError
+from reconv.data.storage.file_list import FileList, digest_files
 from reconv.data.storage.local import listing, read, size_bytes, unreadable
 from reconv.errors import DataError
 
@@ -51,7 +50,7 @@ class CSVDataset(FileBacked):
         text = read(self._table).decode("utf-8-sig", "surrogateescape")
         has_split = _check_header(self._table, next(csv.reader(io.StringIO(text)), []))
         labels = _Labels(split)
-        self._names = PackedNames(_files(self._table, text, split, labels))
+        self._names = FileList(_files(self._table, text, split, labels))
         self.class_names, self._targets = labels.numbered(self._table)
         said = "" if has_split else f"; no column split: every {_ONE_IN_VAL}th row is for validation"
         self.origin = f"images listed in {self._table}" + (f" ({why})" if why else "") + said
@@ -197,7 +196,7 @@ def _files(path: Path, text: str, split: Split, labels: _Labels) -> Iterator[str
         elif of == split:
             yield file
     if missing:
-        raise RefusedError(missing)
+        raise GroupedDataError(missing)
 
 
 def _names_in(folder: str) -> frozenset[str]:

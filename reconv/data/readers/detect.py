@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.readers.box_tfrecord import BOX_TFRECORD
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
-from reconv.data.readers.coco import why_coco
 from reconv.data.readers.csv_table import find_tables
+from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
+from reconv.data.readers.detection.coco import why_coco
+from reconv.data.readers.detection.voc import why_voc
+from reconv.data.readers.detection.yolo import why_yolo
 from reconv.data.readers.folder import is_image_name, split_folder
 from reconv.data.readers.hf import MARK
-from reconv.data.readers.imagenet_archives import is_archives
+from reconv.data.readers.imagenet.imagenet_archives import is_archives
 from reconv.data.readers.packed import is_packed
-from reconv.data.readers.shards import why_shards
+from reconv.data.readers.shards.shard_dataset import why_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.readers.voc import why_voc
-from reconv.data.readers.yolo import why_yolo
 from reconv.data.storage.local import listing, unreadable
 from reconv.errors import DataError
 

@@ -13,24 +13,24 @@ from pathlib import Path
 from reconv.data.boxes.annotations import DetectionDataset, DetectionSubset
 from reconv.data.dataset import BACKGROUND, I64, Dataset, Split, Subset, WithBackground, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.readers.box_tfrecord import BoxTFRecordDataset
 from reconv.data.readers.cifar import open_cifar
-from reconv.data.readers.coco import open_coco
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.detect import Found, detect
+from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset
+from reconv.data.readers.detection.coco import open_coco
+from reconv.data.readers.detection.scattered_digits import NUM_SAMPLES as NUM_SCATTERED
+from reconv.data.readers.detection.scattered_digits import ScatteredDigits
+from reconv.data.readers.detection.synthetic_boxes import SyntheticBoxes
+from reconv.data.readers.detection.voc import open_voc
+from reconv.data.readers.detection.yolo import open_yolo
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.hf import HFDataset
 from reconv.data.readers.packed import PackedDataset
-from reconv.data.readers.scattered_digits import NUM_SAMPLES as NUM_SCATTERED
-from reconv.data.readers.scattered_digits import ScatteredDigits
-from reconv.data.readers.shards import ShardDataset
+from reconv.data.readers.shards.shard_dataset import ShardDataset
 from reconv.data.readers.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
-from reconv.data.readers.synthetic_boxes import SyntheticBoxes
 from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.readers.voc import open_voc
-from reconv.data.readers.yolo import open_yolo
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 

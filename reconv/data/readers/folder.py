@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from reconv.data.dataset import I64, FileBacked, Sample, SampleFiles, Split
-from reconv.data.readers.digest_files import digest_files
-from reconv.data.readers.packed_names import PackedNames
+from reconv.data.storage.file_list import FileList, digest_files
 from reconv.data.storage.local import read, unreadable
 from reconv.errors import DataError
 
@@ -58,7 +57,7 @@ class FolderDataset(FileBacked):
                 targets.extend([numbers[class_name]] * len(found))
                 yield from found
 
-        self._names = PackedNames(files())
+        self._names = FileList(files())
         _refuse_astray(self._folder, astray)
         self.targets = np.frombuffer(targets, np.int32)
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from reconv.data.dataset import Sample, Split
-from reconv.data.readers.map_shards import of_each
-from reconv.data.readers.packed_format import ENDING, PackedShard
+from reconv.data.readers.shards.map_shards import map_shards
+from reconv.data.readers.shards.packed_format import ENDING, PackedShard
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError
 
@@ -85,7 +85,7 @@ def _open_shards(root: Path, split: Split) -> list[PackedShard]:
             why=f"none is called {shard_name(split, 0, 1)} or alike",
             then="name the folder that reconv data convert has written: --data DIR",
         )
-    shards = of_each(PackedShard, found)
+    shards = map_shards(PackedShard, found)
     first = shards[0].description
     names = [shard_name(split, number, first.num_shards) for number in range(first.num_shards)]
     if [path.name for path in found] != names:

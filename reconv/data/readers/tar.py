@@ -15,8 +15,8 @@ from pathlib import Path
 
 from reconv.data.dataset import Split
 from reconv.data.readers.folder import EXTENSIONS
-from reconv.data.readers.shard_index import Scanned
-from reconv.data.readers.shards import ShardDataset, ShardFormat, check_label
+from reconv.data.readers.shards.shard_dataset import ShardDataset, ShardFormat, check_label
+from reconv.data.readers.shards.shard_index import Scanned
 from reconv.data.storage.local import Stream, read, size_bytes
 from reconv.errors import DataError
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 
-from reconv.data.readers.shard_index import Scanned
-from reconv.data.readers.shards import ShardFormat, check_label
-from reconv.data.readers.tfrecord_format import (
+from reconv.data.readers.shards.shard_dataset import ShardFormat, check_label
+from reconv.data.readers.shards.shard_index import Scanned
+from reconv.data.readers.shards.tfrecord_format import (
     FOOTER_BYTES,
     HEADER_BYTES,
     Values,

@@ -26,8 +26,8 @@ from reconv.data.decode.decode import decode
 from reconv.data.decode.jpeg_header import head
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset
+from reconv.data.readers.shards.tfrecord_format import parse_example
 from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.readers.tfrecord_format import parse_example
 from reconv.errors import DataError, RunLockedError, UsageError
 from reconv.recipe.data_fields import DataConfig
 
@@ -303,7 +303,7 @@ def test_pixels_stay_pixels_or_become_png(tmp_path: Path, write_cifar: Callable[
 
 def features_of(root: Path, pattern: str) -> list[dict[str, object]]:
     """Every record of some shards, in order."""
-    from reconv.data.readers.tfrecord_format import read_record, record_spans
+    from reconv.data.readers.shards.tfrecord_format import read_record, record_spans
     from reconv.data.storage.local import ReadWindow
 
     paths = sorted(root.glob(pattern))

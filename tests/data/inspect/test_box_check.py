@@ -17,7 +17,7 @@ from reconv.cli import main
 from reconv.data.boxes.box_table import PROBLEMS, ProblemKind
 from reconv.data.inspect.check import Checked, check, pictures_of
 from reconv.data.inspect.issue import DataIssue
-from reconv.data.readers.tfrecord_format import encode_example, write_records
+from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
 from reconv.recipe.data_fields import DataConfig
 
 CATEGORIES = {1: "person", 18: "dog"}

@@ -30,7 +30,7 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.packed import PackedDataset, shard_name
-from reconv.data.readers.packed_format import Description, write_shard
+from reconv.data.readers.shards.packed_format import Description, write_shard
 from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan

@@ -17,7 +17,7 @@ from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.readers.tfrecord_format import encode_example, write_records
+from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan

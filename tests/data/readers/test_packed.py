@@ -13,7 +13,7 @@ from reconv.data.dataset import Sample
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset, shard_name
-from reconv.data.readers.packed_format import Description, PackedShard, write_shard
+from reconv.data.readers.shards.packed_format import Description, PackedShard, write_shard
 from reconv.data.storage.local import Mapped, Unmapped, is_local, open_ranges
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig

@@ -22,9 +22,8 @@ from reconv.data.dataset import Sample
 from reconv.data.decode.decode import decode
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
-from reconv.data.readers.shards import ShardDataset
-from reconv.data.readers.tfrecord import TFRECORD
-from reconv.data.readers.tfrecord_format import (
+from reconv.data.readers.shards.shard_dataset import ShardDataset
+from reconv.data.readers.shards.tfrecord_format import (
     encode_example,
     parse_example,
     peek_features,
@@ -32,6 +31,7 @@ from reconv.data.readers.tfrecord_format import (
     record_spans,
     write_records,
 )
+from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.storage.local import ReadWindow
 from reconv.errors import DataError, ExitCode
 from reconv.io.crc32c import crc32c, masked

@@ -18,7 +18,13 @@ import yaml
 
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder
 from reconv.data.dataset import Split
-from reconv.data.readers.boxed import BoxedDataset, class_lines, file_lines, open_boxed, relative_to
+from reconv.data.readers.detection.box_table_dataset import (
+    BoxTableDataset,
+    class_lines,
+    file_lines,
+    open_box_table,
+    relative_to,
+)
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import listing, read
 from reconv.errors import DataError
@@ -39,9 +45,9 @@ def why_yolo(folder: Path) -> str | None:
     return None
 
 
-def open_yolo(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxedDataset:
+def open_yolo(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
     """One split, by the recipe's policies."""
-    return open_boxed("yolo", partial(read_yolo, root, split), split, data, f"YOLO data at {root}", why)
+    return open_box_table("yolo", partial(read_yolo, root, split), split, data, f"YOLO data at {root}", why)
 
 
 def read_yolo(root: Path, split: Split) -> BoxTable:

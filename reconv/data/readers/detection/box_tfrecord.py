@@ -20,9 +20,9 @@ import numpy as np
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, AnnotationError, DetectionDataset
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder, find_faults, joined, settled
 from reconv.data.dataset import I64, Sample, Split
-from reconv.data.readers.shard_index import Index, Scanned, open_index
-from reconv.data.readers.shards import Naming, find_shards, first_shard
-from reconv.data.readers.tfrecord_format import (
+from reconv.data.readers.shards.shard_dataset import Naming, find_shards, first_shard
+from reconv.data.readers.shards.shard_index import Index, Scanned, open_index
+from reconv.data.readers.shards.tfrecord_format import (
     FOOTER_BYTES,
     HEADER_BYTES,
     Values,

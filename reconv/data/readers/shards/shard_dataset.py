@@ -14,7 +14,7 @@ from pathlib import Path
 
 from reconv.data.dataset import Sample, Split
 from reconv.data.readers.folder import SPLIT_FOLDERS
-from reconv.data.readers.shard_index import Index, Scanned, open_index
+from reconv.data.readers.shards.shard_index import Index, Scanned, open_index
 from reconv.data.storage.local import listing
 from reconv.errors import DataError
 

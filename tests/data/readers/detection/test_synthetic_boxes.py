@@ -7,9 +7,9 @@ import pytest
 
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Split
+from reconv.data.readers.detection.synthetic_boxes import MOST_BOXES
 from reconv.data.readers.factory import open_dataset, select, subsample
 from reconv.data.readers.synthetic import pattern_of
-from reconv.data.readers.synthetic_boxes import MOST_BOXES
 from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 
 DATA = DataConfig(num_samples=40, num_classes=3, preprocess=PreprocessConfig(size=64, resize=None))

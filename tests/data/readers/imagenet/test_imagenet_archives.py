@@ -16,8 +16,8 @@ from reconv.data.convert.inputs import open_splits
 from reconv.data.dataset import Split
 from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.readers.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
-from reconv.data.readers.imagenet_labels import KIT_FOLDER, TRUTH_FILE
+from reconv.data.readers.imagenet.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
+from reconv.data.readers.imagenet.imagenet_labels import KIT_FOLDER, TRUTH_FILE
 from reconv.data.readers.matlab import MatlabError, struct_columns
 from reconv.errors import DataError, ExitCode, UsageError
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.readers.map_shards import of_each
+from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError
 from reconv.io.atomic import write_atomic
@@ -98,7 +98,7 @@ def _make(folder: Path, names: Sequence[str], scan: Callable[[str], Scanned]) ->
     digest = hashlib.blake2b(digest_size=16)
     labels: dict[int, str] = {}
     pieces: list[Rows] = []
-    for number, (piece, found) in enumerate(of_each(scanned, [folder / name for name in names], _SCANS_AT_ONCE)):
+    for number, (piece, found) in enumerate(map_shards(scanned, [folder / name for name in names], _SCANS_AT_ONCE)):
         piece["shard"] = number
         pieces.append(piece)
         digest.update(found.digest)

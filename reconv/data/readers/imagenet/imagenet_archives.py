@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from reconv.data.dataset import Sample, Split
-from reconv.data.readers.imagenet_labels import validation_synsets
+from reconv.data.readers.imagenet.imagenet_labels import validation_synsets
 from reconv.data.storage.local import Stream, read, size_bytes
 from reconv.errors import DataError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reconv.data.readers.shard_index import Index, Scanned, open_index
+from reconv.data.readers.shards.shard_index import Index, Scanned, open_index
 from reconv.data.storage.local import ReadWindow
 from reconv.errors import DataError
 

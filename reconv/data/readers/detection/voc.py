@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder
 from reconv.data.dataset import Split
-from reconv.data.readers.boxed import BoxedDataset, class_lines, file_lines, open_boxed
+from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, class_lines, file_lines, open_box_table
 from reconv.data.storage.local import read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
@@ -36,10 +36,10 @@ def why_voc(folder: Path) -> str | None:
     return f"it has {_IMAGES}/ and {_ANNOTATIONS}/" if is_voc else None
 
 
-def open_voc(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxedDataset:
+def open_voc(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
     """One split, by the recipe's policies."""
     title = f"VOC data at {root}, list {list_of(root, split).stem}"
-    return open_boxed("voc", partial(read_voc, root, split), split, data, title, why)
+    return open_box_table("voc", partial(read_voc, root, split), split, data, title, why)
 
 
 def list_of(root: Path, split: Split) -> Path:

@@ -19,8 +19,8 @@ import numpy as np
 from reconv.data.boxes.annotations import AnnotationError
 from reconv.data.boxes.box_table import UNKNOWN, BoxProblem, BoxTable, ProblemKind
 from reconv.data.dataset import Split
-from reconv.data.readers.boxed import BoxedDataset, open_boxed, relative_to
-from reconv.data.readers.packed_names import PackedNames
+from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, open_box_table, relative_to
+from reconv.data.storage.file_list import FileList
 from reconv.data.storage.local import listing, read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
@@ -40,9 +40,9 @@ def why_coco(folder: Path) -> str | None:
     return f"it has {found[0].relative_to(folder)}" if found else None
 
 
-def open_coco(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxedDataset:
+def open_coco(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
     """One split, by the recipe's policies."""
-    return open_boxed("coco", partial(read_coco, root, split), split, data, f"COCO data at {root}", why)
+    return open_box_table("coco", partial(read_coco, root, split), split, data, f"COCO data at {root}", why)
 
 
 def read_coco(root: Path, split: Split) -> BoxTable:
@@ -197,7 +197,7 @@ class _Reader:
         return BoxTable(
             tuple(self._classes.values()),
             tuple(self._classes),
-            PackedNames(relative_to(str(self._folder), image["file_name"]) for image in images),
+            FileList(relative_to(str(self._folder), image["file_name"]) for image in images),
             [image["id"] for image in images],
             np.array([[image["height"], image["width"]] for image in images], np.int32).reshape(-1, 2),
             np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),

@@ -18,7 +18,7 @@ T = TypeVar("T")
 _NAMED = 5  # of those after the first
 
 
-class RefusedError(DataError):
+class GroupedDataError(DataError):
     """What is wrong with the first of several shards, and where others are wrong too."""
 
     def __init__(self, errors: Sequence[DataError]) -> None:
@@ -29,7 +29,7 @@ class RefusedError(DataError):
         self.errors = tuple(errors)
 
 
-def of_each(make: Callable[[Path], T], paths: Sequence[Path], at_once: int = 1) -> list[T]:
+def map_shards(make: Callable[[Path], T], paths: Sequence[Path], at_once: int = 1) -> list[T]:
     """What is made of each path, by so many threads."""
 
     def tried(path: Path) -> T | DataError:
@@ -42,5 +42,5 @@ def of_each(make: Callable[[Path], T], paths: Sequence[Path], at_once: int = 1) 
         results = list(pool.map(tried, paths))
     errors = [result for result in results if isinstance(result, DataError)]
     if errors:
-        raise RefusedError(errors) from errors[0].__cause__
+        raise GroupedDataError(errors) from errors[0].__cause__
     return [result for result in results if not isinstance(result, DataError)]

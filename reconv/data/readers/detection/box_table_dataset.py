@@ -19,7 +19,7 @@ from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDatase
 from reconv.data.boxes.box_table import BoxTable, settled
 from reconv.data.dataset import I64, Sample, Split, evenly_spaced
 from reconv.data.decode.decode import FORMATS
-from reconv.data.readers.digest_files import NUM_SIZES
+from reconv.data.storage.file_list import MAX_SIZES
 from reconv.data.storage.local import read, size_bytes
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
@@ -28,7 +28,7 @@ _ORIENTATION = 0x0112
 _ON_THEIR_SIDE = (5, 6, 7, 8)
 
 
-class BoxedDataset(DetectionDataset):
+class BoxTableDataset(DetectionDataset):
     """One split; `files` of the table are paths."""
 
     def __init__(self, kind: str, table: BoxTable, used: I64, origin: str, notes: tuple[str, ...] = ()) -> None:
@@ -73,17 +73,17 @@ class BoxedDataset(DetectionDataset):
 
     @cached_property
     def _digest(self) -> str:
-        some = evenly_spaced(len(self), 100 * min(1, NUM_SIZES / len(self)))
+        some = evenly_spaced(len(self), 100 * min(1, MAX_SIZES / len(self)))
         sizes = np.array([size_bytes(self.path(int(index))) for index in some])
         return f"{self.table.digest()}/{len(self)}/{int((sizes * (1 + np.arange(len(sizes)))).sum()):x}"
 
 
-def open_boxed(
+def open_box_table(
     kind: str, table: Callable[[], BoxTable], split: Split, data: DataConfig, title: str, why: str = ""
-) -> BoxedDataset:
+) -> BoxTableDataset:
     """A split by the recipe's policies."""
     kept, used, notes = settled(table(), data, split)
-    return BoxedDataset(kind, kept, used, title + (f" ({why})" if why else ""), notes)
+    return BoxTableDataset(kind, kept, used, title + (f" ({why})" if why else ""), notes)
 
 
 def upright_size(data: bytes, name: str) -> tuple[int, int]:
