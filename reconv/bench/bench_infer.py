@@ -28,7 +28,7 @@ from reconv.device import CudaGraph, Device, choose_algorithms, is_out_of_memory
 from reconv.environment_checks import Machine, usable_cores
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.fold import folded
-from reconv.inference.load_model import build_saved, read_saved
+from reconv.inference.load_model import build_saved_model, read_saved_model
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network, build_network, compiled, is_compiled
@@ -115,7 +115,7 @@ def bench_infer(
 def find_others(target: str, overrides: Sequence[Override], named: str) -> tuple[list[Other], list[str]]:
     """The ways in which other packages run this network, and why some are missing."""
     if Path(target).is_dir():
-        recipe = read_saved(locate(target), weights="auto", recipe=None).recipe
+        recipe = read_saved_model(locate(target), weights="auto", recipe=None).recipe
     else:
         recipe = load(target, overrides).recipe
     peers, missing = find_peers(recipe.model.name)
@@ -150,10 +150,10 @@ def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Reci
     """A run's or checkpoint's network with its weights, or a recipe's with those of its seed; not yet compiled."""
     if Path(target).is_dir():
         located = locate(target)
-        saved = read_saved(located, weights="auto", recipe=None)
+        saved = read_saved_model(located, weights="auto", recipe=None)
         recipe = _changed(saved.recipe, located, overrides)
         opened = _open_device(recipe, device)
-        return recipe, build_saved(saved, _uncompiled(recipe), opened), opened
+        return recipe, build_saved_model(saved, _uncompiled(recipe), opened), opened
     recipe = load(target, overrides).recipe
     opened = _open_device(recipe, device)
     network = build_network(_uncompiled(recipe), num_classes_of(recipe), opened)

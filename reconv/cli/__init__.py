@@ -22,8 +22,9 @@ from reconv.cli.bench import bench
 from reconv.cli.data import data
 from reconv.cli.data_inspect import check, show
 from reconv.cli.doctor import completion, doctor
-from reconv.cli.eval import evaluate, predict
+from reconv.cli.eval import eval_command
 from reconv.cli.options import CommandGroup
+from reconv.cli.predict import predict
 from reconv.cli.recipes import recipes
 from reconv.cli.report import report
 from reconv.cli.train import train
@@ -49,7 +50,7 @@ def reconv() -> None:
     """
 
 
-for _verb in (train, evaluate, predict, average, recipes, report, data, bench, doctor, completion):
+for _verb in (train, eval_command, predict, average, recipes, report, data, bench, doctor, completion):
     reconv.add_command(_verb)
 for _verb in (check, show):
     data.add_command(_verb)

@@ -120,6 +120,22 @@ def batch_override(size: int | None, per_device: int | None, devices: int) -> Ov
     return "batch.size", size, "--batch-size"
 
 
+def model_options(command: CommandFunction) -> CommandFunction:
+    """The options that choose the weights of RUN and the device they run on."""
+    for option in (
+        click.option(
+            "--recipe", metavar="NAME", shell_complete=complete_recipes, help="The recipe of a bare weights file."
+        ),
+        click.option("--best", is_flag=True, help="Use the best checkpoint instead of the newest."),
+        click.option("--raw", "weights", flag_value="raw", help="Use the weights as trained."),
+        click.option("--ema", "weights", flag_value="ema", help="Use the EMA weights (the default if there are any)."),
+        click.option("--averaged", "weights", flag_value="averaged", help="Use the average of the run's checkpoints."),
+        click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP),
+    ):
+        command = option(command)
+    return command
+
+
 def start_kernel_compiler(device: str, devices: int | None) -> None:
     """Start the kernel compiler process before torch is imported, unless this process only launches others."""
     from reconv.kernels.jit import compile_process
@@ -145,6 +161,11 @@ def write_text(path: Path, text: str) -> None:
         raise ResourceError(
             f"Cannot write {path}", where=str(path.parent), why=str(error.strerror), then="choose another file"
         ) from error
+
+
+def print_note(text: str) -> None:
+    """Print a message to stderr, apart from the result."""
+    click.echo(text, err=True)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,191 +1,328 @@
-"""Using a trained run: it is opened as a model, and `evaluate` scores it in one exact pass.
-
-Owns the pass. Refuses to know training, images of no data set (predict) and how a RUN becomes a network (saved).
-Invariant: the preprocessing is the one saved with the model.
-"""
+"""`Predictor`: the one way from images to predictions, for eval, predict and Python."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from reconv.checkpoint.locate import Located, locate
-from reconv.checkpoint.manifest import digest as manifest_digest
-from reconv.checkpoint.store import Store
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from reconv.batch import Batch
+from reconv.checkpoint.locate import Located
 from reconv.data.dataset import Dataset
+from reconv.data.decode.decode import convert_mode, decode_picture, eval_picture, picture
 from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.storage.local import read, read_named
+from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
-from reconv.errors import CheckpointError, DataError, UsageError
-from reconv.inference.evaluate import InferenceStep
-from reconv.inference.evaluate import evaluate as one_pass
-from reconv.inference.load_model import build_saved, find_weights, read_saved
-from reconv.io.atomic import disk_errors
+from reconv.errors import DataError, UsageError
+from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate
+from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
 from reconv.metrics.coco_eval import INSTALL, can_score_coco
+from reconv.precision.accumulate import wide
 from reconv.recipe.schema import Recipe
-from reconv.report.html import write_report
-from reconv.report.scores import CheckpointScore, read_scores, write_scores
-from reconv.trainer.build import loaders as parts
+from reconv.trainer.build import loaders as build
 from reconv.trainer.build.datasets import open_datasets, part_of, refuse_unread_path
 from reconv.trainer.build.network import Network
+from reconv.trainer.build.task_builder import build_postprocess
 
-Tell = Callable[[str], None]  # told what a person should know besides the result
+BATCH_SIZE = 64
+TOP_K = 5
+MIN_SCORE = 0.3
+
+LogFunction = Callable[[str], None]
 
 
-def silent(text: str) -> None:
-    """Nobody asked."""
+def no_log(text: str) -> None:
+    """Discard a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile:
+    """An image file; `is_named`: the user gave this path, so a pipe is read until its writer closes it."""
+
+    path: Path
+    is_named: bool = True
+
+
+ImageInput = str | Path | ImageFile | bytes | Image.Image | npt.NDArray[np.uint8] | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """A class with its probability."""
+
+    name: str
+    score: float
+    label: int  # index into the class names
+
+
+@dataclass(frozen=True, slots=True)
+class DetectedBox:
+    """A detection in one image."""
+
+    name: str
+    score: float
+    box_xyxy: tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
+    label: int  # index into the class names
+    class_id: int | None = None  # the category id of the training data, where it had one
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The prediction for one image, best score first: `classes` of a classifier, `boxes` of a detector."""
+
+    path: Path | None  # None: the image was not a file
+    classes: tuple[ClassScore, ...] = ()
+    boxes: tuple[DetectedBox, ...] | None = None  # None: the model is a classifier, or there was an error
+    error: str = ""  # why the image could not be read
+    saved_image: Path | None = None  # the copy of the image with its boxes, where one was requested
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """The metrics of one weights file over the whole validation set."""
+    """The metrics of one set of weights on the validation set."""
 
     path: Path
     step: int | None
     weights: str  # raw, ema or averaged
     metrics: dict[str, float]
     num_samples: int
-    skipped: int = 0  # images that could not be read and are in none of the metrics
-    partial: bool = False  # not all of the validation set was scored
+    skipped: int = 0  # images that could not be read; they are not part of the metrics
+    partial: bool = False  # only a part of the validation set was evaluated
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A network ready to use, and what was saved with it."""
+class _Sample:
+    """A decoded image, resized and cropped for the model, and its original size."""
+
+    path: Path | None
+    pixels: Tensor  # [channels, size, size] uint8
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Predictor:
+    """A trained model with the preprocessing it was evaluated with and its post-processing."""
 
     recipe: Recipe
     class_names: tuple[str, ...]
+    has_class_names: bool  # False: a bare weights file, whose names are class indices
     network: Network
     device: Device
     path: Path
-    weights: str
+    weights: str  # raw, ema or averaged
     step: int | None
-    class_ids: tuple[int, ...] = ()  # a detector's: the numbers its data had for the classes
+    class_ids: tuple[int, ...] = ()  # detectors: the category ids of the training data
+
+    @classmethod
+    def load(
+        cls,
+        run: str | Path,
+        *,
+        best: bool = False,
+        weights: str = "auto",
+        recipe: str | None = None,
+        device: str = "auto",
+        log: LogFunction = no_log,
+    ) -> Predictor:
+        """Load a run folder, a checkpoint folder, a weights file or published weights.
+
+        `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A bare weights file needs `recipe`.
+        """
+        return cls.from_located(find_model(run, best, log), weights=weights, recipe=recipe, device=device)
+
+    @classmethod
+    def from_located(cls, located: Located, *, weights: str, recipe: str | None, device: str) -> Predictor:
+        saved = read_saved_model(located, weights=weights, recipe=recipe)
+        opened = open_device(device)
+        return cls(
+            recipe=saved.recipe,
+            class_names=saved.class_names,
+            has_class_names=saved.has_class_names,
+            network=build_saved_model(saved, saved.recipe, opened),
+            device=opened,
+            path=saved.path,
+            weights=saved.weights,
+            step=saved.step,
+            class_ids=saved.class_ids,
+        )
+
+    @property
+    def is_detector(self) -> bool:
+        return self.recipe.task == "detection"
+
+    @property
+    def inference_step(self) -> InferenceStep:
+        """From a batch on the device to the model's outputs."""
+        preprocess = build.eval_prepare(self.recipe, self.network)
+        return InferenceStep(self.network.model, preprocess, self.network.precision, self.recipe.evaluate.tta)
+
+    def predict(
+        self,
+        images: Sequence[ImageInput],
+        *,
+        top: int | None = None,
+        min_score: float | None = None,
+        batch_size: int = BATCH_SIZE,
+        skip_bad: bool = False,
+    ) -> list[Prediction]:
+        """The prediction for each image: paths, encoded bytes, PIL images, arrays [H, W(, C)] or tensors [C, H, W].
+
+        Arrays and tensors are uint8. A classifier gives its `top` (5) classes. A detector gives its `top` boxes (all)
+        with a score of at least `min_score` (0.3). With `skip_bad`, an image that cannot be read does not raise
+        `DataError`; its prediction has the `error`.
+        """
+        if min_score is not None and not self.is_detector:
+            raise UsageError("--min-score is for detectors, and this model is a classifier", then="omit --min-score")
+        to_predictions = self._to_boxes(top, min_score) if self.is_detector else self._to_classes(top)
+        step, predictions = self.inference_step, []
+        with eval_mode(self.network.model):
+            for start in range(0, len(images), batch_size):
+                chunk = [self._read(image, skip_bad) for image in images[start : start + batch_size]]
+                samples = [sample for sample in chunk if isinstance(sample, _Sample)]
+                good = iter(to_predictions(step(self._collate(samples))[0], samples) if samples else ())
+                predictions += [next(good) if isinstance(item, _Sample) else item for item in chunk]
+        return predictions
+
+    def evaluate(
+        self,
+        data: str | Path | None = None,
+        *,
+        batch_size: int | None = None,
+        samples: int | None = None,
+        log: LogFunction = no_log,
+    ) -> EvalResult:
+        """Evaluate on the whole validation set of `data`, else of the run's own data, or on `samples` images of it."""
+        recipe, whole = self.recipe, validation_set(self.recipe, data)
+        dataset = part_of(whole, samples)
+        self._check_classes(dataset)
+        if self.is_detector and not can_score_coco():
+            log(f"COCO metrics are not computed: {INSTALL}")
+        task = build.build_task(recipe, dataset, self.device)
+        bad = BadSamples(recipe.data.bad_images.limit, lambda bad: log(f"skipped {bad.path}: {bad.why}"))
+        loader = build.eval_loader(recipe, dataset, self.device, batch_size or recipe.evaluate.batch, faults=bad)
+        metrics = evaluate(self.inference_step, task.metrics(), loader)
+        return EvalResult(
+            self.path,
+            self.step,
+            self.weights,
+            metrics.compute(),
+            metrics.num_samples,
+            skipped=len(bad.known("val")),
+            partial=len(dataset) < len(whole),
+        )
+
+    def _check_classes(self, dataset: Dataset) -> None:
+        theirs = dataset.class_names
+        if len(theirs) != len(self.class_names) or (self.has_class_names and theirs != self.class_names):
+            raise DataError(
+                "the classes of this dataset differ from those the model was trained on",
+                where=dataset.origin,
+                why=f"{len(theirs)} classes in the dataset, {len(self.class_names)} in the model",
+            )
+
+    def _read(self, image: ImageInput, skip_bad: bool) -> _Sample | Prediction:
+        """The image as the model sees it, or, where it cannot be read and `skip_bad`, a prediction with the error."""
+        image = ImageFile(Path(image)) if isinstance(image, str | Path) else image
+        path = image.path if isinstance(image, ImageFile) else None
+        preprocess = self.recipe.data.preprocess
+        try:
+            pil = to_pil(image, preprocess.channels)
+        except DataError as error:
+            if not skip_bad:
+                raise
+            return Prediction(path, error=error.what)
+        return _Sample(path, torch.tensor(eval_picture(pil, preprocess)), pil.width, pil.height)
+
+    def _collate(self, samples: Sequence[_Sample]) -> Batch:
+        rows = torch.arange(len(samples))
+        tensors = {"images": torch.stack([sample.pixels for sample in samples]), "indices": rows, "targets": rows * 0}
+        return Batch(tensors, rows, (len(samples),)).map(self.device.move)
+
+    def _to_classes(self, top: int | None) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
+        def to_predictions(logits: Tensor, samples: Sequence[_Sample]) -> Iterator[Prediction]:
+            scores, labels = wide(logits).softmax(dim=1).topk(min(top or TOP_K, logits.shape[1]))
+            for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
+                pairs = zip(row_scores, row_labels, strict=True)
+                classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
+                yield Prediction(sample.path, classes)
+
+        return to_predictions
+
+    def _to_boxes(
+        self, top: int | None, min_score: float | None
+    ) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
+        postprocess = build_postprocess(self.recipe, self.device)
+        threshold = MIN_SCORE if min_score is None else min_score
+
+        def to_predictions(outputs: Any, samples: Sequence[_Sample]) -> Iterator[Prediction]:
+            detections = postprocess(outputs).cpu()
+            for row, sample in enumerate(samples):
+                found = boxes_in_pixels(detections, row, sample.width, sample.height, self.class_names, self.class_ids)
+                boxes = [box for box in found if box.score >= threshold][:top]
+                yield Prediction(sample.path, boxes=tuple(boxes))
+
+        return to_predictions
 
 
-def evaluate(
-    run: str | Path,
-    *,
-    data: str | Path | None = None,
-    device: str = "auto",
-    all: bool = False,
-    weights: str = "auto",
-    best: bool = False,
-    batch: int | None = None,
-    samples: int | None = None,
-    recipe: str | None = None,
-    tell: Tell = silent,
-) -> list[EvalResult]:
-    """Score a run on the whole validation set, once; `all` scores every checkpoint in order, skipping those done.
-
-    With `samples` only so many of the set are scored, and the result says that it is partial.
-    """
-    located = find_model(run, best, tell)
-    if not all:
-        model = open_model(located, device=device, weights=weights, recipe=recipe)
-        return [_score(model, data, batch, tell, samples)]
-    if samples is not None:
-        raise UsageError("--all scores the whole validation set, --samples a part of it", then="leave one out")
-    if weights == "averaged":
-        raise UsageError("--averaged is one set of weights, --all scores every checkpoint", then="leave one out")
-    if located.run is None:
-        raise UsageError(f"--all needs a run folder, and {run} is not one", where=str(run))
-    return _score_every_checkpoint(located, data=data, device=device, weights=weights, batch=batch, tell=tell)
-
-
-def find_model(run: str | Path, best: bool, tell: Tell) -> Located:
-    """What RUN means; checkpoints that had to be passed over are told."""
-    located = find_weights(run, "best" if best else "newest").located
+def find_model(run: str | Path, best: bool, log: LogFunction) -> Located:
+    """The checkpoint or weights file that `run` stands for; logs the damaged checkpoints that were skipped."""
+    located = find_weights(run, "best" if best else "newest", log).located
     for path, reason in located.skipped:
-        tell(f"{path.name} is not usable ({reason}); fell back")
+        log(f"skipped {path.name}, which cannot be used: {reason}")
     return located
 
 
-def open_model(located: Located, *, device: str, weights: str, recipe: str | None) -> LoadedModel:
-    """The network of a run, a checkpoint or a weights file, on the device."""
-    saved = read_saved(located, weights=weights, recipe=recipe)
-    opened = open_device(device)
-    network = build_saved(saved, saved.recipe, opened)
-    where = (saved.path, saved.weights, saved.step)
-    return LoadedModel(saved.recipe, saved.class_names, network, opened, *where, class_ids=saved.class_ids)
-
-
-def _score(
-    model: LoadedModel, data: str | Path | None, batch: int | None, tell: Tell, samples: int | None = None
-) -> EvalResult:
-    recipe = model.recipe
-    whole = _validation_set(recipe, data)
-    source = part_of(whole, samples)
-    theirs, known = model.class_names, model.step is not None  # bare weights only have a number of classes
-    if len(source.class_names) != len(theirs) or (known and source.class_names != theirs):
-        raise DataError(
-            "the classes of this data are not the ones the model was trained on",
-            where=source.origin,
-            why=f"{len(source.class_names)} classes here, {len(model.class_names)} in the model",
-        )
-    if recipe.task == "detection" and not can_score_coco():
-        tell(f"the 12 COCO numbers are not told: {INSTALL}")
-    task = parts.build_task(recipe, source, model.device)
-    faults = BadSamples(recipe.data.bad_images.limit, lambda fault: tell(f"left out {fault.path}: {fault.why}"))
-    loader = parts.eval_loader(recipe, source, model.device, batch or recipe.evaluate.batch, faults=faults)
-    prepare = parts.eval_prepare(recipe, model.network)
-    step = InferenceStep(model.network.model, prepare, model.network.precision, recipe.evaluate.tta)
-    evaluator = one_pass(step, task.metrics(), loader)
-    skipped = len(faults.known("val"))
-    return EvalResult(
-        model.path,
-        model.step,
-        model.weights,
-        evaluator.compute(),
-        evaluator.num_samples,
-        skipped,
-        partial=len(source) < len(whole),
-    )
-
-
-def _score_every_checkpoint(
-    located: Located,
-    *,
-    data: str | Path | None,
-    device: str,
-    weights: str,
-    batch: int | None,
-    tell: Tell,
-) -> list[EvalResult]:
-    """Score each valid checkpoint of a run once, in order, into evaluations.csv and its curve; rows there stay."""
-    assert located.run is not None
-    folder, store = located.run.path, Store(located.run.checkpoints)
-    known = {(s.step, s.weights, s.checkpoint, s.data): s for s in read_scores(folder)}
-    results: list[EvalResult] = []
-    for step in store.steps():
-        path = store.path(step)
-        try:
-            here, digest = locate(path), manifest_digest(path)
-        except CheckpointError as error:
-            tell(f"{path.name} is not usable and was left out: {error.what}")
-            continue
-        saved = read_saved(here, weights=weights, recipe=None)
-        source = _validation_set(saved.recipe, data)
-        key = (step, saved.weights, digest, source.fingerprint()[:16])
-        if key not in known:
-            result = _score(open_model(here, device=device, weights=weights, recipe=None), data, batch, tell)
-            known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
-            with disk_errors(folder, "copy the run to a folder of yours and score it there"):
-                write_scores(folder, list(known.values()))
-        score = known[key]
-        skipped = len(source) - score.num_samples
-        results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples, skipped))
-    with disk_errors(folder, "copy the run to a folder of yours and score it there"):
-        write_report(folder)
-    if not results:
-        raise CheckpointError("no checkpoint of this run is usable", where=str(store.folder))
-    return results
-
-
-def _validation_set(recipe: Recipe, data: str | Path | None) -> Dataset:
-    """The whole of it, whatever part the run itself looked at."""
+def validation_set(recipe: Recipe, data: str | Path | None) -> Dataset:
+    """The whole validation set, even if the run evaluated on a part of it."""
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"samples": None})})
     refuse_unread_path(recipe, data)
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
     return open_datasets(recipe).val
+
+
+def to_pil(image: ImageInput, channels: int) -> Image.Image:
+    """The upright image with 1 (mode L) or 3 (mode RGB) channels."""
+    if isinstance(image, str | Path):
+        image = ImageFile(Path(image))
+    if isinstance(image, ImageFile):
+        data = read_named(image.path) if image.is_named else read(image.path)
+        return decode_picture(data, channels, str(image.path))
+    if isinstance(image, bytes):
+        return decode_picture(image, channels)
+    if isinstance(image, Image.Image):
+        return convert_mode(ImageOps.exif_transpose(image), channels)
+    pixels = image.permute(1, 2, 0).cpu().numpy() if isinstance(image, Tensor) else image
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+        raise UsageError(
+            f"an image of shape {tuple(image.shape)} and dtype {image.dtype} is not supported",
+            then="pass a uint8 array [height, width] or [height, width, 1 or 3], or a uint8 tensor [1 or 3, H, W]",
+        )
+    return picture(pixels, channels)
+
+
+def boxes_in_pixels(
+    detections: Detections,
+    row: int,
+    width: int,
+    height: int,
+    class_names: Sequence[str],
+    class_ids: Sequence[int] = (),
+) -> Iterable[DetectedBox]:
+    """The detections of one image of a batch, in pixels of that image, best score first."""
+    count = int(detections.counts[row])
+    boxes = (detections.boxes_xyxy[row, :count].double() * torch.tensor([width, height, width, height])).tolist()
+    scores, labels = detections.scores[row, :count].tolist(), detections.labels[row, :count].tolist()
+    for (left, top, right, bottom), score, label in zip(boxes, scores, labels, strict=True):
+        class_id = class_ids[label - 1] if class_ids else None
+        yield DetectedBox(class_names[label - 1], score, (left, top, right, bottom), label - 1, class_id)

@@ -19,7 +19,7 @@ from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.errors import UsageError
 from reconv.inference.fold import folded
-from reconv.inference.load_model import read_saved
+from reconv.inference.load_model import read_saved_model
 from reconv.models import build_model
 
 
@@ -59,7 +59,7 @@ def test_a_run_is_measured_with_its_own_network(capsys: pytest.CaptureFixture[st
     assert "7 norms folded" in capsys.readouterr().out
     assert sorted(path for path in Path().rglob("*")) == before
     _, network, _ = _open(str(run), (), "cpu")
-    trained = read_saved(locate(run), weights="auto", recipe=None).tensors
+    trained = read_saved_model(locate(run), weights="auto", recipe=None).tensors
     assert {name: torch.equal(trained[name], value) for name, value in network.model.state_dict().items()} == (
         dict.fromkeys(trained, True)
     )

@@ -88,20 +88,20 @@ def test_eval_of_averaged_weights_that_do_not_exist_ends_with_4(run: Path) -> No
     assert sorted(run.rglob("*")) == before
 
 
-def test_predict_prints_names_with_scores_that_add_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_prints_classes_with_scores_that_add_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("images").mkdir()
     for number in range(3):
         Image.new("L", (20, 30), color=80 * number).save(f"images/{number}.png")
     _run(["predict", "--json", str(run), "images", "--top", "10"])
-    answers = json.loads(capsys.readouterr().out)
-    assert [answer["path"] for answer in answers] == [f"images/{number}.png" for number in range(3)]
-    for answer in answers:
-        assert len(answer["labels"]) == 10
-        assert sum(label["score"] for label in answer["labels"]) == pytest.approx(1)
+    predictions = json.loads(capsys.readouterr().out)
+    assert [prediction["path"] for prediction in predictions] == [f"images/{number}.png" for number in range(3)]
+    for prediction in predictions:
+        assert len(prediction["classes"]) == 10
+        assert sum(found["score"] for found in prediction["classes"]) == pytest.approx(1)
     _run(["predict", str(run), "images/1.png", "--top", "2"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
-    assert lines[1].split()[:2] == ["images/1.png", answers[1]["labels"][0]["name"]]
+    assert lines[1].split()[:2] == ["images/1.png", predictions[1]["classes"][0]["name"]]
 
 
 def test_report_goes_beside_the_run_or_where_it_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

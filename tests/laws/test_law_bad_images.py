@@ -166,7 +166,7 @@ def test_the_count_goes_on_over_a_resume(damaged: Path, tmp_path: Path) -> None:
 def test_evaluating_a_run_leaves_the_same_images_out_and_says_so(damaged: Path, tmp_path: Path) -> None:
     outcome = run(damaged, tmp_path / "run")
     said: list[str] = []
-    [result] = reconv.evaluate(outcome.folder.path, tell=said.append)
+    [result] = reconv.evaluate(outcome.folder.path, log=said.append)
     assert (result.num_samples, result.skipped) == (7, 1)
     assert len(said) == 1
     assert "02.png" in said[0]

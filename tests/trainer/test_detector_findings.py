@@ -58,7 +58,7 @@ def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: 
 
 def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: Path) -> None:
     [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalResult)]
-    [again] = reconv.evaluate(result.folder, batch=7)
+    [again] = reconv.evaluate(result.folder, batch_size=7)
     assert again.metrics == pytest.approx(evaluated.metrics, abs=1e-6)
     assert again.num_samples == 20
     [some] = reconv.evaluate(result.folder, samples=5)

@@ -14,7 +14,7 @@ from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import Wish
 from reconv.checkpoint.locate import locate
 from reconv.errors import DataError, ReconvError
-from reconv.inference.load_model import read_saved
+from reconv.inference.load_model import read_saved_model
 from reconv.logging.events import Event, LogMessage
 from reconv.models import build_model, initialise
 from reconv.recipe.loader import Override, load
@@ -55,7 +55,7 @@ def test_bare_weights_of_a_detector_tell_their_classes(tmp_path: Path) -> None:
         "ssd_resnet34", 11, depths=[1, 1, 1], width=8, extra_widths=[16] * 3, boxes_per_cell=[4] * 4, in_channels=1
     )
     safetensors.torch.save_file(model.state_dict(), tmp_path / "bare.safetensors")
-    saved = read_saved(locate(tmp_path / "bare.safetensors"), weights="auto", recipe=str(recipe))
+    saved = read_saved_model(locate(tmp_path / "bare.safetensors"), weights="auto", recipe=str(recipe))
     assert len(saved.class_names) == 10
 
 

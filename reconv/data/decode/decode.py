@@ -48,7 +48,7 @@ def decode_picture(data: bytes, channels: int, name: str = "", is_turned: bool =
             opened.load()
             if is_turned:  # in place: otherwise every image is copied, and few lie on their side
                 ImageOps.exif_transpose(opened, in_place=True)
-        image = _convert(opened, channels)
+        image = convert_mode(opened, channels)
     except (DataError, MemoryError):  # a machine without memory is no damaged file, and must not count as one
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -73,7 +73,7 @@ def host_eval(image: U8, preprocess: PreprocessConfig) -> U8:
 
 def picture(image: U8, channels: int) -> Image.Image:
     """Pixels [height, width, 1 or 3] as a Pillow image of `channels` channels."""
-    return _convert(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image), channels)
+    return convert_mode(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image), channels)
 
 
 def any_picture(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
@@ -120,7 +120,8 @@ def train_preprocess(preprocess: PreprocessConfig, augment: AugmentConfig, size:
     return preprocess.model_copy(update={"size": size, "resize": resize, "interpolation": interpolation})
 
 
-def _convert(image: Image.Image, channels: int) -> Image.Image:
+def convert_mode(image: Image.Image, channels: int) -> Image.Image:
+    """The image in mode L (1 channel) or RGB (3 channels)."""
     wanted = "L" if channels == 1 else "RGB"
     if image.mode == wanted:
         return image

@@ -13,7 +13,7 @@ from reconv.checkpoint import load_weights as saved_weights
 from reconv.checkpoint.download_weights import is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.errors import CheckpointError
-from reconv.inference.load_model import Named, find_weights
+from reconv.inference.load_model import FoundWeights, find_weights
 from reconv.models.frozen import head_patterns, train_only
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network
@@ -56,13 +56,13 @@ def start_network(
     return notes
 
 
-def _file(found: Named) -> Path:
+def _file(found: FoundWeights) -> Path:
     """The averaged weights where there are some."""
     return found.located.ema or found.located.weights
 
 
 def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: Callable[[str], None]) -> list[str]:
-    found = find_weights(name, tell=tell)
+    found = find_weights(name, log=tell)
     path = _file(found)
     tensors = saved_weights.read_weights(path, num_classes=num_classes)
     report = saved_weights.apply(network.model, tensors, strict=False, source=str(path))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reconv.device import Device
 from reconv.errors import CheckpointError, RecipeError
-from reconv.inference.load_model import SavedModel, build_saved, find_weights, read_saved
+from reconv.inference.load_model import SavedModel, build_saved_model, find_weights, read_saved_model
 from reconv.recipe.schema import Recipe
 from reconv.tasks.distillation import Teacher
 
@@ -40,7 +40,7 @@ def open_teacher(
     section = recipe.distill
     if section.teacher is None:
         return None
-    saved = read_saved(find_weights(section.teacher).located, weights="auto", recipe=section.recipe)
+    saved = read_saved_model(find_weights(section.teacher).located, weights="auto", recipe=section.recipe)
     _check(saved, recipe, class_names, section.teacher)
     fingerprint = _fingerprint(saved.tensors)
     if state and state.get("teacher") != fingerprint:
@@ -51,7 +51,7 @@ def open_teacher(
             then="put the teacher back, or start a new run without --resume",
         )
     same_numbers = saved.recipe.model_copy(update={"precision": recipe.precision, "engine": recipe.engine})
-    network = build_saved(saved, same_numbers, device)
+    network = build_saved_model(saved, same_numbers, device)
     network.model.eval().requires_grad_(False)
 
     def answer(images: Tensor) -> Tensor:
@@ -68,13 +68,13 @@ def open_teacher(
 
 def _check(saved: SavedModel, recipe: Recipe, class_names: tuple[str, ...], name: str) -> None:
     theirs = saved.class_names
-    if len(theirs) != len(class_names) or (saved.has_names and theirs != class_names):
+    if len(theirs) != len(class_names) or (saved.has_class_names and theirs != class_names):
         differing = [f"{a} there, {b} here" for a, b in zip(theirs, class_names, strict=False) if a != b]
         raise CheckpointError(
             "the teacher has other classes than this data",
             where=name,
             why=f"{len(theirs)} there, {len(class_names)} here"
-            + (f"; the first that differs: {differing[0]}" if saved.has_names and differing else ""),
+            + (f"; the first that differs: {differing[0]}" if saved.has_class_names and differing else ""),
             then="train the teacher on this data, or point --data at the teacher's",
         )
     there, here = saved.recipe.data.preprocess, recipe.data.preprocess

@@ -1,0 +1,129 @@
+"""`reconv predict`: classify images, or detect objects in them, with a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reconv.cli.options import Command, emit_json, json_option, model_options, percent, print_note, print_table
+from reconv.errors import DataError
+
+if TYPE_CHECKING:
+    from reconv.api import DetectedBox, Prediction
+
+_MAX_BAD_LISTED = 5
+
+
+@click.command(cls=Command, renamed={"--pictures": "--save-images", "--score": "--min-score"})
+@click.argument("run", type=click.Path())
+@click.argument("images", nargs=-1, required=True, type=click.Path(), metavar="IMAGE_OR_FOLDER...")
+@click.option(
+    "--top",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Print the N best classes [default: 5] or boxes [default: all] of each image.",
+)
+@click.option(
+    "--min-score",
+    metavar="X",
+    type=click.FloatRange(0, 1),
+    help="Detectors: omit boxes with a lower score [default: 0.3].",
+)
+@click.option(
+    "--save-images", metavar="DIR", type=click.Path(), help="Detectors: write a copy of each image with its boxes."
+)
+@model_options
+@json_option
+def predict(
+    run: str,
+    images: tuple[str, ...],
+    top: int | None,
+    min_score: float | None,
+    save_images: str | None,
+    device: str,
+    weights: str | None,
+    best: bool,
+    recipe: str | None,
+    json_file: str | None,
+) -> None:
+    """Predict the classes or boxes of images, or of every image in a folder.
+
+    RUN is a run folder, a checkpoint folder or a weights file. Boxes are left, top, right and bottom in pixels. The
+    images are preprocessed as in evaluation; the model's preprocessing is saved with it.
+
+    \b
+    Examples:
+      reconv predict runs/quickstart/1 digit.png
+      reconv predict runs/resnet50/1 photos/ cat.jpg --top 3
+      reconv predict runs/resnet50/1 photos/ --json predictions.json
+      reconv predict runs/ssd-resnet34/1 street.jpg --save-images boxes/
+    """
+    from reconv.api import predict as predict_images
+
+    predictions = predict_images(
+        run,
+        images,
+        top=top,
+        min_score=min_score,
+        save_images=save_images,
+        device=device,
+        weights=weights or "auto",
+        best=best,
+        recipe=recipe,
+        skip_bad=True,
+        log=print_note,
+    )
+    good = [prediction for prediction in predictions if not prediction.error]
+    bad = [prediction for prediction in predictions if prediction.error]
+    if json_file is not None:
+        emit_json([_to_json(prediction) for prediction in predictions], json_file)
+    elif good and good[0].boxes is not None:
+        _print_boxes(good)
+    elif good:
+        rows = [
+            [str(prediction.path) if rank == 0 else "", found.name, percent(found.score)]
+            for prediction in good
+            for rank, found in enumerate(prediction.classes)
+        ]
+        print_table(["image", "class", "score"], rows)
+    if bad:
+        raise DataError(
+            f"{len(bad)} of {len(predictions)} images could not be read"
+            + ("; the others were predicted" if good else ""),
+            where="; ".join(f"{prediction.path}: {prediction.error}" for prediction in bad[:_MAX_BAD_LISTED]),
+        )
+
+
+def _print_boxes(predictions: Sequence[Prediction]) -> None:
+    """Print a row for each box, and one for an image without a box."""
+    rows = []
+    for prediction in predictions:
+        boxes = [
+            [box.name, percent(box.score), *(f"{edge:.0f}" for edge in box.box_xyxy)] for box in prediction.boxes or ()
+        ]
+        for number, cells in enumerate(boxes or [["none", "", "", "", "", ""]]):
+            rows.append([str(prediction.path) if number == 0 else "", *cells])
+    print_table(["image", "class", "score", "left", "top", "right", "bottom"], rows)
+    saved = [prediction.saved_image for prediction in predictions if prediction.saved_image is not None]
+    if saved:
+        print_note(f"saved: {saved[0]}" + (f" and {len(saved) - 1} more" if len(saved) > 1 else ""))
+
+
+def _to_json(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "path": str(prediction.path),
+        **(
+            {"classes": [{"name": found.name, "score": found.score} for found in prediction.classes]}
+            if prediction.boxes is None
+            else {"boxes": [_box_to_json(box) for box in prediction.boxes]}
+        ),
+        **({"saved_image": str(prediction.saved_image)} if prediction.saved_image is not None else {}),
+        **({"error": prediction.error} if prediction.error else {}),
+    }
+
+
+def _box_to_json(box: DetectedBox) -> dict[str, Any]:
+    class_id = {} if box.class_id is None else {"class_id": box.class_id}
+    return {"name": box.name, **class_id, "score": box.score, "box_xyxy": list(box.box_xyxy)}

@@ -1,0 +1,80 @@
+"""`evaluate`: the metrics of a run on its validation set, for one checkpoint or for all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from reconv.checkpoint.locate import Located, locate
+from reconv.checkpoint.manifest import digest as manifest_digest
+from reconv.checkpoint.store import Store
+from reconv.errors import CheckpointError, UsageError
+from reconv.inference.load_model import read_saved_model
+from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log, validation_set
+from reconv.io.atomic import disk_errors
+from reconv.report.html import write_report
+from reconv.report.scores import CheckpointScore, read_scores, write_scores
+
+_CANNOT_WRITE = "copy the run to a folder you can write to, and evaluate it there"
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    device: str = "auto",
+    all: bool = False,
+    weights: str = "auto",
+    best: bool = False,
+    batch_size: int | None = None,
+    samples: int | None = None,
+    recipe: str | None = None,
+    log: LogFunction = no_log,
+) -> list[EvalResult]:
+    """Evaluate a run on the whole validation set; with `all`, every checkpoint in order, skipping those done before.
+
+    With `samples`, only that many images are evaluated, and the result is marked as partial.
+    """
+    located = find_model(run, best, log)
+    if not all:
+        predictor = Predictor.from_located(located, weights=weights, recipe=recipe, device=device)
+        return [predictor.evaluate(data, batch_size=batch_size, samples=samples, log=log)]
+    for option, is_given in (("--samples", samples is not None), ("--averaged", weights == "averaged")):
+        if is_given:
+            raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
+    if located.run is None:
+        raise UsageError(f"--all needs a run folder, and {run} is not one", where=str(run))
+    return _evaluate_all(located, data=data, device=device, weights=weights, batch_size=batch_size, log=log)
+
+
+def _evaluate_all(
+    located: Located, *, data: str | Path | None, device: str, weights: str, batch_size: int | None, log: LogFunction
+) -> list[EvalResult]:
+    """Evaluate each valid checkpoint that evaluations.csv does not have yet, and update that file and the report."""
+    assert located.run is not None
+    folder, store = located.run.path, Store(located.run.checkpoints)
+    known = {(s.step, s.weights, s.checkpoint, s.data): s for s in read_scores(folder)}
+    results: list[EvalResult] = []
+    for step in store.steps():
+        path = store.path(step)
+        try:
+            checkpoint, digest = locate(path), manifest_digest(path)
+        except CheckpointError as error:
+            log(f"skipped {path.name}, which cannot be used: {error.what}")
+            continue
+        saved = read_saved_model(checkpoint, weights=weights, recipe=None)
+        dataset = validation_set(saved.recipe, data)
+        key = (step, saved.weights, digest, dataset.fingerprint()[:16])
+        if key not in known:
+            predictor = Predictor.from_located(checkpoint, weights=weights, recipe=None, device=device)
+            result = predictor.evaluate(data, batch_size=batch_size, log=log)
+            known[key] = CheckpointScore(*key, result.num_samples, result.metrics)
+            with disk_errors(folder, _CANNOT_WRITE):
+                write_scores(folder, list(known.values()))
+        score = known[key]
+        skipped = len(dataset) - score.num_samples
+        results.append(EvalResult(path, step, score.weights, score.metrics, score.num_samples, skipped))
+    with disk_errors(folder, _CANNOT_WRITE):
+        write_report(folder)
+    if not results:
+        raise CheckpointError("no checkpoint of this run can be used", where=str(store.folder))
+    return results

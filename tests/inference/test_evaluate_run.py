@@ -1,0 +1,102 @@
+"""`evaluate` repeats the metrics of training, for one checkpoint or for all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import reconv
+from reconv.errors import CheckpointError, ResourceError, UsageError
+from reconv.logging.events import EvalResult, read_events
+
+
+def test_evaluation_repeats_the_metrics_of_training(classifier: Path) -> None:
+    recorded = [e for e in read_events(classifier / "events.jsonl") if isinstance(e, EvalResult) and e.step == 66]
+    assert [e.weights for e in recorded] == ["raw", "ema"]
+    for event in recorded:
+        [result] = reconv.evaluate(classifier, weights=event.weights)
+        assert result.metrics == event.metrics
+        assert (result.num_samples, result.step) == (360, 66)
+
+
+def test_the_batch_size_does_not_change_the_counts(classifier: Path) -> None:
+    [whole] = reconv.evaluate(classifier)
+    [small_batches] = reconv.evaluate(classifier, batch_size=7)
+    assert small_batches.metrics["top1"] == whole.metrics["top1"]
+    assert small_batches.num_samples == 360
+
+
+def test_all_evaluates_every_checkpoint_once_in_order(classifier: Path) -> None:
+    first = reconv.evaluate(classifier, all=True)
+    assert [r.step for r in first] == [22, 44, 66]
+    rows = (classifier / "evaluations.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert "every checkpoint" in (classifier / "report.html").read_text()
+    top1 = rows[2].split(",")[5]
+    (classifier / "evaluations.csv").write_text("\n".join([*rows[:2], rows[2].replace(top1, "0.5"), rows[3]]))
+    again = reconv.evaluate(classifier, all=True)
+    assert again[1].metrics["top1"] == 0.5  # a row in the file is not computed again
+    assert [again[0], again[2]] == [first[0], first[2]]
+    raw = reconv.evaluate(classifier, all=True, weights="raw")
+    assert {r.weights for r in raw} == {"raw"}  # other weights have rows of their own
+    assert raw[2].metrics == reconv.evaluate(classifier, weights="raw")[0].metrics
+
+
+def test_all_refuses_what_is_one_evaluation(classifier: Path, tmp_path: Path) -> None:
+    for options in ({"samples": 50}, {"weights": "averaged"}):
+        with pytest.raises(UsageError, match="--all"):
+            reconv.evaluate(classifier, all=True, **options)
+    bare = shutil.copy(_weights_file(classifier), tmp_path)
+    with pytest.raises(UsageError, match="--all"):
+        reconv.evaluate(bare, all=True, recipe="quickstart")
+
+
+def test_a_report_that_cannot_be_written_is_a_resource_error(classifier: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(classifier, copy, ignore=shutil.ignore_patterns("report.html"))
+    (copy / "report.html").mkdir()
+    with pytest.raises(ResourceError) as caught:
+        reconv.evaluate(copy, all=True)
+    assert "copy the run" in caught.value.then and "--out" not in caught.value.then
+
+
+def test_a_damaged_checkpoint_is_skipped_and_logged(classifier: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(classifier, copy)
+    (copy / "checkpoints" / "step-000000066" / "ema.safetensors").write_bytes(b"torn")
+    for is_all, steps in ((True, [22, 44]), (False, [44])):
+        messages: list[str] = []
+        assert [r.step for r in reconv.evaluate(copy, all=is_all, log=messages.append)] == steps
+        assert any("step-000000066" in text for text in messages)
+
+
+def test_a_named_checkpoint_without_its_manifest_is_an_error(classifier: Path, tmp_path: Path) -> None:
+    shutil.copytree(classifier, tmp_path / "copy")
+    named = tmp_path / "copy" / "checkpoints" / "step-000000066"
+    (named / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match="manifest"):
+        reconv.evaluate(named)
+
+
+def test_a_run_its_checkpoint_and_its_weights_file_give_the_same_metrics(classifier: Path) -> None:
+    [by_run] = reconv.evaluate(classifier, weights="raw")
+    [by_checkpoint] = reconv.evaluate(classifier / "checkpoints" / "step-000000066", weights="raw")
+    [by_file] = reconv.evaluate(_weights_file(classifier), recipe="quickstart")
+    assert by_checkpoint.metrics == by_run.metrics == by_file.metrics
+
+
+def test_missing_runs_and_wrong_recipes_are_refused(classifier: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        reconv.evaluate(tmp_path / "nowhere")
+    bare = tmp_path / "bare.safetensors"
+    bare.write_bytes(_weights_file(classifier).read_bytes())
+    with pytest.raises(UsageError, match="recipe"):
+        reconv.evaluate(bare)
+    with pytest.raises(CheckpointError):
+        reconv.evaluate(bare, recipe="cifar10-resnet20")
+
+
+def _weights_file(run: Path) -> Path:
+    return run / "checkpoints" / "step-000000066" / "model.safetensors"
