@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -95,7 +96,7 @@ except SystemExit:
         capture_output=True,
         text=True,
         check=True,
-        env={"_RECONV_COMPLETE": "bash_complete", "COMP_WORDS": "reconv train qui", "COMP_CWORD": "2"},
+        env={**os.environ, "_RECONV_COMPLETE": "bash_complete", "COMP_WORDS": "reconv train qui", "COMP_CWORD": "2"},
     )
     assert "plain,quickstart" in done.stdout.splitlines()
     assert "heavy False" in done.stdout.splitlines()

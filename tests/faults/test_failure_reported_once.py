@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from ranks import environment, free_port, in_ranks
 
-from reconv.distributed import open_process_group
 from reconv.distributed.failure import report_failures
+from reconv.distributed.process_group import open_process_group
 from reconv.errors import DataError, DivergedError, ExitCode, ReconvError, UsageError
 
 LIMIT_S = 60

@@ -14,8 +14,8 @@ from PIL import Image
 from ranks import start
 
 import reconv
-from reconv.distributed import open_process_group
 from reconv.distributed.failure import report_failures
+from reconv.distributed.process_group import open_process_group
 from reconv.errors import ExitCode, RankLostError, ReconvError
 from reconv.logging.events import RunEnded, read_events
 
