@@ -1,10 +1,10 @@
-"""Time what follows a detector in an evaluation: decoding, suppression and scoring of 5,000 made-up images like COCO's.
+"""Time what follows the network in an evaluation: box decoding, NMS and metrics of 5,000 images like COCO's.
 
     python -m benchmarks.detection_eval [--images 5000] [--batch 100] [--score 0.05] [--device cuda]
 
-The network is left out: its answers (8,732 default boxes x 81 classes, bf16) lie on the device when the clock starts.
-Nearly all of them are background; default boxes that lie on an object mostly say so, and one in 500 claims something
-else. One line is printed. VOC's numbers are computed always, COCO's 12 where hotcoco is installed.
+The network is left out: synthetic outputs (8,732 anchors x 81 classes, bf16) lie on the device when the clock starts.
+Nearly all of them are background; most anchors on an object predict it, and one in 500 predicts something else. Prints
+one line. VOC's metrics are always computed, COCO's 12 where hotcoco is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.detection_metrics import NUM_CLASSES, made_up_truth
+from benchmarks.detection_metrics import NUM_CLASSES, random_truth
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
 from reconv.detection.box_coder import encode_boxes
@@ -31,7 +31,7 @@ from reconv.recipe.loader import load
 from reconv.trainer.build.task_builder import build_anchors
 
 VARIANCES = (0.1, 0.2)
-MOST_BOXES = 32
+MAX_BOXES = 32
 
 
 def main() -> None:
@@ -43,8 +43,8 @@ def main() -> None:
     given = parser.parse_args()
     device = open_device(given.device)
     anchors = build_anchors(load("ssd-resnet34").recipe).to(device.torch)
-    draw = np.random.default_rng(0)
-    truths = [made_up_truth(draw, index) for index in range(given.images)]
+    random = np.random.default_rng(0)
+    truths = [random_truth(random, index) for index in range(given.images)]
     torch.manual_seed(0)
     batches = [
         _batch(truths, range(start, min(start + given.batch, given.images)), anchors)
@@ -60,10 +60,10 @@ def _timed(
     keep: PostprocessConfig,
     device: Device,
 ) -> str:
-    """One evaluation, after one batch that is not counted."""
+    """Time one evaluation, after one batch that is not counted."""
 
-    def detect(answers: SSDOutput) -> Detections:
-        return postprocess(answers.codes, answers.logits, anchors, VARIANCES, keep)
+    def detect(outputs: SSDOutput) -> Detections:
+        return postprocess(outputs.codes, outputs.logits, anchors, VARIANCES, keep)
 
     detect(batches[0][1])
     device.synchronize()
@@ -73,8 +73,8 @@ def _timed(
         [str(number) for number in range(NUM_CLASSES)],
     )
     began_s = time.perf_counter()
-    for batch, answers in batches:
-        evaluator.update(answers, batch)
+    for batch, outputs in batches:
+        evaluator.update(outputs, batch)
     device.synchronize()
     found_s = time.perf_counter()
     images = evaluator.images()
@@ -83,14 +83,14 @@ def _timed(
     num_found = sum(len(image.scores) for image in images)
     return (
         f"{len(truths):,} images, {num_found / len(truths):.0f} detections each: "
-        f"decoding and suppression {found_s - began_s:.2f} s, "
-        f"{'COCO and VOC' if can_score_coco() else 'VOC'} scoring {ended_s - found_s:.2f} s, "
+        f"decoding and NMS {found_s - began_s:.2f} s, "
+        f"{'COCO and VOC' if can_score_coco() else 'VOC'} metrics {ended_s - found_s:.2f} s, "
         f"in all {ended_s - began_s:.2f} s; voc10 {numbers['voc10']:.3f}; {device.describe()}"
     )
 
 
 def _batch(truths: list[Annotation], indices: range, anchors: Tensor) -> tuple[Batch, SSDOutput]:
-    """The answers of a network that finds most objects of a batch."""
+    """Outputs of a network that finds most objects of a batch."""
     boxes, labels, counts = (x.to(anchors.device) for x in _padded([truths[index] for index in indices]))
     row, positive = match_anchors(cxcywh_to_xyxy(anchors), boxes, counts, 0.5)
     n, num_anchors = row.shape
@@ -99,18 +99,18 @@ def _batch(truths: list[Annotation], indices: range, anchors: Tensor) -> tuple[B
     logits = 0.7 * torch.randn(n, num_anchors, NUM_CLASSES + 1, device=anchors.device)
     logits[:, :, 0] += 9
     is_wrong = torch.rand(n, num_anchors, device=anchors.device) < 0.002
-    claimed = torch.where(is_wrong, torch.randint_like(row, 1, NUM_CLASSES + 1), labels.gather(1, row))
-    said = torch.where(is_wrong | positive, 5 + 6 * torch.rand(n, num_anchors, device=anchors.device), 0)
-    logits.scatter_add_(2, claimed[:, :, None], said[:, :, None])
+    predicted = torch.where(is_wrong, torch.randint_like(row, 1, NUM_CLASSES + 1), labels.gather(1, row))
+    added = torch.where(is_wrong | positive, 5 + 6 * torch.rand(n, num_anchors, device=anchors.device), 0)
+    logits.scatter_add_(2, predicted[:, :, None], added[:, :, None])
     kept = torch.tensor(list(indices), device=anchors.device)
     return Batch({"indices": kept}, kept, (n,)), SSDOutput(codes.bfloat16(), logits.bfloat16())
 
 
 def _padded(truths: list[Annotation]) -> tuple[Tensor, Tensor, Tensor]:
     """Boxes as fractions of their images [n, M, 4], labels from 1 on, and counts."""
-    boxes = torch.zeros(len(truths), MOST_BOXES, 4)
-    labels = torch.ones(len(truths), MOST_BOXES, dtype=torch.int64)
-    counts = torch.tensor([min(len(truth), MOST_BOXES) for truth in truths])
+    boxes = torch.zeros(len(truths), MAX_BOXES, 4)
+    labels = torch.ones(len(truths), MAX_BOXES, dtype=torch.int64)
+    counts = torch.tensor([min(len(truth), MAX_BOXES) for truth in truths])
     for row, (truth, count) in enumerate(zip(truths, counts.tolist(), strict=True)):
         sides = np.array([truth.width, truth.height] * 2)
         boxes[row, :count] = torch.from_numpy(truth.boxes_xyxy[:count] / sides)

@@ -1,9 +1,6 @@
-"""How long it takes to begin in the middle of an epoch: the figures of docs/results/data.md.
+"""Time how long a loader takes to start in the middle of an epoch, from its construction to the first batch.
 
-Owns one measurement. Refuses to know the command line of Reconv. Invariant: every try begins with a loader that has
-computed nothing yet, and ends when its first batch is there.
-
-    python -m benchmarks.epoch_seek [--samples 1281167] [--tries 5]
+python -m benchmarks.epoch_seek [--samples 1281167] [--tries 5]
 """
 
 from __future__ import annotations
@@ -20,12 +17,11 @@ from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfi
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
 
-_EPOCH = 45  # begun in its middle
+EPOCH = 45  # started in its middle
 
 
 def main() -> None:
-    """Print one line for each order there is."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=1_281_167)
     parser.add_argument("--tries", type=int, default=5)
     given = parser.parse_args()
@@ -41,13 +37,13 @@ def main() -> None:
 
 
 def seek_s(num_samples: int, tail: str, epoch_samples: int | None, seed: int) -> float:
-    """Seconds from nothing to the first batch of a step in the middle of an epoch."""
+    """Seconds to the first batch of a step in the middle of an epoch."""
     spec = PreprocessConfig(size=8, resize=None)
     data = DataConfig.model_validate({"preprocess": spec, "tail": tail, "epoch_samples": epoch_samples, "workers": 0})
     recipe = Recipe(seed=seed, data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=256))
     source = Synthetic("train", num_samples, 1000, 8, 3)
     plan = make_plan(recipe, Facts(num_samples, 1, 1000))
-    step = round((_EPOCH + 0.5) * plan.steps_per_epoch)
+    step = round((EPOCH + 0.5) * plan.steps_per_epoch)
     began_s = time.perf_counter()
     stream = TrainLoader(source, recipe, plan, lambda tensor: tensor).steps(step, step + 1)
     [batch] = next(stream)

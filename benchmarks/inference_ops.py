@@ -1,10 +1,10 @@
-"""Time on a CUDA GPU every operation of a network's answers, a convolution in each of its forms.
+"""Time on a CUDA GPU every operation of a network in inference, a convolution with each of its implementations.
 
     python -m benchmarks.inference_ops MODEL [--batch 256] [--size 224] [--dtype bfloat16]
 
-One line for each kind of operation, the longest first: how often, milliseconds in all, and of a convolution what each
-form takes; what is wrong by more than the trial's tolerance is marked. The times are of operations alone, with their
-inputs in the cache where they fit.
+Prints one line per kind of operation, the longest first: how often it occurs, its milliseconds in all, and the time of
+each implementation of a convolution, marked WRONG where it is off by more than the tolerance. Operations are timed
+alone, with their inputs in the cache where they fit.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ class Kind:
     number: int = 0
 
     def total_ms(self) -> float:
-        """What all of them take, each in its fastest form that is right."""
+        """Milliseconds of all of them, each in its fastest correct implementation."""
         return self.number * min(ms for name, ms in self.times_ms.items() if not name.endswith("WRONG"))
 
 
 @dataclass
 class Times:
-    """What was timed, by kind."""
+    """Times by kind of operation."""
 
     kinds: dict[str, Kind] = field(default_factory=dict)
 
     def add(self, name: str, time: Callable[[], dict[str, float]]) -> None:
-        """One more operation; the first of its kind is timed."""
+        """Count an operation; the first of its kind is timed."""
         if name not in self.kinds:
             self.kinds[name] = Kind(time())
         self.kinds[name].number += 1
 
 
-class Timed(fx.Interpreter):
-    """Runs a list of operations and times each."""
+class TimingInterpreter(fx.Interpreter):
+    """Runs a graph and times each operation."""
 
     def __init__(self, listed: fx.GraphModule) -> None:
         super().__init__(listed)
@@ -122,7 +122,7 @@ def main() -> int:
     with torch.inference_mode():
         listed, num_joined = answering(model.to(dtype), images)
         assert isinstance(listed, fx.GraphModule)
-        timed = Timed(listed)
+        timed = TimingInterpreter(listed)
         timed.run(images)
     kinds = sorted(timed.times.kinds.items(), key=lambda item: -item[1].total_ms())
     total_ms = sum(kind.total_ms() for _, kind in kinds)

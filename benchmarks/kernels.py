@@ -2,10 +2,10 @@
 
     python -m benchmarks.kernels [--batch 256] [--peak 4.3] [--stock] [--projections] [--json FILE]
 
-Bandwidth is bytes that must move over the time of a kernel, as a share of what a copy reaches (TB/s, read and write
-counted), for every kernel and shape of a ResNet-50 step, with the sum over the step. Inputs rotate, so that none stays
-in the L2 cache. `--stock` adds torch.compile of the same batch norm, ReLU and sum; `--projections` measures instead the
-last convolutions of MobileNetV2's blocks with the norm before them, as one and one after the other.
+Bandwidth is the bytes that must move over the time of a kernel, as a fraction of what a copy reaches (TB/s, reads and
+writes counted), for every kernel and shape of a ResNet-50 step, with the sum over the step. Inputs rotate, so that none
+stays in the L2 cache. `--stock` adds torch.compile of the same batch norm, ReLU and sum; `--projections` measures
+instead the last convolutions of MobileNetV2's blocks with the norm before them, fused and separate.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ PROJECTIONS = (  # channels, outputs, side and number of MobileNetV2's
 )  # fmt: skip
 
 
-def draw(*shape: int, dtype: torch.dtype) -> Tensor:
+def random_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
 
 
-def draw_norm(channels: int) -> Norm:
+def random_norm(channels: int) -> Norm:
     weight, bias = torch.randn(2, channels, device="cuda").unbind()
     return Norm(weight.requires_grad_(), bias.requires_grad_(), torch.ones(channels, device="cuda"), 1e-5)
 
 
 def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, ...]:
-    """A pass forward and backward."""
+    """A forward and a backward pass."""
     return torch.autograd.grad(function(*inputs), inputs, dy)
 
 
 def time_ms(calls: list[Callable[[], Any]]) -> float:
-    """Milliseconds of one call, in a graph that goes round all of them."""
+    """Milliseconds per call, in a CUDA graph of all of them."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -117,8 +117,8 @@ def join_calls(a: Operand, groups: tuple[int, ...], has_norm: bool) -> Calls:
 
 
 def layer_calls(kind: str, channels: int, side: int, batch: int) -> Calls:
-    """All kernels of one layer, on tensors of their own."""
-    x, of, groups = draw(batch, channels, side, side, dtype=torch.bfloat16), draw_norm(channels), (batch,)
+    """All kernels of one layer, on their own tensors."""
+    x, of, groups = random_tensor(batch, channels, side, side, dtype=torch.bfloat16), random_norm(channels), (batch,)
     rows = rows_of(x, groups)
     a = Operand(x, norm.statistics(x, of, rows), of.weight.detach(), of.bias.detach())
     calls: Calls = {"statistics": (1, lambda: norm.statistics(x, of, rows))}
@@ -142,7 +142,7 @@ def layers() -> list[tuple[str, int, int, int]]:
 def measure(batch: int, peak: float, select: Callable[[str, int, int], bool] = lambda *_: True) -> dict[str, Any]:
     """Print time and bandwidth of every kernel of a step, and their sum."""
     rows, total_ms, least_ms = [], 0.0, 0.0
-    print(f"{'kind':10} {'channels':>8} {'side':>4} {'x':>2}  kernel      ms      TB/s  share of {peak} TB/s")
+    print(f"{'kind':10} {'channels':>8} {'side':>4} {'x':>2}  kernel      ms      TB/s  fraction of {peak} TB/s")
     for kind, channels, side, times in layers():
         if not select(kind, channels, side):
             continue
@@ -167,11 +167,11 @@ def measure(batch: int, peak: float, select: Callable[[str, int, int], bool] = l
 
 
 def stock(batch: int) -> list[dict[str, Any]]:
-    """Print the forward and backward time of the same layers as torch.compile makes them, beside the fused ones."""
+    """Print forward and backward times of the same layers under torch.compile beside the fused ones."""
     found = []
     for kind, channels, side in (("plain", 64, 56), ("join", 256, 56), ("join", 512, 28)):
-        x, identity, dy = (draw(batch, channels, side, side, dtype=torch.bfloat16) for _ in range(3))
-        of = draw_norm(channels)
+        x, identity, dy = (random_tensor(batch, channels, side, side, dtype=torch.bfloat16) for _ in range(3))
+        of = random_norm(channels)
         mean, var = torch.zeros(channels, device="cuda"), torch.ones(channels, device="cuda")
         inputs = [x.requires_grad_(), of.weight, of.bias] + ([identity.requires_grad_()] if kind == "join" else [])
 
@@ -195,7 +195,7 @@ def stock(batch: int) -> list[dict[str, Any]]:
 
 
 def measure_projections(batch: int) -> dict[str, Any]:
-    """Print the time of each part of norm, ReLU6 and 1x1 convolution, and of the same by separate kernels."""
+    """Print the time of each part of fused norm, ReLU6 and 1x1 convolution, and of separate kernels."""
     found, sums_ms = [], [0.0, 0.0]
     print("channels  out side  x  product    sums  gradient   all (separate) ms")
     for channels, outputs, side, times in PROJECTIONS:
@@ -212,9 +212,9 @@ def measure_projections(batch: int) -> dict[str, Any]:
 
 
 def projection_calls(channels: int, outputs: int, side: int, batch: int) -> dict[str, Callable[[], Any]]:
-    x = draw(batch, channels, side, side, dtype=torch.bfloat16).requires_grad_()
-    filters = draw(outputs, channels, 1, 1, dtype=torch.bfloat16).requires_grad_()
-    dy, of, groups = draw(batch, outputs, side, side, dtype=torch.bfloat16), draw_norm(channels), (batch,)
+    x = random_tensor(batch, channels, side, side, dtype=torch.bfloat16).requires_grad_()
+    filters = random_tensor(outputs, channels, 1, 1, dtype=torch.bfloat16).requires_grad_()
+    dy, of, groups = random_tensor(batch, outputs, side, side, dtype=torch.bfloat16), random_norm(channels), (batch,)
     rows = rows_of(x, groups)
     a = Operand(x.detach(), norm.statistics(x.detach(), of, rows), of.weight.detach(), of.bias.detach())
     sums, _ = projection.gradient_sums(dy, a, filters.detach(), rows, "relu6")
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--peak", type=float, default=4.3, help="TB/s of a copy")
     parser.add_argument("--stock", action="store_true", help="measure torch.compile too")
-    parser.add_argument("--projections", action="store_true", help="measure MobileNetV2's instead")
+    parser.add_argument("--projections", action="store_true", help="measure MobileNetV2's projections instead")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.backends.cudnn.benchmark = True

@@ -1,18 +1,19 @@
-"""Measure every family of networks on one GPU, training and answering, and write the table as JSON and Markdown.
+"""Measure training and inference of every family of networks on one GPU; write the tables as JSON and Markdown.
 
-    python -m benchmarks.throughput [RECIPE ...] [--batch 256] [--modes bf16,tf32,fp32] [--answer-modes bf16,tf32]
-                               [--batches 1,8,32,64,128,256] [--peer NAME] [--limit 90] [--within SECONDS]
-                               [--compile-s 0] [--device cuda] [--set A.B=V ...] [--json FILE] [--markdown FILE]
+    python -m benchmarks.throughput [RECIPE ...] [--batch 256] [--train-modes bf16,tf32,fp32]
+                                    [--infer-modes bf16,tf32] [--infer-batches 1,8,32,64,128,256] [--baseline NAME]
+                                    [--limit 90] [--within SECONDS] [--compile-s 0] [--device cuda] [--set A.B=V ...]
+                                    [--json FILE] [--markdown FILE]
 
-One process for each network, one after the other on the device; the next one is started early and imports meanwhile. A
-process tells each figure as soon as it has it, so a network that runs into its limit (seconds) loses only the rest,
-which the table calls not measured. The peaks of the roofline are measured first, on the same device: matrix products
-in each precision, and a copy. A recipe may bring settings of its own: `NAME+batch.size=64+precision.mode=bf16`; of
-`answers:NAME` only answers are measured.
+Each network is measured in a process of its own, one after the other; the next process starts early and imports
+meanwhile. Every figure is sent as soon as it is known, so a network that exceeds its limit (seconds) loses only the
+rest, which the table lists as not measured. The roofline's peaks are measured first: matrix products in each
+precision, and a copy. A recipe may carry overrides, `NAME+batch.size=64+precision.mode=bf16`; `infer:NAME` measures
+inference only.
 
-With `--compile-s` the same measurements are first made side by side, for at most so long, and thrown away: they fill
-the caches of the compilers, which takes most of the time. What torch chose by trial meanwhile, beside other processes,
-is deleted, so that a peer chooses again when it has the device to itself.
+With `--compile-s` all measurements are first made in parallel, for at most that long, and thrown away: this fills the
+compilers' caches, which takes most of the time. What torch autotuned meanwhile, beside other processes, is deleted, so
+that a baseline is tuned again when it has the device to itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.throughput_tables import lines, markdown
+import torch
+
+from benchmarks import as_overrides
+from benchmarks.throughput_tables import markdown, network_lines
+from reconv.bench.baselines import compare, find_peers
+from reconv.bench.bench_infer import bench_infer
+from reconv.bench.bench_target import num_classes_of, open_subject
+from reconv.bench.bench_train import bench_train, say_nothing
+from reconv.bench.inference_baselines import others
+from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
+from reconv.bench.timing import Wish
+from reconv.device import open_device
+from reconv.models import build_model
+from reconv.precision import build_precision
+from reconv.recipe import schema
+from reconv.recipe.loader import Override, load
+from reconv.trainer.build.network import model_options
 
 RECIPES = (
     "resnet18",
@@ -49,50 +66,43 @@ RECIPES = (
     "ssd-resnet34+batch.size=128+detection.metric=voc10",
 )
 MODES = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}  # bytes of a value
-START_S = 120  # what imports and the first CUDA call of a process may take
-TRAINING_BESIDE, ANSWERING_BESIDE = 4, 5  # side by side, the first by the device's memory
+START_S = 120  # limit for the imports and the first CUDA call of a process
+PARALLEL_TRAINING, PARALLEL_INFERENCE = 4, 5  # processes that fill caches; the device's memory limits the first
 PEAK_SIDE, PEAK_BYTES = 8192, 2**30
 ROUNDS = 5
-ANSWERS = "answers:"
-KEY = ("kind", "mode", "batch")  # of a row: what is told again takes its place
-WINDOWS = 5  # of half a second: in shorter ones a peer that its host holds back looks slower than it is
-ANSWERS_S = 0.3
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # of torch's compiler
-CHOICES = "*.best_config"  # where it keeps what it chose by trial
+INFER_ONLY = "infer:"
+KEY = ("kind", "mode", "batch")  # of a row: a later row with the same key replaces it
+WINDOWS = 5  # of half a second: in shorter ones a baseline limited by its host looks slower than it is
+INFER_S = 0.3
+INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+AUTOTUNED = "*.best_config"  # files in that cache
 
 
-Found = tuple[dict[str, Any], list[str]]  # a row, and what could not be measured
+Measured = tuple[dict[str, Any], list[str]]  # a row, and notes on what could not be measured
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process measures; `peaks` by precision: operations and bytes a second."""
+    """What one process measures; `peaks` by precision: operations and bytes per second."""
 
-    recipe: str  # with its own settings behind plus signs
+    recipe: str  # with its own overrides after plus signs
     batch: int
-    modes: tuple[str, ...]
-    answer_modes: tuple[str, ...]
-    batches: tuple[int, ...]
+    train_modes: tuple[str, ...]
+    infer_modes: tuple[str, ...]
+    infer_batches: tuple[int, ...]
     settings: tuple[str, ...]
     device: str
-    peer: str  # a part of its name; empty: none
+    baseline: str  # part of its name; empty: none
     peaks: dict[str, tuple[float, float]]
 
-    def overrides(self, mode: str) -> list[tuple[str, object, str]]:
-        given: list[tuple[str, object, str]] = [("batch.size", self.batch, "tool"), ("batch.group", "all", "tool")]
-        pairs = [pair.partition("=") for pair in (*self.recipe.split("+")[1:], *self.settings)]
-        given += [(field, value, "tool") for field, _, value in pairs]
-        return [*given, ("precision.mode", mode, "tool")]
+    def overrides(self, mode: str) -> list[Override]:
+        given = {"batch.size": self.batch, "batch.group": "all"}
+        given |= dict(pair.split("=", 1) for pair in (*self.recipe.split("+")[1:], *self.settings))
+        return as_overrides({**given, "precision.mode": mode})
 
 
 def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
-    """Operations a second of a square matrix product in each precision, and bytes a second of a copy."""
-    import torch
-
-    from reconv.device import open_device
-    from reconv.precision import build_precision
-    from reconv.recipe import schema
-
+    """Operations per second of a square matrix product in each precision, and bytes per second of a copy."""
     opened = open_device(device)
     is_gpu = opened.kind == "cuda"
     side, num_bytes = (PEAK_SIDE, PEAK_BYTES) if is_gpu else (256, 2**22)
@@ -121,36 +131,26 @@ def measure_peaks(device: str) -> dict[str, tuple[float, float]]:
     return peaks
 
 
-def work(task: Task, turn: Any, told: Any) -> None:
-    """Import, wait for the device, and tell one figure after the other."""
-    import torch
-
-    from reconv.bench.bench_infer import bench_infer  # noqa: F401 (imported before the turn)
-    from reconv.bench.bench_train import bench_train  # noqa: F401
-
-    told.put((task.recipe, "ready", None))
+def measure_in_process(task: Task, turn: Any, messages: Any) -> None:
+    """Wait for the device, then send each figure as soon as it is known; the imports are done by now."""
+    messages.put(("ready", None))
     turn.wait()
-    for kind, modes in (("train", task.modes[:1]), ("infer", task.answer_modes), ("train", task.modes[1:])):
+    for kind, modes in (("train", task.train_modes[:1]), ("infer", task.infer_modes), ("train", task.train_modes[1:])):
         for mode in modes:
             try:
-                for row, notes in trained(task, mode) if kind == "train" else answered(task, mode):
-                    told.put((task.recipe, "row", row))
+                for row, notes in measure_training(task, mode) if kind == "train" else measure_inference(task, mode):
+                    messages.put(("row", row))
                     for note in notes:
-                        told.put((task.recipe, "failed", note))
-            except Exception as error:  # one figure's failure must not lose the others
-                told.put((task.recipe, "failed", f"{kind} in {mode}: {repr(error)[:300]}"))
-            gc.collect()  # a step and its recording hold each other
+                        messages.put(("failed", note))
+            except Exception as error:  # one failure must not lose the other figures
+                messages.put(("failed", f"{kind} in {mode}: {repr(error)[:300]}"))
+            gc.collect()  # a step and its CUDA graph reference each other
             torch.cuda.empty_cache()
-    told.put((task.recipe, "done", None))
+    messages.put(("done", None))
 
 
-def trained(task: Task, mode: str, is_measured: bool = True) -> Iterator[Found]:
-    """The rate of a training step in short windows; then once more, with the peer's."""
-    from reconv.bench.baselines import compare
-    from reconv.bench.bench_target import open_subject
-    from reconv.bench.bench_train import bench_train, say_nothing
-    from reconv.bench.timing import Wish
-
+def measure_training(task: Task, mode: str, is_measured: bool = True) -> Iterator[Measured]:
+    """The throughput of a training step; then again, with that of the baseline."""
     name, overrides = task.recipe.split("+")[0], task.overrides(mode)
     wish = Wish(WINDOWS) if is_measured else Wish(1, 1, 0)
     result = bench_train(name, overrides=overrides, device=task.device, wish=wish)
@@ -158,25 +158,22 @@ def trained(task: Task, mode: str, is_measured: bool = True) -> Iterator[Found]:
     row = {"kind": "train", "mode": mode, "batch": result["batch"], "images_per_s": result["images_per_s"]}
     row |= {"lowest": min(rates), "highest": max(rates), "n": len(rates), "step_ms": result["step_ms"]["median"]}
     row |= {"device": result["device"], "model": result["recipe"]["model"]["name"], "image_size": result["image_size"]}
-    row |= limits(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)
+    row |= roofline(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)
     yield row, []
-    peers = _peers(task, mode, task.modes)
+    peers = find_baseline(task, mode, task.train_modes)
     if peers is not None:
         subject = open_subject(name, input="device", data=None, overrides=overrides, device=task.device)
         theirs, notes = compare(subject, peers, wish, result["images_per_s"], say_nothing)
         for peer_name, peer in theirs.items():
-            row |= {"peer": peer["images_per_s"], "peer_name": peer_name}
+            row |= {"baseline": peer["images_per_s"], "baseline_name": peer_name}
         yield row, notes
 
 
-def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> Iterator[Found]:
-    """The rate and the latency of answers at each batch size; algorithms by cuDNN's rule, not by trial."""
-    from reconv.bench.bench_infer import bench_infer
-    from reconv.bench.inference_baselines import others
-
-    overrides = [*task.overrides(mode), ("engine.autotune", "off", "tool")]
-    peers = _peers(task, mode, task.answer_modes)
-    for batch in task.batches:
+def measure_inference(task: Task, mode: str, seconds: float = INFER_S) -> Iterator[Measured]:
+    """Throughput and latency at each batch size, with cuDNN's heuristics instead of its benchmark mode."""
+    overrides = [*task.overrides(mode), *as_overrides({"engine.autotune": "off"})]
+    peers = find_baseline(task, mode, task.infer_modes)
+    for batch in task.infer_batches:
         result = bench_infer(
             task.recipe.split("+")[0],
             batches=(batch,),
@@ -189,66 +186,56 @@ def answered(task: Task, mode: str, seconds: float = ANSWERS_S) -> Iterator[Foun
         row = {"kind": "infer", "mode": mode, "batch": batch, "images_per_s": own["images_per_s"]}
         row |= {"latency_ms": own["latency_ms"], "n": own["answers"], "difference": own.get("difference")}
         for theirs in (peer for found in result["peers"].values() for peer in found):
-            row["peer"] = theirs["images_per_s"]
-        row |= limits(task, mode, batch, batch / own["images_per_s"], training=False)
+            row["baseline"] = theirs["images_per_s"]
+        row |= roofline(task, mode, batch, batch / own["images_per_s"], training=False)
         yield row, result["notes"]
 
 
-def _peers(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | None:
-    """The peer of this network that the table is to have, if there is one; of the first precision alone."""
-    from reconv.bench.baselines import find_peers
-    from reconv.recipe.loader import load
-
+def find_baseline(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | None:
+    """The baseline of this network, if there is one; in the first precision only."""
     recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
-    if not task.peer or recipe.task == "detection" or mode != modes[0]:
+    if not task.baseline or recipe.task == "detection" or mode != modes[0]:
         return None
-    return find_peers(recipe.model.name, task.peer)[0][:1] or None
+    return find_peers(recipe.model.name, task.baseline)[0][:1] or None
 
 
 def fill_caches(tasks: Sequence[Task], until_s: float) -> None:
-    """Make every measurement of the first precisions once, side by side; forget the figures and torch's choices."""
+    """Make every measurement of the first precisions once, in parallel; drop the figures and what torch autotuned."""
     context = multiprocessing.get_context("spawn")
     with (
-        context.Pool(TRAINING_BESIDE, maxtasksperchild=1) as training,
-        context.Pool(ANSWERING_BESIDE, maxtasksperchild=1) as answering,
+        context.Pool(PARALLEL_TRAINING, maxtasksperchild=1) as training,
+        context.Pool(PARALLEL_INFERENCE, maxtasksperchild=1) as inference,
     ):
-        asked = [(task, training.apply_async(_try_training, (task,))) for task in tasks if task.modes]
-        asked += [(task, answering.apply_async(_try_answering, (task,))) for task in tasks if task.answer_modes]
-        for task, result in asked:
+        results = [(task, training.apply_async(_warm_up_training, (task,))) for task in tasks if task.train_modes]
+        results += [(task, inference.apply_async(_warm_up_inference, (task,))) for task in tasks if task.infer_modes]
+        for task, result in results:
             try:
                 print(f"{task.recipe}: {result.get(max(0.1, until_s - time.monotonic()))}", flush=True)
             except multiprocessing.TimeoutError:
                 print(f"{task.recipe}: not compiled in time", flush=True)
-    for file in Path(os.environ[CACHE]).rglob(CHOICES):
+    for file in Path(os.environ[INDUCTOR_CACHE]).rglob(AUTOTUNED):
         file.unlink()
 
 
-def _try_training(task: Task) -> str:
-    return _tried("trained", lambda: trained(task, task.modes[0], is_measured=False))
+def _warm_up_training(task: Task) -> str:
+    return _warm_up("training", lambda: measure_training(task, task.train_modes[0], is_measured=False))
 
 
-def _try_answering(task: Task) -> str:
-    return _tried("answered", lambda: answered(task, task.answer_modes[0], seconds=0))
+def _warm_up_inference(task: Task) -> str:
+    return _warm_up("inference", lambda: measure_inference(task, task.infer_modes[0], seconds=0))
 
 
-def _tried(what: str, work: Callable[[], Iterator[Found]]) -> str:
+def _warm_up(what: str, work: Callable[[], Iterator[Measured]]) -> str:
     began_s = time.monotonic()
     try:
-        said = "; ".join(note for _, notes in work() for note in notes)
-    except Exception as error:  # it will be said again when it is measured
-        said = repr(error)[:300]
-    return f"{what} once after {time.monotonic() - began_s:.0f} s {said}"
+        notes_text = "; ".join(note for _, notes in work() for note in notes)
+    except Exception as error:  # raised again in the measurement
+        notes_text = repr(error)[:300]
+    return f"{what} compiled after {time.monotonic() - began_s:.0f} s {notes_text}"
 
 
-def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool) -> dict[str, Any]:
-    """The share of the roofline and what makes it, by the peaks measured on this device."""
-    import torch
-
-    from reconv.bench.bench_target import num_classes_of
-    from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
-    from reconv.models import build_model
-    from reconv.recipe.loader import load
-    from reconv.trainer.build.network import model_options
+def roofline(task: Task, mode: str, batch: int, taken_s: float, *, training: bool) -> dict[str, Any]:
+    """The fraction of the roofline reached and what limits it, by the peaks measured on this device."""
 
     if mode not in task.peaks:
         return {}
@@ -266,18 +253,18 @@ def limits(task: Task, mode: str, batch: int, taken_s: float, *, training: bool)
     }
 
 
-def measure(tasks: Sequence[Task], limit_s: float, until_s: float) -> dict[str, dict[str, Any]]:
-    """Rows and failures by recipe, each process in its turn and the next one importing meanwhile."""
+def measure_all(tasks: Sequence[Task], limit_s: float, until_s: float) -> dict[str, dict[str, Any]]:
+    """Rows and failures by recipe; while a process measures, the next one imports."""
     context = multiprocessing.get_context("spawn")
     found: dict[str, dict[str, Any]] = {task.recipe: {"rows": [], "failed": []} for task in tasks}
     started: list[tuple[Any, Any, Any]] = []
 
     def start(number: int) -> None:
         if number == len(started) < len(tasks):
-            told, turn = context.Queue(), context.Event()
-            process = context.Process(target=work, args=(tasks[number], turn, told), daemon=True)
+            messages, turn = context.Queue(), context.Event()
+            process = context.Process(target=measure_in_process, args=(tasks[number], turn, messages), daemon=True)
             process.start()
-            started.append((process, turn, told))
+            started.append((process, turn, messages))
 
     start(0)
     for number, task in enumerate(tasks):
@@ -285,27 +272,27 @@ def measure(tasks: Sequence[Task], limit_s: float, until_s: float) -> dict[str, 
         if began_s > until_s:
             last |= {"failed": ["no time was left"], "wall_s": 0.0}
             continue
-        process, turn, told = started[number]
-        is_ready = _heard(told, last, "ready", began_s + START_S)
+        process, turn, messages = started[number]
+        is_ready = _receive_until(messages, last, "ready", began_s + START_S)
         turn.set()
         start(number + 1)
         began_s = time.monotonic()
-        if not (is_ready and _heard(told, last, "done", began_s + limit_s)):
+        if not (is_ready and _receive_until(messages, last, "done", began_s + limit_s)):
             last["failed"].append(f"the rest: not measured within {limit_s:.0f} s")
         last["wall_s"] = time.monotonic() - began_s
         process.kill()
         process.join()
-        print("\n".join(lines(task.recipe, last)), flush=True)
+        print("\n".join(network_lines(task.recipe, last)), flush=True)
     for process, *_ in started:
         process.kill()
     return found
 
 
-def _heard(told: Any, found: dict[str, Any], wanted: str, until: float) -> bool:
-    """Take over what a process tells until it tells what is wanted, or time is over."""
+def _receive_until(messages: Any, found: dict[str, Any], wanted: str, until: float) -> bool:
+    """Collect the rows a process sends until the wanted message comes; False when time is up."""
     while True:
         try:
-            _, what, value = told.get(timeout=max(0.01, until - time.monotonic()))
+            what, value = messages.get(timeout=max(0.01, until - time.monotonic()))
         except queue.Empty:
             return False
         if what == "row":
@@ -321,45 +308,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("recipes", nargs="*", default=RECIPES)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument(
-        "--modes", default="bf16,tf32,fp32", help="of training, the first before the answers; empty: none"
-    )
-    parser.add_argument("--answer-modes", default="bf16,tf32")
-    parser.add_argument("--batches", default="1,8,32,64,128,256")
-    parser.add_argument("--peer", default="channels_last compiled", help="of the first precision; empty: none")
-    parser.add_argument("--limit", type=float, default=90, help="seconds of one network")
-    parser.add_argument("--compile-s", type=float, default=0, help="seconds for compiling side by side; 0: not done")
-    parser.add_argument("--within", type=float, default=math.inf, help="seconds in which networks may begin")
+    parser.add_argument("--train-modes", default="bf16,tf32,fp32", help="precisions; empty: no training")
+    parser.add_argument("--infer-modes", default="bf16,tf32", help="precisions; empty: no inference")
+    parser.add_argument("--infer-batches", default="1,8,32,64,128,256")
+    parser.add_argument("--baseline", default="channels_last compiled", help="in the first precision; empty: none")
+    parser.add_argument("--limit", type=float, default=90, help="seconds per network")
+    parser.add_argument("--compile-s", type=float, default=0, help="seconds for compiling in parallel first")
+    parser.add_argument("--within", type=float, default=math.inf, help="start no network after this many seconds")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     given = parser.parse_args()
     began_s = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(1) as pool:  # its memory on the device goes with it
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # frees its device memory when it ends
         peaks = pool.apply(measure_peaks, (given.device,))
     print({mode: f"{p[0] / 1e12:.3g} TFLOP/s, {p[1] / 1e12:.3g} TB/s" for mode, p in peaks.items()}, flush=True)
-    modes, answer_modes = (tuple(filter(None, text.split(","))) for text in (given.modes, given.answer_modes))
-    batches = tuple(int(batch) for batch in given.batches.split(","))
+    train_modes, infer_modes = (tuple(filter(None, t.split(","))) for t in (given.train_modes, given.infer_modes))
     tasks = [
         Task(
-            recipe=recipe.removeprefix(ANSWERS),
+            recipe=recipe.removeprefix(INFER_ONLY),
             batch=given.batch,
-            modes=() if recipe.startswith(ANSWERS) else modes,
-            answer_modes=answer_modes,
-            batches=batches,
+            train_modes=() if recipe.startswith(INFER_ONLY) else train_modes,
+            infer_modes=infer_modes,
+            infer_batches=tuple(map(int, given.infer_batches.split(","))),
             settings=tuple(given.set),
             device=given.device,
-            peer=given.peer,
+            baseline=given.baseline,
             peaks=peaks,
         )
         for recipe in given.recipes
     ]
     if given.compile_s:
-        os.environ.setdefault(CACHE, tempfile.mkdtemp())
+        os.environ.setdefault(INDUCTOR_CACHE, tempfile.mkdtemp())
         fill_caches(tasks, began_s + given.compile_s)
         print(f"caches filled after {time.monotonic() - began_s:.0f} s", flush=True)
-    found = measure(tasks, given.limit, began_s + given.within)
+    found = measure_all(tasks, given.limit, began_s + given.within)
     text = markdown(found, peaks)
     print(f"{time.monotonic() - began_s:.0f} s in all\n\n{text}")
     if given.json:

@@ -1,4 +1,4 @@
-"""What `throughput.py` has measured, in words: a line for each figure, and the Markdown of its two tables."""
+"""The figures of `throughput.py` as text: a line each, and Markdown tables."""
 
 from __future__ import annotations
 
@@ -6,35 +6,39 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def lines(recipe: str, found: dict[str, Any]) -> list[str]:
+def network_lines(recipe: str, found: dict[str, Any]) -> list[str]:
     """One network's figures, a line each."""
-    said = [f"{recipe} ({found['wall_s']:.0f} s)"]
+    text = [f"{recipe} ({found['wall_s']:.0f} s)"]
     for row in found["rows"]:
         share = f", {100 * row['roofline_fraction']:.0f} % of the roofline" if "roofline_fraction" in row else ""
-        rate = f"{row['images_per_s']:,.0f} images/s{_beside(row)}"
-        said.append(f"  {row['kind']} {row['mode']} batch {row['batch']}: {rate}{share}")
-    return [*said, *(f"  {text}" for text in found["failed"])]
+        rate = f"{row['images_per_s']:,.0f} images/s{_against_baseline(row)}"
+        text.append(f"  {row['kind']} {row['mode']} batch {row['batch']}: {rate}{share}")
+    return [*text, *(f"  {reason}" for reason in found["failed"])]
 
 
 def markdown(found: dict[str, dict[str, Any]], peaks: dict[str, tuple[float, float]]) -> str:
-    """Two tables: training by precision, and answers by batch size."""
+    """Training by precision, and inference by batch size."""
     modes = [
         mode
         for mode in ("fp32", "tf32", "fp16", "bf16")
         if mode in {r["mode"] for f in found.values() for r in f["rows"]}
     ]
-    said = ["Peaks measured in this run: " + ", ".join(f"{m} {p[0] / 1e12:.3g} TFLOP/s" for m, p in peaks.items())
+    text = ["Peaks measured in this run: " + ", ".join(f"{m} {p[0] / 1e12:.3g} TFLOP/s" for m, p in peaks.items())
             + f"; copy {next(iter(peaks.values()))[1] / 1e12:.3g} TB/s, reads and writes counted.", ""]  # fmt: skip
-    said += ["Training, images/s (times the first precision; share of the roofline, what limits it):", ""]
-    said += _table(["network", "batch", *modes], [_training_cells(name, f, modes) for name, f in found.items()])
+    text += ["Training, images/s (times the first precision; fraction of the roofline, what limits it):", ""]
+    text += _table(["network", "batch", *modes], [_training_cells(name, f, modes) for name, f in found.items()])
     batches = sorted({r["batch"] for f in found.values() for r in f["rows"] if r["kind"] == "infer"})
     for mode in modes:
-        rows = [_answer_cells(name, f, mode, batches) for name, f in found.items()]
+        rows = [_inference_cells(name, f, mode, batches) for name, f in found.items()]
         if any(cell != "-" for row in rows for cell in row[1:]):
-            said += ["", f"Answers in {mode}, images/s (p50 / p95 in ms; share of the roofline, what limits it):", ""]
-            said += _table(["network", *(f"batch {batch}" for batch in batches)], rows)
-    failed = [f"- {name}: {text}" for name, f in found.items() for text in f["failed"]]
-    return "\n".join([*said, *(["", "Not measured, or not as meant:", "", *failed] if failed else [])]) + "\n"
+            text += [
+                "",
+                f"Inference in {mode}, images/s (p50 / p95 in ms; fraction of the roofline, what limits it):",
+                "",
+            ]
+            text += _table(["network", *(f"batch {batch}" for batch in batches)], rows)
+    failed = [f"- {name}: {reason}" for name, f in found.items() for reason in f["failed"]]
+    return "\n".join([*text, *(["", "Not measured:", "", *failed] if failed else [])]) + "\n"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -48,31 +52,29 @@ def _training_cells(name: str, found: dict[str, Any], modes: Sequence[str]) -> l
     cells = []
     for mode in modes:
         row = rows.get(mode)
-        cells.append(
-            "-"
-            if row is None
-            else f"{row['images_per_s']:,.0f} ({row['images_per_s'] / first:.2f} x{_share(row)}{_beside(row)})"
-        )
+        cells.append("-" if row is None else _cell(row, f"{row['images_per_s'] / first:.2f} x"))
     return [name, batch, *cells]
 
 
-def _answer_cells(name: str, found: dict[str, Any], mode: str, batches: Sequence[int]) -> list[str]:
+def _inference_cells(name: str, found: dict[str, Any], mode: str, batches: Sequence[int]) -> list[str]:
     rows = {row["batch"]: row for row in found["rows"] if row["kind"] == "infer" and row["mode"] == mode}
     cells = []
     for batch in batches:
         row = rows.get(batch)
-        latency = {} if row is None else row["latency_ms"]
         cells.append(
-            "-"
-            if row is None
-            else f"{row['images_per_s']:,.0f} ({latency['p50']:.2f} / {latency['p95']:.2f}{_share(row)}{_beside(row)})"
+            "-" if row is None else _cell(row, f"{row['latency_ms']['p50']:.2f} / {row['latency_ms']['p95']:.2f}")
         )
     return [name, *cells]
 
 
-def _beside(row: dict[str, Any]) -> str:
-    return f"; peer {row['peer']:,.0f}, {row['images_per_s'] / row['peer']:.2f} x" if "peer" in row else ""
+def _cell(row: dict[str, Any], detail: str) -> str:
+    return f"{row['images_per_s']:,.0f} ({detail}{_of_roofline(row)}{_against_baseline(row)})"
 
 
-def _share(row: dict[str, Any]) -> str:
+def _against_baseline(row: dict[str, Any]) -> str:
+    baseline = row.get("baseline")
+    return f"; baseline {baseline:,.0f}, {row['images_per_s'] / baseline:.2f} x" if baseline else ""
+
+
+def _of_roofline(row: dict[str, Any]) -> str:
     return f"; {100 * row['roofline_fraction']:.0f} %, {row['limited_by']}" if "roofline_fraction" in row else ""

@@ -1,18 +1,18 @@
-"""Train a recipe with several settings, one after the other in one process, and tell side by side what each reached.
+"""Train a recipe with several sets of overrides, one after the other in one process, and compare what each reached.
 
-    python -m benchmarks.train_variants SETTINGS.yaml --data DATA --out RUNS --json FILE [--images 100000] [--only a,b]
+    python -m benchmarks.train_variants VARIANTS.yaml --data DATA --out RUNS --json FILE [--images 100000] [--only a,b]
 
-SETTINGS has the recipe, the metric, the fields that all runs share, and under a name those of each:
+VARIANTS has the recipe, the metric, the fields that all runs share, and the fields of each variant:
 
     recipe: ssd-resnet34-voc
     metric: voc10
     common: {schedule.kind: cosine, schedule.milestones: []}
-    settings:
+    variants:
       plain: {}
-      quick: {schedule.lr: 0.05}
+      fast: {schedule.lr: 0.05}
 
-Each is an ordinary run in RUNS/NAME that sees --images in batches of its own size. A setting that is refused is told
-and the next one tried. No run is begun that would, if it took as long as the longest so far, end after --limit-s.
+Each is an ordinary run in RUNS/NAME that sees --images images in batches of its own size. A variant that is rejected is
+reported, and the next one starts. No run starts that would end after --limit-s if it took as long as the longest.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks import as_overrides
 from reconv import train
 from reconv.errors import ReconvError
 from reconv.logging.events import EvalResult, Event
@@ -41,120 +42,115 @@ class Result:
     name: str
     metric: str
     images: int = 0
-    numbers: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # images seen, numbers
-    images_per_s: float = math.nan  # in training alone
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # images seen, metrics
+    images_per_s: float = math.nan  # of training only
     wall_s: float = 0.0
     note: str = ""
 
-    def reached(self, images: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of an evaluation."""
-        self.images, self.numbers = images, dict(numbers)
-        self.curve.append((images, self.numbers))
+    def add_point(self, images: int, metrics: Mapping[str, float]) -> None:
+        """Add the metrics of an evaluation."""
+        self.images, self.metrics = images, dict(metrics)
+        self.curve.append((images, self.metrics))
         print(f"{self.name}: {images:,} images, {self.metric} {self.last:.4f}", flush=True)
 
     @property
     def last(self) -> float:
-        return self.numbers.get(self.metric, math.nan)
+        return self.metrics.get(self.metric, math.nan)
 
     @property
     def best(self) -> float:
-        return max((numbers[self.metric] for _, numbers in self.curve), default=math.nan)
+        return max((metrics[self.metric] for _, metrics in self.curve), default=math.nan)
 
 
-def trained(
+def train_run(
     result: Result, recipe: str, *, data: str, out: Path, overrides: Sequence[Override], device: str = "auto"
 ) -> Result:
-    """Train as anybody would, and keep the numbers of every evaluation."""
+    """Train, and add the metrics of every evaluation to the result."""
     batch = load(recipe, overrides).recipe.batch.size
 
-    def observe(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, EvalResult):
-            result.reached(event.step * batch, event.metrics)
+            result.add_point(event.step * batch, event.metrics)
 
     began_s = time.perf_counter()
-    finished = train(recipe, data=data, out=out, overrides=overrides, device=device, on_event=observe)
+    finished = train(recipe, data=data, out=out, overrides=overrides, device=device, on_event=on_event)
     result.wall_s = time.perf_counter() - began_s
     result.images_per_s = finished.summary["images_per_s"] or math.nan
     waited = finished.summary["data_wait_fraction"]
-    result.note = f"waited {waited:.0%} of its training for data" if waited else ""
+    result.note = f"waited for data {waited:.0%} of the time" if waited else ""
     return result
 
 
 def for_images(recipe: str, overrides: Sequence[Override], images: int, points: int) -> list[Override]:
-    """The overrides with the length at which a run sees so many images, evaluated at some points evenly apart."""
+    """The overrides with the length in which a run sees so many images, evaluated at evenly spaced points."""
     steps = max(1, round(images / load(recipe, overrides).recipe.batch.size))
     fields = {"length": f"{steps}step", "evaluate.every": f"{max(1, -(-steps // points))}step"}
     return [*overrides, *((name, value, "--images") for name, value in fields.items())]
 
 
-def as_overrides(fields: Mapping[str, Any], origin: str) -> list[Override]:
-    """Fields and their values as overrides of a recipe."""
-    return [(name, value, origin) for name, value in fields.items()]
-
-
-def as_typed(texts: Sequence[str]) -> list[Override]:
-    """`FIELD=VALUE` as the command line takes it."""
+def parse_set(texts: Sequence[str]) -> list[Override]:
+    """`FIELD=VALUE` of --set as overrides."""
     return [(text.partition("=")[0], text.partition("=")[2], "--set") for text in texts]
 
 
-def write_json(path: Path, told: Any) -> None:
-    """Write figures, not-a-numbers as null."""
+def write_json(path: Path, value: Any) -> None:
+    """Write as JSON, NaN as null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    valid = json.loads(json.dumps(told), parse_constant=lambda _: None)
+    valid = json.loads(json.dumps(value), parse_constant=lambda _: None)
     path.write_text(json.dumps(valid, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     given = _arguments()
-    plan = yaml.safe_load(given.settings.read_text(encoding="utf-8"))
-    names = given.only.split(",") if given.only else list(plan["settings"])
+    plan = yaml.safe_load(given.variants.read_text(encoding="utf-8"))
+    names = given.only.split(",") if given.only else list(plan["variants"])
     began_s, results = time.perf_counter(), list[Result]()
     for name in names:
         longest_s = max((result.wall_s for result in results), default=0.0)
         is_late = time.perf_counter() - began_s + longest_s > given.limit_s
-        late = Result(name, plan["metric"], note="not begun: no time was left")
-        results.append(late if is_late else _tried(name, plan, given))
+        late = Result(name, plan["metric"], note="not started: no time left")
+        results.append(late if is_late else _run_variant(name, plan, given))
         write_json(given.json, [asdict(result) for result in results])
     print_table(results)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", type=Path, help="a YAML file")
+    parser.add_argument("variants", type=Path, help="a YAML file")
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", required=True, type=Path, help="a folder for the runs")
     parser.add_argument("--json", required=True, type=Path, help="where the figures go")
-    parser.add_argument("--images", type=int, default=100_000, help="that each sees in training")
-    parser.add_argument("--points", type=int, default=4, help="of each curve")
-    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all of them")
+    parser.add_argument("--images", type=int, default=100_000, help="seen by each run")
+    parser.add_argument("--points", type=int, default=4, help="evaluations of each run")
+    parser.add_argument("--limit-s", type=float, default=math.inf, help="seconds for all runs")
     parser.add_argument("--only", default="", metavar="NAME,NAME")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="for all of them")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="overrides for all runs")
     return parser.parse_args()
 
 
-def _tried(name: str, plan: Mapping[str, Any], given: argparse.Namespace) -> Result:
-    """One run, or why it was refused."""
-    own = {**plan["common"], **(plan["settings"][name] or {})}
-    overrides = [*as_overrides(own, str(given.settings)), *as_typed(given.set)]
+def _run_variant(name: str, plan: Mapping[str, Any], given: argparse.Namespace) -> Result:
+    """One run, or why it was rejected."""
+    own = {**plan["common"], **(plan["variants"][name] or {})}
+    overrides = [*as_overrides(own, str(given.variants)), *parse_set(given.set)]
     result, recipe, out = Result(name, plan["metric"]), plan["recipe"], given.out / name
     try:
         overrides = for_images(recipe, overrides, given.images, given.points)
-        return trained(result, recipe, data=given.data, out=out, overrides=overrides, device=given.device)
+        return train_run(result, recipe, data=given.data, out=out, overrides=overrides, device=given.device)
     except ReconvError as error:
-        result.note = f"ended by an error: {error}"
+        result.note = f"failed: {error}"
         print(f"{name}: {result.note}", flush=True)
         return result
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """The results, one a line."""
-    wide = max(len(result.name) for result in results)
-    print(f"\n{'':{wide}}{results[0].metric:>8}{'best':>8}{'images':>9}{'images/s':>10}{'wall s':>8}")
+    """One result per line."""
+    width = max(len(result.name) for result in results)
+    print(f"\n{'':{width}}{results[0].metric:>8}{'best':>8}{'images':>9}{'images/s':>10}{'wall s':>8}")
     for result in results:
         print(
-            f"{result.name:{wide}}{result.last:8.4f}{result.best:8.4f}{result.images:9,}{result.images_per_s:10.0f}"
+            f"{result.name:{width}}{result.last:8.4f}{result.best:8.4f}{result.images:9,}{result.images_per_s:10.0f}"
             f"{result.wall_s:8.1f}  {result.note}"
         )
 
