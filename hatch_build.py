@@ -1,7 +1,6 @@
-"""Compiles the optional JPEG decoder while a wheel or an editable install is made; `make native` runs it by itself.
+"""Compiles the optional JPEG decoder when a wheel or an editable install is built; `make native` runs it alone.
 
-Owns the compiler's command line. Invariant: an install never fails for want of a compiler: without one the package is
-pure Python and decodes with Pillow alone.
+An install never fails for lack of a compiler: without one the package is pure Python and decodes with other libraries.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = ROOT / "reconv" / "data" / "decode" / "_jpeg.so"
-# Without contraction: weights are doubles, and must not depend on whether the processor fuses a multiply and an add.
+# Without contraction: interpolation weights are doubles and must not depend on whether a processor has fused multiply-add.
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 
 
 def command(library: Path) -> list[str] | None:
-    """The line that compiles the decoder to `library`; None without a compiler."""
+    """The command that compiles the decoder to `library`; None without a compiler."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
         return None
@@ -33,7 +32,7 @@ def command(library: Path) -> list[str] | None:
 
 
 def compile_library(library: Path = LIBRARY) -> str:
-    """Compile the decoder; what went wrong, or nothing."""
+    """Compile the decoder; returns the error message, empty on success."""
     line = command(library)
     if line is None:
         return "there is no C compiler"
@@ -43,19 +42,19 @@ def compile_library(library: Path = LIBRARY) -> str:
     if done.returncode != 0:
         unfinished.unlink(missing_ok=True)
         return f"{shlex.join(line)} failed:\n{done.stderr}"
-    unfinished.replace(library)  # a process that has the old one mapped keeps it
+    unfinished.replace(library)  # a process that has mapped the old one keeps it
     return ""
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # the backend looks for this name
-    """Adds the compiled decoder to what is built, where it compiles."""
+    """Adds the compiled decoder to the build where it compiles."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile; without success any older library is taken away, so that none of other sources is shipped."""
-        trouble = compile_library()
-        if trouble:
+        """Compile; on failure remove an older library, so that none built from other sources is shipped."""
+        error = compile_library()
+        if error:
             LIBRARY.unlink(missing_ok=True)
-            self.app.display_info(f"without the fast JPEG decoder: {trouble}")
+            self.app.display_info(f"without the fast JPEG decoder: {error}")
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

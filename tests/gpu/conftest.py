@@ -12,6 +12,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.filterwarnings("default"))  # of whichever torch and Triton that machine has
 
 
 @pytest.fixture(autouse=True)

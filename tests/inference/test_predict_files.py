@@ -23,7 +23,7 @@ def photo(tmp_path: Path) -> Path:
     return tmp_path / "photo.png"
 
 
-@pytest.mark.usefixtures("nobody_waits")
+@pytest.mark.usefixtures("no_blocking_pipe")
 def test_a_pipe_in_a_folder_is_a_bad_image_and_a_named_one_is_read(classifier: Path, tmp_path: Path) -> None:
     Image.new("L", (8, 8), 90).save(tmp_path / "a.png")
     os.mkfifo(tmp_path / "b.png")

@@ -21,7 +21,7 @@ from reconv.data.storage.local import Mapped, Stream, Unmapped, read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
-pytestmark = pytest.mark.usefixtures("nobody_waits")
+pytestmark = pytest.mark.usefixtures("no_blocking_pipe")
 
 
 def coco(root: Path) -> Path:
