@@ -18,7 +18,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = ROOT / "reconv" / "data" / "decode" / "_jpeg.so"
-# Without contraction: interpolation weights are doubles and must not depend on whether a processor has fused multiply-add.
+# No contraction: interpolation weights are doubles, and must not depend on whether a processor fuses multiply and add.
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off")
 
 
