@@ -26,20 +26,22 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=5)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for tail in ("drop", "wrap"):
+    for drop_last in (True, False):
         for epoch_samples in (None, given.samples // 3):
-            times_s = [seek_s(given.samples, tail, epoch_samples, seed) for seed in range(given.tries)]
+            times_s = [seek_s(given.samples, drop_last, epoch_samples, seed) for seed in range(given.tries)]
             epoch = "all samples" if epoch_samples is None else f"{epoch_samples:,} samples"
             print(
-                f"tail {tail}, an epoch of {epoch}: {statistics.median(times_s):.3f} s "
+                f"drop_last {drop_last}, an epoch of {epoch}: {statistics.median(times_s):.3f} s "
                 f"({min(times_s):.3f} to {max(times_s):.3f}, n = {len(times_s)})"
             )
 
 
-def seek_s(num_samples: int, tail: str, epoch_samples: int | None, seed: int) -> float:
+def seek_s(num_samples: int, drop_last: bool, epoch_samples: int | None, seed: int) -> float:
     """Seconds to the first batch of a step in the middle of an epoch."""
     spec = PreprocessConfig(size=8, resize=None)
-    data = DataConfig.model_validate({"preprocess": spec, "tail": tail, "epoch_samples": epoch_samples, "workers": 0})
+    data = DataConfig.model_validate(
+        {"preprocess": spec, "drop_last": drop_last, "epoch_samples": epoch_samples, "num_workers": 0}
+    )
     recipe = Recipe(seed=seed, data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=256))
     source = Synthetic("train", num_samples, 1000, 8, 3)
     plan = make_plan(recipe, Facts(num_samples, 1, 1000))

@@ -132,11 +132,11 @@ def measure_all(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
         return {name: measured[name] for name in ("images_per_s", "window_images_per_s", "step_ms")}
 
     add("decoder alone", decoder_rates(tree, 224))
-    workers = {"data.workers": options.workers} if options.workers else {}
+    workers = {"data.num_workers": options.workers} if options.workers else {}
     variants = {name: overrides_of(**{"data.backend": name}, **workers) for name in options.backends}
     for share in options.shares:
         value = share if share == "auto" else float(share)
-        variants[f"gpu {share}"] = overrides_of(**{"data.backend": "gpu", "data.gpu_share": value}, **workers)
+        variants[f"gpu {share}"] = overrides_of(**{"data.backend": "gpu", "data.gpu_decode_fraction": value}, **workers)
     for name, overrides in variants.items():
         add(f"loader alone, {name}", loader_rate(overrides, tree, 40))
     add("training, images on the device", train(overrides_of(), None))

@@ -104,17 +104,17 @@ def _overrides(workers: int, batch: int, lr: float) -> list[Override]:
     # Choosing a crop holds the GIL for 0.4 ms, so processes decode.
     fields = {
         "batch.size": batch,
-        "schedule.kind": "cosine",
+        "schedule.name": "cosine",
         "schedule.milestones": [],
         "schedule.lr": lr,
-        "schedule.per": PER,
+        "schedule.base_batch_size": PER,
         "schedule.warmup": "8%",
-        "detection.score": 0.01,
-        "detection.max_per_image": MAX_DETECTIONS,
+        "detection.score_threshold": 0.01,
+        "detection.detections_per_image": MAX_DETECTIONS,
         "data.backend": "processes",
-        "data.workers": workers,
+        "data.num_workers": workers,
         "data.prefetch": 8,
-        "evaluate.batch": 100,
+        "evaluate.batch_size": 100,
         "save.every": "100%",
         "save.keep_best": False,
     }
@@ -172,7 +172,7 @@ class Theirs:
         self._loader = parts.train_loader(recipe, subject.plan, subject.source, self._device.move, feed=feed)
         self._val = with_boxes(open_split(recipe, data_path(recipe), "val"))
         self._val_loader = parts.eval_loader(
-            recipe, self._val, self._device, recipe.evaluate.batch, subject.plan.workers, feed=feed
+            recipe, self._val, self._device, recipe.evaluate.batch_size, subject.plan.workers, feed=feed
         )
 
     def probe(self, steps: int) -> float:

@@ -171,7 +171,7 @@ def measure_training(task: Task, mode: str, is_measured: bool = True) -> Iterato
 
 def measure_inference(task: Task, mode: str, seconds: float = INFER_S) -> Iterator[Measured]:
     """Throughput and latency at each batch size, with cuDNN's heuristics instead of its benchmark mode."""
-    overrides = [*task.overrides(mode), *as_overrides({"engine.autotune": "off"})]
+    overrides = [*task.overrides(mode), *as_overrides({"engine.cudnn_benchmark": "off"})]
     peers = find_baseline(task, mode, task.infer_modes)
     for batch in task.infer_batches:
         result = bench_infer(

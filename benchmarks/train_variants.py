@@ -6,7 +6,7 @@ VARIANTS has the recipe, the metric, the fields that all runs share, and the fie
 
     recipe: ssd-resnet34-voc
     metric: voc10
-    common: {schedule.kind: cosine, schedule.milestones: []}
+    common: {schedule.name: cosine, schedule.milestones: []}
     variants:
       plain: {}
       fast: {schedule.lr: 0.05}

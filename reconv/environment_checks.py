@@ -309,7 +309,7 @@ def _threads(machine: Machine) -> Iterator[CheckResult]:
             yield CheckResult(topic, name, threads, f"{threads} of {cores} usable cores")
     if all(threads is None for _, threads in asked):
         crowded = cores < len(os.sched_getaffinity(0)) if platform.system() == "Linux" else False
-        text = f"not set; the recipe's engine.threads decides ({cores} usable cores)"
+        text = f"not set; the recipe's engine.num_threads decides ({cores} usable cores)"
         advice = f"export OMP_NUM_THREADS={cores}: the container's quota is below its visible cores" if crowded else ""
         yield CheckResult(topic, "OMP_NUM_THREADS", None, text, "note" if crowded else "ok", advice)
 

@@ -44,8 +44,8 @@ _MEASURED_AS = {  # one stream of small batches that never ends, and no threads 
     "batch.size": BATCH,
     "batch.group": "all",
     "batch.micro": "auto",
-    "data.tail": "wrap",
-    "engine.threads": 1,
+    "data.drop_last": False,
+    "engine.num_threads": 1,
 }
 _BATCHES_LOOKED_AT = 4  # for the difference between two pipelines' images
 _ORDINARY = "ordinary"
@@ -116,7 +116,7 @@ def bench_data(
 ) -> dict[str, Any]:
     """Measure the loader on real data and, for comparison, the ordinary pipeline in turn with it."""
     given = [*overrides, *((field, value, "bench") for field, value in _MEASURED_AS.items())]
-    given += [("data.workers", workers, "--workers")] if workers is not None else []
+    given += [("data.num_workers", workers, "--workers")] if workers is not None else []
     _refuse_gpu(load(recipe, given).recipe, recipe)
     subject = open_subject(recipe, input="real", data=data, overrides=given, device="cpu")
     tell(f"{subject.source.origin}: {len(subject.source):,} images to {subject.plan.size_at(0)} px")
@@ -265,7 +265,7 @@ def _ordinary(subject: BenchTarget) -> Iterator[Tensor]:
     """The same images by the ordinary pipeline, in batches of the same size."""
     recipe, source, plan = subject.recipe, subject.source, subject.plan
     augment, size = effective(recipe.augment), plan.size_at(0)
-    order = Sampler(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
+    order = Sampler(len(source), plan.global_batch, recipe.data.drop_last, recipe.seed)
     for step in range(sys.maxsize):
         positions = order.positions(step)
         draws, flips = draw_host(augment, recipe.seed, positions), draw_flips(augment, recipe.seed, positions)
@@ -298,11 +298,11 @@ def _refuse_other_than_ordinary(subject: BenchTarget) -> None:
     """Refuse to compare a pipeline that makes other images than the ordinary one."""
     augment, preprocess = effective(subject.recipe.augment), subject.recipe.data.preprocess
     others = {
-        "augment.crop is not resized": augment.crop != "resized",
+        "augment.crop is not random_resized": augment.crop != "random_resized",
         "images are recoloured": is_recolouring(augment),
         "images are not resized bilinearly": (augment.interpolation or preprocess.interpolation) != "bilinear",
         "images have one channel": preprocess.channels != 3,
-        "flips alternate": augment.flip_form != "random",
+        "flips alternate": augment.hflip_mode != "random",
     }
     why = next((text for text, is_so in others.items() if is_so), None)
     if why is not None:

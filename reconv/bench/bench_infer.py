@@ -63,12 +63,12 @@ def bench_infer(
 ) -> dict[str, Any]:
     """Measure the answers of a recipe's network, or of a run's, and those of other packages' networks."""
     recipe, network, opened = _open(target, overrides, device)
-    if recipe.precision.ops.float32 or recipe.precision.ops.lower:
+    if recipe.precision.ops.float32 or recipe.precision.ops.low_precision:
         raise UsageError(
             "the recipe gives single operations a type of their own",
             where="precision.ops",
             why="the network is measured in one type from end to end",
-            then="--set precision.ops.float32=[] --set precision.ops.lower=[]",
+            then="--set precision.ops.float32=[] --set precision.ops.low_precision=[]",
         )
     preprocess = recipe.data.preprocess
     shape = (preprocess.channels, preprocess.size, preprocess.size)
@@ -200,7 +200,7 @@ def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) ->
 
 
 def _open_device(recipe: Recipe, name: str) -> Device:
-    threads = usable_cores(Machine()) if recipe.engine.threads == "auto" else recipe.engine.threads
+    threads = usable_cores(Machine()) if recipe.engine.num_threads == "auto" else recipe.engine.num_threads
     opened = open_device(name, threads=threads)
     choose_algorithms(opened, recipe.engine)
     return opened
@@ -218,7 +218,7 @@ def _wants_compiler(recipe: Recipe, device: Device) -> bool:
 
 def _recorder(recipe: Recipe, device: Device) -> CudaGraph | None:
     """What records answers: where the device can, unless the recipe says no or wants a compiler."""
-    if recipe.engine.graph == "off" or recipe.engine.compile != "auto":
+    if recipe.engine.cuda_graphs == "off" or recipe.engine.compile != "auto":
         return None
     return device.recorder()
 

@@ -41,7 +41,7 @@ def measure_scaling(
         "alone_step_ms": 1000 * alone_s,
         "apart_step_ms": 1000 * apart_s,
         "reduce": subject.recipe.parallel.reduce,
-        "compress": subject.recipe.parallel.compress,
+        "compress": subject.recipe.parallel.gradient_compression,
         "gradient_bytes": traffic.num_bytes,
         "buckets": traffic.num_buckets,
         "reduce_ms": 1000 * reduced.median_s,

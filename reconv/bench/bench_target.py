@@ -85,16 +85,16 @@ def num_classes_of(recipe: Recipe) -> int:
     """The classes of the recipe's data, as far as its name tells; ImageNet's otherwise, or COCO's for detection."""
     usual = COCO_CLASSES if recipe.task == "detection" else IMAGENET_CLASSES
     known = recipe.data.num_classes or CLASSES.get(recipe.data.source, usual)
-    return known + 1 if recipe.data.background else known
+    return known + 1 if recipe.data.background_class else known
 
 
 def _made_up(recipe: Recipe, source: str) -> list[Override]:
     wanted = {
         "data.source": source,
         "data.path": None,
-        "data.percent": 100,
-        "data.resident": "host",
-        "data.background": False,
+        "data.subset_percent": 100,
+        "data.preload": "off",
+        "data.background_class": False,
         "data.num_classes": num_classes_of(recipe),
         "data.num_samples": BATCHES_MADE_UP * recipe.batch.size,
     }

@@ -85,9 +85,9 @@ def _refuse_with_several(ask: _Ask, num_devices: int, peers: Sequence[Peer] | No
             f"--compare with {num_devices} devices: peers are measured on one",
             then="leave --compare out; ours is compared with itself on one device",
         )
-    if parallel.pipeline > 1:
+    if parallel.pipeline_stages > 1:
         raise UsageError(
-            f"parallel.pipeline {parallel.pipeline}: a pipeline has no device to be compared with",
+            f"parallel.pipeline_stages {parallel.pipeline_stages}: a pipeline has no device to be compared with",
             why="one device of it does not have the whole network",
             then=f"reconv train {ask.recipe} --devices N --dry-run 20 tells the speed of a pipeline",
         )
@@ -114,7 +114,7 @@ def _bench(ask: _Ask, peers: Sequence[Peer] | None = None) -> dict[str, Any]:
             process_group.on_rank0(lambda: bool(open_here()))  # what is refused is said once
         subject = open_here()
         subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, process_group)).plan)
-        wish = subject.recipe.engine.cpus
+        wish = subject.recipe.engine.cpu_affinity
         with bound(
             wish,
             subject.device.pci_address,

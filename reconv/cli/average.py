@@ -35,7 +35,7 @@ def average(run: Path, last: str, kind: str, decay: float, ema: bool, out: Path 
     """Average the checkpoints of RUN into one weights file, in float64, batch norm statistics included.
 
     Of the checkpoints still there, those that save.every wrote within the last LENGTH are taken: keep more of them
-    with save.keep_last, or let the recipe do it all with average.last.
+    with save.keep_last, or let the recipe do it all with checkpoint_average.last.
 
     \b
     Examples:

@@ -104,7 +104,7 @@ def train(
         raise UsageError(f"--data is real data, --input {where} is made up", then="leave one of them out")
     given = [
         batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
-        ("data.workers", workers, "--workers"),
+        ("data.num_workers", workers, "--workers"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     start_kernel_compiler(device, devices)

@@ -99,11 +99,11 @@ def train(
         ("length", None if epochs is None else _epochs(epochs), "--epochs"),
         batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
         ("schedule.lr", lr, "--lr"),
-        ("data.workers", workers, "--workers"),
+        ("data.num_workers", workers, "--workers"),
         ("seed", seed, "--seed"),
         ("model.name", model, "--model"),
         ("model.init", init, "--init"),
-        ("model.freeze", freeze or None, "--freeze"),
+        ("model.freeze_backbone", freeze or None, "--freeze"),
         ("profile", None if profile is None else _step_range(profile), "--profile"),
     ]
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)

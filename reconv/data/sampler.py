@@ -7,7 +7,6 @@ epoch.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 
@@ -19,16 +18,16 @@ from reconv.random import key, permutation
 class Sampler:
     """The shuffled order of a training run; position = step * global_batch + row."""
 
-    def __init__(self, num_samples: int, global_batch: int, tail: Literal["drop", "wrap"], seed: int) -> None:
-        if num_samples < 1 or (tail == "drop" and num_samples < global_batch):
+    def __init__(self, num_samples: int, global_batch: int, drop_last: bool, seed: int) -> None:
+        if num_samples < 1 or (drop_last and num_samples < global_batch):
             raise DataError(
                 f"{num_samples} training samples do not fill a batch of {global_batch}",
-                why="data.tail: drop leaves out every batch that is not full",
-                then=f"--batch-size {max(1, num_samples)} or less, or --set data.tail=wrap",
+                why="data.drop_last: true leaves out a last batch that is not full",
+                then=f"--batch-size {max(1, num_samples)} or less, or --set data.drop_last=false",
             )
         self._num_samples = num_samples
         self._global_batch = global_batch
-        self._epoch_samples = num_samples if tail == "wrap" else num_samples // global_batch * global_batch
+        self._epoch_samples = num_samples // global_batch * global_batch if drop_last else num_samples
         # A step that wraps around touches two epochs; the third entry serves a second loader at another step.
         self._shuffle = lru_cache(maxsize=3)(lambda epoch: permutation(key(seed, "order", epoch), num_samples))
 

@@ -127,8 +127,8 @@ def choose_algorithms(device: Device, engine: EngineConfig) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Filling what is about to be overwritten costs a pass over every tensor, and nothing here reads it before.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    tries = engine.autotune == "on" or (engine.autotune == "auto" and not is_deterministic)
-    num_tried = 0 if engine.autotune_limit == "all" else engine.autotune_limit
+    tries = engine.cudnn_benchmark == "on" or (engine.cudnn_benchmark == "auto" and not is_deterministic)
+    num_tried = 0 if engine.cudnn_benchmark_limit == "all" else engine.cudnn_benchmark_limit
     device.autotune(num_tried if tries else None)
     if torch.are_deterministic_algorithms_enabled() != is_deterministic:
         # Only when it changes: the call imports torch's compiler, which takes seconds.

@@ -55,12 +55,14 @@ def bound(
     local_rank: int = 0,
     local_world_size: int = 1,
 ) -> Iterator[str]:
-    """This process on the cores that `engine.cpus` names until the block ends; what a person should know of that."""
+    """Bind this process to the cores of `engine.cpu_affinity` until the block ends; yield a note for the log."""
     if wish == "any":
         yield ""
         return
     if not sys.platform.startswith("linux"):
-        raise UsageError("processes cannot be bound to cores here", where="engine.cpus", then="--set engine.cpus=any")
+        raise UsageError(
+            "processes cannot be bound to cores here", where="engine.cpu_affinity", then="--set engine.cpu_affinity=any"
+        )
     before = os.sched_getaffinity(0)
     try:
         if wish == "share":
@@ -74,18 +76,18 @@ def bind(wish: str, pci_address: str | None, system: Path = _SYSTEM) -> str:
     """Bind the calling thread, and so what it starts; what a person should know of that."""
     wanted = near_cpus(pci_address, system) if wish == "near" else listed_cpus(wish)
     if wanted is None:
-        return "engine.cpus: near has no effect: which cores are near the device is not known here"
+        return "engine.cpu_affinity: near has no effect: which cores are near the device is not known here"
     allowed = os.sched_getaffinity(0)
     if not wanted & allowed:
         raise UsageError(
             f"none of the cores {_shown(wanted)} may be used",
-            where="engine.cpus",
+            where="engine.cpu_affinity",
             why=f"this process is allowed {_shown(allowed)}",
-            then="--set engine.cpus=any",
+            then="--set engine.cpu_affinity=any",
         )
     os.sched_setaffinity(0, wanted & allowed)
     left_out = f"; {_shown(wanted - allowed)} may not be used" if wanted - allowed else ""
-    return f"engine.cpus: bound to {_shown(wanted & allowed)}{left_out}"
+    return f"engine.cpu_affinity: bound to {_shown(wanted & allowed)}{left_out}"
 
 
 def shown_cpus() -> str:

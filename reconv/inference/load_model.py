@@ -112,7 +112,7 @@ def _read_bare_weights(path: Path, recipe: str | None) -> SavedModel:
     if recipe is None:
         raise UsageError(
             f"{path} is a bare weights file and does not name its recipe",
-            then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.recipe=resnet50)",
+            then="pass --recipe, as in --recipe resnet50 (for a teacher: --set distill.teacher_recipe=resnet50)",
         )
     named = load(recipe).recipe
     num_classes = _num_classes(tensors, path, named)
@@ -160,4 +160,4 @@ def _num_classes(tensors: dict[str, Tensor], path: Path, recipe: Recipe) -> int:
             why=f"it must contain exactly one of {', '.join(known)}",
         )
     num_outputs = int(heads[0].shape[0])
-    return num_outputs // recipe.detection.boxes.per_cell[0] - 1 if is_detector else num_outputs
+    return num_outputs // recipe.detection.anchors.per_cell[0] - 1 if is_detector else num_outputs

@@ -208,7 +208,7 @@ class Predictor:
             log(f"COCO metrics are not computed: {INSTALL}")
         task = build.build_task(recipe, dataset, self.device)
         bad = BadSamples(recipe.data.bad_images.limit, lambda bad: log(f"skipped {bad.path}: {bad.why}"))
-        loader = build.eval_loader(recipe, dataset, self.device, batch_size or recipe.evaluate.batch, faults=bad)
+        loader = build.eval_loader(recipe, dataset, self.device, batch_size or recipe.evaluate.batch_size, faults=bad)
         metrics = evaluate(self.inference_step, task.metrics(), loader)
         return EvalResult(
             self.path,
@@ -283,7 +283,7 @@ def find_model(run: str | Path, best: bool, log: LogFunction) -> Located:
 
 def validation_set(recipe: Recipe, data: str | Path | None) -> Dataset:
     """The whole validation set, even if the run evaluated on a part of it."""
-    recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"samples": None})})
+    recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"num_samples": None})})
     refuse_unread_path(recipe, data)
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})

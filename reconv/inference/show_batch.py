@@ -87,7 +87,7 @@ def _few_at_a_time(recipe: Recipe, images: int) -> Recipe:
     batch = recipe.batch.model_copy(
         update={"size": size, "micro": "auto", "group": min(group, size) if isinstance(group, int) else "all"}
     )
-    data = recipe.data.model_copy(update={"resident": "host", "workers": 0})
+    data = recipe.data.model_copy(update={"preload": "off", "num_workers": 0})
     return recipe.model_copy(update={"batch": batch, "data": data, "profile": "off"})
 
 

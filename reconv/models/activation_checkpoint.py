@@ -84,9 +84,9 @@ def choose_stages(
     """The stages that a recipe wants computed again, for images [channels, height, width] of a type."""
     if not isinstance(model, ReconvModel):
         raise RecipeError(
-            "memory.recompute: networks of other packages have one stage",
+            "memory.activation_checkpointing: networks of other packages have one stage",
             why="computing all of a network again saves nothing",
-            then="--set memory.recompute=off, or a smaller batch.micro",
+            then="--set memory.activation_checkpointing=off, or a smaller batch.micro",
         )
     stages = [*_watched(model, image, dtype)]
     names = [stage.name for stage in stages]
@@ -137,7 +137,8 @@ def _matching(names: Sequence[str], wish: Sequence[str]) -> Iterator[str]:
     for pattern in wish:
         if not any(matches(name, pattern) for name in names):
             raise RecipeError(
-                f"memory.recompute: there is no stage {pattern!r}", then=f"the stages are: {', '.join(names)}"
+                f"memory.activation_checkpointing: there is no stage {pattern!r}",
+                then=f"the stages are: {', '.join(names)}",
             )
     return (name for name in names if any(matches(name, pattern) for pattern in wish))
 

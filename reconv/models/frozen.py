@@ -53,7 +53,7 @@ def train_only(model: nn.Module, patterns: Sequence[str]) -> Trained:
             close = difflib.get_close_matches(pattern, parameters, n=1, cutoff=0.0)
             raise UsageError(
                 f"no parameter of the network is called {pattern}",
-                where="model.train",
+                where="model.trainable",
                 why=f"names there are such as {', '.join(close)}",
                 then=f"a pattern with a star, as in {head_patterns(model)[0]}",
             )

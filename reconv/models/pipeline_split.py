@@ -49,22 +49,28 @@ def balanced(work: dict[str, int], num_parts: int) -> tuple[str, ...]:
     return tuple(names[cut] for cut in sorted(cuts))
 
 
-def check_splits(model: nn.Module, splits: Sequence[str], num_parts: int, image: Sequence[int]) -> None:
+def check_splits(
+    model: nn.Module,
+    splits: Sequence[str],
+    num_parts: int,
+    image: Sequence[int],
+    field: str = "parallel.pipeline_splits",
+) -> None:
     """Refuse splits that are too few, too many or unknown, with those there are and a balanced choice."""
     if not isinstance(model, ReconvModel):
-        raise RecipeError("parallel.pipeline: networks of other packages have one stage and cannot be cut")
+        raise RecipeError(f"{field}: networks of other packages have one stage and cannot be cut")
     work = work_of_stages(model, image)
     possible = list(work)[1:]
     if len(splits) == num_parts - 1 and set(splits) <= set(possible) and _in_order(possible, splits):
         return
     if num_parts > len(work):
-        raise RecipeError(f"parallel.pipeline: {num_parts} devices for a network of {len(work)} stages")
+        raise RecipeError(f"{field}: {num_parts} parts for a network of {len(work)} stages")
     proposal = balanced(work, num_parts)
     raise RecipeError(
-        f"parallel.splits: {num_parts} devices need {num_parts - 1} of the network's stages, in order, not "
+        f"{field}: {num_parts} parts need {num_parts - 1} of the network's stages, in order, not "
         f"{list(splits) or 'none'}",
         why=f"a part begins at each; possible are {', '.join(possible)}",
-        then=f"parts of about equal work: --set 'parallel.splits=[{', '.join(proposal)}]'",
+        then=f"parts of about equal work: --set '{field}=[{', '.join(proposal)}]'",
     )
 
 

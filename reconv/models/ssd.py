@@ -72,7 +72,7 @@ class SSDSpec(Spec):
                 f"model option extra_widths has {len(self.extra_widths)} maps after the trunk's, "
                 f"but there are boxes for {len(self.boxes_per_cell)} maps in all",
                 why="each map after the first is made by one entry of extra_widths",
-                then="one width fewer than there are lists of ratios (detection.boxes.ratios)",
+                then="one width fewer than there are lists of ratios (detection.anchors.aspect_ratios)",
             )
 
     def build(self) -> SSD:
@@ -102,8 +102,8 @@ class SSDSpec(Spec):
             raise UsageError(
                 f"inputs of {size} pixels are too small for {len(sides)} maps",
                 why=f"their sides would be {', '.join(str(side) for side in sides)}",
-                then="larger inputs (data.preprocess.size), fewer maps (detection.boxes, model.options.extra_widths), "
-                "or other halvings (model.options.num_halved)",
+                then="larger inputs (data.preprocess.size), fewer maps (detection.anchors, "
+                "model.options.extra_widths), or other halvings (model.options.num_halved)",
             )
         return tuple(sides)
 

@@ -32,12 +32,10 @@ __all__ = [
     "optimizer_groups",
 ]
 
-_SKIPPED = {"none": "all", "norm": "not-norm", "norm-bias": "not-norm-bias"}  # what is left to decay
-
 
 def optimizer_groups(section: schema.OptimizerConfig, model: nn.Module) -> DecayGroups:
     """The trainable parameters as the optimizer of a recipe sorts them."""
-    return decay_groups(model, _SKIPPED[section.skip] if section.kind == "lars" else section.decay)
+    return decay_groups(model, section.lars_exclude if section.name == "lars" else section.weight_decay_exclude)
 
 
 def build_optimizer(
@@ -70,34 +68,36 @@ def _build(
     alpha: float | None,
     descent: Literal["fused", "foreach"] | MakeSgd,
 ) -> SGD | LARS | RMSprop:
-    if section.kind == "sgd":
+    if section.name == "sgd":
         return SGD(
             groups,
             momentum=section.momentum,
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
-            path=_path(section.path, descent),
-            rates={} if section.norm_bias_lr == 1 else dict.fromkeys(norm_biases(model), section.norm_bias_lr),
+            path=_path(section.implementation, descent),
+            rates={}
+            if section.norm_bias_lr_scale == 1
+            else dict.fromkeys(norm_biases(model), section.norm_bias_lr_scale),
         )
-    if section.kind == "lars":
+    if section.name == "lars":
         return LARS(
             groups,
             momentum=section.momentum,
             nesterov=section.nesterov,
             weight_decay=section.weight_decay,
-            trust=section.trust,
-            epsilon=section.used_epsilon,
+            trust=section.trust_coefficient,
+            epsilon=section.effective_eps,
             # Its gradients are made on the way: a vendor's optimizer would read those of the parameters.
-            path=_path(section.path, descent if isinstance(descent, str) else "foreach"),
+            path=_path(section.implementation, descent if isinstance(descent, str) else "foreach"),
         )
     return RMSprop(
         groups,
-        form="tensorflow" if section.kind == "rmsprop-tf" else "torch",
+        form="tensorflow" if section.name == "rmsprop-tf" else "torch",
         alpha=section.alpha if alpha is None else alpha,
-        epsilon=section.used_epsilon,
+        epsilon=section.effective_eps,
         momentum=section.momentum,
         weight_decay=section.weight_decay,
-        path="fused" if section.path == "auto" and _is_on_cuda(groups) else "foreach",
+        path="fused" if section.implementation == "auto" and _is_on_cuda(groups) else "foreach",
     )
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from reconv.errors import UsageError
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-RULES = ("all", "not-norm-bias", "not-norm", "nvidia-by-name")
+EXCLUDES = ("none", "norm-bias", "norm", "nvidia-by-name")
 _NORM_NAME = "bn"
 
 
@@ -32,11 +32,11 @@ class DecayGroups:
         )
 
 
-def decay_groups(model: nn.Module, rule: str) -> DecayGroups:
-    """Sort the trainable parameters by a rule: all, not-norm-bias, not-norm or nvidia-by-name."""
-    if rule not in RULES:
-        raise ValueError(f"unknown decay rule {rule!r}: one of {', '.join(RULES)}")
-    if rule == "nvidia-by-name":
+def decay_groups(model: nn.Module, exclude: str) -> DecayGroups:
+    """Split the trainable parameters by what weight decay excludes: none, norm-bias, norm or nvidia-by-name."""
+    if exclude not in EXCLUDES:
+        raise ValueError(f"unknown exclusion {exclude!r}: one of {', '.join(EXCLUDES)}")
+    if exclude == "nvidia-by-name":
         _refuse_nameless_norms(model)
     groups = DecayGroups({}, {})
     seen: set[int] = set()
@@ -46,7 +46,7 @@ def decay_groups(model: nn.Module, rule: str) -> DecayGroups:
                 continue
             seen.add(id(parameter))
             name = f"{module_name}.{own_name}" if module_name else own_name
-            target = groups.free if _is_free(rule, module, own_name, name) else groups.decayed
+            target = groups.free if _is_free(exclude, module, own_name, name) else groups.decayed
             target[name] = parameter
     return groups
 
@@ -56,9 +56,10 @@ def _refuse_nameless_norms(model: nn.Module) -> None:
     norms = [name for name, module in model.named_modules() if isinstance(module, NORMS)]
     if norms and not any(_NORM_NAME in name for name in norms):
         raise UsageError(
-            f"optimizer.decay nvidia-by-name matches no norm of this network and would decay all {len(norms)}",
+            f"optimizer.weight_decay_exclude nvidia-by-name matches no norm of this network "
+            f"and would decay all {len(norms)}",
             why=f"it goes by {_NORM_NAME!r} in a name, and here norms are called {norms[0]}, as in other families",
-            then="--set optimizer.decay=not-norm, which goes by the kind of a layer",
+            then="--set optimizer.weight_decay_exclude=norm, which goes by the kind of a layer",
         )
 
 
@@ -68,9 +69,9 @@ def norm_biases(model: nn.Module) -> list[str]:
     return [f"{name}.bias" if name else "bias" for name, module in named if module.bias is not None]
 
 
-def _is_free(rule: str, module: nn.Module, own_name: str, name: str) -> bool:
-    if rule == "all":
+def _is_free(exclude: str, module: nn.Module, own_name: str, name: str) -> bool:
+    if exclude == "none":
         return False
-    if rule == "nvidia-by-name":
+    if exclude == "nvidia-by-name":
         return _NORM_NAME in name  # a ResNet's shortcut norms (downsample.1) and fc bias are decayed under this rule
-    return isinstance(module, NORMS) or (rule == "not-norm-bias" and own_name == "bias")
+    return isinstance(module, NORMS) or (exclude == "norm-bias" and own_name == "bias")

@@ -66,7 +66,7 @@ def build_precision(section: schema.PrecisionConfig, device_kind: str) -> Policy
     _refuse_what_a_device_lacks(section, device_kind)
     if device_kind == "cuda":
         _allow_tf32(mode == "tf32")
-        _allow_half_partials(section.partials != "full")
+        _allow_half_partials(section.reduced_precision_reduction != "off")
     form = _FORMS[mode]
     policy = Policy(
         mode,
@@ -92,9 +92,10 @@ def _refuse_what_a_device_lacks(section: schema.PrecisionConfig, device_kind: st
         raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":
         raise UsageError(f"tf32 exists on cuda only, not on {device_kind}", then="use precision.mode fp32")
-    if section.partials == "half" and device_kind != "cuda":
+    if section.reduced_precision_reduction == "on" and device_kind != "cuda":
         raise UsageError(
-            f"half partials exist on cuda only, not on {device_kind}", then="use precision.partials full, or auto"
+            f"reduced-precision reductions exist on cuda only, not on {device_kind}",
+            then="--set precision.reduced_precision_reduction=auto",
         )
 
 

@@ -61,7 +61,7 @@ PARAMETRIC = ("conv2d", "linear", "matmul", "batch_norm", "group_norm", "layer_n
 def targets(lower: torch.dtype, *, is_whole: bool, ops: schema.PrecisionOps) -> dict[Function, torch.dtype]:
     """The type each listed function computes in."""
     named: dict[str, torch.dtype] = dict.fromkeys(PARAMETRIC, lower) if is_whole else {}
-    named.update((name, lower) for name in ops.lower)
+    named.update((name, lower) for name in ops.low_precision)
     named.update((name, torch.float32) for name in ops.float32)
     return {function: dtype for name, dtype in named.items() for function in OPERATIONS[name]}
 

@@ -60,10 +60,10 @@ def _even(num_samples: int, limit: int) -> tuple[int, ...]:
 
 def num_copies(recipe: Recipe, num_devices: int) -> int:
     """How many copies of the network there are: one for each device, or for each pipeline of devices."""
-    each = recipe.parallel.pipeline
+    each = recipe.parallel.pipeline_stages
     if num_devices % each:
         raise RecipeError(
-            f"parallel.pipeline {each}: {count(num_devices, 'device')} cannot be cut into pipelines of {each}",
+            f"parallel.pipeline_stages {each}: {count(num_devices, 'device')} cannot be cut into pipelines of {each}",
             then=f"--devices {each}, or a multiple",
         )
     return num_devices // each
@@ -72,18 +72,19 @@ def num_copies(recipe: Recipe, num_devices: int) -> int:
 def refuse_uneven_pipeline(recipe: Recipe, micro_batches: Sequence[tuple[int, ...]], split: Split) -> None:
     """Refuse micro-batches, given by their groups, that a pipeline cannot take: they must be alike, and enough."""
     parallel, kinds = recipe.parallel, set(micro_batches)
-    if parallel.pipeline == 1:
+    if parallel.pipeline_stages == 1:
         return
     if len(kinds) > 1 or len(split.groups) < len(split.on_devices):
         raise RecipeError(
-            "parallel.pipeline: the micro-batches of a step must have the same groups",
+            "parallel.pipeline_stages: the micro-batches of a step must have the same groups",
             why=f"batch.size {recipe.batch.size} in groups of {split.group} gives {len(kinds)} kinds of micro-batches",
             then="a batch.size that is a multiple of batch.micro x the copies of the network",
         )
-    if parallel.schedule == "1f1b" and split.num_micro < parallel.pipeline:
+    if parallel.pipeline_schedule == "1f1b" and split.num_micro < parallel.pipeline_stages:
         raise RecipeError(
-            f"parallel.schedule: 1f1b needs {parallel.pipeline} micro-batches or more, not {split.num_micro}",
-            then="a smaller batch.micro, or parallel.schedule: gpipe",
+            f"parallel.pipeline_schedule: 1f1b needs {parallel.pipeline_stages} micro-batches or more, "
+            f"not {split.num_micro}",
+            then="a smaller batch.micro, or parallel.pipeline_schedule: gpipe",
         )
 
 
@@ -165,7 +166,7 @@ def _what_fits(size: int, world_size: int) -> str:
 
 def _groups_per_micro(recipe: Recipe, groups: Sequence[int], group: int, per_device: int) -> int:
     """How many groups a device takes at a time."""
-    micro, pipeline = recipe.batch.micro, recipe.parallel.pipeline
+    micro, pipeline = recipe.batch.micro, recipe.parallel.pipeline_stages
     if micro == "auto":
         fewest = 1 if pipeline == 1 else PIPELINE_MICRO_BATCHES * pipeline
         dividing = [k for k in range(1, len(groups) + 1) if len(groups) % k == 0 and k * group <= AUTO_MICRO_IMAGES]

@@ -36,11 +36,11 @@ def box_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _jitter(recipe: Recipe) -> Iterator[Contradiction]:
-    jitter = recipe.augment.jitter
-    if jitter.on and jitter.form == "tensorflow" and recipe.data.preprocess.standardise:
+    jitter = recipe.augment.color_jitter
+    if jitter.on and jitter.implementation == "tensorflow" and recipe.data.preprocess.per_image_standardization:
         yield Contradiction(
-            ("augment.jitter.form", "data.preprocess.standardise"),
-            "tensorflow leaves no whole pixel values, which data.preprocess.standardise needs",
+            ("augment.color_jitter.implementation", "data.preprocess.per_image_standardization"),
+            "tensorflow leaves no whole pixel values, which data.preprocess.per_image_standardization needs",
         )
 
 
@@ -51,17 +51,17 @@ def _data(recipe: Recipe) -> Iterator[Contradiction]:
     if data.preprocess.resize is not None:
         text = "cuts out the centre, and detection sees whole images; it must be null"
         yield Contradiction(("data.preprocess.resize", "task"), text)
-    if data.background:
-        yield Contradiction(("data.background", "task"), "detection has a background of its own")
-    if data.resident == "device":
-        yield Contradiction(("data.resident", "task"), "device is for task: classification")
+    if data.background_class:
+        yield Contradiction(("data.background_class", "task"), "detection has a background of its own")
+    if data.preload == "device":
+        yield Contradiction(("data.preload", "task"), "device is for task: classification")
 
 
 def _augment(recipe: Recipe) -> Iterator[Contradiction]:
     augment = recipe.augment
     excluded = {
-        "augment.policy": augment.policy != "none",
-        "augment.erase.probability": augment.erase.probability > 0,
+        "augment.auto_augment": augment.auto_augment != "none",
+        "augment.random_erasing.probability": augment.random_erasing.probability > 0,
         "augment.mixup.alpha": augment.mixup.on,
         "augment.cutmix.alpha": augment.cutmix.on,
     }
@@ -70,9 +70,9 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
             yield Contradiction((field, "task"), "does not know boxes; it is for task: classification")
     if augment.crop not in ("none", "ssd"):
         yield Contradiction(("augment.crop", "task"), f"{augment.crop} does not know boxes; detection has none and ssd")
-    if augment.jitter.on and augment.jitter.form != "tensorflow":
-        yield Contradiction(("augment.jitter.form", "task"), "detection has the form tensorflow alone")
-    low, high = augment.box_crop.side
+    if augment.color_jitter.on and augment.color_jitter.implementation != "tensorflow":
+        yield Contradiction(("augment.color_jitter.implementation", "task"), "detection has the form tensorflow alone")
+    low, high = augment.ssd_crop.scale
     if low > high:
         text = f"goes from the smaller to the larger, not {low} to {high}"
-        yield Contradiction(("augment.box_crop.side",), text)
+        yield Contradiction(("augment.ssd_crop.scale",), text)

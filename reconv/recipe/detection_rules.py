@@ -23,15 +23,15 @@ def detection_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         return
     excluded = {
         "loss.label_smoothing": recipe.loss.label_smoothing > 0,
-        "loss.smoothing_form": recipe.loss.smoothing_form != "uniform",
+        "loss.smooth_over": recipe.loss.smooth_over != "all-classes",
         "distill.teacher": recipe.distill.teacher is not None,
         "evaluate.tta": recipe.evaluate.tta != "none",
     }
     for field, is_given in excluded.items():
         if is_given:
             yield Contradiction((field, "task"), "is for task: classification")
-    if recipe.augment.progressive or recipe.augment.size not in (None, recipe.data.preprocess.size):
-        field = "augment.progressive" if recipe.augment.progressive else "augment.size"
+    if recipe.augment.progressive_resizing or recipe.augment.size not in (None, recipe.data.preprocess.size):
+        field = "augment.progressive_resizing" if recipe.augment.progressive_resizing else "augment.size"
         text = "detection trains on images of data.preprocess.size, which its default boxes are made for"
         yield Contradiction((field, "task"), text)
     yield from _promise(recipe)
@@ -45,16 +45,17 @@ def _promise(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _boxes(recipe: Recipe) -> Iterator[Contradiction]:
-    scales, ratios = recipe.detection.boxes.scales, recipe.detection.boxes.ratios
+    scales, ratios = recipe.detection.anchors.scales, recipe.detection.anchors.aspect_ratios
     if not ratios:
-        yield Contradiction(("detection.boxes.ratios",), "needs a list for each map, [] for squares alone")
+        yield Contradiction(("detection.anchors.aspect_ratios",), "needs a list for each map, [] for squares alone")
     if len(scales) != len(ratios) + 1:
         yield Contradiction(
-            ("detection.boxes.scales", "detection.boxes.ratios"),
-            f"has {len(scales)}, but the {len(ratios)} maps of detection.boxes.ratios need one each and one more",
+            ("detection.anchors.scales", "detection.anchors.aspect_ratios"),
+            f"has {len(scales)} values, but the {len(ratios)} feature maps of detection.anchors.aspect_ratios need "
+            f"{len(ratios) + 1}: one each and one more",
         )
     for before, after in pairwise(scales):
         if before >= after:
-            yield Contradiction(("detection.boxes.scales",), f"must rise, but {after:g} follows {before:g}")
+            yield Contradiction(("detection.anchors.scales",), f"must rise, but {after:g} follows {before:g}")
     if any(ratio == 1 for own in ratios for ratio in own):
-        yield Contradiction(("detection.boxes.ratios",), "1 is a square, which every map has anyway")
+        yield Contradiction(("detection.anchors.aspect_ratios",), "1 is a square, which every map has anyway")

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from reconv.recipe.fields import suggest
 from reconv.recipe.presets import nearest
+from reconv.recipe.renamed import renamed_field, renamed_value
 
 _WANTED = {
     "int_type": "a whole number",
@@ -41,6 +42,9 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
     """One sentence for all errors of one field."""
     name = ".".join(path)
     if any(error["type"] == "extra_forbidden" for error in errors):
+        now = renamed_field(name, _given(errors))
+        if now is not None:
+            return f"{name}: {now}"
         near = suggest(name)
         if near == name:
             nested = " { ".join(f"{key}:" for key in near.split("."))
@@ -56,7 +60,7 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
         return f"{name}: takes {kinds}; not {_show(_given(errors))}"
     wanted = list(dict.fromkeys(_wanted(error) for error in errors))
     given = _given(errors)
-    return f"{name}: takes {', or '.join(wanted)}; not {_show(given)}{_hint(errors, given)}"
+    return f"{name}: takes {', or '.join(wanted)}; not {_show(given)}{_hint(name, errors, given)}"
 
 
 def _given(errors: Sequence[ErrorDetails]) -> Any:
@@ -78,9 +82,11 @@ def _words(error: ErrorDetails) -> list[str]:
     return [word.strip().strip("'") for word in text.replace(" or ", ", ").split(", ")]
 
 
-def _hint(errors: Sequence[ErrorDetails], given: Any) -> str:
+def _hint(name: str, errors: Sequence[ErrorDetails], given: Any) -> str:
     if not isinstance(given, str):
         return ""
+    if (now := renamed_value(name, given)) is not None:
+        return f"; {given} was renamed to {now}"
     near = nearest(given, [word for error in errors if error["type"] == "literal_error" for word in _words(error)])
     if near:
         return f"; did you mean {near}?"

@@ -34,9 +34,17 @@ _OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited:
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
     *("name", "description", "expect", "published", "measured"),
-    *("data.path", "data.workers", "data.prefetch", "data.cache", "data.backend", "data.transfer", "data.bad_images"),
-    *("engine.threads", "engine.cpus", "records", "profile"),
-    *("parallel.bucket_mb", "parallel.lost_after_s"),
+    *(
+        "data.path",
+        "data.num_workers",
+        "data.prefetch",
+        "data.cache",
+        "data.backend",
+        "data.transfer_dtype",
+        "data.bad_images",
+    ),
+    *("engine.num_threads", "engine.cpu_affinity", "loggers", "profile"),
+    *("parallel.bucket_cap_mb", "parallel.heartbeat_timeout_s"),
 )
 _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
 
@@ -104,7 +112,7 @@ class _Draft:
     def switch_schedule(self, kind: object) -> None:
         """Take out what another kind of schedule than the present one does not use: it was said about the old curve."""
         written = self.tree.get("schedule")
-        if kind not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("kind") == kind:
+        if kind not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("name") == kind:
             return
         used = SCHEDULE_FIELDS[str(kind)]
         for name in [name for name in written if name in ScheduleConfig.model_fields and name not in used]:
@@ -241,11 +249,11 @@ def _read_layer(path: Path, shown: str) -> _Layer:
 
 
 def _split_schedule(content: document.Document) -> None:
-    """A rate that names its batch says lr and per at once, so that it replaces both of a recipe it extends."""
+    """Split `0.256 per 256` into lr and base_batch_size, so that it replaces both of the recipe it extends."""
     section = content.tree.get("schedule")
     if isinstance(section, dict):
         content.tree["schedule"] = split_rate(section)
-        content.lines.setdefault(("schedule", "per"), content.lines.get(("schedule", "lr"), 0))
+        content.lines.setdefault(("schedule", "base_batch_size"), content.lines.get(("schedule", "lr"), 0))
 
 
 def _anchor(value: str, folder: Path) -> str:
@@ -263,7 +271,7 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
     if any(_decides(draft, path, value) for path, value in _keys(layer.content.tree, ())):
         draft.drop("expect")  # another network or length promises nothing, unless this file says it anew
     section = layer.content.tree.get("schedule")
-    draft.switch_schedule(section.get("kind") if isinstance(section, dict) else None)
+    draft.switch_schedule(section.get("name") if isinstance(section, dict) else None)
     for path, value in _keys(layer.content.tree, ()):
         if depth == 0 or path[0] not in _OWN_FIELDS:
             draft.put(path, value, at(layer.content.lines.get(path, 0)))
@@ -297,7 +305,7 @@ def _add_override(draft: _Draft, override: Override) -> None:
         value = _typed(name, value)
     if path in _PATH_FIELDS and isinstance(value, str):
         value = _anchor(value, Path())
-    if path == ("schedule", "lr") and "per" in (said := split_rate({"lr": value})):
+    if path == ("schedule", "lr") and "base_batch_size" in (said := split_rate({"lr": value})):
         path, value = ("schedule",), said
     elif path == ("schedule",) and isinstance(value, dict):
         value = split_rate(value)
@@ -313,10 +321,10 @@ def _kind_of(overrides: Sequence[Override]) -> object:
     """The kind of schedule that overrides ask for, wherever among them it stands; None: they leave it."""
     for name, value, _ in reversed(overrides):
         typed = document.read_value(value) if isinstance(value, str) and name.startswith("schedule") else value
-        if name == "schedule.kind":
+        if name == "schedule.name":
             return typed
-        if name == "schedule" and isinstance(typed, dict) and "kind" in typed:
-            return typed["kind"]
+        if name == "schedule" and isinstance(typed, dict) and "name" in typed:
+            return typed["name"]
     return None
 
 

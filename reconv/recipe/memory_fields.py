@@ -29,7 +29,9 @@ class MemoryConfig(Section):
 
     # Stages whose activations are computed again in the backward pass: names as in [stem, layer1], all, or auto: those
     # that keep most, until half of what all keep is saved.
-    recompute: Annotated[Stages, BeforeValidator(_names)] = "off"
+    activation_checkpointing: Annotated[Stages, BeforeValidator(_names)] = "off"
+    # The stages at which the next checkpointed segment begins; all but the last are computed again.
+    checkpoint_segments: Annotated[tuple[str, ...], Listed] = ()
     # Each process keeps the optimizer state of its share of the parameters, updates those and tells the others.
     shard_optimizer: bool = False
     offload_optimizer: bool = False  # optimizer state lies in the host's memory and travels for each update

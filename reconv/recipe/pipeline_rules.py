@@ -10,40 +10,42 @@ from reconv.recipe.contradiction import Contradiction
 if TYPE_CHECKING:
     from reconv.recipe.schema import Recipe
 
-_FIELD = "parallel.pipeline"
+_FIELD = "parallel.pipeline_stages"
+_NO_CHECKPOINTING = "a pipeline does not recompute activations"
 
 
 def pipeline_contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     """Every contradiction about a pipeline."""
     parallel = recipe.parallel
-    if parallel.pipeline == 1:
-        for field, is_given in (
-            ("memory.recompute", recipe.memory.recompute != "off"),
-            ("engine.compile", recipe.engine.compile == "on"),
-        ):
-            if parallel.splits and is_given:
-                yield Contradiction(
-                    (field, "parallel.splits"),
-                    "does not go with parallel.splits, which cut the network already",
-                )
+    if parallel.pipeline_stages == 1:
+        if parallel.pipeline_splits:
+            yield Contradiction(
+                ("parallel.pipeline_splits", _FIELD),
+                f"splits the network over the devices of a pipeline, but {_FIELD} is 1; to recompute activations "
+                "segment by segment on one device use memory.checkpoint_segments",
+            )
         return
-    if len(parallel.splits) >= parallel.pipeline:
+    if len(parallel.pipeline_splits) >= parallel.pipeline_stages:
         yield Contradiction(
-            ("parallel.splits", _FIELD),
-            f"has {len(parallel.splits)}, but a pipeline of {parallel.pipeline} devices has {parallel.pipeline - 1}; "
-            "several parts on one device of many are not built",
+            ("parallel.pipeline_splits", _FIELD),
+            f"names {len(parallel.pipeline_splits)} stages, but {parallel.pipeline_stages} devices need "
+            f"{parallel.pipeline_stages - 1}; several parts per device are not supported",
         )
     refused = {
         "task": (recipe.task != "classification", "only classification goes through a pipeline so far"),
         "parallel.reduce": (parallel.reduce == "ordered", "ordered adds gradients group by group; use fast"),
-        "parallel.compress": (parallel.compress != "off", "gradients of a pipeline are not compressed"),
-        "memory.recompute": (recipe.memory.recompute != "off", "what a pipeline keeps is not computed again"),
+        "parallel.gradient_compression": (
+            parallel.gradient_compression != "off",
+            "gradients of a pipeline are not compressed",
+        ),
+        "memory.activation_checkpointing": (recipe.memory.activation_checkpointing != "off", _NO_CHECKPOINTING),
+        "memory.checkpoint_segments": (bool(recipe.memory.checkpoint_segments), _NO_CHECKPOINTING),
         "engine.compile": (recipe.engine.compile == "on", "parts of a network are not compiled"),
-        "engine.kernels": (recipe.engine.kernels == "on", "kernels hand over more than one tensor"),
-        "engine.graph": (recipe.engine.graph == "on", "a pipeline cannot be recorded"),
+        "engine.fused_kernels": (recipe.engine.fused_kernels == "on", "kernels hand over more than one tensor"),
+        "engine.cuda_graphs": (recipe.engine.cuda_graphs == "on", "a pipeline cannot be recorded"),
         "distill.teacher": (recipe.distill.teacher is not None, "a teacher does not go through a pipeline"),
-        "model.freeze": (recipe.model.freeze, "a frozen part has no gradients to send"),
-        "model.train": (bool(recipe.model.train), "a frozen part has no gradients to send"),
+        "model.freeze_backbone": (recipe.model.freeze_backbone, "a frozen part has no gradients to send"),
+        "model.trainable": (bool(recipe.model.trainable), "a frozen part has no gradients to send"),
         "data.bad_images": (recipe.data.bad_images.limit > 0, "several processes would count the same file"),
         "batch.group": (recipe.batch.group == "micro", "a group is the recipe's, not a device's; give its size"),
     }

@@ -61,7 +61,7 @@ class Every:
 class SchedulePlan:
     """The schedule with every duration in steps and the learning rate scaled."""
 
-    kind: str
+    name: str
     peak_lr: float
     end_lr: float
     total_steps: int
@@ -69,16 +69,16 @@ class SchedulePlan:
     warmup_steps: int
     period_steps: Fraction | None = None
     milestone_steps: tuple[int, ...] = ()
-    factor: float = 0.1
+    gamma: float = 0.1
     power: float = 2.0
     tick_steps: int = 1  # the rate moves every so many steps: 1, or an epoch
     warmup_from: str = "first"
-    origin: str = "warmup"
+    warmup_mode: str = "prefix"
     end_steps: int | None = None  # where falling curves arrive; None: total_steps
-    values: tuple[float, ...] = ()  # table: the rate from each milestone on
+    milestone_lrs: tuple[float, ...] = ()  # piecewise: the rate from each milestone on
     staircase: bool = False
     start_lr: float = 0.0  # one-cycle
-    anneal: str = "cosine"
+    anneal_strategy: str = "cosine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +108,17 @@ class CacheSize:
 class Facts:
     """What the plan must be told about the process_group outside the recipe."""
 
-    num_train: int  # after data.percent
-    num_val: int  # after evaluate.samples
+    num_train: int  # after data.subset_percent
+    num_val: int  # after evaluate.num_samples
     num_classes: int
     world_size: int = 1
     cores: int = 1  # this process may use
     device: str = ""  # its kind; empty: not known
     source: str = ""  # the kind of data found; empty: as the recipe says
     cache: CacheSize | None = None  # None: samples are not kept
-    num_val_left_out: int = 0  # by evaluate.samples
-    decoder: Decoder = "plain"  # what augment.decoder: auto means here
-    gpu_share: float = 0.0  # what data.gpu_share: auto means here
+    num_val_left_out: int = 0  # by evaluate.num_samples
+    decoder: Decoder = "pillow"  # what augment.decoder: auto means here
+    gpu_share: float = 0.0  # what data.gpu_decode_fraction: auto means here
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Plan:
     alpha: float | None = None  # rmsprop's decay
     average: AveragingWindow | None = None  # None: no average at the end
     cache: CacheSize | None = None  # None: samples are not kept
-    decoder: Decoder = "plain"  # of resized crops of JPEG files
+    decoder: Decoder = "pillow"  # of resized crops of JPEG files
     gpu_share: float = 0.0  # of the training images, what the GPU's JPEG engine makes
     device: str = ""  # its kind; empty: not known
     lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
@@ -195,7 +195,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
     split = split_batch(recipe, copies)
     steps_per_epoch = _steps_per_epoch(recipe, facts)
     total = _length_steps(recipe.length, steps_per_epoch)
-    pins = (_steps(pin, steps_per_epoch, total) for pin in recipe.save.pin)
+    pins = (_steps(pin, steps_per_epoch, total) for pin in recipe.save.keep_at)
     workers = decoding.workers(recipe, facts)
     plan = Plan(
         num_train=facts.num_train,
@@ -219,8 +219,8 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         else _every(recipe.evaluate.every, steps_per_epoch, total, recipe.evaluate.offset),
         save=None if recipe.save.every == "off" else _every(recipe.save.every, steps_per_epoch, total),
         pinned_steps=tuple(sorted({pin for pin in pins if 0 < pin <= total})),
-        eval_batch=recipe.evaluate.batch,
-        threads=facts.cores if recipe.engine.threads == "auto" else recipe.engine.threads,
+        eval_batch=recipe.evaluate.batch_size,
+        threads=facts.cores if recipe.engine.num_threads == "auto" else recipe.engine.num_threads,
         workers=workers,
         backend=decoding.backend(recipe, facts),
         eval_batches_held=(EVAL_AHEAD if workers else 0) + 2,
@@ -247,19 +247,19 @@ def with_micro(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
     size = recipe.batch.size
     counted = min(facts.num_train, 1) * (recipe.data.epoch_samples or facts.num_train)
-    if recipe.data.tail == "wrap" and counted > 0:
+    if not recipe.data.drop_last and counted > 0:
         return math.ceil(counted / size)
     if facts.num_train >= size > counted:
         raise RecipeError(
             f"data.epoch_samples {counted} is less than the global batch of {size}: an epoch would have no step",
-            then=f"--set data.epoch_samples={size} or more, or --set data.tail=wrap",
+            then=f"--set data.epoch_samples={size} or more, or --set data.drop_last=false",
         )
     steps = counted // size
     if facts.num_train < size:
         raise RecipeError(
             f"the data has {count(facts.num_train, 'training sample')}, fewer than the global batch of {size}",
-            why="data.tail: drop leaves out what does not fill a batch",
-            then=f"--batch-size {facts.num_train} or less, or --set data.tail=wrap"
+            why="data.drop_last: true leaves out what does not fill a batch",
+            then=f"--batch-size {facts.num_train} or less, or --set data.drop_last=false"
             if facts.num_train
             else "check --data: nothing was found to train on",
         )
@@ -297,37 +297,39 @@ def _every(duration: Duration | str, steps_per_epoch: int, total: int, offset: D
 
 
 def _schedule(section: ScheduleConfig, global_batch: int, steps_per_epoch: int, total: int) -> SchedulePlan:
-    scale = 1 if section.per is None else global_batch / section.per
-    peak = section.lr if section.per is None else section.lr * global_batch / section.per
-    end = section.end_lr if section.end_ratio is None else section.end_ratio * peak
+    scale = 1 if section.base_batch_size is None else global_batch / section.base_batch_size
+    peak = section.lr if section.base_batch_size is None else section.lr * global_batch / section.base_batch_size
+    end = section.end_lr if section.end_lr_ratio is None else section.end_lr_ratio * peak
     warmup = _steps(section.warmup, steps_per_epoch, total)
-    horizon = total if section.horizon is None else _steps(section.horizon, steps_per_epoch, total)
-    if section.drops is None:
+    horizon = total if section.decay_until is None else _steps(section.decay_until, steps_per_epoch, total)
+    if section.num_periods is None:
         period = None if section.period is None else _exact_steps(section.period, steps_per_epoch, total)
     else:
-        period = Fraction(total, section.drops)
+        period = Fraction(total, section.num_periods)
     milestones = [_exact_steps(milestone, steps_per_epoch, total) for milestone in section.milestones]
     _check_schedule(section, peak, warmup, horizon, total)
     _check_milestones(section, milestones)
     return SchedulePlan(
-        kind=section.kind,
+        name=section.name,
         peak_lr=peak,
         end_lr=end,
         total_steps=total,
         steps_per_epoch=float(steps_per_epoch),
         warmup_steps=warmup,
         period_steps=period,
-        milestone_steps=tuple(math.floor(m) + 1 if section.after == "exceeded" else math.ceil(m) for m in milestones),
-        factor=section.factor,
+        milestone_steps=tuple(
+            math.floor(m) + 1 if section.milestone_when == "exceeded" else math.ceil(m) for m in milestones
+        ),
+        gamma=section.gamma,
         power=section.power,
-        tick_steps=steps_per_epoch if section.update == "epoch" else 1,
+        tick_steps=steps_per_epoch if section.interval == "epoch" else 1,
         warmup_from=section.warmup_from,
-        origin=section.origin,
-        end_steps=None if section.horizon is None else horizon,
-        values=tuple(value * scale for value in section.values) if section.kind == "table" else (),
+        warmup_mode=section.warmup_mode,
+        end_steps=None if section.decay_until is None else horizon,
+        milestone_lrs=tuple(lr * scale for lr in section.milestone_lrs) if section.name == "piecewise" else (),
         staircase=section.staircase,
-        start_lr=section.start_ratio * peak,
-        anneal=section.anneal,
+        start_lr=section.start_lr_ratio * peak,
+        anneal_strategy=section.anneal_strategy,
     )
 
 
@@ -338,14 +340,14 @@ def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: 
             f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, the whole run only {total}",
             then=f"--set schedule.warmup={total}step or less, or as a share: --set schedule.warmup=5%",
         )
-    if section.horizon is not None and horizon <= warmup:
+    if section.decay_until is not None and horizon <= warmup:
         raise RecipeError(
-            f"schedule.horizon {section.horizon} is step {horizon:,}, where warm-up ends only at step {warmup:,}",
-            then="a longer schedule.horizon (it counts from the start of the run) or a shorter schedule.warmup",
+            f"schedule.decay_until {section.decay_until} is step {horizon:,}, before warm-up ends at step {warmup:,}",
+            then="a longer schedule.decay_until (it counts from the start of the run) or a shorter schedule.warmup",
         )
-    if section.kind in ("cosine", "linear", "polynomial", "one-cycle") and section.end_lr > peak:
+    if section.name in ("cosine", "linear", "polynomial", "one-cycle") and section.end_lr > peak:
         raise RecipeError(
-            f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}: a {section.kind} schedule falls",
+            f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}: a {section.name} schedule falls",
             then="lower schedule.end_lr (it is not scaled with the batch) or raise schedule.lr",
         )
 
@@ -365,11 +367,11 @@ def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int,
     """When training images take which size; what starts at the run's end or later never comes."""
     sizes = {0: recipe.augment.size or recipe.data.preprocess.size}
     latest = 0
-    for start, size in recipe.augment.progressive:
+    for start, size in recipe.augment.progressive_resizing:
         step = _steps(start, steps_per_epoch, total)
         if step < latest:
             raise RecipeError(
-                f"augment.progressive must rise, but {start} is step {step}, before step {latest}",
+                f"augment.progressive_resizing must rise, but {start} is step {step}, before step {latest}",
                 then="put the points in order, or give them in one unit",
             )
         latest = step
@@ -381,7 +383,7 @@ def averaging_window(
     recipe: Recipe, steps_per_epoch: int, total: int, last: Duration | None = None
 ) -> AveragingWindow | None:
     """The checkpoints that the recipe averages (or those of another `last`), or None when it averages none."""
-    wanted = last or recipe.average.last
+    wanted = last or recipe.checkpoint_average.last
     if not isinstance(wanted, Duration) or recipe.save.every == "off":
         return None
     return AveragingWindow(
@@ -392,7 +394,7 @@ def averaging_window(
 def _alpha(recipe: Recipe) -> float | None:
     """RMSprop's decay, given as it is or through the global batch."""
     optimizer = recipe.optimizer
-    if not optimizer.kind.startswith("rmsprop"):
+    if not optimizer.name.startswith("rmsprop"):
         return None
     if optimizer.alpha_exponent is None:
         return optimizer.alpha

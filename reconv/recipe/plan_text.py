@@ -75,16 +75,19 @@ def _sizes(sizes: list[int]) -> str:
 
 def _rate(recipe: Recipe, plan: Plan) -> str:
     schedule = recipe.schedule
-    typed = [schedule.lr] if schedule.uses_lr else list(schedule.values)
-    used = ", ".join(f"{rate:g}" for rate in ([plan.schedule.peak_lr] if schedule.uses_lr else plan.schedule.values))
+    typed = [schedule.lr] if schedule.uses_lr else list(schedule.milestone_lrs)
+    used = ", ".join(
+        f"{rate:g}" for rate in ([plan.schedule.peak_lr] if schedule.uses_lr else plan.schedule.milestone_lrs)
+    )
     until = ""
-    if schedule.kind == "table" and schedule.uses_lr:
+    if schedule.name == "piecewise" and schedule.uses_lr:
         until = f" until {schedule.milestones[0]}" if plan.schedule.milestone_steps[0] > 0 else " after warm-up"
-    if schedule.per is None:
+    if schedule.base_batch_size is None:
         return f"lr {used}{until}"
-    if schedule.per == 1:
+    if schedule.base_batch_size == 1:
         return f"lr {', '.join(map(_power_of_two, typed))} x {plan.global_batch} = {used}{until}"
-    return f"lr {', '.join(f'{rate:g}' for rate in typed)} x {plan.global_batch}/{schedule.per} = {used}{until}"
+    rates = ", ".join(f"{rate:g}" for rate in typed)
+    return f"lr {rates} x {plan.global_batch}/{schedule.base_batch_size} = {used}{until}"
 
 
 def _power_of_two(rate: float) -> str:
@@ -116,7 +119,7 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
         tail = f" ({count(rest, 'sample')} left out of each)"
     elif rest < 0:
         tail = f" ({count(-rest, 'sample')} from the next)"
-    percent = "" if recipe.data.percent == 100 else f" ({recipe.data.percent:g}% of all)"
+    percent = "" if recipe.data.subset_percent == 100 else f" ({recipe.data.subset_percent:g}% of all)"
     epochs = "" if recipe.length.unit == "step" else f"{recipe.length} = "
     return (
         f"{count(plan.num_train, 'training sample')}{percent} = {count(steps, 'step')} an epoch{tail}; "
@@ -143,46 +146,50 @@ def _groups(recipe: Recipe, plan: Plan) -> str:
 
 def _curve(recipe: Recipe, plan: Plan) -> str:
     schedule, typed = plan.schedule, recipe.schedule
-    if schedule.kind == "one-cycle":
+    if schedule.name == "one-cycle":
         ways = f"{schedule.start_lr:g} to {schedule.peak_lr:g} in {count(schedule.warmup_steps, 'step')}"
-        return f"schedule: one-cycle, {schedule.anneal}: {ways}, then to {schedule.end_lr:g}"
-    scaled = schedule.origin == "scaled" and schedule.warmup_steps > 0
-    begins = {"warmup": "", "start": ", counted from step 0", "scaled": ", counted from step 0, warm-up multiplies it"}
-    counted = begins[schedule.origin] if schedule.warmup_steps else ""
+        return f"schedule: one-cycle, {schedule.anneal_strategy}: {ways}, then to {schedule.end_lr:g}"
+    scaled = schedule.warmup_mode == "multiply" and schedule.warmup_steps > 0
+    begins = {
+        "prefix": "",
+        "replace": ", counted from step 0",
+        "multiply": ", counted from step 0, warm-up multiplies it",
+    }
+    counted = begins[schedule.warmup_mode] if schedule.warmup_steps else ""
     from_zero = " from 0" if schedule.warmup_from == "zero" else ""
     over = f"warm-up{from_zero} over {count(schedule.warmup_steps, 'step')}"
     warmup = "" if not schedule.warmup_steps else f"{over}, {'with' if scaled else 'then'} "
-    update = ", moved once an epoch" if typed.update == "epoch" else ""
+    update = ", moved once an epoch" if typed.interval == "epoch" else ""
     return f"schedule: {warmup}{_shape(typed, plan)}{counted}{update}"
 
 
 def _shape(typed: ScheduleConfig, plan: Plan) -> str:
     """The curve after warm-up."""
     schedule = plan.schedule
-    match schedule.kind:
+    match schedule.name:
         case "cosine" | "linear" | "polynomial":
             horizon = "" if schedule.end_steps is None else f" at step {schedule.end_steps:,}"
-            power = f" of power {schedule.power:g}" if schedule.kind == "polynomial" else ""
-            return f"{schedule.kind}{power} to {schedule.end_lr:g}{horizon}"
-        case "milestones":
+            power = f" of power {schedule.power:g}" if schedule.name == "polynomial" else ""
+            return f"{schedule.name}{power} to {schedule.end_lr:g}{horizon}"
+        case "multistep":
             steps = ", ".join(f"{step:,}" for step in schedule.milestone_steps)
             noun = "step" if schedule.milestone_steps == (1,) else "steps"
-            return f"milestones: x {schedule.factor:g} after {steps} {noun}"
-        case "table":
-            pairs = zip(schedule.values, typed.milestones, strict=True)
+            return f"milestones: x {schedule.gamma:g} after {steps} {noun}"
+        case "piecewise":
+            pairs = zip(schedule.milestone_lrs, typed.milestones, strict=True)
             late = sum(step >= plan.total_steps for step in schedule.milestone_steps)
             levels = ", ".join(f"{value:g} from {milestone}" for value, milestone in pairs)
             first = f"{schedule.peak_lr:g}, " if schedule.milestone_steps[0] > 0 else ""
             return f"table: {first}{levels}" + (f" ({count(late, 'value')} past the end)" if late else "")
         case "step":
-            return f"step: x {schedule.factor:g} every {typed.period}"
+            return f"step: x {schedule.gamma:g} every {typed.period}"
         case "exponential":
-            drops = f"{count(typed.drops, 'time')} in the run" if typed.drops else f"every {typed.period}"
-            often = "an epoch" if typed.drops is None and typed.period is None else drops
+            drops = f"{count(typed.num_periods, 'time')} in the run" if typed.num_periods else f"every {typed.period}"
+            often = "an epoch" if typed.num_periods is None and typed.period is None else drops
             stairs = ", in whole steps down" if schedule.staircase else ""
-            return f"exponential: x {schedule.factor:g} {often}{stairs}"
+            return f"exponential: x {schedule.gamma:g} {often}{stairs}"
         case _:
-            return schedule.kind
+            return schedule.name
 
 
 def _pixels(recipe: Recipe, plan: Plan) -> str:
@@ -197,33 +204,38 @@ def _points(recipe: Recipe, plan: Plan) -> str:
     text = f"evaluation {evaluate}; saving {save}"
     if plan.pinned_steps:
         text += f", kept for good: {', '.join(f'step {s:,}' for s in plan.pinned_steps)}"
-    late = len(recipe.save.pin) - len(plan.pinned_steps)
+    late = len(recipe.save.keep_at) - len(plan.pinned_steps)
     return text + (f" ({count(late, 'pin')} past the end or doubled)" if late else "")
 
 
 def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
     """Nothing for plain descent: its two numbers are in the recipe."""
     optimizer = recipe.optimizer
-    if optimizer.kind == "lars":
+    if optimizer.name == "lars":
         return [
-            f"lars: trust ratio {optimizer.trust:g} |w| / (|g| + {optimizer.weight_decay:g} |w|), "
-            f"{'for all parameters' if optimizer.skip == 'none' else f'1 and no decay for {optimizer.skip}'}"
+            f"lars: trust ratio {optimizer.trust_coefficient:g} |w| / (|g| + {optimizer.weight_decay:g} |w|), "
+            + (
+                "for all parameters"
+                if optimizer.lars_exclude == "none"
+                else f"1 and no decay for {optimizer.lars_exclude}"
+            )
         ]
     if plan.alpha is not None and optimizer.alpha_exponent is not None:
-        return [f"{optimizer.kind}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
+        return [f"{optimizer.name}: alpha 1 - {plan.global_batch} x 2^{optimizer.alpha_exponent:g} = {plan.alpha:g}"]
     return []
 
 
 def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:
     parallel = recipe.parallel
-    if parallel.pipeline == 1:
+    if parallel.pipeline_stages == 1:
         return []
     copies = count(plan.world_size, "copy").replace("copys", "copies")
     lines = [
-        f"{copies} of the network, each over {parallel.pipeline} devices that begin at the first stage, "
-        f"{', '.join(parallel.splits)}; {count(plan.num_micro_batches, 'micro-batch')} a step, {parallel.schedule}"
+        f"{copies} of the network, each over {parallel.pipeline_stages} devices that begin at the first stage, "
+        f"{', '.join(parallel.pipeline_splits)}; {count(plan.num_micro_batches, 'micro-batch')} a step, "
+        f"{parallel.pipeline_schedule}"
     ]
-    if plan.num_micro_batches < parallel.pipeline:
+    if plan.num_micro_batches < parallel.pipeline_stages:
         lines.append("fewer micro-batches than devices of a pipeline: most of them wait; smaller groups would help")
     return lines
 
@@ -231,7 +243,7 @@ def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:
 def _memory(recipe: Recipe, plan: Plan) -> list[str]:
     lines = []
     if recipe.memory.shard_optimizer:
-        devices = plan.world_size * recipe.parallel.pipeline
+        devices = plan.world_size * recipe.parallel.pipeline_stages
         shared = f"each of {devices} devices keeps its share of the optimizer's state"
         lines.append(shared if devices > 1 else "has no effect: memory.shard_optimizer (there is one device)")
     if recipe.memory.offload_optimizer:
@@ -242,14 +254,18 @@ def _memory(recipe: Recipe, plan: Plan) -> list[str]:
 def _ending(recipe: Recipe, plan: Plan) -> list[str]:
     lines = []
     if plan.average is not None:
-        kind = "mean" if recipe.average.kind == "mean" else f"exponential average ({recipe.average.decay:g})"
+        kind = (
+            "mean"
+            if recipe.checkpoint_average.mode == "mean"
+            else f"exponential average ({recipe.checkpoint_average.decay:g})"
+        )
         steps = count(min(plan.average.steps, plan.total_steps), "step")
         lines.append(f"at the end the {kind} of the checkpoints of the last {steps}")
-    stop = recipe.stop
-    if stop.target != "off" or stop.patience != "off":
+    early_stopping = recipe.early_stopping
+    if early_stopping.target != "off" or early_stopping.patience != "off":
         reasons = [
-            *([f"{stop.target:g} is reached"] if stop.target != "off" else []),
-            *([_no_better(stop.patience)] if stop.patience != "off" else []),
+            *([f"{early_stopping.target:g} is reached"] if early_stopping.target != "off" else []),
+            *([_no_better(early_stopping.patience)] if early_stopping.patience != "off" else []),
         ]
         lines.append(f"ends early when {' or '.join(reasons)}")
     return lines
@@ -295,14 +311,14 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
         lines.append(f"data.backend: {plan.backend}; {why}; gpu shares the work with a GPU's JPEG engine")
     else:
         lines.append(f"data.backend: {plan.backend}, as asked")
-    if data.transfer != "uint8":
-        times = {"float32": 4}.get(data.transfer, 2)
-        lines.append(f"data.transfer: images travel as {data.transfer}, {times} times the bytes of uint8")
+    if data.transfer_dtype != "uint8":
+        times = {"float32": 4}.get(data.transfer_dtype, 2)
+        lines.append(f"data.transfer_dtype: images travel as {data.transfer_dtype}, {times} times the bytes of uint8")
     return lines
 
 
 def _decoder(plan: Plan) -> list[str]:
-    if plan.decoder == "plain":
+    if plan.decoder == "pillow":
         return []
     return ["plain JPEG files: crops by the compiled decoder, about 0.3 grey levels away from Pillow's"]
 

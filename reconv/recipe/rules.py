@@ -22,19 +22,25 @@ if TYPE_CHECKING:
     from reconv.recipe.schema import Recipe
 
 
-_EVERY_KIND = ("kind", "lr", "per", "warmup")
-_RISING = (*_EVERY_KIND, "update", "warmup_from")  # warm-up before a curve
-_FALLING = (*_RISING, "origin", "end_lr", "end_ratio", "horizon")
+_EVERY_KIND = ("name", "lr", "base_batch_size", "warmup")
+_RISING = (*_EVERY_KIND, "interval", "warmup_from")  # warm-up before a curve
+_FALLING = (*_RISING, "warmup_mode", "end_lr", "end_lr_ratio", "decay_until")
 SCHEDULE_FIELDS: Mapping[str, tuple[str, ...]] = {  # what each kind of schedule uses
     "constant": _RISING,
     "cosine": _FALLING,
     "linear": _FALLING,
     "polynomial": (*_FALLING, "power"),
-    "step": (*_RISING, "origin", "period", "factor"),
-    "milestones": (*_RISING, "origin", "milestones", "after", "factor"),
-    "table": (*_RISING, "origin", "milestones", "after", "values"),
-    "exponential": (*_RISING, "origin", "period", "drops", "staircase", "factor"),
-    "one-cycle": (*_EVERY_KIND, "end_lr", "end_ratio", "start_ratio", "anneal"),  # by epochs it would miss its peak
+    "step": (*_RISING, "warmup_mode", "period", "gamma"),
+    "multistep": (*_RISING, "warmup_mode", "milestones", "milestone_when", "gamma"),
+    "piecewise": (*_RISING, "warmup_mode", "milestones", "milestone_when", "milestone_lrs"),
+    "exponential": (*_RISING, "warmup_mode", "period", "num_periods", "staircase", "gamma"),
+    "one-cycle": (
+        *_EVERY_KIND,
+        "end_lr",
+        "end_lr_ratio",
+        "start_lr_ratio",
+        "anneal_strategy",
+    ),  # by epochs it would miss its peak
 }
 _METRICS = {  # what the evaluations of a task report
     "classification": ("top1", "top5", "loss"),
@@ -64,7 +70,7 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
     lengths = {
         "length": recipe.length,
         "schedule.period": recipe.schedule.period,
-        "schedule.horizon": recipe.schedule.horizon,
+        "schedule.decay_until": recipe.schedule.decay_until,
         **intervals,
     }
     for field, duration in lengths.items():
@@ -74,36 +80,44 @@ def _durations(recipe: Recipe) -> Iterator[Contradiction]:
     clockless: list[tuple[str, Duration | str | None]] = [
         ("schedule.warmup", recipe.schedule.warmup),
         ("schedule.period", recipe.schedule.period),
-        ("schedule.horizon", recipe.schedule.horizon),
+        ("schedule.decay_until", recipe.schedule.decay_until),
         ("evaluate.every", recipe.evaluate.every),
         ("evaluate.offset", recipe.evaluate.offset),
         ("log.every", recipe.log.every),
         *(("schedule.milestones", milestone) for milestone in recipe.schedule.milestones),
-        *(("save.pin", pin) for pin in recipe.save.pin),
-        *(("augment.progressive", start) for start, _ in recipe.augment.progressive),
+        *(("save.keep_at", pin) for pin in recipe.save.keep_at),
+        *(("augment.progressive_resizing", start) for start, _ in recipe.augment.progressive_resizing),
     ]
     for field, typed in clockless:
         if isinstance(typed, Duration) and typed.unit == "min":
             yield Contradiction((field,), f"cannot be in minutes ({typed}): it must not depend on the clock")
-    if recipe.save.every == "off" and recipe.save.pin:
-        yield Contradiction(("save.pin", "save.every"), "has checkpoints to keep, but save.every: off writes none")
+    if recipe.save.every == "off" and recipe.save.keep_at:
+        yield Contradiction(("save.keep_at", "save.every"), "has checkpoints to keep, but save.every: off writes none")
 
 
 def _model(recipe: Recipe) -> Iterator[Contradiction]:
     model, distill = recipe.model, recipe.distill
-    if model.freeze and model.init is None:
-        yield Contradiction(("model.freeze", "model.init"), "would train a head on random weights; it needs model.init")
-    if model.train and model.init is None:
-        yield Contradiction(("model.train", "model.init"), "leaves the other weights random; it needs model.init")
-    if model.train and model.freeze:
-        yield Contradiction(("model.freeze", "model.train"), "trains the head alone, but model.train names parameters")
-    if distill.recipe is not None and distill.teacher is None:
-        yield Contradiction(("distill.recipe", "distill.teacher"), "is a teacher's, but distill.teacher names none")
+    if model.freeze_backbone and model.init is None:
+        yield Contradiction(
+            ("model.freeze_backbone", "model.init"), "would train a head on random weights; it needs model.init"
+        )
+    if model.trainable and model.init is None:
+        yield Contradiction(("model.trainable", "model.init"), "leaves the other weights random; it needs model.init")
+    if model.trainable and model.freeze_backbone:
+        yield Contradiction(
+            ("model.freeze_backbone", "model.trainable"), "trains the head alone, but model.trainable names parameters"
+        )
+    if distill.teacher_recipe is not None and distill.teacher is None:
+        yield Contradiction(
+            ("distill.teacher_recipe", "distill.teacher"), "is a teacher's, but distill.teacher names none"
+        )
 
 
 def _data(recipe: Recipe) -> Iterator[Contradiction]:
-    if recipe.data.background and recipe.data.source == "synthetic-device":
-        yield Contradiction(("data.background", "data.source"), "images made on the device have no background class")
+    if recipe.data.background_class and recipe.data.source == "synthetic-device":
+        yield Contradiction(
+            ("data.background_class", "data.source"), "images made on the device have no background class"
+        )
     data, preprocess = recipe.data, recipe.data.preprocess
     for name, values in (("mean", preprocess.mean), ("std", preprocess.std)):
         if len(values) != preprocess.channels:
@@ -137,15 +151,15 @@ def _backend(recipe: Recipe) -> Iterator[Contradiction]:
             fields, "dali is not offered: 0.7 GB of packages, and no faster on the CPU than threads; use auto"
         )
     in_processes = data.backend in ("processes", "gpu")
-    if in_processes and data.workers == 0:
-        yield Contradiction(("data.backend", "data.workers"), f"{data.backend} needs data.workers above 0")
+    if in_processes and data.num_workers == 0:
+        yield Contradiction(("data.backend", "data.num_workers"), f"{data.backend} needs data.num_workers above 0")
     if in_processes and data.cache == "ram":
         yield Contradiction(
             ("data.cache", "data.backend"), f"ram is of one process, but data.backend {data.backend} reads in several"
         )
-    if data.transfer != "uint8" and data.resident == "device":
+    if data.transfer_dtype != "uint8" and data.preload == "device":
         yield Contradiction(
-            ("data.transfer", "data.resident"), "is how images travel, but data.resident: device moves them once"
+            ("data.transfer_dtype", "data.preload"), "is how images travel, but data.preload: device moves them once"
         )
 
 
@@ -157,42 +171,47 @@ def _why_not_gpu(recipe: Recipe) -> str | None:
 
 def _mean(recipe: Recipe) -> Iterator[Contradiction]:
     preprocess = recipe.data.preprocess
-    fields = ("data.preprocess.mean", "data.preprocess.scale")
-    highest, most = max(preprocess.mean, default=0), 255 / preprocess.scale
-    if preprocess.standardise:
+    fields = ("data.preprocess.mean", "data.preprocess.divide_by")
+    highest, most = max(preprocess.mean, default=0), 255 / preprocess.divide_by
+    if preprocess.per_image_standardization:
         return
     if highest > most:
         yield Contradiction(
-            fields, f"{highest:g} is above {most:g}, the brightest pixel divided by data.preprocess.scale"
+            fields, f"{highest:g} is above {most:g}, the brightest pixel divided by data.preprocess.divide_by"
         )
-    elif preprocess.scale == 1 and 0 < highest <= 1:
+    elif preprocess.divide_by == 1 and 0 < highest <= 1:
         yield Contradiction(
-            fields, f"{highest:g} is a mean of 0 to 1, but data.preprocess.scale 1 leaves pixels at 0 to 255"
+            fields, f"{highest:g} is a mean of 0 to 1, but data.preprocess.divide_by 1 leaves pixels at 0 to 255"
         )
 
 
 def _augment(recipe: Recipe) -> Iterator[Contradiction]:
     augment = recipe.augment
-    bounds = {"area": augment.area, "ratio": augment.ratio}
-    bounds |= {"erase.area": augment.erase.area, "erase.ratio": augment.erase.ratio}
+    bounds = {"scale": augment.scale, "ratio": augment.ratio}
+    bounds |= {
+        "random_erasing.scale": augment.random_erasing.scale,
+        "random_erasing.ratio": augment.random_erasing.ratio,
+    }
     for name, (low, high) in bounds.items():
         if low > high:
             yield Contradiction((f"augment.{name}",), f"goes from the smaller to the larger, not {low} to {high}")
-    for (before, _), (after, _) in pairwise(augment.progressive):
+    for (before, _), (after, _) in pairwise(augment.progressive_resizing):
         if before.unit == after.unit and before.value >= after.value:
-            yield Contradiction(("augment.progressive",), f"must rise, but {after} follows {before}")
+            yield Contradiction(("augment.progressive_resizing",), f"must rise, but {after} follows {before}")
     extras = {
-        "policy": augment.policy != "none",
-        "jitter": augment.jitter.on,
-        "erase.probability": augment.erase.probability > 0,
+        "auto_augment": augment.auto_augment != "none",
+        "color_jitter": augment.color_jitter.on,
+        "random_erasing.probability": augment.random_erasing.probability > 0,
         "zoom_out.probability": augment.zoom_out.probability > 0,
     }
-    if augment.crop == "pad" and augment.pad_form == "reflect":
-        smallest = min([augment.size or recipe.data.preprocess.size, *(size for _, size in augment.progressive)])
-        if augment.pad >= smallest:
+    if augment.crop == "random" and augment.padding_mode == "reflect":
+        smallest = min(
+            [augment.size or recipe.data.preprocess.size, *(size for _, size in augment.progressive_resizing)]
+        )
+        if augment.padding >= smallest:
             yield Contradiction(
-                ("augment.pad", "augment.pad_form"),
-                f"{augment.pad} is more than an image of {smallest} px can reflect; it needs one pixel less",
+                ("augment.padding", "augment.padding_mode"),
+                f"{augment.padding} is more than an image of {smallest} px can reflect; it needs one pixel less",
             )
     if augment.train_like_eval:
         for name in (name for name, is_on in extras.items() if is_on):
@@ -202,9 +221,9 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
             )
     if recipe.data.preprocess.channels == 1:
         for name in ("saturation", "hue"):
-            if getattr(augment.jitter, name) > 0:
+            if getattr(augment.color_jitter, name) > 0:
                 yield Contradiction(
-                    (f"augment.jitter.{name}", "data.preprocess.channels"),
+                    (f"augment.color_jitter.{name}", "data.preprocess.channels"),
                     "needs colours, but data.preprocess.channels is 1",
                 )
     yield from _mixing(recipe)
@@ -212,22 +231,22 @@ def _augment(recipe: Recipe) -> Iterator[Contradiction]:
 
 def _mixing(recipe: Recipe) -> Iterator[Contradiction]:
     augment, cutmix, batch = recipe.augment, recipe.augment.cutmix, recipe.batch
-    if cutmix.kind == "beta" and cutmix.keep < 1:
+    if cutmix.mode == "beta" and cutmix.lam < 1:
         yield Contradiction(
-            ("augment.cutmix.keep", "augment.cutmix.kind"), "is for the kinds fixed and random; beta has alpha"
+            ("augment.cutmix.lam", "augment.cutmix.mode"), "is for the kinds fixed and random; beta has alpha"
         )
-    if cutmix.kind != "beta" and cutmix.alpha > 0:
+    if cutmix.mode != "beta" and cutmix.alpha > 0:
         yield Contradiction(
-            ("augment.cutmix.alpha", "augment.cutmix.kind"), f"is for the kind beta; {cutmix.kind} has keep"
+            ("augment.cutmix.alpha", "augment.cutmix.mode"), f"is for the kind beta; {cutmix.mode} has keep"
         )
     if augment.combine == "both" and not (augment.mixup.on and cutmix.on):
         yield Contradiction(
-            ("augment.combine", "augment.mixup.alpha", "augment.cutmix.alpha", "augment.cutmix.keep"),
+            ("augment.combine", "augment.mixup.alpha", "augment.cutmix.alpha", "augment.cutmix.lam"),
             "both needs augment.mixup and augment.cutmix on",
         )
     if not augment.mixes:
         return
-    fields = ("augment.mixup.alpha",) if augment.mixup.on else ("augment.cutmix.alpha", "augment.cutmix.keep")
+    fields = ("augment.mixup.alpha",) if augment.mixup.on else ("augment.cutmix.alpha", "augment.cutmix.lam")
     group = batch.group if isinstance(batch.group, int) else batch.size
     if group == 1:
         yield Contradiction((*fields, "batch.group", "batch.size"), "has no partner in a group of one sample")
@@ -250,20 +269,24 @@ def _batch(recipe: Recipe) -> Iterator[Contradiction]:
 def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
     schedule, length = recipe.schedule, recipe.length
     yield from _unused_schedule(recipe)
-    if schedule.kind == "step" and schedule.period is None:
-        yield Contradiction(("schedule.kind", "schedule.period"), "step needs schedule.period, as in 30ep")
-    if schedule.kind == "milestones" and not schedule.milestones:
+    if schedule.name == "step" and schedule.period is None:
+        yield Contradiction(("schedule.name", "schedule.period"), "step needs schedule.period, as in 30ep")
+    if schedule.name == "multistep" and not schedule.milestones:
         yield Contradiction(
-            ("schedule.kind", "schedule.milestones"), "milestones needs schedule.milestones, as in [30ep, 60ep]"
+            ("schedule.name", "schedule.milestones"), "multistep needs schedule.milestones, as in [30ep, 60ep]"
         )
-    if schedule.kind == "table":
+    if schedule.name == "piecewise":
         yield from _table(recipe)
-    if schedule.kind == "one-cycle" and schedule.warmup.value == 0:
-        yield Contradiction(("schedule.kind", "schedule.warmup"), "one-cycle needs schedule.warmup, as in 30%")
-    if schedule.kind == "exponential" and schedule.drops is not None and schedule.period is not None:
-        yield Contradiction(("schedule.drops", "schedule.period"), "sets the period, but schedule.period is given too")
-    if schedule.end_ratio is not None and schedule.end_lr > 0:
-        yield Contradiction(("schedule.end_ratio", "schedule.end_lr"), "and schedule.end_lr say the same thing twice")
+    if schedule.name == "one-cycle" and schedule.warmup.value == 0:
+        yield Contradiction(("schedule.name", "schedule.warmup"), "one-cycle needs schedule.warmup, as in 30%")
+    if schedule.name == "exponential" and schedule.num_periods is not None and schedule.period is not None:
+        yield Contradiction(
+            ("schedule.num_periods", "schedule.period"), "sets the period, but schedule.period is given too"
+        )
+    if schedule.end_lr_ratio is not None and schedule.end_lr > 0:
+        yield Contradiction(
+            ("schedule.end_lr_ratio", "schedule.end_lr"), "and schedule.end_lr say the same thing twice"
+        )
     pairs = zip(schedule.milestones, schedule.milestones[1:], strict=False)
     for before, after in pairs:
         if before.unit == after.unit and before.value >= after.value:
@@ -279,12 +302,12 @@ def _unused_schedule(recipe: Recipe) -> Iterator[Contradiction]:
     schedule = recipe.schedule
     blank = type(schedule)()
     for name in type(schedule).model_fields:
-        if name not in SCHEDULE_FIELDS[schedule.kind] and getattr(schedule, name) != getattr(blank, name):
+        if name not in SCHEDULE_FIELDS[schedule.name] and getattr(schedule, name) != getattr(blank, name):
             kinds = [kind for kind, used in SCHEDULE_FIELDS.items() if name in used]
             yield Contradiction(
-                (f"schedule.{name}", "schedule.kind"),
-                f"is for the {'kind' if len(kinds) == 1 else 'kinds'} {_and(kinds)}, but schedule.kind is "
-                f"{schedule.kind}",
+                (f"schedule.{name}", "schedule.name"),
+                f"is for the {'kind' if len(kinds) == 1 else 'kinds'} {_and(kinds)}, but schedule.name is "
+                f"{schedule.name}",
             )
 
 
@@ -297,82 +320,89 @@ def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
     optimizer = recipe.optimizer
     if optimizer.nesterov and optimizer.momentum == 0:
         yield Contradiction(("optimizer.nesterov", "optimizer.momentum"), "needs optimizer.momentum above 0")
-    is_rmsprop = optimizer.kind.startswith("rmsprop")
+    is_rmsprop = optimizer.name.startswith("rmsprop")
     given = {
         "nesterov": (optimizer.nesterov, not is_rmsprop, "sgd and lars"),
         "alpha": (optimizer.alpha != 0.9, is_rmsprop, "rmsprop"),
         "alpha_exponent": (optimizer.alpha_exponent is not None, is_rmsprop, "rmsprop"),
-        "epsilon": (optimizer.epsilon != "auto", optimizer.kind != "sgd", "rmsprop and lars"),
-        "trust": (optimizer.trust != 0.001, optimizer.kind == "lars", "lars"),
-        "skip": (optimizer.skip != "norm-bias", optimizer.kind == "lars", "lars"),
-        "path": (optimizer.path == "fused", not is_rmsprop, "sgd and lars when fused"),
-        "norm_bias_lr": (optimizer.norm_bias_lr != 1, optimizer.kind == "sgd", "sgd"),
+        "eps": (optimizer.eps != "auto", optimizer.name != "sgd", "rmsprop and lars"),
+        "trust_coefficient": (optimizer.trust_coefficient != 0.001, optimizer.name == "lars", "lars"),
+        "lars_exclude": (optimizer.lars_exclude != "norm-bias", optimizer.name == "lars", "lars"),
+        "implementation": (optimizer.implementation == "fused", not is_rmsprop, "sgd and lars when fused"),
+        "norm_bias_lr_scale": (optimizer.norm_bias_lr_scale != 1, optimizer.name == "sgd", "sgd"),
     }
     for name, (is_given, is_used, kinds) in given.items():
         if is_given and not is_used:
             yield Contradiction(
-                (f"optimizer.{name}", "optimizer.kind"), f"is for {kinds}, but optimizer.kind is {optimizer.kind}"
+                (f"optimizer.{name}", "optimizer.name"), f"is for {kinds}, but optimizer.name is {optimizer.name}"
             )
     if optimizer.alpha_exponent is not None and optimizer.alpha != 0.9:
         yield Contradiction(("optimizer.alpha_exponent", "optimizer.alpha"), "and optimizer.alpha both give the decay")
-    if optimizer.kind == "lars" and optimizer.decay not in ("all", f"not-{optimizer.skip}"):
+    if optimizer.name == "lars" and optimizer.weight_decay_exclude not in ("none", optimizer.lars_exclude):
         yield Contradiction(
-            ("optimizer.decay", "optimizer.skip"),
-            f"{optimizer.decay} is not what lars does: all but optimizer.skip ({optimizer.skip}) is decayed; write all",
+            ("optimizer.weight_decay_exclude", "optimizer.lars_exclude"),
+            f"{optimizer.weight_decay_exclude} is not what lars does: it decays all but "
+            f"optimizer.lars_exclude ({optimizer.lars_exclude}); leave optimizer.weight_decay_exclude out",
         )
 
 
 def _ending(recipe: Recipe) -> Iterator[Contradiction]:
-    average, save_every = recipe.average, recipe.save.every
-    if isinstance(average.last, Duration):
-        if average.last.unit == "min":
-            yield Contradiction(("average.last",), f"cannot be in minutes ({average.last})")
-        if average.last.value == 0:
-            yield Contradiction(("average.last",), f"must be longer than {average.last}; to switch it off: off")
+    checkpoint_average, save_every = recipe.checkpoint_average, recipe.save.every
+    if isinstance(checkpoint_average.last, Duration):
+        if checkpoint_average.last.unit == "min":
+            yield Contradiction(("checkpoint_average.last",), f"cannot be in minutes ({checkpoint_average.last})")
+        if checkpoint_average.last.value == 0:
+            yield Contradiction(
+                ("checkpoint_average.last",), f"must be longer than {checkpoint_average.last}; to switch it off: off"
+            )
         if save_every == "off":
-            yield Contradiction(("average.last", "save.every"), "averages checkpoints, but save.every: off writes none")
+            yield Contradiction(
+                ("checkpoint_average.last", "save.every"), "averages checkpoints, but save.every: off writes none"
+            )
         elif isinstance(save_every, Duration) and save_every.unit == "min":
             yield Contradiction(
-                ("average.last", "save.every"), f"must not depend on the clock, but save.every is {save_every}"
+                ("checkpoint_average.last", "save.every"),
+                f"must not depend on the clock, but save.every is {save_every}",
             )
-    for name, value in (("target", recipe.stop.target), ("patience", recipe.stop.patience)):
+    for name, value in (("target", recipe.early_stopping.target), ("patience", recipe.early_stopping.patience)):
         if value != "off" and recipe.evaluate.every == "off":
             yield Contradiction(
-                (f"stop.{name}", "evaluate.every"), "is judged by evaluations, but evaluate.every: off makes none"
+                (f"early_stopping.{name}", "evaluate.every"),
+                "is judged by evaluations, but evaluate.every: off makes none",
             )
 
 
 def _table(recipe: Recipe) -> Iterator[Contradiction]:
     """A value for each milestone; order is checked for all milestones alike."""
-    num_values, num_milestones = len(recipe.schedule.values), len(recipe.schedule.milestones)
+    num_values, num_milestones = len(recipe.schedule.milestone_lrs), len(recipe.schedule.milestones)
     if num_values == 0:
-        text = "table needs schedule.values, one for each of schedule.milestones; schedule.lr holds before the first"
-        yield Contradiction(("schedule.kind", "schedule.values"), text)
+        text = "piecewise needs schedule.milestone_lrs, one for each milestone; schedule.lr holds before the first"
+        yield Contradiction(("schedule.name", "schedule.milestone_lrs"), text)
     elif num_values != num_milestones:
         text = f"has {num_values}, but schedule.milestones {num_milestones}: each value begins at its milestone"
-        yield Contradiction(("schedule.values", "schedule.milestones"), text)
+        yield Contradiction(("schedule.milestone_lrs", "schedule.milestones"), text)
     schedule = recipe.schedule
-    if not schedule.uses_lr and schedule.lr not in (type(schedule)().lr, *schedule.values[:1]):
+    if not schedule.uses_lr and schedule.lr not in (type(schedule)().lr, *schedule.milestone_lrs[:1]):
         yield Contradiction(
-            ("schedule.lr", "schedule.values", "schedule.milestones"),
-            f"{schedule.lr:g} has no effect: the table begins at {schedule.milestones[0]}; "
-            "its rates are schedule.values",
+            ("schedule.lr", "schedule.milestone_lrs", "schedule.milestones"),
+            f"{schedule.lr:g} has no effect: the schedule begins at {schedule.milestones[0]}; "
+            "its rates are schedule.milestone_lrs",
         )
 
 
 def _rest(recipe: Recipe) -> Iterator[Contradiction]:
-    if recipe.engine.kernels == "on" and recipe.engine.compile == "on":
-        yield Contradiction(("engine.kernels", "engine.compile"), "both would compute the network")
-    if recipe.engine.kernels == "on" and not recipe.precision.is_plain:
+    if recipe.engine.fused_kernels == "on" and recipe.engine.compile == "on":
+        yield Contradiction(("engine.fused_kernels", "engine.compile"), "both would compute the network")
+    if recipe.engine.fused_kernels == "on" and not recipe.precision.is_plain:
         text = "leave each operation's type alone, but precision decides it for single operations"
-        yield Contradiction(("engine.kernels", "precision.mode"), text)
-    if recipe.engine.autotune == "on" and recipe.engine.deterministic:
+        yield Contradiction(("engine.fused_kernels", "precision.mode"), text)
+    if recipe.engine.cudnn_benchmark == "on" and recipe.engine.deterministic:
         text = "may choose another algorithm in each run, but engine.deterministic promises the same bits"
-        yield Contradiction(("engine.autotune", "engine.deterministic"), text)
+        yield Contradiction(("engine.cudnn_benchmark", "engine.deterministic"), text)
     if recipe.profile != "off" and recipe.profile[0] > recipe.profile[1]:
         yield Contradiction(("profile",), f"ends at step {recipe.profile[1]}, before it begins ({recipe.profile[0]})")
-    if len(set(recipe.records)) < len(recipe.records):
-        yield Contradiction(("records",), f"names one twice: {', '.join(recipe.records)}")
+    if len(set(recipe.loggers)) < len(recipe.loggers):
+        yield Contradiction(("loggers",), f"names one twice: {', '.join(recipe.loggers)}")
     yield from _precision(recipe)
     yield from _figures(recipe)
 
@@ -382,20 +412,29 @@ def _precision(recipe: Recipe) -> Iterator[Contradiction]:
     given = {
         "loss_scale": (precision.loss_scale != "dynamic", precision.is_scaled, "fp16, 16.16 and 16.32"),
         "rounding": (precision.rounding != "auto", precision.mode == "16.16", "16.16, whose weights are halves"),
-        "ops": (precision.ops.float32 or precision.ops.lower, precision.has_lower, "modes with a type below fp32"),
-        "partials": (precision.partials == "half", precision.has_lower, "modes with a type below fp32"),
+        "ops": (
+            precision.ops.float32 or precision.ops.low_precision,
+            precision.has_lower,
+            "modes with a type below fp32",
+        ),
+        "reduced_precision_reduction": (
+            precision.reduced_precision_reduction == "on",
+            precision.has_lower,
+            "modes with a type below fp32",
+        ),
     }
     for name, (is_given, is_used, modes) in given.items():
         if is_given and not is_used:
             yield Contradiction(
                 (f"precision.{name}", "precision.mode"), f"is for {modes}, but precision.mode is {precision.mode}"
             )
-    for name in sorted(set(precision.ops.float32) & set(precision.ops.lower)):
+    for name in sorted(set(precision.ops.float32) & set(precision.ops.low_precision)):
         yield Contradiction(
-            ("precision.ops.float32", "precision.ops.lower"), f"and precision.ops.lower both name {name}"
+            ("precision.ops.float32", "precision.ops.low_precision"),
+            f"and precision.ops.low_precision both name {name}",
         )
-    for name in sorted(set(precision.ops.lower) & {"cross_entropy", "nll_loss"}):
-        yield Contradiction(("precision.ops.lower",), f"cannot have {name}: the loss is computed in float32")
+    for name in sorted(set(precision.ops.low_precision) & {"cross_entropy", "nll_loss"}):
+        yield Contradiction(("precision.ops.low_precision",), f"cannot have {name}: the loss is computed in float32")
 
 
 def _figures(recipe: Recipe) -> Iterator[Contradiction]:

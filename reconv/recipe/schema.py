@@ -42,7 +42,7 @@ def _lone_rate(value: object) -> object:
     if parsed is None:
         raise ValueError("a number, also as in 2^-11 per image or 0.256 per 256")
     if parsed[1] is not None:
-        raise ValueError("a rate without `per`, since schedule.per is given too")
+        raise ValueError("a rate without `per`, since schedule.base_batch_size is given too")
     return parsed[0]
 
 
@@ -55,8 +55,10 @@ class ModelConfig(Section):
     name: str = "resnet50"
     options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = Field(default_factory=dict)
     init: str | None = None  # a weights file, a run, torchvision:NAME, timm:NAME or an https address
-    freeze: bool = False  # train the head only
-    train: Annotated[tuple[str, ...], Listed] = ()  # names of trained parameters, as in [layer4.*, fc.*]; empty: all
+    freeze_backbone: bool = False  # train the head only
+    trainable: Annotated[
+        tuple[str, ...], Listed
+    ] = ()  # names of trained parameters, as in [layer4.*, fc.*]; empty: all
 
 
 class BatchConfig(Section):
@@ -70,79 +72,83 @@ class BatchConfig(Section):
 class OptimizerConfig(Section):
     """How a gradient becomes a step. `rmsprop` is torch's form, `rmsprop-tf` TensorFlow's."""
 
-    kind: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
+    name: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = False  # sgd and lars
     weight_decay: NonNegative = 1e-4
-    decay: Literal["all", "not-norm-bias", "not-norm", "nvidia-by-name"] = "all"  # which parameters are decayed
+    weight_decay_exclude: Literal["none", "norm-bias", "norm", "nvidia-by-name"] = "none"  # parameters without decay
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9  # rmsprop: share of the old mean square
     alpha_exponent: Annotated[float, Field(ge=-64, lt=0)] | None = None  # alpha = 1 - global batch x 2^exponent
-    epsilon: NonNegative | Literal["auto"] = "auto"  # auto: 1e-3 for rmsprop, 0 for lars
-    trust: PositiveFloat = 0.001  # lars: a step is at most this share of the weight's norm
-    skip: Literal["norm-bias", "norm", "none"] = "norm-bias"  # lars: plain momentum without decay for these
-    path: Literal["auto", "foreach", "fused"] = "auto"  # the same mathematics; auto: fused where torch has it
-    norm_bias_lr: PositiveFloat = 1  # sgd: times the rate, for the biases of norms; rate x decay stays as it is
+    eps: NonNegative | Literal["auto"] = "auto"  # auto: 1e-3 for rmsprop, 0 for lars
+    trust_coefficient: PositiveFloat = 0.001  # lars: a step is at most this share of the weight's norm
+    lars_exclude: Literal["norm-bias", "norm", "none"] = "norm-bias"  # lars: plain momentum without decay for these
+    implementation: Literal["auto", "foreach", "fused"] = "auto"  # the same mathematics; auto: fused where torch has it
+    norm_bias_lr_scale: PositiveFloat = 1  # sgd: times the rate, for the biases of norms; rate x decay stays as it is
 
     @property
-    def used_epsilon(self) -> float:
+    def effective_eps(self) -> float:
         """The epsilon as a number: vendors' default of the kind where the recipe leaves it open."""
-        if self.epsilon != "auto":
-            return self.epsilon
-        return 1e-3 if self.kind.startswith("rmsprop") else 0.0
+        if self.eps != "auto":
+            return self.eps
+        return 1e-3 if self.name.startswith("rmsprop") else 0.0
 
 
 class ScheduleConfig(Section):
     """The learning rate as a pure function of the step."""
 
-    kind: Literal[
-        "constant", "cosine", "linear", "step", "milestones", "table", "exponential", "polynomial", "one-cycle"
+    name: Literal[
+        "constant", "cosine", "linear", "step", "multistep", "piecewise", "exponential", "polynomial", "one-cycle"
     ] = "cosine"
     lr: Annotated[PositiveFloat, BeforeValidator(_lone_rate)] = 0.1  # at the reference batch
-    per: Positive | None = None  # reference batch: lr x global batch / per; null: lr is absolute
-    update: Literal["step", "epoch"] = "step"  # how often the rate moves
+    base_batch_size: Positive | None = None  # reference batch: lr x global batch / per; null: lr is absolute
+    interval: Literal["step", "epoch"] = "step"  # how often the rate moves
     warmup: Duration = Duration(0, "ep")
     warmup_from: Literal["first", "zero"] = "first"  # step s of W has (s + 1) / W of the rate, or s / W
-    origin: Literal["warmup", "start", "scaled"] = "warmup"  # where curves begin; scaled: warm-up multiplies the curve
+    warmup_mode: Literal["prefix", "replace", "multiply"] = "prefix"
     end_lr: NonNegative = 0  # absolute, not scaled: cosine, linear, polynomial, one-cycle
-    end_ratio: Fraction | None = None  # the same as a share of the peak
-    horizon: Duration | None = None  # where cosine, linear and polynomial arrive; null: at the end of the run
+    end_lr_ratio: Fraction | None = None  # the same as a share of the peak
+    decay_until: Duration | None = None  # where cosine, linear and polynomial arrive; null: at the end of the run
     period: Duration | None = None  # step: length of one level; exponential: time of one factor, null: an epoch
-    drops: Positive | None = None  # exponential: the run is so many periods
+    num_periods: Positive | None = None  # exponential: the run is so many periods
     staircase: bool = False  # exponential: whole factors only
     milestones: Annotated[tuple[Duration, ...], Listed] = ()
-    after: Literal["reached", "exceeded"] = "reached"  # when a milestone counts: at its step, or at the next one
-    values: Annotated[tuple[PositiveFloat, ...], Listed] = ()  # table: the rate from each milestone on; lr before
-    factor: PositiveFloat = 0.1  # step, milestones, exponential
+    milestone_when: Literal["reached", "exceeded"] = (
+        "reached"  # when a milestone counts: at its step, or at the next one
+    )
+    milestone_lrs: Annotated[
+        tuple[PositiveFloat, ...], Listed
+    ] = ()  # table: the rate from each milestone on; lr before
+    gamma: PositiveFloat = 0.1  # step, milestones, exponential
     power: PositiveFloat = 2  # polynomial
-    start_ratio: Fraction = 0.04  # one-cycle: the first rate as a share of the peak
-    anneal: Literal["cosine", "linear"] = "cosine"  # one-cycle: the form of both ways
+    start_lr_ratio: Fraction = 0.04  # one-cycle: the first rate as a share of the peak
+    anneal_strategy: Literal["cosine", "linear"] = "cosine"  # one-cycle: the form of both ways
 
     @property
     def uses_lr(self) -> bool:
         """Whether lr is the rate of any step: not where a table holds from step 0 and no warm-up leads to lr."""
-        if self.kind != "table" or not self.milestones:
+        if self.name != "piecewise" or not self.milestones:
             return True
-        from_start = self.milestones[0].value == 0 and self.after == "reached"
-        return not from_start or (self.warmup.value > 0 and self.origin != "scaled")
+        from_start = self.milestones[0].value == 0 and self.milestone_when == "reached"
+        return not from_start or (self.warmup.value > 0 and self.warmup_mode != "multiply")
 
     @model_validator(mode="before")
     @classmethod
     def _split_rate(cls, given: Any) -> Any:
-        """`lr: 2^-11 per image` says lr and per at once."""
+        """`lr: 2^-11 per image` sets lr and base_batch_size."""
         return split_rate(given) if isinstance(given, Mapping) else given
 
 
 class LossConfig(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0  # in training only
     # uniform: the share is spread over all classes; others: over all but the right one, which keeps 1 - share
-    smoothing_form: Literal["uniform", "others"] = "uniform"
+    smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
 
 
 class DistillConfig(Section):
     """A trained network whose answers are learned beside the labels: (1 - alpha) x loss + alpha x T^2 x divergence."""
 
     teacher: str | None = None  # a run or a weights file; null: off
-    recipe: str | None = None  # of a teacher that is a bare weights file
+    teacher_recipe: str | None = None  # of a teacher that is a bare weights file
     alpha: Fraction = 0.5  # the teacher's share
     temperature: PositiveFloat = 4
 
@@ -151,18 +157,18 @@ class EmaConfig(Section):
     """A moving average of the weights, evaluated and saved beside them."""
 
     decay: Annotated[float, Field(ge=0, lt=1)] = 0  # 0: off
-    ramp: bool = True  # min(decay, (1 + step) / (10 + step))
+    warmup: bool = True  # min(decay, (1 + step) / (10 + step))
 
 
 class CheckpointAverageConfig(Section):
     """The checkpoints of the last epochs as one more set of weights when the run is done: averaged.safetensors."""
 
     last: Duration | Off = "off"  # of the checkpoints that save.every wrote; 100%: all
-    kind: Literal["mean", "exponential"] = "mean"
+    mode: Literal["mean", "exponential"] = "mean"
     decay: PositiveFraction = 0.99  # exponential: share of the average kept at each next checkpoint
 
 
-class StopConfig(Section):
+class EarlyStoppingConfig(Section):
     """When a run may end before its length, judged by the metric of its evaluations."""
 
     target: PositiveFraction | Off = "off"  # as soon as it is reached
@@ -207,7 +213,7 @@ class PrecisionOps(Section):
     """Operations of the network whose type the recipe decides; the others run as the mode has them."""
 
     float32: Annotated[tuple[OperationName, ...], Listed] = ()
-    lower: Annotated[tuple[OperationName, ...], Listed] = ()  # bfloat16 or float16, by the mode
+    low_precision: Annotated[tuple[OperationName, ...], Listed] = ()  # bfloat16 or float16, by the mode
 
 
 def _mode(value: object) -> object:
@@ -227,7 +233,7 @@ class PrecisionConfig(Section):
     rounding: Literal["auto", "nearest", "stochastic"] = "auto"  # of a 16.16 weight's update; auto: stochastic
     ops: PrecisionOps = PrecisionOps()
     # cuda: whether parts of a sum in a half-precision matrix product may be added in half; auto: as torch has it, half
-    partials: Literal["auto", "full", "half"] = "auto"
+    reduced_precision_reduction: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
 
     @property
     def has_lower(self) -> bool:
@@ -243,40 +249,42 @@ class PrecisionConfig(Section):
         return self.mode in ("fp16", "16.16", "16.32")
 
 
-class NonFinite(Section):
+class NonFiniteConfig(Section):
     """What happens when a loss or gradient is NaN or infinite: the update is never applied."""
 
     policy: Literal["stop", "skip"] = "stop"
-    budget: Positive = 10  # skipped steps in one run before it stops all the same
+    max_skipped: Positive = 10  # skipped steps in one run before it stops all the same
 
 
 class EngineConfig(Section):
     compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     # cuda: our own kernels for batch norm and what surrounds it; auto: where the network has such layers, in place of
     # torch.compile, unless compile is on or off
-    kernels: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    fused_kernels: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off or
     # there are several processes; other devices have nothing to record
-    graph: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    cuda_graphs: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     deterministic: bool = False
     # cuda: try convolution algorithms on the first images of a size, and keep the fastest; auto: unless
     # deterministic, since the fastest may be another one in the next run
-    autotune: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    cudnn_benchmark: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
     # so many, by cuDNN's own order of what should be fast; trials are most of the first step of a large network
-    autotune_limit: Literal["all"] | Positive = 4
-    threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
+    cudnn_benchmark_limit: Literal["all"] | Positive = 4
+    num_threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
     # The cores of this process and its workers: any, those near the device (near), a list as in 0-7,16-23, or a share
     # of the machine's for each of its processes (share).
-    cpus: Annotated[str, Field(pattern=r"^(any|near|share|\d+(-\d+)?(,\d+(-\d+)?)*)$")] = "any"
+    cpu_affinity: Annotated[str, Field(pattern=r"^(any|near|share|\d+(-\d+)?(,\d+(-\d+)?)*)$")] = "any"
     channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
-    non_finite: NonFinite = NonFinite()
+    non_finite: NonFiniteConfig = NonFiniteConfig()
 
 
 class EvaluateConfig(Section):
     every: Duration | Off = Duration(1, "ep")
     offset: Duration = Duration(0, "ep")  # the first evaluation comes here, the next `every` later
-    batch: Positive = 256
-    samples: Positive | None = None  # so many of the validation set, evenly spread; what they give is marked partial
+    batch_size: Positive = 256
+    num_samples: Positive | None = (
+        None  # so many of the validation set, evenly spread; what they give is marked partial
+    )
     # Several views of each image, their logits averaged; also for prediction. flip: and its mirror image.
     # flip-translate: and both moved by a pixel to the upper left and to the lower right, which count half in all.
     tta: Literal["none", "flip", "flip-translate"] = "none"
@@ -286,7 +294,7 @@ class SaveConfig(Section):
     every: Duration | Off = Duration(1, "ep")  # epochs, steps, a share, or minutes; off writes no checkpoint at all
     keep_last: Positive = 2
     keep_best: bool = True
-    pin: Annotated[tuple[Duration, ...], Listed] = ()  # checkpoints at these points are never deleted
+    keep_at: Annotated[tuple[Duration, ...], Listed] = ()  # checkpoints at these points are never deleted
     background: bool = True  # training stops for a copy of the state alone, which is written while it goes on
 
 
@@ -307,17 +315,19 @@ class ParallelConfig(Section):
     """How the processes of a run add their gradients."""
 
     reduce: Literal["fast", "ordered"] = "fast"  # ordered: group gradients are added in group order
-    bucket_mb: PositiveFloat = 25  # fast: gradients travel in pieces of this size, beside the backward pass
-    compress: Annotated[Literal["off", "bf16"], BeforeValidator(words_of_switches)] = "off"  # fast: as they travel
-    pipeline: Annotated[int, Field(ge=1, le=64)] = 1  # devices that share one copy of the network
-    # The stages at which the next device of a pipeline begins; on one device, the next piece that is computed again.
-    splits: Annotated[tuple[str, ...], Listed] = ()
+    bucket_cap_mb: PositiveFloat = 25  # fast: gradients travel in pieces of this size, beside the backward pass
+    gradient_compression: Annotated[Literal["off", "bf16"], BeforeValidator(words_of_switches)] = (
+        "off"  # fast: as they travel
+    )
+    pipeline_stages: Annotated[int, Field(ge=1, le=64)] = 1  # devices that share one copy of the network
+    # The stages at which the next device of a pipeline begins.
+    pipeline_splits: Annotated[tuple[str, ...], Listed] = ()
     # pipeline: all forward passes first (GPipe), forward and backward in turn (1F1B), or one micro-batch at a time
-    schedule: Literal["gpipe", "1f1b", "sequential"] = "gpipe"
-    lost_after_s: Annotated[float, Field(ge=2, le=600)] = 30  # of silence, until a process is given up
+    pipeline_schedule: Literal["gpipe", "1f1b", "sequential"] = "gpipe"
+    heartbeat_timeout_s: Annotated[float, Field(ge=2, le=600)] = 30  # of silence, until a process is given up
 
 
-class Expect(Section):
+class ExpectedResult(Section):
     """What the recipe promises, and where the promise comes from."""
 
     metric: str = "top1"
@@ -372,8 +382,8 @@ class Recipe(Section):
     detection: DetectionConfig = DetectionConfig()
     distill: DistillConfig = DistillConfig()
     ema: EmaConfig = EmaConfig()
-    average: CheckpointAverageConfig = CheckpointAverageConfig()
-    stop: StopConfig = StopConfig()
+    checkpoint_average: CheckpointAverageConfig = CheckpointAverageConfig()
+    early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     precision: PrecisionConfig = PrecisionConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -381,9 +391,9 @@ class Recipe(Section):
     log: LogConfig = LogConfig()
     parallel: ParallelConfig = ParallelConfig()
     memory: MemoryConfig = MemoryConfig()
-    records: Annotated[tuple[RecordName, ...], Listed, BeforeValidator(_listed)] = ()  # written beside the report
+    loggers: Annotated[tuple[RecordName, ...], Listed, BeforeValidator(_listed)] = ()  # written beside the report
     profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"  # trace these steps, from 1, both included
-    expect: Expect | None = None
+    expect: ExpectedResult | None = None
     published: Annotated[tuple[PublishedResult, ...], Listed] = ()  # by others
     measured: Annotated[tuple[MeasuredResult, ...], Listed] = ()  # by us
 

@@ -38,11 +38,11 @@ def parse_rate(text: str) -> tuple[float, int | None] | None:
 
 
 def split_rate(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`lr: 2^-11 per image` as lr and per; left as it is where `per` says something else."""
+    """`lr: 2^-11 per image` as lr and base_batch_size; unchanged where base_batch_size is given and differs."""
     text = given.get("lr")
     rate, per = (parse_rate(text) if isinstance(text, str) else None) or (0.0, None)
-    agree = per is not None and given.get("per") in (None, per)
-    return {**given, "lr": rate, "per": per} if agree else dict(given)
+    agree = per is not None and given.get("base_batch_size") in (None, per)
+    return {**given, "lr": rate, "base_batch_size": per} if agree else dict(given)
 
 
 @dataclass(frozen=True, slots=True)

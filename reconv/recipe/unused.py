@@ -35,28 +35,32 @@ def _defaults() -> dict[str, Any]:
 def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     """Whether options are used, why not, and which they are."""
     yield from _needs_of_images(recipe)
-    schedule, distill, average = recipe.schedule, recipe.distill, recipe.average
+    schedule, distill, checkpoint_average = recipe.schedule, recipe.distill, recipe.checkpoint_average
     smoothed = recipe.loss.label_smoothing > 0
-    yield smoothed, "loss.label_smoothing is 0", ("loss.smoothing_form",)
+    yield smoothed, "loss.label_smoothing is 0", ("loss.smooth_over",)
     yield distill.teacher is not None, "distill.teacher is null", ("distill.alpha", "distill.temperature")
-    yield recipe.ema.decay > 0, "ema.decay is 0", ("ema.ramp",)
-    yield average.last != "off", "average.last is off", ("average.kind", "average.decay")
-    yield average.kind == "exponential", "average.kind is mean", ("average.decay",)
+    yield recipe.ema.decay > 0, "ema.decay is 0", ("ema.warmup",)
+    yield (
+        checkpoint_average.last != "off",
+        "checkpoint_average.last is off",
+        ("checkpoint_average.mode", "checkpoint_average.decay"),
+    )
+    yield checkpoint_average.mode == "exponential", "checkpoint_average.mode is mean", ("checkpoint_average.decay",)
     warms = schedule.warmup.value > 0
-    yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.origin")
-    yield warms or schedule.kind != "constant", "schedule.kind is constant, without warm-up", ("schedule.update",)
-    from_0 = schedule.kind in ("step", "milestones", "table") and schedule.origin == "start"
-    yield not from_0, f"schedule.kind {schedule.kind} counts from step 0 always", ("schedule.origin",)
+    yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.warmup_mode")
+    yield warms or schedule.name != "constant", "schedule.name is constant, without warm-up", ("schedule.interval",)
+    from_0 = schedule.name in ("step", "multistep", "piecewise") and schedule.warmup_mode == "replace"
+    yield not from_0, f"schedule.name {schedule.name} counts from step 0 always", ("schedule.warmup_mode",)
     fast = recipe.parallel.reduce == "fast"
-    yield fast, "parallel.reduce is ordered", ("parallel.bucket_mb", "parallel.compress")
-    piped = recipe.parallel.pipeline > 1
-    yield piped, "parallel.pipeline is 1", ("parallel.schedule",)
-    yield not piped, "parallel.pipeline has its own way", ("parallel.bucket_mb",)
-    tries = recipe.engine.autotune != "off" and not recipe.engine.deterministic
-    yield tries, "no algorithms are tried", ("engine.autotune_limit",)
+    yield fast, "parallel.reduce is ordered", ("parallel.bucket_cap_mb", "parallel.gradient_compression")
+    piped = recipe.parallel.pipeline_stages > 1
+    yield piped, "parallel.pipeline_stages is 1", ("parallel.pipeline_schedule",)
+    yield not piped, "parallel.pipeline_stages has its own way", ("parallel.bucket_cap_mb",)
+    tries = recipe.engine.cudnn_benchmark != "off" and not recipe.engine.deterministic
+    yield tries, "no algorithms are tried", ("engine.cudnn_benchmark_limit",)
     skips = recipe.engine.non_finite.policy == "skip"
-    yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.budget",)
-    yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.samples")
+    yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.max_skipped",)
+    yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.num_samples")
     yield recipe.save.every != "off", "save.every is off", ("save.keep_last", "save.keep_best", "save.background")
 
 
@@ -64,43 +68,51 @@ def _needs_of_device(engine: EngineConfig, device: str) -> Iterator[tuple[bool, 
     """A wish to do without is fulfilled on a device that does without; what cannot be compiled is refused elsewhere."""
     is_known_to_lack = device not in ("", "cuda")
     none = f"no algorithms are tried on {device}"
-    yield not (is_known_to_lack and engine.autotune == "on"), none, ("engine.autotune",)
-    yield not is_known_to_lack, none, ("engine.autotune_limit",)
-    yield not (is_known_to_lack and engine.graph == "on"), f"steps are not recorded on {device}", ("engine.graph",)
+    yield not (is_known_to_lack and engine.cudnn_benchmark == "on"), none, ("engine.cudnn_benchmark",)
+    yield not is_known_to_lack, none, ("engine.cudnn_benchmark_limit",)
+    yield (
+        not (is_known_to_lack and engine.cuda_graphs == "on"),
+        f"steps are not recorded on {device}",
+        ("engine.cuda_graphs",),
+    )
 
 
 def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     augment, cutmix = recipe.augment, recipe.augment.cutmix
     spec, as_is = recipe.data.preprocess, "augment.train_like_eval is true"
-    crops = ("pad", "pad_form", "area", "ratio", "attempts", "fallback", "antialias")
-    yield not augment.train_like_eval, as_is, _of("augment", "crop", "flip", "flip_form", *crops)
-    by_image = "data.preprocess.standardise is true"
+    crops = ("padding", "padding_mode", "scale", "ratio", "attempts", "fallback", "antialias")
+    yield not augment.train_like_eval, as_is, _of("augment", "crop", "hflip", "hflip_mode", *crops)
+    by_image = "data.preprocess.per_image_standardization is true"
     # Grey images cannot have the default means: there is one value for each channel.
-    yield not spec.standardise or spec.channels == 1, by_image, _of("data.preprocess", "mean", "std")
-    yield not spec.standardise, by_image, ("data.preprocess.scale",)
+    yield not spec.per_image_standardization or spec.channels == 1, by_image, _of("data.preprocess", "mean", "std")
+    yield not spec.per_image_standardization, by_image, ("data.preprocess.divide_by",)
     crop = f"augment.crop is {augment.crop}"
-    yield augment.crop == "pad", crop, _of("augment", "pad", "pad_form")
-    yield augment.crop == "resized", crop, _of("augment", "area", "ratio", "attempts", "fallback", "antialias")
+    yield augment.crop == "random", crop, _of("augment", "padding", "padding_mode")
+    yield augment.crop == "random_resized", crop, _of("augment", "scale", "ratio", "attempts", "fallback", "antialias")
     interpolation = augment.interpolation or spec.interpolation
     yield interpolation != "nearest", "training images take the nearest pixel", ("augment.antialias",)
-    yield recipe.data.backend == "gpu", f"data.backend is {recipe.data.backend}", ("data.gpu_share",)
+    yield recipe.data.backend == "gpu", f"data.backend is {recipe.data.backend}", ("data.gpu_decode_fraction",)
     reason = why_plain(augment, spec)
     yield reason is None, reason or "", ("augment.decoder",)
-    box_crop = ("whole", "overlaps", "overlap_with", "side", "ratio", "candidates")
-    yield augment.crop == "ssd", crop, _of("augment.box_crop", *box_crop)
-    yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.most",)
-    yield augment.jitter.on, "augment.jitter changes nothing", ("augment.jitter.form",)
+    box_crop = ("no_crop_probability", "min_ious", "iou_with", "scale", "max_aspect_ratio", "trials")
+    yield augment.crop == "ssd", crop, _of("augment.ssd_crop", *box_crop)
+    yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.max_scale",)
+    yield augment.color_jitter.on, "augment.color_jitter changes nothing", ("augment.color_jitter.implementation",)
     boxes = _of("data", "bad_boxes", "empty_images", "difficult_boxes")
     boxes += tuple(name for name in _defaults() if name.startswith("detection."))
     yield recipe.task == "detection", "task is classification", boxes
-    yield augment.flip > 0, "augment.flip is 0", ("augment.flip_form",)
-    policy = f"augment.policy is {augment.policy}"
-    yield augment.policy == "randaugment", policy, _of("augment.randaugment", "n", "magnitude")
-    yield augment.policy != "none", policy, ("augment.fill",)
-    yield augment.erase.probability > 0, "augment.erase.probability is 0", _of("augment.erase", "area", "ratio")
-    yield augment.mixup.on, "augment.mixup.alpha is 0", _of("augment.mixup", "per", "partner", "fold")
-    off = "alpha is 0" if cutmix.kind == "beta" else "keep is 1"
-    yield cutmix.on, f"augment.cutmix.{off}", _of("augment.cutmix", "kind", "roll")
+    yield augment.hflip > 0, "augment.hflip is 0", ("augment.hflip_mode",)
+    policy = f"augment.auto_augment is {augment.auto_augment}"
+    yield augment.auto_augment == "randaugment", policy, _of("augment.randaugment", "num_ops", "magnitude")
+    yield augment.auto_augment != "none", policy, ("augment.fill",)
+    yield (
+        augment.random_erasing.probability > 0,
+        "augment.random_erasing.probability is 0",
+        _of("augment.random_erasing", "scale", "ratio"),
+    )
+    yield augment.mixup.on, "augment.mixup.alpha is 0", _of("augment.mixup", "mode", "partner", "lam_at_least_half")
+    off = "alpha is 0" if cutmix.mode == "beta" else "lam is 1"
+    yield cutmix.on, f"augment.cutmix.{off}", _of("augment.cutmix", "mode", "roll")
 
 
 def _of(section: str, *names: str) -> tuple[str, ...]:

@@ -28,14 +28,14 @@ def _is_in_memory(recipe: Recipe, facts: Facts) -> bool:
 def decoder(recipe: Recipe, facts: Facts) -> Decoder:
     """Who makes resized crops of JPEG files: the plain way where there are none, or where the compiled one has none."""
     if _is_in_memory(recipe, facts) or why_plain(recipe.augment, recipe.data.preprocess) is not None:
-        return "plain"
+        return "pillow"
     return facts.decoder if recipe.augment.decoder == "auto" else recipe.augment.decoder
 
 
 def workers(recipe: Recipe, facts: Facts) -> int:
     """Decoding workers: none where the data is already in memory."""
-    if recipe.data.workers != "auto":
-        return recipe.data.workers
+    if recipe.data.num_workers != "auto":
+        return recipe.data.num_workers
     if _is_in_memory(recipe, facts):
         return 0
     return min(facts.cores, AUTO_PROCESSES if _in_processes(recipe, facts) else AUTO_THREADS)
@@ -51,8 +51,8 @@ def _in_processes(recipe: Recipe, facts: Facts) -> bool:
         return data.backend != "threads"
     if data.cache != "off" or not sys.platform.startswith("linux"):
         return False
-    wanted = facts.cores if data.workers == "auto" else data.workers
-    is_slow = not _is_in_memory(recipe, facts) and decoder(recipe, facts) == "plain"
+    wanted = facts.cores if data.num_workers == "auto" else data.num_workers
+    is_slow = not _is_in_memory(recipe, facts) and decoder(recipe, facts) == "pillow"
     is_long = (data.epoch_samples or facts.num_train) >= MANY_PICTURES
     return wanted > AUTO_THREADS or (wanted > 1 and is_slow and is_long)
 
@@ -70,4 +70,4 @@ def gpu_share(recipe: Recipe, facts: Facts) -> float:
     """Of the training images, what the GPU makes: nothing but with that back-end."""
     if backend(recipe, facts) != "gpu":
         return 0.0
-    return facts.gpu_share if recipe.data.gpu_share == "auto" else recipe.data.gpu_share
+    return facts.gpu_share if recipe.data.gpu_decode_fraction == "auto" else recipe.data.gpu_decode_fraction

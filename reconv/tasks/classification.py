@@ -30,16 +30,16 @@ class ClassificationTask:
 
     num_classes: int
     label_smoothing: float = 0.0
-    smoothing_form: Literal["uniform", "others"] = "uniform"
+    smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
     metric: str = "top1"
     teacher: Teacher | None = None  # in training only
 
     def __post_init__(self) -> None:
-        if self.smoothing_form == "others" and self.label_smoothing * self.num_classes > self.num_classes - 1:
+        if self.smooth_over == "other-classes" and self.label_smoothing * self.num_classes > self.num_classes - 1:
             raise RecipeError(
                 f"loss.label_smoothing {self.label_smoothing:g} leaves the right one of {self.num_classes} classes "
                 "less than each of the others",
-                why="loss.smoothing_form: others gives every other class share / (classes - 1)",
+                why="loss.smooth_over: other-classes gives every other class share / (classes - 1)",
                 then="a smaller share, as in --set loss.label_smoothing=0.1",
             )
 
@@ -70,7 +70,7 @@ class ClassificationTask:
 
         (1 - u) t + u / C with u = s C / (C - 1) is (1 - s) t + s (1 - t) / (C - 1).
         """
-        if self.smoothing_form == "uniform" or self.label_smoothing == 0:
+        if self.smooth_over == "all-classes" or self.label_smoothing == 0:
             return self.label_smoothing
         return min(1.0, self.label_smoothing * num_classes / (num_classes - 1))
 

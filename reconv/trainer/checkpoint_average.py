@@ -79,7 +79,9 @@ def average_at_end(
 
     def write() -> Averaged:
         steps = [step for step in store.steps() if window.holds(step, done)]
-        return _write(store, steps, folder.averaged, recipe.average.kind, recipe.average.decay, MODEL)
+        return _write(
+            store, steps, folder.averaged, recipe.checkpoint_average.mode, recipe.checkpoint_average.decay, MODEL
+        )
 
     result = process_group.on_rank0(write)
     logger.info(str(result), done)

@@ -40,7 +40,7 @@ from reconv.logging.events import (
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Every, Plan
-from reconv.recipe.schema import Recipe, StopConfig
+from reconv.recipe.schema import EarlyStoppingConfig, Recipe
 from reconv.trainer.build.datasets import Datasets, refuse_unread_path
 from reconv.trainer.build.train_state import TrainingRun
 from reconv.trainer.resume import ChosenRunDir
@@ -116,7 +116,9 @@ def dry_run(
 def _resolved(ask: _Ask) -> Recipe:
     """The recipe without what would be written beside the run, or end it before the steps asked for."""
     given = [*ask.overrides, *([("data.path", str(ask.data), "--data")] if ask.data is not None else [])]
-    recipe = load(ask.recipe, given).recipe.model_copy(update={"records": (), "profile": "off", "stop": StopConfig()})
+    recipe = load(ask.recipe, given).recipe.model_copy(
+        update={"loggers": (), "profile": "off", "early_stopping": EarlyStoppingConfig()}
+    )
     refuse_unread_path(recipe, ask.data)
     return recipe
 
@@ -136,7 +138,7 @@ def _rehearse(ask: _Ask) -> DryRunResult:
         opened = open_device(ask.device, local_rank=launch_env.local_rank)
         stack.enter_context(
             bound(
-                resolved.engine.cpus,
+                resolved.engine.cpu_affinity,
                 opened.pci_address,
                 local_rank=launch_env.local_rank,
                 local_world_size=launch_env.local_world_size,

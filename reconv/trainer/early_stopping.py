@@ -23,8 +23,10 @@ class EarlyStopping:
             return ""
         best = max(values)
         if self.target is not None and best >= self.target:
-            return f"{metric} {best:.4f} reached stop.target {self.target:g}"
+            return f"{metric} {best:.4f} reached early_stopping.target {self.target:g}"
         num_worse = len(values) - 1 - list(values).index(best)
         if self.patience is not None and num_worse >= self.patience:
-            return f"{num_worse} evaluations no better than {metric} {best:.4f} (stop.patience {self.patience})"
+            return (
+                f"{num_worse} evaluations no better than {metric} {best:.4f} (early_stopping.patience {self.patience})"
+            )
         return ""

@@ -28,17 +28,17 @@ from reconv.recipe.plan import SchedulePlan
 def learning_rate(plan: SchedulePlan, step: int) -> float:
     """The rate for the optimizer step with this index."""
     at = step - step % plan.tick_steps
-    if plan.kind == "one-cycle":
+    if plan.name == "one-cycle":
         return _one_cycle(plan, at)
     if at >= plan.warmup_steps:
-        return _CURVES[plan.kind](plan, at)
-    height = _CURVES[plan.kind](plan, at) if plan.origin == "scaled" else plan.peak_lr
+        return _CURVES[plan.name](plan, at)
+    height = _CURVES[plan.name](plan, at) if plan.warmup_mode == "multiply" else plan.peak_lr
     risen = at if plan.warmup_from == "zero" else min(at + plan.tick_steps, plan.warmup_steps)
     return height * risen / plan.warmup_steps
 
 
 def _begin(plan: SchedulePlan) -> int:
-    return plan.warmup_steps if plan.origin == "warmup" else 0
+    return plan.warmup_steps if plan.warmup_mode == "prefix" else 0
 
 
 def _gone(plan: SchedulePlan, step: int) -> float:
@@ -71,15 +71,15 @@ def _polynomial(plan: SchedulePlan, step: int) -> float:
 
 def _step(plan: SchedulePlan, step: int) -> float:
     assert plan.period_steps is not None, "the recipe demands a period"
-    return float(plan.peak_lr * plan.factor ** int(step // plan.period_steps))
+    return float(plan.peak_lr * plan.gamma ** int(step // plan.period_steps))
 
 
-def _milestones(plan: SchedulePlan, step: int) -> float:
-    return float(plan.peak_lr * plan.factor ** _passed(plan, step))
+def _multistep(plan: SchedulePlan, step: int) -> float:
+    return float(plan.peak_lr * plan.gamma ** _passed(plan, step))
 
 
-def _table(plan: SchedulePlan, step: int) -> float:
-    return (plan.peak_lr, *plan.values)[_passed(plan, step)]
+def _piecewise(plan: SchedulePlan, step: int) -> float:
+    return (plan.peak_lr, *plan.milestone_lrs)[_passed(plan, step)]
 
 
 def _passed(plan: SchedulePlan, step: int) -> int:
@@ -93,7 +93,7 @@ def _exponential(plan: SchedulePlan, step: int) -> float:
         periods: float = int(since // (plan.period_steps or int(plan.steps_per_epoch)))
     else:
         periods = since / float(plan.period_steps or plan.steps_per_epoch)
-    return float(plan.peak_lr * plan.factor**periods)
+    return float(plan.peak_lr * plan.gamma**periods)
 
 
 def _one_cycle(plan: SchedulePlan, step: int) -> float:
@@ -106,7 +106,7 @@ def _one_cycle(plan: SchedulePlan, step: int) -> float:
 
 
 def _anneal(plan: SchedulePlan, first: float, second: float, gone: float) -> float:
-    share = gone if plan.anneal == "linear" else 0.5 * (1 - math.cos(math.pi * gone))
+    share = gone if plan.anneal_strategy == "linear" else 0.5 * (1 - math.cos(math.pi * gone))
     return first + (second - first) * share
 
 
@@ -115,8 +115,8 @@ _CURVES: Mapping[str, Callable[[SchedulePlan, int], float]] = {
     "cosine": _cosine,
     "linear": _linear,
     "step": _step,
-    "milestones": _milestones,
-    "table": _table,
+    "multistep": _multistep,
+    "piecewise": _piecewise,
     "exponential": _exponential,
     "polynomial": _polynomial,
 }

@@ -73,14 +73,16 @@ def out_of_memory(job: TrainingRun) -> ResourceError:
         )
     else:
         why = f"a group of {min(plan.group, plan.micro_batch)} images does not fit, and groups are not cut"
-        saving = "" if recipe.memory.recompute != "off" else "--set memory.recompute=auto, or "
+        saving = (
+            "" if recipe.memory.activation_checkpointing != "off" else "--set memory.activation_checkpointing=auto, or "
+        )
         then = f"{saving}smaller groups: --set batch.group=N (it changes batch norm)"
     return ResourceError("out of memory", where=job.device.describe(), why=why, then=then)
 
 
 def is_open(recipe: Recipe, plan: Plan) -> bool:
     """Whether another micro-batch is the same run: it is not a group of its own, a part of one or a pipeline's."""
-    is_bound = recipe.batch.group == "micro" or recipe.parallel.pipeline > 1 or plan.devices_per_group > 1
+    is_bound = recipe.batch.group == "micro" or recipe.parallel.pipeline_stages > 1 or plan.devices_per_group > 1
     return recipe.batch.micro == "auto" and not is_bound
 
 

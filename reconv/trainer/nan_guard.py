@@ -88,6 +88,6 @@ class NanGuard:
                 where=f"training samples {named}",
                 why="a learning rate too high, a bad input, or half precision without loss scaling"
                 if self._policy == "stop"
-                else f"{self.skipped} steps were skipped, more than engine.non_finite.budget={self._budget}",
+                else f"{self.skipped} steps were skipped, more than engine.non_finite.max_skipped={self._budget}",
                 then="lower the rate (--lr), or skip a few such steps: --set engine.non_finite.policy=skip",
             )

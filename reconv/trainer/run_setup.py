@@ -71,7 +71,7 @@ def resolve(start: RunArgs) -> Recipe:
     refuse_unread_path(recipe, start.data)
     earlier = existing_run(recipe, out=start.out, runs=start.runs) if start.resume else None
     recipe = with_data_path(recipe, known_data_path(earlier) if earlier else None)
-    require_packages(recipe.records)
+    require_packages(recipe.loggers)
     if not start.resume:  # a run that goes on no longer needs them
         refuse_unusable_weights(recipe)
     return recipe

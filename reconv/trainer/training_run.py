@@ -145,7 +145,7 @@ def _train(
         opened = open_device(device, local_rank=launch_env.local_rank)
         cpus = stack.enter_context(
             bound(
-                resolved.engine.cpus,
+                resolved.engine.cpu_affinity,
                 opened.pci_address,
                 local_rank=launch_env.local_rank,
                 local_world_size=launch_env.local_world_size,
@@ -223,7 +223,7 @@ def prepare_job(
             then="point --data at the data of the first command, or start a new run without --resume",
         )
     # Checkpoints that do not tell their decoder are older than the compiled one.
-    kept = state.get("decoder", "plain") if state else None
+    kept = state.get("decoder", "pillow") if state else None
     decoder = choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(in_this_process()))
     facts = _facts(sources, process_group, state, decoder, device_kind(device_name))
     plan = make_plan(recipe, facts)
@@ -282,7 +282,7 @@ def run_job(job: TrainingRun, stop: StopSignal, logger: RunLogger) -> RunResult:
         writer.linger(_SAVE_LINGERS_S)
         ending.tell_error(error)
 
-    job.process_group.on_lost_rank(job.recipe.parallel.lost_after_s, end_without_peer)
+    job.process_group.on_lost_rank(job.recipe.parallel.heartbeat_timeout_s, end_without_peer)
     with ExitStack() as winding_down:  # what comes last is done first
         winding_down.callback(ending.tell)
         winding_down.callback(lambda: waiting.tell(ending.counters.step))

@@ -47,7 +47,7 @@ def _subject(tree: Path) -> BenchTarget:
     wanted = {
         "data.preprocess.size": 32,
         "data.preprocess.resize": 36,
-        "data.tail": "wrap",
+        "data.drop_last": False,
         "batch.size": BATCH,
         "batch.group": "all",
     }
@@ -94,7 +94,7 @@ def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(
     assert result["mean_difference"] == result["paths"]["as-given"]["mean_difference"] <= 0.5
     assert result["paths"]["fast"]["mean_difference"] > 1  # of noise, sampled instead of averaged
     assert result["paths"]["raw-400"]["mean_difference"] <= 0.5
-    assert result["jpeg_decoder"] == ("simplejpeg" if choose_decoder("auto") == "plain" else "native")
+    assert result["jpeg_decoder"] == ("simplejpeg" if choose_decoder("auto") == "pillow" else "native")
     assert result["workers"] == 2
     assert result["scaling"] == pytest.approx(statistics.median(result["scaling_windows"]))
     assert result["num_pictures"] == 9

@@ -48,7 +48,11 @@ def test_batch_sizes_go_from_1_to_256() -> None:
 
 
 def test_a_run_is_measured_with_its_own_network(capsys: pytest.CaptureFixture[str]) -> None:
-    given = [("data.percent", "20", "--set"), ("length", "2step", "--set"), ("schedule.warmup", "1step", "--set")]
+    given = [
+        ("data.subset_percent", "20", "--set"),
+        ("length", "2step", "--set"),
+        ("schedule.warmup", "1step", "--set"),
+    ]
     run = reconv.train("quickstart", overrides=given).folder
     before = sorted(path for path in Path().rglob("*"))
     result = bench_infer(str(run), batches=(2,), answers=2)

@@ -32,7 +32,7 @@ def num_parameters() -> int:
 @pytest.mark.parametrize(
     ("settings", "bytes_each"),
     [
-        ({"parallel.compress": "bf16", "parallel.bucket_mb": "0.1"}, 2),
+        ({"parallel.gradient_compression": "bf16", "parallel.bucket_cap_mb": "0.1"}, 2),
         ({"parallel.reduce": "ordered"}, 4),
     ],
 )
@@ -45,7 +45,7 @@ def test_two_devices_are_measured_beside_one_and_their_gradients_counted(
     assert first["images_per_s"] == pytest.approx(48 / (first["step_ms"]["median"] / 1000))
     assert first["images_per_s_per_device"] == first["images_per_s"] / 2
     assert scaling["gradient_bytes"] == bytes_each * num_parameters()
-    assert (scaling["buckets"] > 1) == ("parallel.bucket_mb" in settings)
+    assert (scaling["buckets"] > 1) == ("parallel.bucket_cap_mb" in settings)
     step_ms = first["step_ms"]["median"]
     assert scaling["weak_scaling"] == pytest.approx(scaling["alone_step_ms"] / step_ms)
     assert scaling["alone_images_per_s"] == pytest.approx(32 / (scaling["alone_step_ms"] / 1000))
@@ -85,7 +85,7 @@ def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFi
     with pytest.raises(UsageError, match="peers are measured on one"):
         bench_train("quickstart", devices=2, peers=[Peer("none", lambda n: pytest.fail("built"), "bf16", False)])
     for words, said in (
-        (["--devices", "2", "--set", "parallel.pipeline=2"], "a pipeline has no device to be compared with"),
+        (["--devices", "2", "--set", "parallel.pipeline_stages=2"], "a pipeline has no device to be compared with"),
         (["--devices", "2", "--batch-size", "64", "--batch-per-device", "32"], "32 per device x 2 = 64"),
         (["--nic", "no-such-network"], "there is no such network here"),
     ):

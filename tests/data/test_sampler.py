@@ -18,7 +18,7 @@ def test_a_dropped_epoch_holds_each_sample_at_most_once(
     num_samples: int, global_batch: int, seed: int, epoch: int
 ) -> None:
     global_batch = min(num_samples, global_batch)
-    order = Sampler(num_samples, global_batch, "drop", seed)
+    order = Sampler(num_samples, global_batch, True, seed)
     num_steps = num_samples // global_batch
     steps = range(epoch * num_steps, (epoch + 1) * num_steps)
     seen = np.concatenate([order.indices(step) for step in steps])
@@ -28,7 +28,7 @@ def test_a_dropped_epoch_holds_each_sample_at_most_once(
 
 @given(num_samples=st.integers(1, 40), global_batch=st.integers(1, 90), seed=st.integers(0, 2**31))
 def test_a_wrapped_stream_is_whole_epochs_end_to_end(num_samples: int, global_batch: int, seed: int) -> None:
-    order = Sampler(num_samples, global_batch, "wrap", seed)
+    order = Sampler(num_samples, global_batch, False, seed)
     stream = np.concatenate([order.indices(step) for step in range(3 * num_samples // global_batch + 1)])
     epochs = order.epoch_of(np.arange(len(stream), dtype=np.int64))
     for epoch in range(len(stream) // num_samples):
@@ -36,20 +36,20 @@ def test_a_wrapped_stream_is_whole_epochs_end_to_end(num_samples: int, global_ba
 
 
 def test_any_step_is_reached_without_the_ones_before_it() -> None:
-    walked = Sampler(1000, 64, "wrap", 3)
+    walked = Sampler(1000, 64, False, 3)
     stream = [walked.indices(step) for step in range(100)]
     for step in (99, 0, 15, 16, 50):
-        assert np.array_equal(Sampler(1000, 64, "wrap", 3).indices(step), stream[step])
+        assert np.array_equal(Sampler(1000, 64, False, 3).indices(step), stream[step])
 
 
 def test_epochs_and_seeds_shuffle_differently() -> None:
-    first = Sampler(100, 100, "drop", 0)
+    first = Sampler(100, 100, True, 0)
     assert not np.array_equal(first.indices(0), first.indices(1))
-    assert not np.array_equal(first.indices(0), Sampler(100, 100, "drop", 1).indices(0))
+    assert not np.array_equal(first.indices(0), Sampler(100, 100, True, 1).indices(0))
     assert not np.array_equal(first.indices(0), np.arange(100))
 
 
 def test_data_that_does_not_fill_a_batch_is_refused() -> None:
     with pytest.raises(DataError, match="9 training samples do not fill a batch of 10"):
-        Sampler(9, 10, "drop", 0)
-    assert len(Sampler(9, 10, "wrap", 0).indices(0)) == 10
+        Sampler(9, 10, True, 0)
+    assert len(Sampler(9, 10, False, 0).indices(0)) == 10

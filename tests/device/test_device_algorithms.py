@@ -48,9 +48,9 @@ def test_auto_tries_unless_bits_are_promised(is_deterministic: bool, tried: int 
 
 def test_off_tries_nothing_and_on_with_promised_bits_is_refused() -> None:
     device = Told()
-    choose_algorithms(device, EngineConfig(autotune="off"))
+    choose_algorithms(device, EngineConfig(cudnn_benchmark="off"))
     assert device.tried is None
-    given = [("engine.autotune", "on", "--set"), ("engine.deterministic", "true", "--set")]
+    given = [("engine.cudnn_benchmark", "on", "--set"), ("engine.deterministic", "true", "--set")]
     with pytest.raises(RecipeError, match="autotune"):
         load("quickstart", given)
 
@@ -58,14 +58,14 @@ def test_off_tries_nothing_and_on_with_promised_bits_is_refused() -> None:
 @pytest.mark.parametrize(("limit", "tried"), [(1, 1), ("all", 0)])
 def test_the_limit_is_what_the_device_is_told(limit: int | str, tried: int) -> None:
     device = Told()
-    choose_algorithms(device, EngineConfig(autotune_limit=limit))
+    choose_algorithms(device, EngineConfig(cudnn_benchmark_limit=limit))
     assert device.tried == tried
 
 
 def test_a_limit_without_trials_is_said_to_have_no_effect() -> None:
-    given = [("engine.autotune_limit", "2", "--set"), ("engine.autotune", "off", "--set")]
-    assert "engine.autotune_limit" in dict(unused_options(load("quickstart", given).recipe))
-    assert "engine.autotune_limit" not in dict(unused_options(load("quickstart", given[:1]).recipe))
+    given = [("engine.cudnn_benchmark_limit", "2", "--set"), ("engine.cudnn_benchmark", "off", "--set")]
+    assert "engine.cudnn_benchmark_limit" in dict(unused_options(load("quickstart", given).recipe))
+    assert "engine.cudnn_benchmark_limit" not in dict(unused_options(load("quickstart", given[:1]).recipe))
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -24,13 +24,13 @@ GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"
 SHORT = {
     "length": "3step",
     "schedule.warmup": "0ep",
-    "data.percent": "20",
+    "data.subset_percent": "20",
     "batch.size": "32",
     "batch.group": "16",
     "batch.micro": "16",
     "evaluate.every": "3step",
     "save.every": "3step",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
 }
 
 
@@ -88,7 +88,7 @@ def test_evaluation_marks_every_batch(
     trained(tmp_path / "without", "hpu", {**SHORT, "evaluate.every": "off"})
     without = len(named(gaudi, "mark_step"))
     gaudi.clear()
-    trained(tmp_path / "with", "hpu", {**SHORT, "evaluate.batch": "120"})
+    trained(tmp_path / "with", "hpu", {**SHORT, "evaluate.batch_size": "120"})
     assert len(named(gaudi, "mark_step")) == without + 3  # 360 validation digits
 
 
@@ -171,7 +171,7 @@ Make = Callable[..., torch.optim.Optimizer]
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_a_vendors_optimizer_descends_as_ours_does_and_is_gated(nesterov: bool) -> None:
-    section = OptimizerConfig(nesterov=nesterov, weight_decay=0.01, decay="not-norm-bias")
+    section = OptimizerConfig(nesterov=nesterov, weight_decay=0.01, weight_decay_exclude="norm-bias")
     both = []
     for descent in (torch.optim.SGD, "foreach"):
         torch.manual_seed(0)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from reconv.cli import main
 
-SHORT = ["train", "quickstart", "--set", "length=3step", "--set", "data.percent=10"]
+SHORT = ["train", "quickstart", "--set", "length=3step", "--set", "data.subset_percent=10"]
 
 
 def _run(words: list[str], code: int = 0) -> None:
@@ -33,12 +33,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_short_options_reach_the_recipe_and_the_run_folder(tmp_path: Path) -> None:
     options = ["--epochs", "1", "--batch-per-device", "32", "--lr", "0.05", "--workers", "0", "--seed", "7"]
-    _run(["train", "quickstart", "--set", "data.percent=10", *options, "--out", "here", "--json", "summary.json"])
+    _run(
+        ["train", "quickstart", "--set", "data.subset_percent=10", *options, "--out", "here", "--json", "summary.json"]
+    )
     from reconv.recipe.loader import load
 
     recipe = load(str(tmp_path / "here" / "recipe.yaml")).recipe
     assert str(recipe.length) == "1ep"
-    assert (recipe.batch.size, recipe.schedule.lr, recipe.data.workers, recipe.seed) == (32, 0.05, 0, 7)
+    assert (recipe.batch.size, recipe.schedule.lr, recipe.data.num_workers, recipe.seed) == (32, 0.05, 0, 7)
     assert json.loads((tmp_path / "summary.json").read_text())["exit_code"] == 0
     assert (tmp_path / "here" / "report.html").is_file()
 

@@ -26,13 +26,13 @@ SHRUNK = {
     "data.preprocess.std": "[0.3760]",
     "precision.mode": "fp32",
     "precision.loss_scale": "dynamic",
-    "augment.pad": "1",
+    "augment.padding": "1",
     "model.options.widths": "[8, 8]",
     "batch.size": "200",
-    "evaluate.batch": "360",
+    "evaluate.batch_size": "360",
     "length": "10step",
     "log.every": "1step",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
 }
 
 
@@ -66,7 +66,7 @@ def test_stopped_and_resumed_equals_the_run_left_alone(tmp_path: Path, stop_at: 
 
 def test_images_on_the_device_train_the_weights_that_images_on_the_host_do(tmp_path: Path) -> None:
     for where in ("host", "device"):
-        overrides = given(data__resident=where, length="4step")
+        overrides = given(data__preload=where, length="4step")
         reconv.train("cifar10-fast", out=tmp_path / where, overrides=overrides, device="cpu")
     host, device = bits(tmp_path / "host"), bits(tmp_path / "device")
     assert host.keys() == device.keys() and len(host) > 30

@@ -46,11 +46,11 @@ def shrink(recipe: Recipe) -> list[Override]:
     group = recipe.batch.group if isinstance(recipe.batch.group, int) and recipe.batch.group <= 4 else 4
     options = dict(TINY.get(family_of(recipe), {}))
     if recipe.task == "detection":
-        options["extra_widths"] = [8] * (len(recipe.detection.boxes.ratios) - 1)
+        options["extra_widths"] = [8] * (len(recipe.detection.anchors.aspect_ratios) - 1)
     values: dict[str, object] = {
         "model.options": options,
         "data.source": "synthetic",
-        "data.resident": "host",
+        "data.preload": "off",
         "data.num_samples": 4,
         "data.num_classes": 10,
         "data.preprocess.size": SIDE,
@@ -59,13 +59,13 @@ def shrink(recipe: Recipe) -> list[Override]:
         "batch.group": group,
         "length": "2step",
         "schedule.warmup": "1step" if recipe.schedule.warmup.value else "0step",
-        "schedule.horizon": None,
+        "schedule.decay_until": None,
         "precision": {"mode": "fp32", "loss_scale": "dynamic"},
         "engine.compile": "off",
         "evaluate.every": "off",
         "save.every": "off",
-        "save.pin": [],
-        "average.last": "off",
+        "save.keep_at": [],
+        "checkpoint_average.last": "off",
         "log.every": "1step",
     }
     return [(field, value, "twin") for field, value in values.items()]

@@ -21,7 +21,7 @@ from reconv.logging.events import Event, LogMessage, TrainProgress, latest_by_st
 
 SETTINGS = {
     "length": "8step",
-    "data.percent": "20",
+    "data.subset_percent": "20",
     "save.every": "3step",
     "log.every": "1step",
     "evaluate.every": "4step",

@@ -26,7 +26,7 @@ SETTINGS = {
     "batch.group": "16",
     "save.every": "12step",
     "evaluate.every": "12step",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
     "parallel.reduce": "ordered",
 }
 ENDLESS = {**SETTINGS, "length": "1000000step", "save.every": "off", "evaluate.every": "off"}

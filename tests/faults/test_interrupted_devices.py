@@ -21,7 +21,7 @@ from reconv.errors import ExitCode
 
 LIMIT_S = 120
 SETTINGS = ["length=100000step", "schedule.warmup=0ep", "save.every=90000step", "evaluate.every=off"]
-SETTINGS += ["engine.threads=1", "parallel.lost_after_s=10"]
+SETTINGS += ["engine.num_threads=1", "parallel.heartbeat_timeout_s=10"]
 
 pytestmark = pytest.mark.slow
 

@@ -26,8 +26,8 @@ SETTINGS = {
     "batch.group": "16",
     "save.every": "off",
     "evaluate.every": "off",
-    "engine.threads": "1",
-    "parallel.lost_after_s": "4",
+    "engine.num_threads": "1",
+    "parallel.heartbeat_timeout_s": "4",
 }
 
 
@@ -120,7 +120,7 @@ def test_what_ends_one_rank_is_told_once_and_ends_all_with_the_same_code() -> No
     pictures(Path.cwd() / "images")
     folder = Path.cwd() / "failed"
     settings = {**SETTINGS, "data.source": "folder", "data.path": str(Path.cwd() / "images"), "batch.size": "32"}
-    settings |= {"data.tail": "wrap", "parallel.lost_after_s": "30"}  # what is slow here is not lost
+    settings |= {"data.drop_last": False, "parallel.heartbeat_timeout_s": "30"}  # what is slow here is not lost
     started = start(2, train_on, str(folder), settings)
     try:
         for process, _ in started:

@@ -19,7 +19,7 @@ SETTINGS = {
     "batch.group": "32",
     "save.every": "10step",
     "evaluate.every": "30step",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
     "parallel.reduce": "ordered",
 }
 

@@ -42,7 +42,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(tree: Path, **data: object) -> BenchTarget:
-    given = {"batch.size": BATCH, "batch.group": "all", "data.workers": 2, "augment.decoder": "plain"}
+    given = {"batch.size": BATCH, "batch.group": "all", "data.num_workers": 2, "augment.decoder": "pillow"}
     given |= {f"data.{name}": value for name, value in data.items()}
     overrides = [(field, value, "test") for field, value in given.items()]
     return open_subject("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")

@@ -26,7 +26,7 @@ WARM_STEPS = 5
 # Of a loss within ten steps: the two ways round at other places, and the difference grows.
 TOLERANCES = {"bf16": 0.02, "fp32": 0.01}
 # A large rate without a warm-up would magnify any difference.
-SMALL_LR = {"schedule.kind": "constant", "schedule.lr": 0.005, "schedule.values": [], "schedule.milestones": []}
+SMALL_LR = {"schedule.name": "constant", "schedule.lr": 0.005, "schedule.milestone_lrs": [], "schedule.milestones": []}
 
 
 class Trained(NamedTuple):

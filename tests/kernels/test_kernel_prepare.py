@@ -79,7 +79,7 @@ MIXED = draw_mix(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 
         ({}, {"erase": {"probability": 1.0}}, {ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
         ({}, {}, {JITTERED: torch.tensor([[0.1, 1.2, 0.8, 0.1]]).expand(4, 4)}),
         ({}, MIXUP, {name: torch.from_numpy(drawn) for name, drawn in MIXED.items()}),
-        ({"spec": PreprocessConfig(standardise=True)}, {}, {}),
+        ({"spec": PreprocessConfig(per_image_standardization=True)}, {}, {}),
         ({"channels_last": False}, {}, {}),
     ],
     ids=["erased", "jittered", "mixed", "standardised", "in planes"],
@@ -92,7 +92,7 @@ def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, a
 
 
 def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:
-    prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(flip=0.5), 4, torch.float32, True, kernels=True)
+    prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(hflip=0.5), 4, torch.float32, True, kernels=True)
     before = prepare(batch(), 0)["images"]
     with rehearsed() as noted:
         prepare.rehearse((3, 8, 6), torch.uint8)

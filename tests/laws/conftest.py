@@ -18,7 +18,7 @@ Train = Callable[..., "Outcome"]
 # Every part that carries state is on: accumulation, several groups, mixing, an average, momentum.
 EVERYTHING = {
     "length": "2ep",
-    "data.percent": "25",
+    "data.subset_percent": "25",
     "batch.size": "64",
     "batch.group": "16",
     "batch.micro": "32",

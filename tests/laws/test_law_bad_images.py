@@ -38,7 +38,7 @@ SETTINGS = {
     "save.keep_last": "9",
     "log.every": "1step",
     "augment.mixup.alpha": "0.2",
-    "augment.flip": "0.5",
+    "augment.hflip": "0.5",
     "ema.decay": "0.9",
 }
 
@@ -102,15 +102,15 @@ def test_a_run_with_bad_images_lists_each_once_and_marks_its_metric(damaged: Pat
 
 @pytest.mark.parametrize("stop_at", [1, 4, 7])
 def test_resume_with_bad_images_equals_the_uninterrupted_run(damaged: Path, tmp_path: Path, stop_at: int) -> None:
-    whole = run(damaged, tmp_path / "whole", data__workers="0")
+    whole = run(damaged, tmp_path / "whole", data__num_workers="0")
 
     def stop(event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
-        run(damaged, tmp_path / "parts", on_event=stop, data__workers="8", data__prefetch="4")
-    resumed = run(damaged, tmp_path / "parts", resume=True, data__workers="2")
+        run(damaged, tmp_path / "parts", on_event=stop, data__num_workers="8", data__prefetch="4")
+    resumed = run(damaged, tmp_path / "parts", resume=True, data__num_workers="2")
     assert_same_bits(whole, resumed)
     assert told(whole) == told(resumed)
     assert len(told(whole)) == 3

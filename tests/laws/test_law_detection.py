@@ -22,7 +22,7 @@ TINY = {
     "data.preprocess.size": 64,
     "data.num_samples": 48,
     "augment.crop": "ssd",
-    "augment.flip": 0.5,
+    "augment.hflip": 0.5,
     "length": "6step",
     "schedule.warmup": "2step",
     "batch.size": 12,
@@ -67,7 +67,7 @@ def test_a_detection_run_stopped_and_resumed_equals_the_run_left_alone(train: Tr
 
     with pytest.raises(PreemptedError):
         train("parts", **settings, log__every="1step", on_event=stop)
-    resumed = train("parts", **settings, log__every="1step", data__workers=2, resume=True)
+    resumed = train("parts", **settings, log__every="1step", data__num_workers=2, resume=True)
     assert_same_bits(whole, resumed)
     assert whole.summary["value"] == resumed.summary["value"]
     assert whole.summary["metric"] == "voc10"

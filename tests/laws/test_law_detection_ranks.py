@@ -22,8 +22,8 @@ SHORT = {
     "save.every": "4step",
     "evaluate.every": "4step",
     "data.num_samples": 110,
-    "evaluate.batch": 5,  # 5 batches, dealt whole: 3 + 2, 2 + 2 + 1, 2 + 1 + 1 + 1; the last is not full
-    "detection.score": 0.01,  # so little that a network that knows nothing finds something
+    "evaluate.batch_size": 5,  # 5 batches, dealt whole: 3 + 2, 2 + 2 + 1, 2 + 1 + 1 + 1; the last is not full
+    "detection.score_threshold": 0.01,  # so little that a network that knows nothing finds something
     "ema.decay": 0.9,  # a second evaluation, of the averaged weights
 }
 

@@ -23,11 +23,11 @@ SHORT = {
     "schedule.warmup": "0ep",
     "save.every": "2step",
     "evaluate.every": "off",
-    "data.percent": "30",
+    "data.subset_percent": "30",
     "batch.size": "48",
     "batch.group": "16",
     "batch.micro": "16",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
     "parallel.reduce": "ordered",
 }
 
@@ -45,7 +45,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["sgd", "rmsprop-tf"])
 def test_state_divided_over_ranks_gives_the_checkpoint_of_one_process(train: Train, kind: str) -> None:
-    settings = {**SHORT, "optimizer.kind": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
+    settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)
     folder = Path.cwd() / f"divided-{kind}"
     assert in_ranks(3, train_here, str(folder), {**settings, "memory.shard_optimizer": "true"}) == [0, 0, 0]
@@ -58,16 +58,16 @@ def test_a_divided_run_goes_on_with_another_number_of_ranks(train: Train) -> Non
     folder = str(Path.cwd() / "moved")
     for size, steps in ((3, "2step"), (2, "4step"), (1, "6step")):
         # The schedule is stretched as a run is extended; a constant rate does not care.
-        settings = {**divided, "length": steps, "schedule.kind": "constant"}
+        settings = {**divided, "length": steps, "schedule.name": "constant"}
         assert in_ranks(size, train_here, folder, settings, steps != "2step") == [0] * size
-    constant = train("constant", {**SHORT, "length": "6step", "schedule.kind": "constant"})
+    constant = train("constant", {**SHORT, "length": "6step", "schedule.name": "constant"})
     assert differing(constant, Outcome(Path(folder), {})) == []
     assert differing(constant, whole) != []
 
 
 @pytest.mark.parametrize("kind", ["sgd", "lars", "rmsprop"])
 def test_state_on_the_host_gives_the_same_bits(train: Train, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**SHORT, "optimizer.kind": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
+    settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)
     monkeypatch.setattr(slots_module, "_TRAVELLING_BYTES", 10_000)
     assert differing(whole, train("host", {**settings, "memory.offload_optimizer": "true"})) == []
@@ -98,8 +98,8 @@ def test_shares_are_whole_parameters_and_even() -> None:
     [
         {"memory.shard_optimizer": "true", "precision.mode": "16.16"},
         {"memory.offload_optimizer": "true", "optimizer.momentum": "0"},
-        {"memory.offload_optimizer": "true", "engine.graph": "on"},
-        {"memory.recompute": "all", "engine.compile": "on"},
+        {"memory.offload_optimizer": "true", "engine.cuda_graphs": "on"},
+        {"memory.activation_checkpointing": "all", "engine.compile": "on"},
     ],
 )
 def test_what_cannot_be_or_does_nothing_is_refused(settings: dict[str, str]) -> None:

@@ -22,16 +22,16 @@ SHORT = {
     "save.every": "4step",
     "log.every": "1step",
     "evaluate.every": "4step",
-    "data.percent": "30",
+    "data.subset_percent": "30",
     "batch.size": "48",
     "batch.group": "8",
     "batch.micro": "8",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
     "augment.mixup.alpha": "0.3",
     "ema.decay": "0.9",
 }
-TWO = {"parallel.pipeline": "2", "parallel.splits": "[layer2.0]"}
-THREE = {"parallel.pipeline": "3", "parallel.splits": "[layer2.0, head]"}
+TWO = {"parallel.pipeline_stages": "2", "parallel.pipeline_splits": "[layer2.0]"}
+THREE = {"parallel.pipeline_stages": "3", "parallel.pipeline_splits": "[layer2.0, head]"}
 
 
 def train_here(out: str, settings: dict[str, str], resume: bool = False) -> int:
@@ -63,7 +63,9 @@ def told(outcome: Outcome) -> list[object]:
 def test_a_pipeline_gives_the_bits_of_one_process(schedule: str, cut: dict[str, str]) -> None:
     """Micro-batches add their gradients in the same order, and what other parts add is zero."""
     one = trained(1, SHORT, "one")
-    several = trained(int(cut["parallel.pipeline"]), {**SHORT, **cut, "parallel.schedule": schedule}, "several")
+    several = trained(
+        int(cut["parallel.pipeline_stages"]), {**SHORT, **cut, "parallel.pipeline_schedule": schedule}, "several"
+    )
     assert differing(one, several) == []
     assert told(one) == told(several)
 
@@ -92,15 +94,15 @@ def test_a_network_with_auxiliary_heads_sends_tuples() -> None:
         "data.preprocess.resize": "96",
         "augment.mixup.alpha": "0",
     }
-    cut = {"parallel.pipeline": "2", "parallel.splits": "[inception4b]"}
+    cut = {"parallel.pipeline_stages": "2", "parallel.pipeline_splits": "[inception4b]"}
     assert differing(trained(1, settings, "one"), trained(2, {**settings, **cut}, "several")) == []
 
 
 @pytest.mark.parametrize("splits", ["[]", "[stem]"])
 def test_missing_or_unknown_splits_are_refused_with_those_there_are_and_a_balanced_one(splits: str) -> None:
-    given = [("parallel.pipeline", "2", "--set"), ("parallel.splits", splits, "--set")]
+    given = [("parallel.pipeline_stages", "2", "--set"), ("parallel.pipeline_splits", splits, "--set")]
     [error] = in_ranks(2, refused, given)[:1]
-    assert "layer1.0, layer2.0, layer3.0, head" in error and "--set 'parallel.splits=[layer2.0]'" in error
+    assert "layer1.0, layer2.0, layer3.0, head" in error and "--set 'parallel.pipeline_splits=[layer2.0]'" in error
 
 
 def refused(given: list[tuple[str, str, str]]) -> str:
@@ -124,9 +126,9 @@ def test_parts_are_balanced_by_work_and_hold_every_stage_once() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {**TWO, "parallel.splits": "[layer2.0, head]"},
+        {**TWO, "parallel.pipeline_splits": "[layer2.0, head]"},
         {**TWO, "parallel.reduce": "ordered"},
-        {**TWO, "memory.recompute": "all"},
+        {**TWO, "memory.activation_checkpointing": "all"},
         {**TWO, "batch.size": "44", "batch.group": "8", "batch.micro": "8"},
         TWO,
     ],

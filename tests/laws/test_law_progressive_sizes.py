@@ -17,14 +17,14 @@ from .test_law_resume import assert_same_bits
 
 GROWING = {
     **EVERYTHING,
-    "augment.progressive": "[[0ep, 4], [3step, 6], [7step, 8]]",
-    "augment.cutmix.kind": "random",
-    "augment.cutmix.keep": "0.8",
+    "augment.progressive_resizing": "[[0ep, 4], [3step, 6], [7step, 8]]",
+    "augment.cutmix.mode": "random",
+    "augment.cutmix.lam": "0.8",
     "augment.cutmix.roll": "2",
     "augment.combine": "both",
-    "augment.policy": "randaugment",
-    "augment.erase.probability": "0.3",
-    "augment.jitter.brightness": "0.2",
+    "augment.auto_augment": "randaugment",
+    "augment.random_erasing.probability": "0.3",
+    "augment.color_jitter.brightness": "0.2",
     "log.every": "1step",
 }
 
@@ -40,7 +40,7 @@ def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, t
     given = [(field, value, "--set") for field, value in GROWING.items()]
     with pytest.raises(PreemptedError):
         reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
-    resumed = train("parts", {**GROWING, "data.workers": "2"}, resume=True)
+    resumed = train("parts", {**GROWING, "data.num_workers": "2"}, resume=True)
     assert_same_bits(whole, resumed)
     (plan, *_) = [event for event in read_events(whole.folder.events) if isinstance(event, RunPlanned)]
     assert "images: training 4 px, 6 px from step 3, 8 px from step 7; evaluation 8 px" in plan.lines
@@ -48,5 +48,5 @@ def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, t
 
 def test_sizes_change_what_is_learnt(train: Train) -> None:
     grown = train("grown", GROWING)
-    fixed = train("fixed", {name: value for name, value in GROWING.items() if name != "augment.progressive"})
+    fixed = train("fixed", {name: value for name, value in GROWING.items() if name != "augment.progressive_resizing"})
     assert any(not tensor.equal(fixed.bits()[name]) for name, tensor in grown.bits().items())

@@ -19,11 +19,11 @@ SHORT = {
     "save.every": "6step",
     "log.every": "1step",
     "evaluate.every": "6step",
-    "data.percent": "30",
+    "data.subset_percent": "30",
     "batch.size": "66",  # groups of 16, 16, 16, 16, 2, dealt 3 + 2, 2 + 2 + 1 and 2 + 1 + 1 + 1
     "batch.group": "16",
     "batch.micro": "16",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
 }
 MIXED = {"augment.mixup.alpha": "0.3", "augment.cutmix.alpha": "1.0", "ema.decay": "0.9"}
 
@@ -99,6 +99,6 @@ def test_a_group_spread_over_ranks_is_the_group_on_one_rank(size: int, group: st
 
 def test_gradients_compressed_to_bf16_are_near_and_not_the_same() -> None:
     one = trained(1, SHORT)
-    several = trained(2, {**SHORT, "parallel.compress": "bf16", "parallel.bucket_mb": "0.05"})
+    several = trained(2, {**SHORT, "parallel.gradient_compression": "bf16", "parallel.bucket_cap_mb": "0.05"})
     assert losses(several)[-1] == pytest.approx(losses(one)[-1], rel=0.05)
     assert differing(one, several) != []

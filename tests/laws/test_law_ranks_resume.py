@@ -54,7 +54,13 @@ def test_a_run_stopped_on_four_ranks_in_mid_epoch_ends_on_two_as_if_nothing_had_
 
 
 def test_evaluation_and_its_pictures_do_not_depend_on_the_number_of_ranks() -> None:
-    settings = {**ORDERED, "length": "1step", "schedule.warmup": "0ep", "batch.group": "14", "evaluate.batch": "32"}
+    settings = {
+        **ORDERED,
+        "length": "1step",
+        "schedule.warmup": "0ep",
+        "batch.group": "14",
+        "evaluate.batch_size": "32",
+    }
     settings["batch.micro"] = "auto"
     one = trained(1, settings)
     assert len(scores(one)) == 2  # raw and averaged
@@ -86,9 +92,21 @@ def told(outcome: Outcome) -> list[Event]:
 
 def test_bad_images_are_left_out_and_counted_as_on_one_rank() -> None:
     pictures_with_bad_ones(Path.cwd() / "images")
-    settings = {**ORDERED, "length": "3ep", "schedule.warmup": "0ep", "data.source": "folder", "data.percent": "100"}
+    settings = {
+        **ORDERED,
+        "length": "3ep",
+        "schedule.warmup": "0ep",
+        "data.source": "folder",
+        "data.subset_percent": "100",
+    }
     settings |= {"data.path": str(Path.cwd() / "images"), "data.bad_images": "skip up to 20", "evaluate.every": "1ep"}
-    settings |= {"batch.size": "16", "batch.group": "4", "batch.micro": "4", "evaluate.batch": "4", "save.every": "1ep"}
+    settings |= {
+        "batch.size": "16",
+        "batch.group": "4",
+        "batch.micro": "4",
+        "evaluate.batch_size": "4",
+        "save.every": "1ep",
+    }
     one, several = trained(1, settings), trained(3, settings)
     assert len(told(one)) == 8
     by_place = [sorted(told(run), key=lambda event: (event.step, event.split, event.index)) for run in (one, several)]

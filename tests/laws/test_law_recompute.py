@@ -33,7 +33,7 @@ def test_weights_and_statistics_are_bitwise_those_of_a_run_that_keeps_everything
 ) -> None:
     settings = {**SHORT, "precision.mode": mode}
     kept = train("kept", settings)
-    again = train("again", {**settings, "memory.recompute": wish})
+    again = train("again", {**settings, "memory.activation_checkpointing": wish})
     assert differing(kept, again) == []
     [said] = [text for text in notes(again) if "computed again" in text]
     assert "a micro-batch of 32 keeps" in said
@@ -41,7 +41,7 @@ def test_weights_and_statistics_are_bitwise_those_of_a_run_that_keeps_everything
 
 def test_splits_on_one_device_are_where_it_is_computed_again_from(train: Train) -> None:
     kept = train("kept", SHORT)
-    again = train("again", {**SHORT, "parallel.splits": "[layer2.0, head]"})
+    again = train("again", {**SHORT, "parallel.pipeline_splits": "[layer2.0, head]"})
     assert differing(kept, again) == []
     [said] = [text for text in notes(again) if "computed again" in text]
     assert "4 of 5 stages (stem, layer1.0, layer2.0, layer3.0) are computed again, in 2 pieces" in said
@@ -58,7 +58,9 @@ def test_keyed_dropout_and_drop_connect_draw_the_same_again(train: Train) -> Non
         "batch.group": "4",
         "batch.micro": "8",
     }
-    assert differing(train("kept", settings), train("again", {**settings, "memory.recompute": "all"})) == []
+    assert (
+        differing(train("kept", settings), train("again", {**settings, "memory.activation_checkpointing": "all"})) == []
+    )
 
 
 def plans(outcome: Outcome) -> list[tuple[str, ...]]:
@@ -99,7 +101,7 @@ def test_a_step_that_does_not_fit_is_halved_to_groups_and_done_again(
 
 def test_running_out_in_the_middle_of_a_step_loses_none_of_it(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of two micro-batches is through, its gradients and statistics are there, when the second fails."""
-    settings = {**SHORT, "data.percent": "100", "batch.size": "512", "batch.group": "128", "length": "2step"}
+    settings = {**SHORT, "data.subset_percent": "100", "batch.size": "512", "batch.group": "128", "length": "2step"}
     settings["save.every"] = "2step"
     expected = train("expected", {**settings, "batch.micro": "128"})
     late = Hungry(128, after=1)
@@ -109,7 +111,7 @@ def test_running_out_in_the_middle_of_a_step_loses_none_of_it(train: Train, monk
 
 
 def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**SHORT, "parallel.reduce": "fast", "schedule.kind": "constant", "batch.micro": "auto"}
+    settings = {**SHORT, "parallel.reduce": "fast", "schedule.name": "constant", "batch.micro": "auto"}
     expected = train("expected", {**settings, "batch.micro": "16"})
     hungry = Hungry(16)
     with monkeypatch.context() as patch:
@@ -125,7 +127,7 @@ def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
     with pytest.raises(ResourceError, match="a group of 16 images does not fit") as caught:
         train("none", {**SHORT, "batch.micro": "auto"})
-    assert caught.value.then.startswith("--set memory.recompute=auto, or smaller groups")
+    assert caught.value.then.startswith("--set memory.activation_checkpointing=auto, or smaller groups")
     assert hungry.passes == 3
 
 

@@ -66,7 +66,7 @@ def test_resume_with_other_workers_equals_uninterrupted_run(train: Train, tmp_pa
     given = [(field, value, "--set") for field, value in EVERYTHING.items()]
     with pytest.raises(PreemptedError):
         reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
-    resumed = train("parts", {**EVERYTHING, "data.workers": "2", "data.prefetch": "4"}, resume=True)
+    resumed = train("parts", {**EVERYTHING, "data.num_workers": "2", "data.prefetch": "4"}, resume=True)
     assert_same_bits(whole, resumed)
 
 
@@ -89,7 +89,7 @@ NUM_KILLS = 24
 
 def test_sigkills_at_random_moments_end_with_the_bits_of_a_run_left_alone(train: Train, tmp_path: Path) -> None:
     """Real processes, killed at moments drawn over start, steps, evaluation and saves, until one is let through."""
-    settings = {**EVERYTHING, "length": "200step", "data.percent": "50", "save.every": "2step"}
+    settings = {**EVERYTHING, "length": "200step", "data.subset_percent": "50", "save.every": "2step"}
     whole = train("whole", settings)
     arguments = [f"{field}={value}" for field, value in settings.items()]
     draw = random.Random(0)
@@ -219,7 +219,7 @@ def test_an_attempt_begins_without_the_summary_of_an_earlier_one(train: Train, t
 @pytest.mark.parametrize("stop_at", [5, 10])
 def test_a_stop_during_an_evaluation_is_made_good_by_the_resume(train: Train, tmp_path: Path, stop_at: int) -> None:
     """Also during the last one: exit 75, and the resumed run evaluates before anything else."""
-    settings = {**EVERYTHING, "log.every": "1step", "evaluate.batch": "36"}
+    settings = {**EVERYTHING, "log.every": "1step", "evaluate.batch_size": "36"}
     whole = train("whole", settings)
     given = [(field, value, "--set") for field, value in settings.items()]
 

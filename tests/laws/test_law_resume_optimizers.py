@@ -17,10 +17,10 @@ from .conftest import EVERYTHING, Train
 
 STOP_AT = 4
 KINDS = {
-    "lars": {"optimizer.kind": "lars", "schedule.lr": "2.0"},
-    "rmsprop": {"optimizer.kind": "rmsprop", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
+    "lars": {"optimizer.name": "lars", "schedule.lr": "2.0"},
+    "rmsprop": {"optimizer.name": "rmsprop", "optimizer.nesterov": "false", "schedule.lr": "0.01"},
     "rmsprop-tf": {
-        "optimizer.kind": "rmsprop-tf",
+        "optimizer.name": "rmsprop-tf",
         "optimizer.nesterov": "false",
         "optimizer.alpha_exponent": "-9",
         "schedule.lr": "0.01",
@@ -30,7 +30,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_stop_and_resume_equals_uninterrupted_run_under(kind: str, train: Train, tmp_path: Path) -> None:
-    settings = {**EVERYTHING, **KINDS[kind], "loss.label_smoothing": "0.1", "loss.smoothing_form": "others"}
+    settings = {**EVERYTHING, **KINDS[kind], "loss.label_smoothing": "0.1", "loss.smooth_over": "other-classes"}
     settings |= {"log.every": "1step", "engine.channels_last": "on"}
     whole = train("whole", settings)
 

@@ -17,7 +17,7 @@ from .conftest import EVERYTHING, Train
 
 STOP_AT = 2
 # Few and small steps: float16 convolutions have no fast backward pass on CPUs.
-SHORT = {"length": "4step", "batch.size": "16", "batch.group": "8", "batch.micro": "8", "data.percent": "5"}
+SHORT = {"length": "4step", "batch.size": "16", "batch.group": "8", "batch.micro": "8", "data.subset_percent": "5"}
 MODES = {
     "16.16": {"precision.mode": "16.16", "precision.loss_scale": "128.0"},
     "bf16-all": {"precision.mode": "bf16-all"},

@@ -19,7 +19,7 @@ from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
 SMALL = {
     "length": "6step",
-    "data.percent": "20",
+    "data.subset_percent": "20",
     "save.every": "2step",
     "log.every": "1step",
     "evaluate.every": "3step",

@@ -14,7 +14,7 @@ from reconv.logging.events import Event, TrainProgress, latest_by_step, read_eve
 
 SMALL = {
     "length": "6step",
-    "data.percent": "20",
+    "data.subset_percent": "20",
     "save.every": "2step",
     "log.every": "1step",
     "evaluate.every": "3step",

@@ -27,7 +27,7 @@ from reconv.recipe.loader import load
 
 SMALL = {
     "length": "8step",
-    "data.percent": "20",
+    "data.subset_percent": "20",
     "save.every": "3step",
     "log.every": "1step",
     "evaluate.every": "3step",

@@ -13,7 +13,7 @@ from reconv.recipe.schema import OptimizerConfig
 @pytest.mark.parametrize("kind", ["sgd", "lars", "rmsprop", "rmsprop-tf"])
 def test_no_parameter_keeps_memory_for_its_gradient_between_steps(kind: str) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
-    optimizer = build_optimizer(OptimizerConfig.model_validate({"kind": kind}), model)
+    optimizer = build_optimizer(OptimizerConfig.model_validate({"name": kind}), model)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
     optimizer.zero_grad()

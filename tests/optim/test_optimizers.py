@@ -89,7 +89,7 @@ def assert_equals(model: nn.Module, expected: dict[str, Numbers]) -> None:
 @pytest.mark.parametrize("path", ["foreach", "fused"])
 def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
     model = network()
-    groups = decay_groups(model, "not-norm-bias")
+    groups = decay_groups(model, "norm-bias")
     lars = LARS(groups, momentum=0.9, nesterov=False, weight_decay=0.05, trust=0.02, epsilon=1e-3, path=path)
     weights = {name: flat(p) for name, p in model.named_parameters()}
     velocities = {name: [0.0] * len(w) for name, w in weights.items()}
@@ -106,7 +106,7 @@ def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
 @pytest.mark.parametrize("path", ["foreach", "fused"])
 def test_rmsprop_equals_a_loop_written_from_its_formula(path: Any, form: Any, momentum: float) -> None:
     model = network()
-    groups = decay_groups(model, "not-norm")
+    groups = decay_groups(model, "norm")
     rmsprop = RMSprop(groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05, path=path)
     update = rmsprop_by_hand(form, momentum)
     weights = {name: flat(p) for name, p in model.named_parameters()}
@@ -125,7 +125,7 @@ def test_rmsprop_in_torchs_form_equals_torchs(momentum: float) -> None:
     model = network()
     twin = copy.deepcopy(model)
     ours = build_optimizer(
-        OptimizerConfig(kind="rmsprop", alpha=0.95, epsilon=1e-2, momentum=momentum, weight_decay=1e-2), model
+        OptimizerConfig(name="rmsprop", alpha=0.95, eps=1e-2, momentum=momentum, weight_decay=1e-2), model
     )
     theirs = torch.optim.RMSprop(twin.parameters(), alpha=0.95, eps=1e-2, momentum=momentum, weight_decay=1e-2)
     for step in range(NUM_STEPS):
@@ -142,8 +142,8 @@ def test_rmsprop_in_torchs_form_equals_torchs(momentum: float) -> None:
 def test_a_fused_rmsprop_takes_rate_and_gate_from_the_device_and_a_bad_step_changes_nothing(form: Any) -> None:
     models = [network().float() for _ in range(2)]
     options: dict[str, Any] = {"form": form, "alpha": 0.8, "epsilon": 1e-3, "momentum": 0.9, "weight_decay": 0.05}
-    plain = RMSprop(decay_groups(models[0], "not-norm"), **options)
-    fused = RMSprop(decay_groups(models[1], "not-norm"), **options, path="fused")
+    plain = RMSprop(decay_groups(models[0], "norm"), **options)
+    fused = RMSprop(decay_groups(models[1], "norm"), **options, path="fused")
     for step in range(3):
         for model, optimizer, lr in ((models[0], plain, 0.1), (models[1], fused, torch.tensor(0.1).double())):
             give_gradients(model, step)
@@ -166,11 +166,11 @@ def test_lars_that_skips_everything_is_sgd_at_a_constant_rate() -> None:
     """With the rate in the gradient or behind the momentum: the same, while the rate does not change."""
     model = network()
     twin = copy.deepcopy(model)
-    skipped = decay_groups(model, "all")
+    skipped = decay_groups(model, "none")
     skipped.free.update(skipped.decayed)
     skipped.decayed.clear()
     lars = LARS(skipped, momentum=0.9, nesterov=True, weight_decay=0.5, trust=0.001, epsilon=0.0)
-    sgd = SGD(decay_groups(twin, "all"), momentum=0.9, nesterov=True, weight_decay=0.0)
+    sgd = SGD(decay_groups(twin, "none"), momentum=0.9, nesterov=True, weight_decay=0.0)
     for step in range(NUM_STEPS):
         for m, optimizer in ((model, lars), (twin, sgd)):
             give_gradients(m, step)
@@ -185,7 +185,7 @@ def test_lars_decays_once_and_skips_norms_and_biases_by_default() -> None:
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    lars = build_optimizer(OptimizerConfig(kind="lars", weight_decay=0.25, momentum=0.0), model)
+    lars = build_optimizer(OptimizerConfig(name="lars", weight_decay=0.25, momentum=0.0), model)
     lars.step(0.5, OK)
     for name, p in model.named_parameters():
         share = 0.5 * 0.25 if name in ("0.weight", "3.weight") else 0.0  # a gradient of zero has a ratio of 1
@@ -193,14 +193,14 @@ def test_lars_decays_once_and_skips_norms_and_biases_by_default() -> None:
 
 
 KINDS = [
-    OptimizerConfig(kind="sgd", nesterov=True),
-    OptimizerConfig(kind="sgd", path="foreach"),
-    OptimizerConfig(kind="lars"),
-    OptimizerConfig(kind="lars", path="foreach"),
-    OptimizerConfig(kind="rmsprop"),
-    OptimizerConfig(kind="rmsprop-tf"),
+    OptimizerConfig(name="sgd", nesterov=True),
+    OptimizerConfig(name="sgd", implementation="foreach"),
+    OptimizerConfig(name="lars"),
+    OptimizerConfig(name="lars", implementation="foreach"),
+    OptimizerConfig(name="rmsprop"),
+    OptimizerConfig(name="rmsprop-tf"),
 ]
-NAMES = [f"{kind.kind}-{kind.path}" for kind in KINDS]
+NAMES = [f"{kind.name}-{kind.implementation}" for kind in KINDS]
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
@@ -244,10 +244,10 @@ def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
 def test_a_step_reads_nothing_back_to_the_host(section: OptimizerConfig) -> None:
     """A tensor without data would raise on any read: `meta` has shapes only."""
-    if section.kind == "sgd" and section.path == "auto":
-        section = section.model_copy(update={"path": "foreach"})  # the fused kernel has no meta form
-    if section.kind == "lars":
-        section = section.model_copy(update={"path": "foreach"})
+    if section.name == "sgd" and section.implementation == "auto":
+        section = section.model_copy(update={"implementation": "foreach"})  # the fused kernel has no meta form
+    if section.name == "lars":
+        section = section.model_copy(update={"implementation": "foreach"})
     model = network().to("meta")
     optimizer = build_optimizer(section, model)
     for p in model.parameters():
@@ -270,8 +270,8 @@ def test_the_vendors_rule_by_name_is_refused_where_no_norm_has_such_a_name(name:
     model = build_model(name, num_classes=10)
     with pytest.raises(UsageError, match="matches no norm") as caught:
         decay_groups(model, "nvidia-by-name")
-    assert "optimizer.decay=not-norm" in caught.value.then
-    assert len(decay_groups(model, "not-norm").free) > 50
+    assert "optimizer.weight_decay_exclude=norm" in caught.value.then
+    assert len(decay_groups(model, "norm").free) > 50
 
 
 def test_automatic_path_is_fused_and_foreach_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,5 +289,5 @@ def test_automatic_path_is_fused_and_foreach_is_obeyed(monkeypatch: pytest.Monke
         give_gradients(model, 0)
         calls.clear()
         build_optimizer(section, model).step(0.1, OK)
-        found[f"{section.kind}-{section.path}"] = sum(calls)
+        found[f"{section.name}-{section.implementation}"] = sum(calls)
     assert found == {"sgd-auto": 6, "sgd-foreach": 0, "lars-auto": 6, "lars-foreach": 0}

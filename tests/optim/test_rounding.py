@@ -153,10 +153,10 @@ def test_half_weights_learn_the_digits_where_plain_rounding_stalls() -> None:
 
 KINDS = {
     "sgd": OptimizerConfig(momentum=0.9, weight_decay=1e-2),
-    "sgd-foreach": OptimizerConfig(momentum=0.9, weight_decay=1e-2, path="foreach"),
-    "lars": OptimizerConfig(kind="lars", weight_decay=1e-2),
-    "rmsprop": OptimizerConfig(kind="rmsprop"),
-    "rmsprop-tf": OptimizerConfig(kind="rmsprop-tf"),
+    "sgd-foreach": OptimizerConfig(momentum=0.9, weight_decay=1e-2, implementation="foreach"),
+    "lars": OptimizerConfig(name="lars", weight_decay=1e-2),
+    "rmsprop": OptimizerConfig(name="rmsprop"),
+    "rmsprop-tf": OptimizerConfig(name="rmsprop-tf"),
 }
 
 

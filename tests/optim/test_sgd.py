@@ -27,7 +27,7 @@ def give_gradients(model: nn.Module, seed: int) -> None:
 def test_sgd_equals_torchs(path: str, momentum: float, nesterov: bool, weight_decay: float) -> None:
     ours = build_model("resnet8_cifar", num_classes=10)
     theirs = copy.deepcopy(ours)
-    sgd = SGD(decay_groups(ours, "all"), momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, path=path)
+    sgd = SGD(decay_groups(ours, "none"), momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, path=path)
     reference = torch.optim.SGD(
         theirs.parameters(), lr=1.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
     )
@@ -50,7 +50,7 @@ def test_sgd_equals_torchs(path: str, momentum: float, nesterov: bool, weight_de
 @pytest.mark.parametrize("path", ["foreach", "fused"])
 def test_a_step_that_is_not_ok_changes_nothing(path: str) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
-    sgd = SGD(decay_groups(model, "not-norm"), momentum=0.9, nesterov=True, weight_decay=1e-4, path=path)
+    sgd = SGD(decay_groups(model, "norm"), momentum=0.9, nesterov=True, weight_decay=1e-4, path=path)
     give_gradients(model, 0)
     sgd.step(0.1, OK)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -77,15 +77,15 @@ def test_parameters_without_gradient_stay_and_frozen_ones_are_not_taken() -> Non
     assert not any("0." in name for name in sgd.state())
 
 
-@pytest.mark.parametrize(("rule", "num_free"), [("all", 0), ("not-norm-bias", 2 * 9 + 1), ("not-norm", 2 * 9)])
+@pytest.mark.parametrize(("rule", "num_free"), [("none", 0), ("norm-bias", 2 * 9 + 1), ("norm", 2 * 9)])
 def test_decay_rules_go_by_module_type(rule: str, num_free: int) -> None:
     model = build_model("resnet8_cifar", num_classes=10, shortcut="B")
     groups = decay_groups(model, rule)
     assert len(groups.free) == num_free
     assert len(groups.free) + len(groups.decayed) == len(list(model.parameters()))
-    if rule != "all":
+    if rule != "none":
         assert "layer2.0.downsample.1.weight" in groups.free  # a norm whose name does not say so
-        assert ("fc.bias" in groups.free) == (rule == "not-norm-bias")
+        assert ("fc.bias" in groups.free) == (rule == "norm-bias")
 
 
 def contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -97,11 +97,11 @@ def contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_restored_momentum_takes_the_parameters_strides(path: str) -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     twin = copy.deepcopy(model)
-    first = SGD(decay_groups(model, "all"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path)
+    first = SGD(decay_groups(model, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path)
     give_gradients(model, 0)
     first.step(0.1, OK)
     twin.load_state_dict(contiguous(model.state_dict()))
-    second = SGD(decay_groups(twin, "all"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path)
+    second = SGD(decay_groups(twin, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path)
     second.restore(contiguous(first.state()))
     strides = {name: p.stride() for name, p in twin.named_parameters()}
     assert strides["conv1.weight"] != twin.conv1.weight.contiguous().stride()
@@ -119,7 +119,7 @@ def test_fused_takes_gradients_of_foreign_strides() -> None:
         conv = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
         nn.init.ones_(conv.weight)
         conv.weight.grad = torch.arange(576.0).view(8, 8, 3, 3)
-        SGD(decay_groups(conv, "all"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path).step(0.01, OK)
+        SGD(decay_groups(conv, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path).step(0.01, OK)
         results.append(conv.weight.detach())
     torch.testing.assert_close(results[0], results[1])
 

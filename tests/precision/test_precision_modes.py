@@ -127,7 +127,9 @@ def output_types(policy: Policy) -> dict[str, torch.dtype]:
 
 def test_listed_operations_compute_in_their_type_and_the_others_as_before() -> None:
     plain = output_types(policy_of("bf16"))
-    listed = output_types(policy_of("bf16", ops={"float32": ["conv2d"], "lower": ["relu", "cat", "max_pool2d", "add"]}))
+    listed = output_types(
+        policy_of("bf16", ops={"float32": ["conv2d"], "low_precision": ["relu", "cat", "max_pool2d", "add"]})
+    )
     assert plain["conv2d"] == torch.bfloat16 and plain["relu"] == torch.float32
     assert listed["conv2d"] == torch.float32
     assert {listed[name] for name in ("relu", "cat", "max_pool2d", "add")} == {torch.bfloat16}
@@ -177,10 +179,10 @@ def problems(fields: Mapping[str, object]) -> str:
         ({"mode": "bf16-all", "loss_scale": "128.0"}, "precision.loss_scale"),
         ({"mode": "16.32", "rounding": "stochastic"}, "precision.rounding"),
         ({"mode": "fp32", "ops.float32": "[softmax]"}, "precision.ops"),
-        ({"mode": "tf32", "partials": "half"}, "precision.partials"),
-        ({"mode": "bf16", "ops.float32": "[relu]", "ops.lower": "[relu]"}, "both name relu"),
-        ({"mode": "bf16", "ops.lower": "[cross_entropy]"}, "the loss is computed in float32"),
-        ({"mode": "bf16", "ops.lower": "[conv3d]"}, "batch_norm, group_norm"),
+        ({"mode": "tf32", "reduced_precision_reduction": "on"}, "precision.reduced_precision_reduction"),
+        ({"mode": "bf16", "ops.float32": "[relu]", "ops.low_precision": "[relu]"}, "both name relu"),
+        ({"mode": "bf16", "ops.low_precision": "[cross_entropy]"}, "the loss is computed in float32"),
+        ({"mode": "bf16", "ops.low_precision": "[conv3d]"}, "batch_norm, group_norm"),
         ({"mode": "16.17"}, "16.16, 16.32"),
         ({"mode": "16.161"}, "16.16, 16.32"),
     ],
@@ -195,15 +197,15 @@ def test_a_mode_that_looks_like_a_number_may_be_written_as_one(mode: str) -> Non
 
 
 def test_half_partials_are_refused_where_there_are_none() -> None:
-    with pytest.raises(UsageError, match="partials"):
-        policy_of("bf16", partials="half")
-    assert policy_of("bf16", partials="full").mode == "bf16"
+    with pytest.raises(UsageError, match="reduced"):
+        policy_of("bf16", reduced_precision_reduction="on")
+    assert policy_of("bf16", reduced_precision_reduction="off").mode == "bf16"
 
 
-@pytest.mark.parametrize(("partials", "allowed"), [("auto", True), ("half", True), ("full", False)])
+@pytest.mark.parametrize(("partials", "allowed"), [("auto", True), ("on", True), ("off", False)])
 def test_partials_and_tf32_set_torchs_own_switches(partials: str, allowed: bool, switches: None) -> None:
     matmul = torch.backends.cuda.matmul
-    build_precision(PrecisionConfig.model_validate({"mode": "bf16", "partials": partials}), "cuda")
+    build_precision(PrecisionConfig.model_validate({"mode": "bf16", "reduced_precision_reduction": partials}), "cuda")
     assert matmul.allow_bf16_reduced_precision_reduction is allowed
     assert matmul.allow_fp16_reduced_precision_reduction is allowed
     assert matmul.fp32_precision == "ieee"

@@ -16,30 +16,33 @@ GOOD: dict[str, Any] = {"task": "detection", "data": WHOLE, "augment": {"crop": 
 
 def test_a_detection_recipe_with_crop_zoom_and_colours_is_valid() -> None:
     jitter = {"brightness": 0.125, "hue": 0.05, "form": "tensorflow"}
-    recipe = Recipe(**{**GOOD, "augment": {"crop": "ssd", "zoom_out": {"probability": 0.5}, "jitter": jitter}})
-    assert recipe.augment.box_crop.overlaps == (0, 0.1, 0.3, 0.5, 0.7, 0.9)
-    assert recipe.augment.box_crop.whole == 1 / 7
+    recipe = Recipe(**{**GOOD, "augment": {"crop": "ssd", "zoom_out": {"probability": 0.5}, "color_jitter": jitter}})
+    assert recipe.augment.ssd_crop.min_ious == (0, 0.1, 0.3, 0.5, 0.7, 0.9)
+    assert recipe.augment.ssd_crop.no_crop_probability == 1 / 7
     Recipe(**{**GOOD, "augment": {"crop": "none"}})
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"augment": {"crop": "resized"}}, "augment.crop: resized does not know boxes"),
+        ({"augment": {"crop": "random_resized"}}, "augment.crop: resized does not know boxes"),
         ({"augment": {"crop": "ssd", "mixup": {"alpha": 0.2}}}, "augment.mixup.alpha: does not know boxes"),
-        ({"augment": {"crop": "ssd", "policy": "randaugment"}}, "augment.policy: does not know boxes"),
-        ({"augment": {"crop": "ssd", "erase": {"probability": 0.2}}}, "augment.erase.probability: does not know"),
+        ({"augment": {"crop": "ssd", "auto_augment": "randaugment"}}, "augment.auto_augment: does not know boxes"),
         (
-            {"augment": {"crop": "ssd", "jitter": {"hue": 0.1}}},
-            "augment.jitter.form: detection has the form tensorflow",
+            {"augment": {"crop": "ssd", "random_erasing": {"probability": 0.2}}},
+            "augment.random_erasing.probability: does not know",
         ),
         (
-            {"augment": {"crop": "ssd", "box_crop": {"side": [0.9, 0.3]}}},
-            "augment.box_crop.side: goes from the smaller",
+            {"augment": {"crop": "ssd", "color_jitter": {"hue": 0.1}}},
+            "augment.color_jitter.implementation: detection has the form tensorflow",
+        ),
+        (
+            {"augment": {"crop": "ssd", "ssd_crop": {"scale": [0.9, 0.3]}}},
+            "augment.ssd_crop.scale: goes from the smaller",
         ),
         ({"data": {}}, "data.preprocess.resize: cuts out the centre"),
-        ({"data": {**WHOLE, "background": True}}, "data.background: detection has a background"),
-        ({"data": {**WHOLE, "resident": "device"}}, "data.resident: device is for task: classification"),
+        ({"data": {**WHOLE, "background_class": True}}, "data.background_class: detection has a background"),
+        ({"data": {**WHOLE, "preload": "device"}}, "data.preload: device is for task: classification"),
         ({"data": {**WHOLE, "source": "cifar10"}}, "data.source: cifar10 has no boxes"),
         ({"data": {**WHOLE, "source": "voc", "num_samples": 3}}, "data.num_samples: is for synthetic data and scat"),
     ],
@@ -57,8 +60,11 @@ def test_what_detection_would_ignore_is_refused(fields: dict[str, Any], said: st
         ({"data": {"source": "coco"}}, "data.source: is for task: detection"),
         ({"augment": {"zoom_out": {"probability": 0.1}, "train_like_eval": True}}, "augment.train_like_eval makes"),
         (
-            {"augment": {"jitter": {"hue": 0.1, "form": "tensorflow"}}, "data": {"preprocess": {"standardise": True}}},
-            "augment.jitter.form: tensorflow leaves no whole pixel values",
+            {
+                "augment": {"color_jitter": {"hue": 0.1, "implementation": "tensorflow"}},
+                "data": {"preprocess": {"per_image_standardization": True}},
+            },
+            "augment.color_jitter.implementation: tensorflow leaves no whole pixel values",
         ),
     ],
 )
@@ -68,9 +74,9 @@ def test_what_only_detection_has_is_refused_elsewhere(fields: dict[str, Any], sa
 
 
 def test_options_of_boxes_without_effect_are_named() -> None:
-    unused = dict(unused_options(Recipe(data={"bad_boxes": "skip"}, augment={"box_crop": {"candidates": 3}})))  # type: ignore[arg-type]
+    unused = dict(unused_options(Recipe(data={"bad_boxes": "skip"}, augment={"ssd_crop": {"trials": 3}})))  # type: ignore[arg-type]
     assert unused == {
         "data.bad_boxes": "task is classification",
-        "augment.box_crop.candidates": "augment.crop is resized",
+        "augment.ssd_crop.trials": "augment.crop is resized",
     }
     assert not dict(unused_options(Recipe(**{**GOOD, "data": {**WHOLE, "bad_boxes": "clip"}})))

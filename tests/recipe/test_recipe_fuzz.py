@@ -15,7 +15,7 @@ from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 
 NAMES = sorted(schema_fields())
-WORDS = ["off", "on", "auto", "all", "micro", "step", "cosine", "milestones", "fp16", "digits", "wrap", "top1"]
+WORDS = ["off", "on", "auto", "all", "micro", "step", "cosine", "multistep", "fp16", "digits", "gpipe", "top1"]
 DURATIONS = ["1ep", "0.5ep", "7step", "10%", "3min", "0ep", "1e3ep", "90"]
 SCALARS = (
     st.none()
@@ -83,11 +83,11 @@ PLANNED = {
     "batch.size": st.integers(1, 300),
     "batch.group": st.integers(1, 300) | st.sampled_from(["all", "micro"]),
     "batch.micro": st.integers(1, 300) | st.just("auto"),
-    "data.tail": st.sampled_from(["drop", "wrap"]),
+    "data.drop_last": st.sampled_from(["drop", "wrap"]),
     "length": st.sampled_from(["3ep", "0.3ep", "50step"]),
-    "schedule.kind": st.sampled_from(["cosine", "exponential", "constant"]),
+    "schedule.name": st.sampled_from(["cosine", "exponential", "constant"]),
     "schedule.warmup": st.sampled_from(["1ep", "10%", "0step", "60step"]),
-    "schedule.per": st.none() | st.integers(1, 300),
+    "schedule.base_batch_size": st.none() | st.integers(1, 300),
     "evaluate.every": st.sampled_from(["1ep", "off", "0.1ep", "33%"]),
     "evaluate.offset": st.sampled_from(["0ep", "1ep", "7step"]),
     "save.every": st.sampled_from(["off", "2min", "10step"]),

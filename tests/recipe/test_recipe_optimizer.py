@@ -28,28 +28,28 @@ def recipe(tmp_path: Path) -> str:
     ("settings", "field"),
     [
         (["optimizer.nesterov=true", "optimizer.momentum=0"], "optimizer.nesterov"),
-        (["optimizer.nesterov=true", "optimizer.kind=rmsprop"], "optimizer.nesterov"),
+        (["optimizer.nesterov=true", "optimizer.name=rmsprop"], "optimizer.nesterov"),
         (["optimizer.alpha=0.95"], "optimizer.alpha"),
-        (["optimizer.alpha_exponent=-14", "optimizer.kind=lars"], "optimizer.alpha_exponent"),
+        (["optimizer.alpha_exponent=-14", "optimizer.name=lars"], "optimizer.alpha_exponent"),
         (
-            ["optimizer.alpha_exponent=-14", "optimizer.alpha=0.95", "optimizer.kind=rmsprop"],
+            ["optimizer.alpha_exponent=-14", "optimizer.alpha=0.95", "optimizer.name=rmsprop"],
             "optimizer.alpha_exponent",
         ),
-        (["optimizer.epsilon=0.1"], "optimizer.epsilon"),
-        (["optimizer.trust=0.1"], "optimizer.trust"),
-        (["optimizer.skip=none", "optimizer.kind=rmsprop-tf"], "optimizer.skip"),
-        (["optimizer.path=fused", "optimizer.kind=rmsprop"], "optimizer.path"),
-        (["optimizer.decay=not-norm", "optimizer.kind=lars"], "optimizer.decay"),
-        (["average.last=5ep", "save.every=off"], "average.last"),
-        (["average.last=5ep", "save.every=10min"], "average.last"),
-        (["average.last=5min"], "average.last"),
-        (["average.last=0ep"], "average.last"),
-        (["stop.target=0.9", "evaluate.every=off"], "stop.target"),
-        (["stop.patience=3", "evaluate.every=off"], "stop.patience"),
-        (["stop.target=75.9"], "stop.target"),
-        (["stop.patience=0"], "stop.patience"),
-        (["loss.smoothing_form=some"], "loss.smoothing_form"),
-        (["optimizer.kind=adam"], "optimizer.kind"),
+        (["optimizer.eps=0.1"], "optimizer.eps"),
+        (["optimizer.trust_coefficient=0.1"], "optimizer.trust_coefficient"),
+        (["optimizer.lars_exclude=none", "optimizer.name=rmsprop-tf"], "optimizer.lars_exclude"),
+        (["optimizer.implementation=fused", "optimizer.name=rmsprop"], "optimizer.implementation"),
+        (["optimizer.weight_decay_exclude=norm", "optimizer.name=lars"], "optimizer.weight_decay_exclude"),
+        (["checkpoint_average.last=5ep", "save.every=off"], "checkpoint_average.last"),
+        (["checkpoint_average.last=5ep", "save.every=10min"], "checkpoint_average.last"),
+        (["checkpoint_average.last=5min"], "checkpoint_average.last"),
+        (["checkpoint_average.last=0ep"], "checkpoint_average.last"),
+        (["early_stopping.target=0.9", "evaluate.every=off"], "early_stopping.target"),
+        (["early_stopping.patience=3", "evaluate.every=off"], "early_stopping.patience"),
+        (["early_stopping.target=75.9"], "early_stopping.target"),
+        (["early_stopping.patience=0"], "early_stopping.patience"),
+        (["loss.smooth_over=some"], "loss.smooth_over"),
+        (["optimizer.name=adam"], "optimizer.name"),
     ],
 )
 def test_settings_that_cannot_both_be_meant_are_refused_by_name(recipe: str, settings: list[str], field: str) -> None:
@@ -61,11 +61,25 @@ def test_settings_that_cannot_both_be_meant_are_refused_by_name(recipe: str, set
 @pytest.mark.parametrize(
     "settings",
     [
-        ["optimizer.kind=lars", "optimizer.decay=not-norm-bias"],  # what lars does by default, said twice
-        ["optimizer.kind=lars", "optimizer.skip=norm", "optimizer.decay=not-norm", "optimizer.nesterov=true"],
-        ["optimizer.kind=rmsprop-tf", "optimizer.epsilon=0.01", "optimizer.alpha=0.95"],
-        ["optimizer.decay=nvidia-by-name", "optimizer.path=foreach"],
-        ["average.last=off", "stop.target=off", "stop.patience=off", "save.every=off", "evaluate.every=off"],
+        [
+            "optimizer.name=lars",
+            "optimizer.weight_decay_exclude=norm-bias",
+        ],  # what lars does by default, said twice
+        [
+            "optimizer.name=lars",
+            "optimizer.lars_exclude=norm",
+            "optimizer.weight_decay_exclude=norm",
+            "optimizer.nesterov=true",
+        ],
+        ["optimizer.name=rmsprop-tf", "optimizer.eps=0.01", "optimizer.alpha=0.95"],
+        ["optimizer.weight_decay_exclude=nvidia-by-name", "optimizer.implementation=foreach"],
+        [
+            "checkpoint_average.last=off",
+            "early_stopping.target=off",
+            "early_stopping.patience=off",
+            "save.every=off",
+            "evaluate.every=off",
+        ],
     ],
 )
 def test_settings_that_agree_are_taken(recipe: str, settings: list[str]) -> None:
@@ -74,7 +88,7 @@ def test_settings_that_agree_are_taken(recipe: str, settings: list[str]) -> None
 
 
 def test_alpha_falls_with_the_batch_when_given_as_an_exponent(recipe: str) -> None:
-    settings = ["optimizer.kind=rmsprop-tf", "optimizer.alpha_exponent=-14"]
+    settings = ["optimizer.name=rmsprop-tf", "optimizer.alpha_exponent=-14"]
     plan = make_plan(load(recipe, given(*settings)).recipe, FACTS)
     assert plan.alpha == 1 - 768 / 16384 == 0.953125
     assert "rmsprop-tf: alpha 1 - 768 x 2^-14 = 0.953125" in plan.lines
@@ -84,12 +98,14 @@ def test_alpha_falls_with_the_batch_when_given_as_an_exponent(recipe: str) -> No
 
 def test_epsilon_left_open_is_the_vendors_default_of_the_kind(recipe: str) -> None:
     kinds = ("sgd", "lars", "rmsprop", "rmsprop-tf")
-    found = {kind: load(recipe, given(f"optimizer.kind={kind}")).recipe.optimizer.used_epsilon for kind in kinds}
+    found = {kind: load(recipe, given(f"optimizer.name={kind}")).recipe.optimizer.effective_eps for kind in kinds}
     assert found == {"sgd": 0.0, "lars": 0.0, "rmsprop": 1e-3, "rmsprop-tf": 1e-3}
 
 
 def test_the_window_of_an_average_holds_the_regular_checkpoints_of_the_last_epochs(recipe: str) -> None:
-    plan = make_plan(load(recipe, given("average.last=2ep", "save.every=50step", "length=4ep")).recipe, FACTS)
+    plan = make_plan(
+        load(recipe, given("checkpoint_average.last=2ep", "save.every=50step", "length=4ep")).recipe, FACTS
+    )
     window = plan.average
     assert window is not None and plan.total_steps == 400
     assert [step for step in range(401) if window.holds(step, 400)] == [250, 300, 350, 400]
@@ -98,5 +114,5 @@ def test_the_window_of_an_average_holds_the_regular_checkpoints_of_the_last_epoc
 
 
 def test_the_plan_says_when_a_run_may_end_early(recipe: str) -> None:
-    plan = make_plan(load(recipe, given("stop.target=0.759", "stop.patience=5")).recipe, FACTS)
+    plan = make_plan(load(recipe, given("early_stopping.target=0.759", "early_stopping.patience=5")).recipe, FACTS)
     assert "ends early when 0.759 is reached or 5 evaluations in a row are no better" in plan.lines

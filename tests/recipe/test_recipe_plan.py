@@ -136,9 +136,9 @@ def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices
 
 def test_the_tail_is_dropped_or_wraps() -> None:
     assert plan_of(1000, batch={"size": 64}, length="2ep").total_steps == 2 * 15
-    assert plan_of(1000, batch={"size": 64}, length="2ep", data={"tail": "wrap"}).total_steps == 2 * 16
-    assert plan_of(1000, batch={"size": 100}, data={"tail": "wrap"}).steps_per_epoch == 10
-    assert plan_of(10, batch={"size": 64}, data={"tail": "wrap"}).steps_per_epoch == 1
+    assert plan_of(1000, batch={"size": 64}, length="2ep", data={"drop_last": False}).total_steps == 2 * 16
+    assert plan_of(1000, batch={"size": 100}, data={"drop_last": False}).steps_per_epoch == 10
+    assert plan_of(10, batch={"size": 64}, data={"drop_last": False}).steps_per_epoch == 1
 
 
 @pytest.mark.parametrize("num_train", [0, 1, 63])
@@ -147,7 +147,7 @@ def test_less_data_than_one_batch_is_refused_with_what_fits(num_train: int) -> N
         plan_of(num_train, batch={"size": 64})
     if num_train == 0:
         with pytest.raises(RecipeError, match="0 training samples"):
-            plan_of(0, batch={"size": 64}, data={"tail": "wrap"})
+            plan_of(0, batch={"size": 64}, data={"drop_last": False})
 
 
 def test_lengths_round_to_the_nearest_step() -> None:
@@ -201,12 +201,12 @@ def test_minutes_and_off() -> None:
 
 
 def test_pins_inside_the_run_are_kept() -> None:
-    plan = plan_of(1000, batch={"size": 100}, length="3ep", save={"pin": ["2ep", "5step", "50%", "9ep"]})
+    plan = plan_of(1000, batch={"size": 100}, length="3ep", save={"keep_at": ["2ep", "5step", "50%", "9ep"]})
     assert plan.pinned_steps == (5, 15, 20)
 
 
 def test_the_learning_rate_scales_with_the_global_batch() -> None:
-    assert plan_of(batch={"size": 1024}, schedule={"lr": 0.256, "per": 256}).schedule.peak_lr == 1.024
+    assert plan_of(batch={"size": 1024}, schedule={"lr": 0.256, "base_batch_size": 256}).schedule.peak_lr == 1.024
     assert plan_of(batch={"size": 1024}, schedule={"lr": 0.256}).schedule.peak_lr == 0.256
 
 
@@ -222,10 +222,10 @@ def test_a_schedule_that_cannot_be_is_refused(schedule, words: str) -> None:
         plan_of(batch={"size": 100}, length="150step", schedule=schedule)
 
 
-@pytest.mark.parametrize("kind", ["milestones", "table"])
+@pytest.mark.parametrize("kind", ["multistep", "piecewise"])
 @pytest.mark.parametrize("points", [["50%", "3ep"], ["250step", "2ep"], ["50%", "499step"]])
 def test_milestones_of_several_units_that_do_not_rise_in_this_run_are_refused(kind: str, points: list[str]) -> None:
-    schedule = {"kind": kind, "milestones": points, **({"values": [0.5, 0.25]} if kind == "table" else {})}
+    schedule = {"name": kind, "milestones": points, **({"milestone_lrs": [0.5, 0.25]} if kind == "piecewise" else {})}
     with pytest.raises(RecipeError, match=f"must rise, but {points[1]} .* follows {points[0]}"):
         plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule)
     longer = plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule | {"milestones": points[::-1]})
@@ -237,8 +237,8 @@ def test_workers_and_threads_follow_the_cores_unless_said() -> None:
     assert plan_of(cores=64, data={"backend": "threads"}).workers == 8
     assert plan_of(cores=64).threads == 64
     assert plan_of(cores=64, source="cifar10").workers == 0
-    assert plan_of(cores=64, source="cifar10", data={"workers": 3}).workers == 3
-    assert plan_of(cores=64, engine={"threads": 2}).threads == 2
+    assert plan_of(cores=64, source="cifar10", data={"num_workers": 3}).workers == 3
+    assert plan_of(cores=64, engine={"num_threads": 2}).threads == 2
 
 
 def test_the_plan_says_its_arithmetic() -> None:
@@ -247,8 +247,8 @@ def test_the_plan_says_its_arithmetic() -> None:
         process_group=4,
         cores=16,
         batch={"size": 1024, "group": 64, "micro": 64},
-        schedule={"lr": 0.256, "per": 256, "warmup": "5ep"},
-        save={"pin": ["10ep"]},
+        schedule={"lr": 0.256, "base_batch_size": 256, "warmup": "5ep"},
+        save={"keep_at": ["10ep"]},
     )
     assert plan.lines[0] == "global batch 1024 = 4 devices x 64 x 4 micro-batches; lr 0.256 x 1024/256 = 1.024"
     assert "1,251 steps an epoch (143 samples left out of each); 90ep = 112,590 steps" in plan.lines[1]
@@ -307,7 +307,7 @@ def lines_of(num_train: int, *, process_group: int = 1, **sections: Any) -> str:
 @pytest.mark.parametrize(
     ("batch", "schedule", "said"),
     [
-        (2048, {"lr": 0.256, "per": 256}, "lr 0.256 x 2048/256 = 2.048"),
+        (2048, {"lr": 0.256, "base_batch_size": 256}, "lr 0.256 x 2048/256 = 2.048"),
         (768, {"lr": "2^-11 per image"}, "lr 2^-11 x 768 = 0.375"),
         (3040, {"lr": "2^-9.5 per image"}, "lr 2^-9.5 x 3040 = 4.19845"),
         (1024, {"lr": "0.003 per 32"}, "lr 0.003 x 1024/32 = 0.096"),
@@ -332,22 +332,28 @@ def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> 
     ("schedule", "said"),
     [
         (
-            {"kind": "table", "values": [0.275, 0.8], "milestones": ["1ep", "4ep"]},
+            {"name": "piecewise", "milestone_lrs": [0.275, 0.8], "milestones": ["1ep", "4ep"]},
             "table: 0.1, 0.275 from 1ep, 0.8 from 4ep",
         ),
         (
-            {"kind": "table", "values": [0.2, 0.3], "milestones": ["0ep", "95ep"]},
+            {"name": "piecewise", "milestone_lrs": [0.2, 0.3], "milestones": ["0ep", "95ep"]},
             "0.3 from 95ep (1 value past the end)",
         ),
-        ({"kind": "cosine", "warmup": "1ep", "origin": "start"}, "then cosine to 0, counted from step 0"),
+        ({"name": "cosine", "warmup": "1ep", "warmup_mode": "replace"}, "then cosine to 0, counted from step 0"),
         (
-            {"kind": "cosine", "warmup": "1ep", "warmup_from": "zero", "origin": "scaled"},
+            {"name": "cosine", "warmup": "1ep", "warmup_from": "zero", "warmup_mode": "multiply"},
             "warm-up from 0 over 39 steps, with cosine to 0, counted from step 0, warm-up multiplies it",
         ),
-        ({"kind": "polynomial", "horizon": "36ep", "end_lr": 1e-4}, "polynomial of power 2 to 0.0001 at step 1,404"),
-        ({"kind": "exponential", "drops": 146, "staircase": True}, "x 0.1 146 times in the run, in whole steps down"),
-        ({"kind": "linear", "update": "epoch"}, "linear to 0, moved once an epoch"),
-        ({"kind": "one-cycle", "warmup": "10%"}, "one-cycle, cosine: 0.004 to 0.1 in 351 steps, then to 0"),
+        (
+            {"name": "polynomial", "decay_until": "36ep", "end_lr": 1e-4},
+            "polynomial of power 2 to 0.0001 at step 1,404",
+        ),
+        (
+            {"name": "exponential", "num_periods": 146, "staircase": True},
+            "x 0.1 146 times in the run, in whole steps down",
+        ),
+        ({"name": "linear", "interval": "epoch"}, "linear to 0, moved once an epoch"),
+        ({"name": "one-cycle", "warmup": "10%"}, "one-cycle, cosine: 0.004 to 0.1 in 351 steps, then to 0"),
     ],
 )
 def test_the_plan_says_what_the_schedule_does(schedule: dict[str, Any], said: str) -> None:
@@ -357,39 +363,42 @@ def test_the_plan_says_what_the_schedule_does(schedule: dict[str, Any], said: st
 @pytest.mark.parametrize(
     ("schedule", "said"),
     [
-        ({"values": [0.2, 0.02], "milestones": ["0ep", "30ep"]}, "; lr 0.2, 0.02"),
-        ({"values": [0.2, 0.02], "milestones": ["0ep", "30ep"], "per": 128}, "; lr 0.2, 0.02 x 256/128 = 0.4, 0.04"),
-        ({"values": [0.2, 0.02], "milestones": ["1ep", "30ep"], "lr": 0.5}, "; lr 0.5 until 1ep"),
-        ({"values": [0.2], "milestones": ["0ep"], "lr": 0.5, "warmup": "1ep"}, "; lr 0.5 after warm-up"),
+        ({"milestone_lrs": [0.2, 0.02], "milestones": ["0ep", "30ep"]}, "; lr 0.2, 0.02"),
+        (
+            {"milestone_lrs": [0.2, 0.02], "milestones": ["0ep", "30ep"], "base_batch_size": 128},
+            "; lr 0.2, 0.02 x 256/128 = 0.4, 0.04",
+        ),
+        ({"milestone_lrs": [0.2, 0.02], "milestones": ["1ep", "30ep"], "lr": 0.5}, "; lr 0.5 until 1ep"),
+        ({"milestone_lrs": [0.2], "milestones": ["0ep"], "lr": 0.5, "warmup": "1ep"}, "; lr 0.5 after warm-up"),
     ],
 )
 def test_the_plan_prints_the_rates_that_a_table_uses(schedule: dict[str, Any], said: str) -> None:
-    assert plan_of(schedule=schedule | {"kind": "table"}).lines[0].endswith(said)
+    assert plan_of(schedule=schedule | {"name": "piecewise"}).lines[0].endswith(said)
 
 
 def test_one_drop_one_sample_and_one_evaluation_are_singular() -> None:
     text = lines_of(
         10_000,
-        schedule={"kind": "milestones", "milestones": ["1step"]},
+        schedule={"name": "multistep", "milestones": ["1step"]},
         batch={"size": 4, "group": 1},
         stop={"patience": 1},
     )
     assert "x 0.1 after 1 step" in text and "1 steps" not in text
     assert "4 groups of 1 sample:" in text
     assert "ends early when an evaluation is no better" in text
-    assert "x 0.1 1 time in the run" in lines_of(10_000, schedule={"kind": "exponential", "drops": 1})
+    assert "x 0.1 1 time in the run" in lines_of(10_000, schedule={"name": "exponential", "num_periods": 1})
 
 
 def test_a_horizon_inside_warm_up_is_refused() -> None:
     with pytest.raises(RecipeError, match="where warm-up ends only at step"):
-        plan_of(schedule={"warmup": "5ep", "horizon": "3ep"})
+        plan_of(schedule={"warmup": "5ep", "decay_until": "3ep"})
 
 
 def test_an_epoch_may_count_other_samples_than_the_data_has() -> None:
     plan = plan_of(1000, data={"epoch_samples": 300}, batch={"size": 100}, length="4ep")
     assert (plan.steps_per_epoch, plan.total_steps) == (3, 12)
     assert any("an epoch counts 300 samples" in line for line in plan.lines)
-    wrapped = plan_of(1000, data={"epoch_samples": 1170, "tail": "wrap"}, batch={"size": 100}, length="4ep")
+    wrapped = plan_of(1000, data={"epoch_samples": 1170, "drop_last": False}, batch={"size": 100}, length="4ep")
     assert wrapped.steps_per_epoch == 12
     with pytest.raises(RecipeError, match=r"data\.epoch_samples 99 is less") as refusal:
         plan_of(1000, data={"epoch_samples": 99}, batch={"size": 100})

@@ -63,6 +63,10 @@ def test_the_ssd_recipes_are_the_published_ones(
     assert plan.group == plan.batch_per_device == 128
     assert any(f"{total:,} steps" in line for line in plan.lines)
     assert plan.schedule.warmup_steps == 5 * steps_per_epoch
-    assert (recipe.optimizer.momentum, recipe.optimizer.weight_decay, recipe.optimizer.decay) == (0.9, 5e-4, "all")
+    assert (recipe.optimizer.momentum, recipe.optimizer.weight_decay, recipe.optimizer.weight_decay_exclude) == (
+        0.9,
+        5e-4,
+        "all",
+    )
     rates = [learning_rate(plan.schedule, epoch * steps_per_epoch) for epoch in (0, 5, 39, 40, 50, 63)]
     assert rates == pytest.approx([0, peak, peak, peak / 10, peak / 100, peak / 100])

@@ -50,28 +50,28 @@ def test_a_published_recipe_is_a_preset_with_the_published_values(name: str) -> 
     optimizer, augment = recipe.optimizer, recipe.augment
     found = {
         "network": recipe.model.name,
-        "optimizer": optimizer.kind,
+        "optimizer": optimizer.name,
         "momentum": optimizer.momentum,
         "decay": optimizer.weight_decay,
         "smoothing": recipe.loss.label_smoothing,
         "mixup": augment.mixup.alpha,
         "precision": recipe.precision.mode,
-        "curve": recipe.schedule.kind,
+        "curve": recipe.schedule.name,
     }
     assert found == {key: row[key] for key in found}
     optional = {
-        "form": recipe.loss.smoothing_form,
-        "update": recipe.schedule.update,
-        "origin": recipe.schedule.origin,
-        "rule": optimizer.decay,
+        "form": recipe.loss.smooth_over,
+        "update": recipe.schedule.interval,
+        "origin": recipe.schedule.warmup_mode,
+        "rule": optimizer.weight_decay_exclude,
         "alpha": optimizer.alpha,
         "alpha_exponent": optimizer.alpha_exponent,
-        "epsilon": optimizer.epsilon,
-        "cutmix": augment.cutmix.keep,
-        "policy": augment.policy,
+        "epsilon": optimizer.eps,
+        "cutmix": augment.cutmix.lam,
+        "policy": augment.auto_augment,
         "size": recipe.data.preprocess.size,
         "interpolation": recipe.data.preprocess.interpolation,
-        "average": recipe.average.decay,
+        "average": recipe.checkpoint_average.decay,
         "end": recipe.schedule.end_lr,
         "aux": recipe.model.options.get("aux_heads"),
         **{option: recipe.model.options.get(option) for option in OPTIONS},
@@ -96,7 +96,7 @@ def test_the_plan_of_a_published_recipe_has_the_published_numbers(name: str) -> 
     assert f"published with a batch of {factors} = {plan.global_batch:,} " in text
     if "exponent" in row:
         assert f"lr 2^{row['exponent']} x {plan.global_batch} = {schedule.peak_lr:g}" in text
-    elif resolved.recipe.schedule.per == 256:
+    elif resolved.recipe.schedule.base_batch_size == 256:
         assert f"lr {resolved.recipe.schedule.lr:g} x {plan.global_batch}/256 = {schedule.peak_lr:g}" in text
 
 
@@ -123,7 +123,7 @@ def test_figures_are_the_published_ones_and_the_header_says_the_same(name: str) 
         assert "may not carry over" in claim.caveat
         assert "may not carry over" in header
     if "twice" in row:
-        assert recipe.optimizer.kind == "lars"
+        assert recipe.optimizer.name == "lars"
 
 
 def test_eight_and_sixteen_cards_have_their_tables_printed() -> None:

@@ -18,31 +18,31 @@ from reconv.trainer.lr_schedule import learning_rate
 
 NEEDED: dict[str, dict[str, Any]] = {
     "step": {"period": "1ep"},
-    "milestones": {"milestones": ["2ep", "5ep"]},
-    "table": {"milestones": ["2ep", "5ep"], "values": [0.05, 0.01]},
+    "multistep": {"milestones": ["2ep", "5ep"]},
+    "piecewise": {"milestones": ["2ep", "5ep"], "milestone_lrs": [0.05, 0.01]},
     "one-cycle": {"warmup": "2ep"},
-    "exponential": {"factor": 0.5},
+    "exponential": {"gamma": 0.5},
 }
 OTHER: dict[str, Any] = {
     "lr": 0.3,
-    "per": 64,
-    "update": "epoch",
+    "base_batch_size": 64,
+    "interval": "epoch",
     "warmup": "4ep",
     "warmup_from": "zero",
     "end_lr": 0.01,
-    "end_ratio": 0.1,
-    "horizon": "8ep",
+    "end_lr_ratio": 0.1,
+    "decay_until": "8ep",
     "period": "2ep",
-    "drops": 3,
+    "num_periods": 3,
     "staircase": True,
     "milestones": ["1ep", "6ep"],
-    "after": "exceeded",
-    "values": [0.5, 0.25],
-    "origin": "scaled",
-    "factor": 0.7,
+    "milestone_when": "exceeded",
+    "milestone_lrs": [0.5, 0.25],
+    "warmup_mode": "multiply",
+    "gamma": 0.7,
     "power": 3,
-    "start_ratio": 0.5,
-    "anneal": "linear",
+    "start_lr_ratio": 0.5,
+    "anneal_strategy": "linear",
 }
 
 
@@ -54,8 +54,8 @@ def rates(schedule: dict[str, Any]) -> list[float]:
 
 @pytest.mark.parametrize("kind", SCHEDULE_FIELDS)
 def test_a_field_changes_the_rates_of_its_kinds_and_is_refused_by_the_others(kind: str) -> None:
-    assert set(ScheduleConfig.model_fields) == {"kind", *OTHER}
-    plain = {"kind": kind, "warmup": "3ep", **NEEDED.get(kind, {})}
+    assert set(ScheduleConfig.model_fields) == {"name", *OTHER}
+    plain = {"name": kind, "warmup": "3ep", **NEEDED.get(kind, {})}
     for name, value in OTHER.items():
         if name in SCHEDULE_FIELDS[kind]:
             assert rates(plain | {name: value}) != rates(plain), f"{name} is used"
@@ -66,35 +66,37 @@ def test_a_field_changes_the_rates_of_its_kinds_and_is_refused_by_the_others(kin
 
 @pytest.mark.parametrize("name", preset_names())
 def test_any_preset_takes_another_curve(name: str) -> None:
-    assert load(name, [("schedule.kind", "constant", "--set")]).recipe.schedule.kind == "constant"
+    assert load(name, [("schedule.name", "constant", "--set")]).recipe.schedule.name == "constant"
 
 
 def test_another_curve_leaves_behind_what_was_said_about_the_old_one(tmp_path: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text("extends: resnet50-habana-8card-bf16\nschedule: {kind: step, period: 30ep}\n")
     resolved = load(str(child))
-    assert resolved.recipe.schedule.values == resolved.recipe.schedule.milestones == ()
-    assert resolved.origins["schedule.values"] == "default"
+    assert resolved.recipe.schedule.milestone_lrs == resolved.recipe.schedule.milestones == ()
+    assert resolved.origins["schedule.milestone_lrs"] == "default"
     eight = load("resnext101-habana-8card-bf16").recipe.schedule
-    assert (eight.kind, eight.values, eight.milestones) == ("step", (), ())
+    assert (eight.name, eight.milestone_lrs, eight.milestones) == ("step", (), ())
 
 
 @pytest.mark.parametrize(
     "overrides",
     [
         {"schedule.milestones": "[3ep]"},
-        {"schedule.kind": "constant", "schedule.milestones": "[3ep]"},
-        {"schedule.milestones": "[3ep]", "schedule.kind": "linear"},
+        {"schedule.name": "constant", "schedule.milestones": "[3ep]"},
+        {"schedule.milestones": "[3ep]", "schedule.name": "linear"},
         {"schedule": "{kind: constant, milestones: [3ep]}"},
     ],
 )
 def test_what_is_said_beside_or_after_the_kind_is_refused(overrides: dict[str, str]) -> None:
-    with pytest.raises(RecipeError, match=r"schedule\.milestones: is for the kinds milestones and table, but"):
+    with pytest.raises(RecipeError, match=r"schedule\.milestones: is for the kinds multistep and piecewise, but"):
         load("resnet50", [(field, value, "--set") for field, value in overrides.items()])
 
 
 @pytest.mark.parametrize("name", ["resnet50-habana-1card-bf16", "resnet152-habana-1card-bf16"])
 def test_a_rate_that_a_table_would_ignore_is_refused(name: str) -> None:
-    with pytest.raises(RecipeError, match=r"--lr: schedule\.lr: 0\.5 has no effect: .* its rates are schedule\.values"):
+    with pytest.raises(
+        RecipeError, match=r"--lr: schedule\.lr: 0\.5 has no effect: .* its rates are schedule\.milestone_lrs"
+    ):
         load(name, [("schedule.lr", "0.5", "--lr")])
     assert load("resnet50-habana-8card-bf16", [("schedule.lr", "0.5", "--lr")]).recipe.schedule.lr == 0.5

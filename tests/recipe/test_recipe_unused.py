@@ -19,36 +19,42 @@ def notices(**sections: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"augment": {"mixup": {"per": "sample"}}}, "augment.mixup.per (augment.mixup.alpha is 0)"),
-        ({"augment": {"pad": 8}}, "augment.pad (augment.crop is resized)"),
-        ({"augment": {"crop": "pad", "fallback": "whole"}}, "augment.fallback (augment.crop is pad)"),
-        ({"augment": {"fill": 0}}, "augment.fill (augment.policy is none)"),
+        ({"augment": {"mixup": {"mode": "sample"}}}, "augment.mixup.mode (augment.mixup.alpha is 0)"),
+        ({"augment": {"padding": 8}}, "augment.padding (augment.crop is resized)"),
+        ({"augment": {"crop": "random", "fallback": "whole"}}, "augment.fallback (augment.crop is pad)"),
+        ({"augment": {"fill": 0}}, "augment.fill (augment.auto_augment is none)"),
         (
-            {"augment": {"policy": "autoaugment", "randaugment": {"n": 3}}},
-            "augment.randaugment.n (augment.policy is autoaugment)",
+            {"augment": {"auto_augment": "autoaugment", "randaugment": {"num_ops": 3}}},
+            "augment.randaugment.num_ops (augment.auto_augment is autoaugment)",
         ),
-        ({"augment": {"erase": {"area": [0.1, 0.2]}}}, "augment.erase.area (augment.erase.probability is 0)"),
+        (
+            {"augment": {"random_erasing": {"scale": [0.1, 0.2]}}},
+            "augment.random_erasing.scale (augment.random_erasing.probability is 0)",
+        ),
         ({"augment": {"cutmix": {"roll": 2}}}, "augment.cutmix.roll (augment.cutmix.alpha is 0)"),
-        ({"augment": {"cutmix": {"kind": "fixed"}}}, "augment.cutmix.kind (augment.cutmix.keep is 1)"),
-        ({"augment": {"flip": 0, "flip_form": "alternating"}}, "augment.flip_form (augment.flip is 0)"),
+        ({"augment": {"cutmix": {"mode": "fixed"}}}, "augment.cutmix.mode (augment.cutmix.lam is 1)"),
+        ({"augment": {"hflip": 0, "hflip_mode": "alternating"}}, "augment.hflip_mode (augment.hflip is 0)"),
         ({"augment": {"train_like_eval": True, "crop": "none"}}, "augment.crop (augment.train_like_eval is true)"),
-        ({"loss": {"smoothing_form": "others"}}, "loss.smoothing_form (loss.label_smoothing is 0)"),
+        ({"loss": {"smooth_over": "other-classes"}}, "loss.smooth_over (loss.label_smoothing is 0)"),
         ({"distill": {"temperature": 2}}, "distill.temperature (distill.teacher is null)"),
-        ({"ema": {"ramp": False}}, "ema.ramp (ema.decay is 0)"),
-        ({"average": {"kind": "exponential"}}, "average.kind (average.last is off)"),
-        ({"average": {"last": "3ep", "decay": 0.5}}, "average.decay (average.kind is mean)"),
+        ({"ema": {"warmup": False}}, "ema.warmup (ema.decay is 0)"),
+        ({"checkpoint_average": {"mode": "exponential"}}, "checkpoint_average.mode (checkpoint_average.last is off)"),
+        (
+            {"checkpoint_average": {"last": "3ep", "decay": 0.5}},
+            "checkpoint_average.decay (checkpoint_average.mode is mean)",
+        ),
         ({"schedule": {"warmup_from": "zero"}}, "schedule.warmup_from (schedule.warmup is 0)"),
         (
-            {"schedule": {"kind": "constant", "update": "epoch"}},
-            "schedule.update (schedule.kind is constant, without warm-up)",
+            {"schedule": {"name": "constant", "interval": "epoch"}},
+            "schedule.interval (schedule.name is constant, without warm-up)",
         ),
         (
-            {"schedule": {"kind": "step", "period": "30ep", "warmup": "5ep", "origin": "start"}},
-            "schedule.origin (schedule.kind step counts from step 0 always)",
+            {"schedule": {"name": "step", "period": "30ep", "warmup": "5ep", "warmup_mode": "replace"}},
+            "schedule.warmup_mode (schedule.name step counts from step 0 always)",
         ),
         (
-            {"data": {"preprocess": {"standardise": True, "std": [0.5, 0.5, 0.5]}}},
-            "data.preprocess.std (data.preprocess.standardise is true)",
+            {"data": {"preprocess": {"per_image_standardization": True, "std": [0.5, 0.5, 0.5]}}},
+            "data.preprocess.std (data.preprocess.per_image_standardization is true)",
         ),
     ],
 )
@@ -58,7 +64,7 @@ def test_an_option_whose_parent_is_off_is_said_to_have_no_effect(sections: dict[
 
 def test_options_in_use_and_defaults_are_not_mentioned() -> None:
     assert notices() == []
-    assert notices(augment={"mixup": {"alpha": 0.2, "per": "sample"}}, ema={"decay": 0.9, "ramp": False}) == []
+    assert notices(augment={"mixup": {"alpha": 0.2, "mode": "sample"}}, ema={"decay": 0.9, "warmup": False}) == []
     grey = {"channels": 1, "standardise": True, "mean": [0.5], "std": [0.5]}
     assert notices(data={"preprocess": grey}) == []
 
@@ -67,11 +73,14 @@ def test_options_in_use_and_defaults_are_not_mentioned() -> None:
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"autotune_limit": 8}, {"engine.autotune_limit": "no algorithms are tried on {}"}),
-        ({"autotune_limit": 8, "autotune": "off"}, {"engine.autotune_limit": "no algorithms are tried"}),
-        ({"autotune": "on"}, {"engine.autotune": "no algorithms are tried on {}"}),
-        ({"graph": "on"}, {"engine.graph": "steps are not recorded on {}"}),
-        ({"graph": "off", "autotune": "off", "kernels": "off", "compile": "off"}, {}),
+        ({"cudnn_benchmark_limit": 8}, {"engine.cudnn_benchmark_limit": "no algorithms are tried on {}"}),
+        (
+            {"cudnn_benchmark_limit": 8, "cudnn_benchmark": "off"},
+            {"engine.cudnn_benchmark_limit": "no algorithms are tried"},
+        ),
+        ({"cudnn_benchmark": "on"}, {"engine.cudnn_benchmark": "no algorithms are tried on {}"}),
+        ({"cuda_graphs": "on"}, {"engine.cuda_graphs": "steps are not recorded on {}"}),
+        ({"cuda_graphs": "off", "cudnn_benchmark": "off", "fused_kernels": "off", "compile": "off"}, {}),
     ],
 )
 def test_what_only_cuda_reads_is_said_to_have_no_effect_on_other_devices(

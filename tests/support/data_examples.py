@@ -35,7 +35,7 @@ def trained_weights(data: Path, out: Path, settings: Mapping[str, object]) -> by
         "batch.size": 4,
         "batch.group": "all",
         "length": "3ep",
-        "engine.threads": 1,
+        "engine.num_threads": 1,
     }
     overrides = [(name, value, "test") for name, value in {**small, **settings}.items()]
     reconv.train("resnet18", data=data, out=out, overrides=overrides, device="cpu")

@@ -21,12 +21,12 @@ from reconv.logging.events import EvalResult, Event, TrainProgress, read_events
 
 SETTINGS = {
     "length": "4ep",  # of 5 steps
-    "data.percent": "25",
+    "data.subset_percent": "25",
     "batch.size": "64",
     "evaluate.every": "7step",  # an evaluation, and so perhaps a best checkpoint, between two regular ones
     "save.every": "1ep",
     "save.keep_last": "1",
-    "average.last": "3ep",
+    "checkpoint_average.last": "3ep",
 }
 
 
@@ -118,14 +118,14 @@ def test_the_command_makes_what_the_run_itself_made(run: Path, tmp_path: Path) -
 
 
 def test_a_run_that_averages_exponentially_runs_the_recursion_over_its_checkpoints(tmp_path: Path) -> None:
-    train(tmp_path / "run", average__kind="exponential", average__decay="0.75")
+    train(tmp_path / "run", checkpoint_average__mode="exponential", checkpoint_average__decay="0.75")
     first, second, third = (weighted_by_hand(tmp_path / "run", {step: 1.0}) for step in (10, 15, 20))
     value = {n: 0.75 * (0.75 * first[n] + 0.25 * second[n]) + 0.25 * third[n] for n in first}
     assert_is(tmp_path / "run/averaged.safetensors", value)
 
 
 def test_moving_averages_can_be_averaged_too(tmp_path: Path) -> None:
-    train(tmp_path / "run", length="2ep", ema__decay="0.9", average__last="off")
+    train(tmp_path / "run", length="2ep", ema__decay="0.9", checkpoint_average__last="off")
     raw = average(tmp_path / "run", out=tmp_path / "raw.safetensors").path.read_bytes()
     ema = average(tmp_path / "run", weights="ema", out=tmp_path / "ema.safetensors").path.read_bytes()
     assert raw != ema

@@ -21,7 +21,7 @@ from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgres
 TINY = {
     "length": "6step",
     "schedule.warmup": "0ep",
-    "data.percent": "25",
+    "data.subset_percent": "25",
     "batch.size": "32",
     "batch.group": "16",
     "ema.decay": "0.9",
@@ -29,7 +29,7 @@ TINY = {
     "log.every": "1step",
     "save.every": "2step",
     "save.keep_last": "9",
-    "engine.threads": "1",
+    "engine.num_threads": "1",
 }
 
 

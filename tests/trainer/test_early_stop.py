@@ -17,9 +17,9 @@ from reconv.errors import PreemptedError
 from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunEnded, TrainProgress, read_events
 from reconv.trainer.early_stopping import EarlyStopping
 
-SMALL = {"length": "8ep", "data.percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps
+SMALL = {"length": "8ep", "data.subset_percent": "25", "batch.size": "64", "log.every": "7step"}  # epochs of 5 steps
 # No rate and no batch norm: every evaluation gives the same, so nothing ever gets better.
-STILL = {**SMALL, "schedule.lr": "1e-30", "model.options": "{norm: group}", "stop.patience": "2"}
+STILL = {**SMALL, "schedule.lr": "1e-30", "model.options": "{norm: group}", "early_stopping.patience": "2"}
 
 
 def train(
@@ -52,7 +52,7 @@ def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: 
     summary = result.summary
     assert result.exit_code == summary["exit_code"] == 0
     assert (summary["steps"], summary["total_steps"]) == (15, 40)  # the first evaluation and two no better
-    assert "stop.patience 2" in summary["stopped_early"]
+    assert "early_stopping.patience 2" in summary["stopped_early"]
     assert summary["resume"] is None
     assert RunDir(tmp_path / "run").is_finished()
     events = read_events(tmp_path / "run/events.jsonl")
@@ -76,16 +76,16 @@ def test_resuming_a_run_that_ended_early_does_nothing(tmp_path: Path, capsys: py
 
 
 def test_a_target_ends_the_run_at_the_evaluation_that_reaches_it(tmp_path: Path) -> None:
-    result = train(tmp_path / "run", {**SMALL, "stop.target": "0.3", "average.last": "2ep"})
+    result = train(tmp_path / "run", {**SMALL, "early_stopping.target": "0.3", "checkpoint_average.last": "2ep"})
     summary = result.summary
-    assert summary["best"] >= 0.3 and "stop.target 0.3" in summary["stopped_early"]
+    assert summary["best"] >= 0.3 and "early_stopping.target 0.3" in summary["stopped_early"]
     assert 5 < summary["steps"] < 40 and summary["steps"] % 5 == 0
     # What an average needs had been kept all along, although nobody knew where the run would end.
     assert summary["averaged"]["steps"] == [summary["steps"] - 5, summary["steps"]]
 
 
 def test_an_interrupted_run_ends_early_at_the_same_step_with_the_same_bits(tmp_path: Path) -> None:
-    settings = {**SMALL, "stop.target": "0.3", "log.every": "1step"}
+    settings = {**SMALL, "early_stopping.target": "0.3", "log.every": "1step"}
     whole = train(tmp_path / "whole", settings)
     last = int(whole.summary["steps"])
 
@@ -111,7 +111,7 @@ def test_a_run_killed_between_its_last_save_and_its_summary_ends_where_it_was(tm
     assert not RunDir(tmp_path / "run").is_finished()
     resumed = train(tmp_path / "run", STILL, resume=True)
     assert (resumed.exit_code, resumed.summary["steps"]) == (0, 15)
-    assert "stop.patience 2" in resumed.summary["stopped_early"]
+    assert "early_stopping.patience 2" in resumed.summary["stopped_early"]
 
 
 def test_patience_that_runs_out_only_at_the_end_is_no_early_end(tmp_path: Path) -> None:

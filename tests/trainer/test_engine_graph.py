@@ -44,10 +44,10 @@ class Repeats:
 
 OPTIMIZERS = {
     "sgd": schema.OptimizerConfig(),
-    "sgd-foreach": schema.OptimizerConfig(path="foreach", norm_bias_lr=2.0),
-    "lars": schema.OptimizerConfig(kind="lars"),
-    "rmsprop": schema.OptimizerConfig(kind="rmsprop"),
-    "rmsprop-tf": schema.OptimizerConfig(kind="rmsprop-tf"),
+    "sgd-foreach": schema.OptimizerConfig(implementation="foreach", norm_bias_lr_scale=2.0),
+    "lars": schema.OptimizerConfig(name="lars"),
+    "rmsprop": schema.OptimizerConfig(name="rmsprop"),
+    "rmsprop-tf": schema.OptimizerConfig(name="rmsprop-tf"),
 }
 
 

@@ -12,15 +12,15 @@ from reconv.recipe.plan import SchedulePlan
 from reconv.recipe.schema import ScheduleConfig
 from reconv.trainer.lr_schedule import learning_rate
 
-KINDS = get_args(ScheduleConfig.model_fields["kind"].annotation)
+KINDS = get_args(ScheduleConfig.model_fields["name"].annotation)
 RAMPED = [kind for kind in KINDS if kind != "one-cycle"]  # it has a rise of its own
 
 
 def curve(kind: str, **fields: Any) -> list[float]:
     """The rate of every step of a run of 100 steps, 10 an epoch, with peak 1 unless said."""
     given_fields = {"peak_lr": 1.0, "end_lr": 0.0, "total_steps": 100, "steps_per_epoch": 10.0, "warmup_steps": 0}
-    given_fields |= {"period_steps": Fraction(10 if kind == "exponential" else 30), "values": (0.5, 0.25)}
-    plan = SchedulePlan(kind=kind, milestone_steps=(50, 80), **(given_fields | fields))
+    given_fields |= {"period_steps": Fraction(10 if kind == "exponential" else 30), "milestone_lrs": (0.5, 0.25)}
+    plan = SchedulePlan(name=kind, milestone_steps=(50, 80), **(given_fields | fields))
     return [learning_rate(plan, step) for step in range(plan.total_steps)]
 
 
@@ -54,12 +54,12 @@ def test_steps_and_milestones_count_from_the_start_of_the_run() -> None:
     rates = curve("step", warmup_steps=10)
     assert rates[29:31] == pytest.approx([1.0, 0.1])
     assert rates[90] == pytest.approx(1e-3)
-    rates = curve("milestones", factor=0.5)
+    rates = curve("multistep", gamma=0.5)
     assert (rates[49], rates[50], rates[79], rates[80]) == (1.0, 0.5, 0.5, 0.25)
 
 
 def test_exponential_loses_its_factor_an_epoch() -> None:
-    rates = curve("exponential", factor=0.5, warmup_steps=10)
+    rates = curve("exponential", gamma=0.5, warmup_steps=10)
     assert rates[20] == pytest.approx(0.5)
     assert rates[15] == pytest.approx(0.5**0.5)
 
@@ -87,7 +87,7 @@ def test_constant_stays() -> None:
 @settings(deadline=None)
 @given(st.sampled_from(KINDS), st.integers(1, 50), st.integers(0, 50), st.floats(1e-6, 10), st.floats(0, 1))
 def test_rates_stay_between_zero_and_the_peak(kind: str, total: int, warmup: int, peak: float, end: float) -> None:
-    ends = {"end_lr": end * peak, "start_lr": end * peak, "values": (peak, end * peak)}
+    ends = {"end_lr": end * peak, "start_lr": end * peak, "milestone_lrs": (peak, end * peak)}
     rates = curve(kind, total_steps=total, warmup_steps=min(warmup, total), peak_lr=peak, **ends)
     assert len(rates) == total
     assert all(0 <= rate <= peak * (1 + 1e-12) for rate in rates)

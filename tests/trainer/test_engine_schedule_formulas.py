@@ -39,7 +39,7 @@ def check(found: np.ndarray, formula: Callable[[int], float]) -> None:
 @pytest.mark.parametrize(("epochs", "batch", "base", "warmup"), [(90, 2048, 2.048, 8), (250, 4096, 4.096, 16)])
 def test_nvidias_cosine_moves_once_an_epoch_from_the_end_of_warm_up(epochs, batch, base, warmup) -> None:
     found, per_epoch, total = rates(
-        f"{epochs}ep", batch, kind="cosine", lr=0.256, per=256, warmup=f"{warmup}ep", update="epoch"
+        f"{epochs}ep", batch, name="cosine", lr=0.256, base_batch_size=256, warmup=f"{warmup}ep", interval="epoch"
     )
     assert (per_epoch, total) == (IMAGENET // batch, epochs * (IMAGENET // batch))
 
@@ -54,7 +54,7 @@ def test_nvidias_cosine_moves_once_an_epoch_from_the_end_of_warm_up(epochs, batc
 
 
 def test_nvidias_cosine_with_an_end_rate_stays_above_it() -> None:
-    found, per_epoch, _ = rates("50ep", 4096, kind="cosine", lr=4.096, warmup="5ep", update="epoch", end_lr=0.5)
+    found, per_epoch, _ = rates("50ep", 4096, name="cosine", lr=4.096, warmup="5ep", interval="epoch", end_lr=0.5)
 
     def formula(i: int) -> float:
         epoch = i // per_epoch
@@ -66,7 +66,7 @@ def test_nvidias_cosine_with_an_end_rate_stays_above_it() -> None:
 
 
 def test_nvidias_linear_falls_once_an_epoch() -> None:
-    found, per_epoch, _ = rates("90ep", 1024, kind="linear", lr=1.024, warmup="8ep", update="epoch")
+    found, per_epoch, _ = rates("90ep", 1024, name="linear", lr=1.024, warmup="8ep", interval="epoch")
 
     def formula(i: int) -> float:
         epoch = i // per_epoch
@@ -77,7 +77,7 @@ def test_nvidias_linear_falls_once_an_epoch() -> None:
 
 def test_nvidias_steps_are_at_epochs_30_60_and_80() -> None:
     found, per_epoch, _ = rates(
-        "90ep", 2048, kind="milestones", lr=0.8, milestones=["30ep", "60ep", "80ep"], warmup="5ep", update="epoch"
+        "90ep", 2048, name="multistep", lr=0.8, milestones=["30ep", "60ep", "80ep"], warmup="5ep", interval="epoch"
     )
 
     def formula(i: int) -> float:
@@ -90,13 +90,13 @@ def test_nvidias_steps_are_at_epochs_30_60_and_80() -> None:
 
 
 def test_nvidias_unused_exponential_ends_at_a_thousandth() -> None:
-    found, per_epoch, _ = rates("90ep", 2048, kind="exponential", lr=1.0, factor=0.001, period="100%", update="epoch")
+    found, per_epoch, _ = rates("90ep", 2048, name="exponential", lr=1.0, gamma=0.001, period="100%", interval="epoch")
     check(found, lambda i: 0.001 ** ((i // per_epoch) / 90))
 
 
 @pytest.mark.parametrize(("gamma", "size", "base"), [(0.1, 30, 0.1), (0.98, 1, 0.36)])
 def test_habanas_step_is_gamma_to_the_whole_periods(gamma, size, base) -> None:
-    found, per_epoch, _ = rates("90ep", 2048, kind="step", lr=base, factor=gamma, period=f"{size}ep")
+    found, per_epoch, _ = rates("90ep", 2048, name="step", lr=base, gamma=gamma, period=f"{size}ep")
     check(found, lambda i: base * gamma ** ((i // per_epoch) // size))
 
 
@@ -110,7 +110,7 @@ def test_habanas_step_is_gamma_to_the_whole_periods(gamma, size, base) -> None:
 )
 def test_habanas_table_prepends_the_base_rate_and_appends_the_last_epoch(base, values, milestones) -> None:
     found, per_epoch, _ = rates(
-        "90ep", 2048, kind="table", lr=base, values=values, milestones=[f"{m}ep" for m in milestones]
+        "90ep", 2048, name="piecewise", lr=base, milestone_lrs=values, milestones=[f"{m}ep" for m in milestones]
     )
     all_values, bounds = [base, *values], [0, *milestones, 90]
 
@@ -123,7 +123,14 @@ def test_habanas_table_prepends_the_base_rate_and_appends_the_last_epoch(base, v
 
 def test_habanas_resnext_cosine_is_counted_from_step_0_and_jumps_where_warm_up_ends() -> None:
     found, per_epoch, total = rates(
-        "90ep", 1024, kind="cosine", lr=0.256, per=256, warmup="8ep", warmup_from="zero", origin="start"
+        "90ep",
+        1024,
+        name="cosine",
+        lr=0.256,
+        base_batch_size=256,
+        warmup="8ep",
+        warmup_from="zero",
+        warmup_mode="replace",
     )
     lr0, warmup_steps = 0.256 * 1024 / 256, 8 * per_epoch
 
@@ -139,7 +146,7 @@ def test_habanas_resnext_cosine_is_counted_from_step_0_and_jumps_where_warm_up_e
 
 def test_habanas_piecewise_alternative_has_five_levels() -> None:
     found, per_epoch, _ = rates(
-        "100ep", 1024, kind="milestones", lr=0.128, per=256, milestones=["30ep", "60ep", "80ep", "90ep"],
+        "100ep", 1024, name="multistep", lr=0.128, base_batch_size=256, milestones=["30ep", "60ep", "80ep", "90ep"],
         warmup="5ep", warmup_from="zero",
     )  # fmt: skip
     lr0, boundaries, factors = 0.128 * 4, (30, 60, 80, 90), (1, 0.1, 0.01, 0.001, 1e-4)
@@ -158,8 +165,8 @@ def test_habanas_lars_polynomial_has_its_own_horizon() -> None:
     warmup_steps = 3 * (per_epoch - 1)
     decay_steps = 36 * (per_epoch - 1) - warmup_steps + 1
     found, _, total = rates(
-        "35ep", 2048, kind="polynomial", lr=base, end_lr=end, warmup=f"{warmup_steps}step", warmup_from="zero",
-        horizon=f"{warmup_steps + decay_steps}step",
+        "35ep", 2048, name="polynomial", lr=base, end_lr=end, warmup=f"{warmup_steps}step", warmup_from="zero",
+        decay_until=f"{warmup_steps + decay_steps}step",
     )  # fmt: skip
     assert total == 35 * per_epoch < warmup_steps + decay_steps
 
@@ -177,8 +184,8 @@ def test_habanas_lars_polynomial_has_its_own_horizon() -> None:
 @pytest.mark.parametrize(("exponent", "batch", "epochs"), [(-13, 16384, 100), (-11, 768, 20)])
 def test_graphcores_cosine_is_counted_from_step_0_and_scaled_by_warm_up(exponent, batch, epochs) -> None:
     found, per_epoch, total = rates(
-        f"{epochs}ep", batch, kind="cosine", lr=f"2^{exponent} per image", warmup="5ep", warmup_from="zero",
-        origin="scaled",
+        f"{epochs}ep", batch, name="cosine", lr=f"2^{exponent} per image", warmup="5ep", warmup_from="zero",
+        warmup_mode="multiply",
     )  # fmt: skip
     lr0, w = 2.0**exponent * batch, 5 * per_epoch
     check(found, lambda i: lr0 / 2 * (1 + math.cos(math.pi * i / total)) * (i / w if i < w else 1))
@@ -192,8 +199,8 @@ def test_graphcores_cosine_is_counted_from_step_0_and_scaled_by_warm_up(exponent
 )
 def test_graphcores_steps_are_at_fractions_of_the_run(epochs, batch, num_train, exponent, tenths) -> None:
     found, per_epoch, total = rates(
-        f"{epochs}ep", batch, num_train, kind="milestones", lr=f"2^{exponent} per image", after="exceeded",
-        milestones=[f"{10 * share:g}%" for share in tenths], warmup="5ep", warmup_from="zero", origin="scaled",
+        f"{epochs}ep", batch, num_train, name="multistep", lr=f"2^{exponent} per image", milestone_when="exceeded",
+        milestones=[f"{10 * share:g}%" for share in tenths], warmup="5ep", warmup_from="zero", warmup_mode="multiply",
     )  # fmt: skip
     lr0, w = 2.0**exponent * batch, 5 * per_epoch
     assert all(total * share % 10 == 0 for share in tenths), "whole steps, where reaching and exceeding differ"
@@ -215,15 +222,15 @@ def test_graphcores_smoke_test_follows_the_formula_at_every_step() -> None:
 
 
 def test_a_fraction_that_is_no_whole_step_drops_at_the_first_step_past_it() -> None:
-    found, _, total = rates("1ep", 1, 101, kind="milestones", lr=1, milestones=["30%", "60%", "90%"], factor=0.5)
+    found, _, total = rates("1ep", 1, 101, name="multistep", lr=1, milestones=["30%", "60%", "90%"], gamma=0.5)
     check(found, lambda i: 0.5 ** sum(i > fraction * total for fraction in (0.3, 0.6, 0.9)))
 
 
 def test_graphcores_exponential_drops_146_times_in_the_run() -> None:
     epochs, drops, decay = 350, 146, 0.97
     found, per_epoch, total = rates(
-        f"{epochs}ep", 6144, kind="exponential", lr="2^-14 per image", factor=decay, drops=drops, staircase=True,
-        warmup="5ep", warmup_from="zero", origin="scaled",
+        f"{epochs}ep", 6144, name="exponential", lr="2^-14 per image", gamma=decay, num_periods=drops, staircase=True,
+        warmup="5ep", warmup_from="zero", warmup_mode="multiply",
     )  # fmt: skip
     lr0, w = 2.0**-14 * 6144, 5 * per_epoch
     assert total == epochs * per_epoch
@@ -248,7 +255,7 @@ def test_graphcores_exponential_drops_146_times_in_the_run() -> None:
 )
 def test_graphcores_polynomial_falls_from_the_end_of_warm_up(batch, lr, warmup, epochs, per_epoch) -> None:
     found, steps, total = rates(
-        f"{epochs}ep", batch, kind="polynomial", lr=lr, end_lr=1e-4, warmup=f"{warmup}ep", warmup_from="zero"
+        f"{epochs}ep", batch, name="polynomial", lr=lr, end_lr=1e-4, warmup=f"{warmup}ep", warmup_from="zero"
     )
     assert (steps, total) == (per_epoch, per_epoch * epochs)
     w = warmup * per_epoch
@@ -256,13 +263,13 @@ def test_graphcores_polynomial_falls_from_the_end_of_warm_up(batch, lr, warmup, 
 
 
 def test_an_end_ratio_is_a_share_of_the_peak() -> None:
-    found, _, total = rates("20ep", 1024, kind="polynomial", lr="2^-10 per image", power=3, end_ratio=1e-5)
+    found, _, total = rates("20ep", 1024, name="polynomial", lr="2^-10 per image", power=3, end_lr_ratio=1e-5)
     check(found, lambda i: (1 - 1e-5) * (1 - i / total) ** 3 + 1e-5)
 
 
 def test_exponential_loses_its_factor_smoothly_or_in_stairs() -> None:
-    smooth, per_epoch, _ = rates("20ep", 1024, kind="exponential", lr=0.256, factor=0.97, period="2.4ep")
-    stairs, _, _ = rates("20ep", 1024, kind="exponential", lr=0.256, factor=0.97, period="2.4ep", staircase=True)
+    smooth, per_epoch, _ = rates("20ep", 1024, name="exponential", lr=0.256, gamma=0.97, period="2.4ep")
+    stairs, _, _ = rates("20ep", 1024, name="exponential", lr=0.256, gamma=0.97, period="2.4ep", staircase=True)
     check(smooth, lambda i: 0.256 * 0.97 ** (i / (2.4 * per_epoch)))
     check(stairs, lambda i: 0.256 * 0.97 ** (10 * i // (24 * per_epoch)))
 
@@ -270,7 +277,14 @@ def test_exponential_loses_its_factor_smoothly_or_in_stairs() -> None:
 @pytest.mark.parametrize("anneal", ["cosine", "linear"])
 def test_one_cycle_equals_torchs(anneal: str) -> None:
     found, _, total = rates(
-        "10ep", 4096, kind="one-cycle", lr=2.0, warmup="30%", start_ratio=0.04, end_ratio=0.04 / 1e4, anneal=anneal
+        "10ep",
+        4096,
+        name="one-cycle",
+        lr=2.0,
+        warmup="30%",
+        start_lr_ratio=0.04,
+        end_lr_ratio=0.04 / 1e4,
+        anneal_strategy=anneal,
     )
     assert total * 3 % 10 == 0, "the peak falls on a whole step"
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -287,7 +301,7 @@ def test_one_cycle_equals_torchs(anneal: str) -> None:
 
 
 def test_constant_is_constant_after_either_warm_up() -> None:
-    first, per_epoch, _ = rates("3ep", 1024, kind="constant", lr=0.5, warmup="1ep")
-    zero, _, _ = rates("3ep", 1024, kind="constant", lr=0.5, warmup="1ep", warmup_from="zero")
+    first, per_epoch, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep")
+    zero, _, _ = rates("3ep", 1024, name="constant", lr=0.5, warmup="1ep", warmup_from="zero")
     check(first, lambda i: 0.5 * min(1, (i + 1) / per_epoch))
     check(zero, lambda i: 0.5 * min(1, i / per_epoch))

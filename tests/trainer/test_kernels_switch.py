@@ -26,8 +26,8 @@ def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused(
     network = build_network(recipe(), 10, open_device("cpu"))
     norms = [module for module in network.model.modules() if isinstance(module, BatchNorm2d)]
     assert len(norms) > 5 and not any(norm.fused for norm in norms)
-    with pytest.raises(UsageError, match=r"engine\.kernels: nothing of resnet20_cifar"):
-        build_network(recipe(engine__kernels="on"), 10, open_device("cpu"))
+    with pytest.raises(UsageError, match=r"engine\.fused_kernels: nothing of resnet20_cifar"):
+        build_network(recipe(engine__fused_kernels="on"), 10, open_device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused(
         ({}, True),
         ({"engine__compile": "off"}, False),
         ({"engine__compile": "on"}, False),
-        ({"engine__kernels": "off"}, False),
-        ({"engine__compile": "off", "engine__kernels": "on"}, True),
+        ({"engine__fused_kernels": "off"}, False),
+        ({"engine__compile": "off", "engine__fused_kernels": "on"}, True),
         ({"precision__mode": "fp64"}, False),
         ({"precision__mode": "16.16"}, False),
         ({"precision__mode": "bf16", "precision__ops__float32": "[linear]"}, False),
@@ -49,5 +49,5 @@ def test_on_a_gpu_they_are_the_default_where_types_are_torchs_own(settings: dict
 
 @pytest.mark.parametrize("other", [{"engine__compile": "on"}, {"precision__mode": "fp64"}])
 def test_kernels_contradict_a_compiler_and_foreign_types(other: dict[str, str]) -> None:
-    with pytest.raises(RecipeError, match=r"engine\.kernels"):
-        recipe(engine__kernels="on", **other)
+    with pytest.raises(RecipeError, match=r"engine\.fused_kernels"):
+        recipe(engine__fused_kernels="on", **other)

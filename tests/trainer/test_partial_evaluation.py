@@ -14,7 +14,7 @@ from reconv.errors import UsageError
 from reconv.logging import formatting as fmt
 from reconv.logging.events import EvalResult, read_events
 
-SETTINGS = {"length": "1ep", "evaluate.samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
+SETTINGS = {"length": "1ep", "evaluate.num_samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from reconv.cli import main
 from reconv.logging.events import CheckpointSaved, Event, LogMessage, RunPlanned, TrainProgress
 from reconv.trainer.dry_run import DryRunResult, dry_run
 
-GIVEN = [("data.percent", "20", "--set")]
+GIVEN = [("data.subset_percent", "20", "--set")]
 
 
 @pytest.fixture
@@ -81,10 +81,10 @@ def test_a_dry_run_tells_what_the_whole_run_will_take() -> None:
 @pytest.mark.parametrize(
     ("given", "num_kept"),
     [
-        ({"average.last": "10ep"}, 2 + 1 + 10),
-        ({"average.last": "100%", "save.keep_last": "1"}, 1 + 1 + 25),
-        ({"average.last": "10ep", "save.every": "2ep", "save.keep_best": "false"}, 2 + 5),
-        ({"average.last": "3ep", "save.pin": "[4ep, 8ep]"}, 2 + 1 + 2 + 3),
+        ({"checkpoint_average.last": "10ep"}, 2 + 1 + 10),
+        ({"checkpoint_average.last": "100%", "save.keep_last": "1"}, 1 + 1 + 25),
+        ({"checkpoint_average.last": "10ep", "save.every": "2ep", "save.keep_best": "false"}, 2 + 5),
+        ({"checkpoint_average.last": "3ep", "save.keep_at": "[4ep, 8ep]"}, 2 + 1 + 2 + 3),
     ],
 )
 def test_a_dry_run_counts_the_checkpoints_that_an_average_keeps(given: dict[str, str], num_kept: int) -> None:
@@ -124,7 +124,12 @@ def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, l
     [
         ({"batch.group": "16"}, "2 devices x 32 x 1 micro-batch"),
         (
-            {"batch.group": "16", "batch.micro": "16", "parallel.pipeline": "2", "parallel.splits": "[layer2.0]"},
+            {
+                "batch.group": "16",
+                "batch.micro": "16",
+                "parallel.pipeline_stages": "2",
+                "parallel.pipeline_splits": "[layer2.0]",
+            },
             "1 copy of the network, each over 2 devices",
         ),
     ],
@@ -132,7 +137,7 @@ def rehearsed(temporary: str, settings: dict[str, str]) -> tuple[DryRunResult, l
 def test_several_processes_rehearse_together_and_only_the_first_has_anything_to_say(
     temporary: Path, settings: dict[str, str], words: str
 ) -> None:
-    first, second = in_ranks(2, rehearsed, str(temporary), {**settings, "engine.threads": "1"})
+    first, second = in_ranks(2, rehearsed, str(temporary), {**settings, "engine.num_threads": "1"})
     assert first[0] == second[0] and first[0].steps == 5 and first[0].images_per_s is not None
     assert any(words in line for line in first[1])
     assert any("2 processes on 1 machine" in line for line in first[1])
@@ -153,14 +158,14 @@ def test_compiling_alone_keeps_nothing_and_evaluates_and_saves_nothing(
     seen: list[Event] = []
     dry_run("quickstart", overrides=GIVEN, on_event=seen.append)
     assert {e.kind for e in seen} <= {"plan", "progress", "image", "end", "note", "waiting"}
-    _run(["train", "quickstart", "--set", "data.percent=20", "--compile-only", "--out", "here"])
+    _run(["train", "quickstart", "--set", "data.subset_percent=20", "--compile-only", "--out", "here"])
     assert "nothing was trained, nothing was kept" in capsys.readouterr().out
     assert sorted(path.name for path in Path().iterdir()) == ["temporary"]
     assert list(temporary.glob("reconv-*")) == []  # torch keeps compiled code there too
 
 
 def test_a_dry_run_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    _run(["train", "quickstart", "--set", "data.percent=20", "--dry-run", "5", "--json"])
+    _run(["train", "quickstart", "--set", "data.subset_percent=20", "--dry-run", "5", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["steps"] == 5
     assert result["images_per_s"] > 0

@@ -71,7 +71,7 @@ def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) 
     file = tmp_path / "classifier.safetensors"
     safetensors.torch.save_file(classifier.state_dict(), file)
     events: list[Event] = []
-    given = small(model__init=str(file), model__freeze=True, evaluate__every="off")
+    given = small(model__init=str(file), model__freeze_backbone=True, evaluate__every="off")
     run = reconv.train(
         "quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu", on_event=events.append
     )
@@ -98,7 +98,7 @@ def test_the_speed_of_a_detector_is_measured_on_made_up_boxes() -> None:
     ("changed", "said"),
     [
         ({"model__name": "resnet10", "model__options": {}}, "resnet10 does not answer with boxes"),
-        ({"model__options": {"boxes_per_cell": [4]}}, "follows from detection.boxes.ratios"),
+        ({"model__options": {"boxes_per_cell": [4]}}, "follows from detection.anchors.aspect_ratios"),
         ({"model__options": {"extra_widths": [16, 16]}}, "boxes for 4 maps in all"),
         ({"model__options": {"extra_widths": [16, 16, 16], "num_halved": 0}}, "too small for 4 maps"),
     ],

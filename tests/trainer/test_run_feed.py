@@ -38,8 +38,8 @@ SMALL = {
     "batch.size": 4,
     "batch.group": "all",
     "length": "2ep",
-    "engine.threads": 1,
-    "data.workers": 1,
+    "engine.num_threads": 1,
+    "data.num_workers": 1,
 }
 
 
@@ -68,17 +68,17 @@ def test_processes_and_every_type_on_the_bus_give_the_bits_of_threads_and_uint8(
     _, expected = trained(pictures, tmp_path / "threads")
     assert trained(pictures, tmp_path / "processes", data__backend="processes")[1] == expected
     for name in ("float16", "bfloat16", "float32"):
-        assert trained(pictures, tmp_path / name, data__transfer=name)[1] == expected
+        assert trained(pictures, tmp_path / name, data__transfer_dtype=name)[1] == expected
 
 
 def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -> None:
     chosen = {
-        "many images": plan_of(decoder="plain"),
-        "few images": plan_of(decoder="plain", num_train=9_999),
-        "a short epoch of many": plan_of(decoder="plain", epoch_samples=9_999),
-        "one worker": plan_of(decoder="plain", workers=1),
-        "a cache of one process": plan_of(decoder="plain", cache="ram"),
-        "nothing to decode": plan_of("cifar10", decoder="plain", workers=2),
+        "many images": plan_of(decoder="pillow"),
+        "few images": plan_of(decoder="pillow", num_train=9_999),
+        "a short epoch of many": plan_of(decoder="pillow", epoch_samples=9_999),
+        "one worker": plan_of(decoder="pillow", num_workers=1),
+        "a cache of one process": plan_of(decoder="pillow", cache="ram"),
+        "nothing to decode": plan_of("cifar10", decoder="pillow", num_workers=2),
         "a resize that the decoder has not": plan_of(preprocess={"interpolation": "nearest"}),
     }
     taken = {name for name, (_, plan) in chosen.items() if plan.backend == "processes"}
@@ -88,12 +88,12 @@ def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"backend": "gpu", "workers": 0}, "data.workers above 0"),
+        ({"backend": "gpu", "workers": 0}, "data.num_workers above 0"),
         ({"backend": "gpu", "cache": "ram"}, "of one process"),
         ({"backend": "gpu", "preprocess": {"interpolation": "bicubic"}}, "resized by bicubic"),
         ({"backend": "gpu", "gpu_share": 0}, "greater than 0"),
         ({"backend": "dali"}, "not offered"),
-        ({"backend": "processes", "workers": 0}, "data.workers above 0"),
+        ({"backend": "processes", "workers": 0}, "data.num_workers above 0"),
         ({"backend": "processes", "cache": "ram"}, "of one process"),
         ({"transfer": "float32", "resident": "device"}, "moves them once"),
     ],
@@ -113,7 +113,7 @@ def plan_of(
 def test_where_worker_processes_cannot_be_auto_takes_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     for cores in (4, 16):
-        _, plan = plan_of(cores=cores, decoder="plain")
+        _, plan = plan_of(cores=cores, decoder="pillow")
         assert plan.backend == "threads" and plan.workers == min(cores, 8)
 
 
@@ -132,7 +132,7 @@ def test_auto_says_what_it_chose_and_why_not_another() -> None:
     assert plan.backend == "processes" and "data.backend: processes, as asked" in plan.lines
     _, plan = plan_of("digits", backend="processes")
     assert plan.backend == "caller" and any("nobody to start" in line for line in plan.lines)
-    _, plan = plan_of(transfer="float32")
+    _, plan = plan_of(transfer_dtype="float32")
     assert any("4 times the bytes" in line for line in plan.lines)
 
 
@@ -154,7 +154,7 @@ def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
 def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
     for share in ("auto", 0.5):
         with pytest.raises(UsageError, match="cpu has no JPEG engine") as caught:
-            trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_share=share)
+            trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_decode_fraction=share)
         assert caught.value.then is not None and "data.backend=processes" in caught.value.then
 
 
@@ -198,17 +198,17 @@ def test_the_advice_fits_the_stage_and_what_is_set_already() -> None:
 
     assert "data.cache=ram" in said("disk")
     assert "data.cache" not in said("disk", cache="ram")
-    assert said("decode", workers=2) == "--workers 4"
-    assert "--to packed" in said("decode", workers=4)
-    assert "--raw" in said("decode", "packed", workers=4)
-    assert "augment.policy" in said("augment", "packed", workers=4)
-    assert "data.transfer=uint8" in said("copy", transfer="float32")
+    assert said("decode", num_workers=2) == "--workers 4"
+    assert "--to packed" in said("decode", num_workers=4)
+    assert "--raw" in said("decode", "packed", num_workers=4)
+    assert "augment.auto_augment" in said("augment", "packed", num_workers=4)
+    assert "data.transfer_dtype=uint8" in said("copy", transfer_dtype="float32")
     assert "bus" in said("copy")
-    assert "data.resident=device" in said("augment", "cifar10")
+    assert "data.preload=device" in said("augment", "cifar10")
 
 
 def waiting(clock: RunClock, events: list[Event]) -> Waiting:
-    recipe, plan = plan_of(workers=2)
+    recipe, plan = plan_of(num_workers=2)
     stages = StageTimes()
     stages.add({"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})
     return Waiting(recipe, plan, "folder", 4, clock, stages, RunLogger(events.append))
@@ -274,10 +274,10 @@ def test_a_list_of_cores_is_kept_to_and_given_back(cores: set[int]) -> None:
     first = min(cores)
     with bound(f"{first}", lambda: None) as said:
         assert os.sched_getaffinity(0) == {first}
-        assert said == f"engine.cpus: bound to {first}"
+        assert said == f"engine.cpu_affinity: bound to {first}"
     assert os.sched_getaffinity(0) == cores
     with bound(f"{first},9000-9001", lambda: None) as said:
-        assert said == f"engine.cpus: bound to {first}; 9000-9001 may not be used"
+        assert said == f"engine.cpu_affinity: bound to {first}; 9000-9001 may not be used"
     with bound("any", lambda: None) as said:
         assert said == "" and os.sched_getaffinity(0) == cores
     with pytest.raises(UsageError, match="none of the cores 9000"), bound("9000", lambda: None):
@@ -305,7 +305,7 @@ def test_the_cores_near_a_device_are_those_of_its_memory_node(tmp_path: Path, co
 
 def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, cores: set[int]) -> None:
     seen: list[Event] = []
-    settings = {**SMALL, "engine.cpus": str(min(cores)), "data.workers": "auto", "length": "1step"}
+    settings = {**SMALL, "engine.cpu_affinity": str(min(cores)), "data.num_workers": "auto", "length": "1step"}
     overrides = [(name, value, "test") for name, value in settings.items()]
     reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides, on_event=seen.append)
     text = " ".join(str(event) for event in seen)
@@ -316,7 +316,9 @@ def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, co
 def test_cores_that_are_not_there_are_refused_by_a_rehearsal_too_and_leave_no_folder(
     pictures: Path, tmp_path: Path
 ) -> None:
-    overrides = [(name, value, "test") for name, value in {**SMALL, "engine.cpus": "9000", "length": "1step"}.items()]
+    overrides = [
+        (name, value, "test") for name, value in {**SMALL, "engine.cpu_affinity": "9000", "length": "1step"}.items()
+    ]
     with pytest.raises(UsageError, match="none of the cores 9000"):
         dry_run("resnet18", data=pictures, steps=1, overrides=overrides)
     with pytest.raises(UsageError, match="none of the cores 9000"):
@@ -326,5 +328,5 @@ def test_cores_that_are_not_there_are_refused_by_a_rehearsal_too_and_leave_no_fo
 
 @pytest.mark.parametrize("value", ["some", "1-", "-3", "0 1", ""])
 def test_a_list_of_cores_that_is_none_is_refused(value: str) -> None:
-    with pytest.raises(Exception, match=r"engine\.cpus"):
-        load("quickstart", [("engine.cpus", value, "test")])
+    with pytest.raises(Exception, match=r"engine\.cpu_affinity"):
+        load("quickstart", [("engine.cpu_affinity", value, "test")])

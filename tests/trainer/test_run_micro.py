@@ -148,7 +148,7 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
         "batch.size": "1024",
         "batch.group": "128",
         "length": "2step",
-        "schedule.kind": "constant",
+        "schedule.name": "constant",
         "schedule.warmup": "0ep",
         "evaluate.every": "off",
     }

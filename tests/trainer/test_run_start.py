@@ -73,7 +73,7 @@ def test_a_run_says_what_was_kept_new_and_dropped(run: Run, tmp_path: Path) -> N
 
 def test_freezing_trains_a_new_head_and_nothing_else_and_the_checkpoint_is_complete(run: Run, tmp_path: Path) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
-    folder = run("tuned", model__init=str(file), model__freeze="true", ema__decay="0.5")
+    folder = run("tuned", model__init=str(file), model__freeze_backbone="true", ema__decay="0.5")
     given = {n.removeprefix("module."): t for n, t in torch.load(file)["state_dict"].items()}
     for part in ("model", "ema"):
         after = tensors_of(folder, part)
@@ -90,7 +90,7 @@ def test_freezing_trains_a_new_head_and_nothing_else_and_the_checkpoint_is_compl
 
 def test_a_filter_by_name_trains_what_it_names(run: Run) -> None:
     first = run("first")
-    folder = run("second", model__init=str(first), model__train="[layer3.*, fc.*]")
+    folder = run("second", model__init=str(first), model__trainable="[layer3.*, fc.*]")
     before, after = tensors_of(first), tensors_of(folder)
     moved = {name for name in after if not after[name].equal(before[name])}
     assert moved and {name.partition(".")[0] for name in moved} == {"layer3", "fc"}
@@ -101,7 +101,7 @@ def test_a_frozen_run_resumes_with_the_same_bits_and_without_the_weights_it_star
     run: Run, tmp_path: Path
 ) -> None:
     file = weights_file(tmp_path / "w.pth", num_classes=4)
-    settings = {"model__init": str(file), "model__freeze": "true", "ema__decay": "0.9", "log__every": "1step"}
+    settings = {"model__init": str(file), "model__freeze_backbone": "true", "ema__decay": "0.9", "log__every": "1step"}
     whole = run("whole", **settings)
 
     def stop(event: Event) -> None:
@@ -227,12 +227,12 @@ def test_weights_without_a_single_matching_name_end_a_run_with_code_4(run: Run, 
 
 def test_contradictions_of_freezing_are_refused(run: Run) -> None:
     with pytest.raises(RecipeError, match=r"model\.init"):
-        run("a", model__train="[fc.*]")
-    with pytest.raises(RecipeError, match=r"model\.train"):
-        run("a", model__train="[fc.*]", model__freeze="true", model__init="w.pth")
+        run("a", model__trainable="[fc.*]")
+    with pytest.raises(RecipeError, match=r"model\.trainable"):
+        run("a", model__trainable="[fc.*]", model__freeze_backbone="true", model__init="w.pth")
     first = run("first")
     with pytest.raises(UsageError, match=r"layr4"):
-        run("b", model__train="['layr4.*']", model__init=str(first))
+        run("b", model__trainable="['layr4.*']", model__init=str(first))
 
 
 def test_a_weights_file_of_a_checkpoint_needs_no_recipe(run: Run) -> None:
@@ -260,11 +260,13 @@ def test_weights_of_another_network_are_refused_when_the_rest_would_be_frozen(tm
     given += [("schedule.warmup", "1step", "--set"), ("evaluate.every", "off", "--set")]
     reconv.train("quickstart", out=tmp_path / "free", overrides=given)
     with pytest.raises(CheckpointError, match="another network"):
-        reconv.train("quickstart", out=tmp_path / "run", overrides=[*given, ("model.freeze", "true", "--freeze")])
+        reconv.train(
+            "quickstart", out=tmp_path / "run", overrides=[*given, ("model.freeze_backbone", "true", "--freeze")]
+        )
 
 
 def test_a_decay_rule_that_fits_no_norm_leaves_no_run_folder(tmp_path: Path) -> None:
-    given = [("model.name", "mobilenet_v2", "--model"), ("optimizer.decay", "nvidia-by-name", "--set")]
+    given = [("model.name", "mobilenet_v2", "--model"), ("optimizer.weight_decay_exclude", "nvidia-by-name", "--set")]
     with pytest.raises(UsageError, match="nvidia-by-name"):
         reconv.train("synthetic", out=tmp_path / "run", overrides=given)
     assert not (tmp_path / "run").exists()

@@ -105,12 +105,12 @@ def test_a_stopped_run_resumes_with_the_same_bits_under_the_same_teacher_only(ru
 def test_a_bare_teacher_needs_its_recipe(run: Run, teacher: Path, tmp_path: Path) -> None:
     file = tmp_path / "teacher.safetensors"
     file.write_bytes((newest(teacher) / "model.safetensors").read_bytes())
-    with pytest.raises(UsageError, match=r"distill\.recipe"):
+    with pytest.raises(UsageError, match=r"distill\.teacher_recipe"):
         run("a", distill__teacher=str(file))
     recipe = tmp_path / "teacher.yaml"
     recipe.write_text("extends: quickstart\nmodel:\n  name: resnet14_cifar\n")
     named = run("b", distill__teacher=str(newest(teacher) / "model.safetensors"))
-    bare = run("c", distill__teacher=str(file), distill__recipe=str(recipe))
+    bare = run("c", distill__teacher=str(file), distill__teacher_recipe=str(recipe))
     one, two = bits(named), bits(bare)
     assert [name for name in one if not one[name].equal(two[name])] == []
 
@@ -124,7 +124,7 @@ def test_a_teacher_of_other_classes_or_other_images_is_refused(run: Run, teacher
         run("b", distill__teacher=str(teacher), data__preprocess__mean="[0.25]")
     assert refused.value.then.startswith("--set data.preprocess.mean=[")
     with pytest.raises(RecipeError, match=r"distill\.teacher"):
-        run("c", distill__recipe="quickstart")
+        run("c", distill__teacher_recipe="quickstart")
     with pytest.raises(CheckpointError, match="no such run"):
         run("d", distill__teacher=str(tmp_path / "absent"))
 

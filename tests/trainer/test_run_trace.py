@@ -17,7 +17,7 @@ from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
 SMALL = {
     "length": "8step",
-    "data.percent": "20",
+    "data.subset_percent": "20",
     "save.every": "3step",
     "log.every": "1step",
     "evaluate.every": "off",

@@ -21,7 +21,7 @@ from reconv.recipe.loader import load
 from reconv.trainer.build.network import build_network
 from reconv.trainer.training_run import RunResult
 
-SHORT = {"length": "4step", "data.percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
+SHORT = {"length": "4step", "data.subset_percent": "20", "log.every": "1step", "schedule.warmup": "1step"}
 
 
 def train(folder: Path, seen: list[Event] | None = None, **fields: str) -> RunResult:
@@ -84,7 +84,7 @@ def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_pa
 
 
 def test_the_batch_of_evaluation_is_its_own_and_changes_no_count(tmp_path: Path) -> None:
-    scores = [train(tmp_path / size, **{"evaluate.batch": size}).summary["value"] for size in ("7", "360")]
+    scores = [train(tmp_path / size, **{"evaluate.batch_size": size}).summary["value"] for size in ("7", "360")]
     assert scores[0] == scores[1] is not None
 
 

@@ -20,7 +20,7 @@ from reconv.data.decode import native
 from reconv.data.decode.decode import MAX_PIXELS
 from reconv.data.transforms.random_params import F64
 from reconv.random import U64, hash_array, key, uniforms
-from reconv.recipe.data_fields import AugmentConfig, BoxCropConfig, ZoomOutConfig
+from reconv.recipe.data_fields import AugmentConfig, SsdCropConfig, ZoomOutConfig
 
 View = tuple[float, float, float, float]  # left, top, right, bottom; may reach beyond the image
 
@@ -40,28 +40,28 @@ def train_view(boxes_xyxy: F64, augment: AugmentConfig, row_key: int) -> View:
     if augment.crop != "ssd":
         return view
     boxes, _ = seen_through(view, boxes_xyxy)
-    return within(view, ssd_crop(boxes, augment.box_crop, row_key))
+    return within(view, ssd_crop(boxes, augment.ssd_crop, row_key))
 
 
 def zoomed_out(section: ZoomOutConfig, draws: F64) -> View:
     """A canvas up to `most` times as wide and high, the image anywhere on it."""
     if draws[0] >= section.probability:
         return WHOLE
-    side = 1 + float(draws[1]) * (section.most - 1)
+    side = 1 + float(draws[1]) * (section.max_scale - 1)
     left, top = float(draws[2]) * (side - 1), float(draws[3]) * (side - 1)
     return -left, -top, side - left, side - top
 
 
-def ssd_crop(boxes_xyxy: F64, section: BoxCropConfig, row_key: int) -> View:
+def ssd_crop(boxes_xyxy: F64, section: SsdCropConfig, row_key: int) -> View:
     """The published crop: the whole, or the last good candidate; where there is none, everything is drawn again."""
     if not len(boxes_xyxy):
         return WHOLE  # no candidate is good without a box, so the whole comes up in the end
-    num_candidates = section.candidates
+    num_candidates = section.trials
     for attempt in count(1):
         draws = uniforms(row_key, np.array([attempt]), 2 + 4 * num_candidates)[0]
-        if draws[0] < section.whole:
+        if draws[0] < section.no_crop_probability:
             return WHOLE
-        bound = section.overlaps[int(draws[1] * len(section.overlaps))]
+        bound = section.min_ious[int(draws[1] * len(section.min_ious))]
         candidates = _candidates(draws[2:].reshape(4, num_candidates), section)
         good = np.flatnonzero(_is_good(candidates, boxes_xyxy, bound, section))
         if len(good):
@@ -70,19 +70,19 @@ def ssd_crop(boxes_xyxy: F64, section: BoxCropConfig, row_key: int) -> View:
     raise AssertionError("unreachable: the whole is taken with a chance above 0")
 
 
-def _candidates(draws: F64, section: BoxCropConfig) -> F64:
+def _candidates(draws: F64, section: SsdCropConfig) -> F64:
     """Rectangles [n, 4]: sides uniform in the range, then anywhere they fit."""
-    low, high = section.side
+    low, high = section.scale
     widths, heights = low + draws[0] * (high - low), low + draws[1] * (high - low)
     lefts, tops = draws[2] * (1 - widths), draws[3] * (1 - heights)
     return np.stack([lefts, tops, lefts + widths, tops + heights], axis=1)
 
 
-def _is_good(candidates: F64, boxes_xyxy: F64, bound: float, section: BoxCropConfig) -> npt.NDArray[np.bool_]:
+def _is_good(candidates: F64, boxes_xyxy: F64, bound: float, section: SsdCropConfig) -> npt.NDArray[np.bool_]:
     widths, heights = candidates[:, 2] - candidates[:, 0], candidates[:, 3] - candidates[:, 1]
-    is_even = (widths / heights < section.ratio) & (heights / widths < section.ratio)
+    is_even = (widths / heights < section.max_aspect_ratio) & (heights / widths < section.max_aspect_ratio)
     overlaps = overlap(candidates, boxes_xyxy)
-    is_over = (overlaps.min(1) if section.overlap_with == "every" else overlaps.max(1)) > bound
+    is_over = (overlaps.min(1) if section.iou_with == "every" else overlaps.max(1)) > bound
     good: npt.NDArray[np.bool_] = is_even & is_over & _holds_centre(candidates, boxes_xyxy).any(1)
     return good
 

@@ -49,7 +49,7 @@ def choose_decoder(
     `kept` is who did so when the run began, and `auto` keeps to that; `everywhere` is what each process has.
     """
     there = [in_this_process()] if everywhere is None else everywhere
-    usual: Decoder = "native" if all(here.is_fast for here in there) else "plain"
+    usual: Decoder = "native" if all(here.is_fast for here in there) else "pillow"
     chosen = wish if wish != "auto" else kept or usual
     why = next((here.trouble for here in there if here.trouble), "")
     if chosen == "native" and why:

@@ -30,7 +30,7 @@ _GREY = 128
 
 def detection_sample_pipeline(recipe: Recipe) -> MakeSamplePipeline:
     """How a detection recipe's batches are filled."""
-    return partial(_make, max_boxes=recipe.detection.max_boxes, use_difficult=recipe.data.difficult_boxes == "use")
+    return partial(_make, max_boxes=recipe.detection.max_gt_boxes, use_difficult=recipe.data.difficult_boxes == "use")
 
 
 def _make(
@@ -146,6 +146,6 @@ def picture_as_annotated(sample: Sample, said: Annotation, channels: int) -> Ima
 
 def mean_colour(preprocess: PreprocessConfig) -> tuple[int, ...]:
     """What is beyond an image: the colour that becomes 0 for the network; grey where each image has its own mean."""
-    if preprocess.standardise:
+    if preprocess.per_image_standardization:
         return (_GREY,) * preprocess.channels
-    return tuple(round(mean * preprocess.scale) for mean in preprocess.mean)
+    return tuple(round(mean * preprocess.divide_by) for mean in preprocess.mean)

@@ -105,7 +105,7 @@ class TrainLoader:
         self._plan = plan
         self._move = move
         self._make = make
-        self._order = Sampler(len(source), plan.global_batch, recipe.data.tail, recipe.seed)
+        self._order = Sampler(len(source), plan.global_batch, recipe.data.drop_last, recipe.seed)
         self._micro_batches = plan.micro_batches(rank)
         self._rows = plan.rows(rank)  # of the global batch
         # Reading ahead may reach into the next size.
@@ -126,7 +126,7 @@ class TrainLoader:
         """This rank's micro-batches of each step in [start, stop), on the device."""
         if self._source.kind == SyntheticOnDevice.kind:
             return self._repeated_steps(start, stop)
-        if self._recipe.data.resident == "device":
+        if self._recipe.data.preload == "device":
             return self._resident_steps(start, stop)
         return self._loaded_steps(start, stop)
 
@@ -244,10 +244,10 @@ class TrainLoader:
         """What is drawn for each row alone and done on the device."""
         augment, seed = self._augment, self._recipe.seed
         drawn = {"flips": torch.from_numpy(self._flips(positions, indices))}
-        if augment.jitter.on and augment.jitter.form == "tensorflow":
+        if augment.color_jitter.on and augment.color_jitter.implementation == "tensorflow":
             drawn[JITTERED] = torch.from_numpy(draw_jitter(augment, seed, positions))
-        if augment.erase.probability > 0:
-            drawn[ERASED] = torch.from_numpy(draw_erased(augment.erase, seed, positions, size))
+        if augment.random_erasing.probability > 0:
+            drawn[ERASED] = torch.from_numpy(draw_erased(augment.random_erasing, seed, positions, size))
         return drawn
 
     def _cut(self, step: int, positions: I64, batch: Batch, size: int) -> tuple[Batch, ...]:
@@ -264,7 +264,7 @@ class TrainLoader:
         return tuple(batches)
 
     def _flips(self, positions: I64, indices: I64) -> npt.NDArray[np.bool_]:
-        if self._augment.flip_form == "random" or self._augment.flip == 0:
+        if self._augment.hflip_mode == "random" or self._augment.hflip == 0:
             return draw_flips(self._augment, self._recipe.seed, positions)
         return alternate_flips(self._augment, self._recipe.seed, indices, self._order.epoch_of(positions))
 

@@ -40,7 +40,7 @@ _kept = _Kept()
 def is_for_files(preprocess: PreprocessConfig, augment: AugmentConfig) -> bool:
     """Whether training rows are nothing but what the compiled decoder makes."""
     is_native = augment.decoder == "native" and preprocess.interpolation in native.FILTERS
-    return is_native and augment.crop == "resized" and preprocess.channels == 3 and not is_recolouring(augment)
+    return is_native and augment.crop == "random_resized" and preprocess.channels == 3 and not is_recolouring(augment)
 
 
 def fill_from_files(

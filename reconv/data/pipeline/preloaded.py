@@ -32,17 +32,17 @@ class PreloadedImages:
         if ready is None or not isinstance(source, ArrayDataset):
             raise RecipeError(
                 "these training images cannot stay on the device",
-                where="data.resident",
+                where="data.preload",
                 why="only data sets held in memory can (digits, CIFAR), with augment.crop none or pad, no colours and "
                 "no policy",
-                then="--set data.resident=host",
+                then="--set data.preload=off",
             )
         self.size = preprocess.size
         # With channels last a crop gathers whole pixels and comes out as convolutions like it.
         self._images = move(torch.from_numpy(ready)).permute(0, 2, 3, 1).contiguous()
         self._targets = torch.from_numpy(source.targets)
-        self._pad = augment.pad if augment.crop == "pad" else 0
-        self._is_black = augment.pad_form == "black"
+        self._pad = augment.padding if augment.crop == "random" else 0
+        self._is_black = augment.padding_mode == "constant"
         self._along = move(torch.arange(-self._pad, self.size - self._pad))
 
     def drawn(self, indices: I64, draws: F64) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ def ready_array(source: Dataset, preprocess: PreprocessConfig, augment: AugmentC
     each time."""
     if not isinstance(source, ArrayDataset):
         return None
-    if augment is not None and (augment.crop == "resized" or is_recolouring(augment)):
+    if augment is not None and (augment.crop == "random_resized" or is_recolouring(augment)):
         return None
     wanted = (preprocess.channels, preprocess.size, preprocess.size)
     if source.images.shape[1:] == wanted and shorter_side(preprocess) in (None, preprocess.size):
@@ -108,7 +108,7 @@ class Gather:
         self._ready = ready
         self._targets = targets
         self._augment = augment or AugmentConfig(crop="none")
-        self._pad = self._augment.pad if self._augment.crop == "pad" else 0
+        self._pad = self._augment.padding if self._augment.crop == "random" else 0
         self.columns = classification_columns(*ready.shape[1:3])
 
     def draw(self, seed: int, positions: I64) -> Draws:
@@ -121,7 +121,7 @@ class Gather:
         if draws is None or self._pad == 0:
             np.take(self._ready, indices, axis=0, out=rows["images"])
         else:
-            rows["images"][:] = pad_crop(self._ready[indices], draws, self._pad, self._augment.pad_form)
+            rows["images"][:] = pad_crop(self._ready[indices], draws, self._pad, self._augment.padding_mode)
 
 
 class Decode:

@@ -1,7 +1,7 @@
 """From a recipe's data section to an open source.
 
 Owns the choice of source. Refuses to know how any of them works. Invariant: the returned source has at least one
-sample, and the training split alone is subsample by `data.percent`.
+sample, and the training split alone is subsample by `data.subset_percent`.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _BOX_OPENERS: Mapping[str, Callable[[Path, Split, DataConfig, str], DetectionDat
 def open_dataset(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool = False) -> Dataset:
     """One split of the data of this kind, with `boxes` or with classes; `auto` finds out what is at `path`."""
     source = _open(kind, path, split, data, boxes)
-    if data.background:
+    if data.background_class:
         source = with_background(source)
-    return source if split == "val" or data.percent == 100 else subsample(source, data.percent)
+    return source if split == "val" or data.subset_percent == 100 else subsample(source, data.subset_percent)
 
 
 def with_background(source: Dataset) -> Dataset:

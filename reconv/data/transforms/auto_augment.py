@@ -41,23 +41,23 @@ class Operation:
 
 def num_policy_draws(augment: AugmentConfig) -> int:
     """How many uniforms an image's policy needs."""
-    if augment.policy == "none":
+    if augment.auto_augment == "none":
         return 0
-    if augment.policy == "randaugment":
-        return 2 * augment.randaugment.n  # which, and its sign
+    if augment.auto_augment == "randaugment":
+        return 2 * augment.randaugment.num_ops  # which, and its sign
     return 5  # which pair; for each of the two whether, and its sign
 
 
 def apply_policy(image: Image.Image, augment: AugmentConfig, draws: F64) -> Image.Image:
     """The image after the operations that its draws choose."""
-    if augment.policy == "none":
+    if augment.auto_augment == "none":
         return image
-    if augment.policy == "randaugment":
+    if augment.auto_augment == "randaugment":
         choices = rand_operations(augment.randaugment.magnitude)
         for which, sign in draws.reshape(-1, 2).tolist():
             image = operate(image, choices[int(which * len(choices))], sign, augment.fill)
         return image
-    pairs = POLICIES[augment.policy]
+    pairs = POLICIES[augment.auto_augment]
     for operation, (whether, sign) in zip(pairs[int(draws[0] * len(pairs))], draws[1:].reshape(2, 2), strict=True):
         if whether < operation.probability:
             image = operate(image, operation, float(sign), augment.fill)

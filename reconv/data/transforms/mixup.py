@@ -83,21 +83,21 @@ def _draw_group(augment: AugmentConfig, base: int, group: int, size: int) -> tup
 
 
 def _draw_weights(mixup: MixupConfig, draws: np.random.Generator, group: int) -> F32:
-    drawn = draws.beta(mixup.alpha, mixup.alpha, group if mixup.per == "sample" else 1)
-    if mixup.fold:
+    drawn = draws.beta(mixup.alpha, mixup.alpha, group if mixup.mode == "sample" else 1)
+    if mixup.lam_at_least_half:
         drawn = np.maximum(drawn, 1 - drawn)
     return np.broadcast_to(drawn.astype(np.float32), (group,))
 
 
 def _draw_kept(cutmix: CutmixConfig, draws: np.random.Generator) -> float:
     """The share of the image that a cut is meant to leave (a box at the edge leaves more)."""
-    if cutmix.kind == "beta":
+    if cutmix.mode == "beta":
         return float(draws.beta(cutmix.alpha, cutmix.alpha))
-    if cutmix.kind == "fixed":
-        return cutmix.keep
+    if cutmix.mode == "fixed":
+        return cutmix.lam
     whole, share = draws.random(2)
     # The constants make the mean share kept about `keep` (Graphcore's CutMix, version 1).
-    return 1.0 if whole < 1.55 * cutmix.keep - 0.96 else max(0.0, 1 + math.log(1 - share) / 4)
+    return 1.0 if whole < 1.55 * cutmix.lam - 0.96 else max(0.0, 1 + math.log(1 - share) / 4)
 
 
 def _box(size: int, kept: float, across: float, down: float) -> tuple[int, int, int, int]:

@@ -54,19 +54,21 @@ class TrainPreprocess:
         self._num_classes = num_classes
         self._dtype = dtype
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
-        is_more = self._augment.erase.probability > 0 or self._augment.mixes or preprocess.standardise
+        is_more = (
+            self._augment.random_erasing.probability > 0 or self._augment.mixes or preprocess.per_image_standardization
+        )
         self._one_pass = kernels and channels_last and not is_more
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         """The batch as the network sees it; what is random was drawn by the loader."""
         if self._one_pass and JITTERED not in batch.tensors and accepts(batch["images"], self._dtype):
             return self._prepared_at_once(batch)
-        batch = mirrored(batch) if self._augment.flip > 0 else batch
+        batch = mirrored(batch) if self._augment.hflip > 0 else batch
         images = batch["images"]
         if JITTERED in batch.tensors:
             images = jittered(images, batch[JITTERED], self._normalise.dtype)
         images = self._normalise(images)
-        if self._augment.erase.probability > 0:
+        if self._augment.random_erasing.probability > 0:
             images = images.masked_fill(inside(batch[ERASED], images.shape[-1]), 0)
         if self._augment.mixes:
             drawn = {name: batch[name] for name in DRAWN}
@@ -82,7 +84,7 @@ class TrainPreprocess:
             self._prepared_at_once(Batch({"images": images, "flips": flips}, flips, (1,)))
 
     def _prepared_at_once(self, batch: Batch) -> Batch:
-        images, flips = batch["images"], batch["flips"] if self._augment.flip > 0 else None
+        images, flips = batch["images"], batch["flips"] if self._augment.hflip > 0 else None
         images = prepare_images(images, flips, *self._normalise.line(images.device), self._dtype)
         return (batch if flips is None else _boxes_mirrored(batch)).replace(images=images)
 
@@ -111,13 +113,13 @@ class Normalise:
         self.dtype = torch.float64 if dtype == torch.float64 else torch.float32
         std = torch.tensor(preprocess.std, dtype=torch.float64)
         mean = torch.tensor(preprocess.mean, dtype=torch.float64)
-        factor, shift = 1 / (preprocess.scale * std), -mean / std
+        factor, shift = 1 / (preprocess.divide_by * std), -mean / std
         self._line = factor.to(self.dtype).view(1, -1, 1, 1), shift.to(self.dtype).view(1, -1, 1, 1)
         self._moved = self._line
 
     def __call__(self, images: Tensor) -> Tensor:
         """Floats (fp32, or fp64 when the network computes in fp64), not yet cast."""
-        if self._preprocess.standardise:
+        if self._preprocess.per_image_standardization:
             return _standardised(images, self.dtype)
         factor, shift = self.line(images.device)
         return images.to(self.dtype) * factor + shift
@@ -145,11 +147,11 @@ def _standardised(images: Tensor, dtype: torch.dtype) -> Tensor:
 def unprepare(images: Tensor, preprocess: PreprocessConfig) -> Tensor:
     """Prepared images back as uint8 for an image; standardised ones are stretched to the full range."""
     floats = images.detach().to("cpu").to(torch.float64)
-    if preprocess.standardise:
+    if preprocess.per_image_standardization:
         low, high = floats.amin((1, 2, 3), keepdim=True), floats.amax((1, 2, 3), keepdim=True)
         floats = (floats - low) / (high - low).clamp(min=1e-12) * 255
     else:
         mean = torch.tensor(preprocess.mean, dtype=torch.float64).view(1, -1, 1, 1)
         std = torch.tensor(preprocess.std, dtype=torch.float64).view(1, -1, 1, 1)
-        floats = (floats * std + mean) * preprocess.scale
+        floats = (floats * std + mean) * preprocess.divide_by
     return floats.round().clamp(0, 255).to(torch.uint8).contiguous()

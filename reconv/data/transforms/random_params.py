@@ -30,7 +30,7 @@ def effective(augment: AugmentConfig) -> AugmentConfig:
     """The augmentation that really happens: nothing but mixing where training images are made as evaluation's."""
     if not augment.train_like_eval:
         return augment
-    return augment.model_copy(update={"crop": "none", "flip": 0.0, "zoom_out": ZoomOutConfig()})
+    return augment.model_copy(update={"crop": "none", "hflip": 0.0, "zoom_out": ZoomOutConfig()})
 
 
 def draw_host(augment: AugmentConfig, seed: int, positions: I64) -> F64:
@@ -52,12 +52,12 @@ def draw_crops(augment: AugmentConfig, seed: int, positions: I64) -> F64:
 
 def draw_flips(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArray[np.bool_]:
     """Whether each position's image is mirrored."""
-    return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.flip
+    return uniforms(key(seed, "flip"), positions, 1)[:, 0] < augment.hflip
 
 
 def alternate_flips(augment: AugmentConfig, seed: int, indices: I64, epochs: I64) -> npt.NDArray[np.bool_]:
     """Whether each image is mirrored: as its own draw says in even epochs, the other way in odd ones."""
-    own = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.flip
+    own = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.hflip
     flips: npt.NDArray[np.bool_] = own != (epochs % 2 == 1)
     return flips
 
@@ -68,7 +68,7 @@ def draw_erased(erase: RandomErasingConfig, seed: int, positions: I64, size: int
     boxes = np.zeros((len(positions), 4), np.int64)
     for row in np.flatnonzero(draws[:, 0] < erase.probability):
         tried = draws[row, 1:]
-        widths, heights = _sides(size * size, tried, _ERASE_TRIES, erase.area, erase.ratio)
+        widths, heights = _sides(size * size, tried, _ERASE_TRIES, erase.scale, erase.ratio)
         fits = np.flatnonzero((widths < size) & (heights < size))
         if len(fits):
             boxes[row] = _placed(size, size, int(widths[fits[0]]), int(heights[fits[0]]), tried[2 * _ERASE_TRIES :])
@@ -84,23 +84,23 @@ def recolour(image: Image.Image, augment: AugmentConfig, draws: F64) -> Image.Im
     """The cropped image after colour jitter and policy; `draws` is one row of `draw_host`."""
     start = _num_crop_draws(augment)
     if _is_jittered_here(augment):
-        image = jitter(image, augment.jitter, draws[start : start + _JITTER_DRAWS])
+        image = jitter(image, augment.color_jitter, draws[start : start + _JITTER_DRAWS])
         start += _JITTER_DRAWS
     return apply_policy(image, augment, draws[start:])
 
 
 def is_recolouring(augment: AugmentConfig) -> bool:
     """Whether `recolour` does anything."""
-    return _is_jittered_here(augment) or augment.policy != "none"
+    return _is_jittered_here(augment) or augment.auto_augment != "none"
 
 
 def _is_jittered_here(augment: AugmentConfig) -> bool:
-    return augment.jitter.on and augment.jitter.form == "pillow"
+    return augment.color_jitter.on and augment.color_jitter.implementation == "pillow"
 
 
 def draw_jitter(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArray[np.float32]:
     """What the device changes colours by [n, 4]: added brightness, factors of contrast and saturation, turn of hue."""
-    section = augment.jitter
+    section = augment.color_jitter
     draws = 2 * uniforms(key(seed, "jitter"), positions, _JITTER_DRAWS) - 1
     most = np.array([section.brightness, section.contrast, section.saturation, section.hue])
     # A factor may not turn an image into its negative.
@@ -140,7 +140,7 @@ def resized_box(width: int, height: int, draws: F64, augment: AugmentConfig) -> 
     tries, pixels = augment.attempts, width * height
     # One number after the other: most first boxes fit, and sixteen operations on arrays of ten took 15 us.
     drawn = draws.tolist()
-    smallest, span = augment.area[0], augment.area[1] - augment.area[0]
+    smallest, span = augment.scale[0], augment.scale[1] - augment.scale[0]
     low, high = math.log(augment.ratio[0]), math.log(augment.ratio[1])
     for share_drawn, ratio_drawn in zip(drawn[:tries], drawn[tries : 2 * tries], strict=True):
         share, ratio = smallest + share_drawn * span, math.exp(low + ratio_drawn * (high - low))
@@ -155,7 +155,7 @@ def resized_box(width: int, height: int, draws: F64, augment: AugmentConfig) -> 
 
 
 def _num_crop_draws(augment: AugmentConfig) -> int:
-    return {"none": 0, "pad": 2, "resized": 2 * augment.attempts + 2}[augment.crop]
+    return {"none": 0, "random": 2, "random_resized": 2 * augment.attempts + 2}[augment.crop]
 
 
 def _sides(
@@ -189,11 +189,11 @@ def crop_corners(draws: F64, pad: int) -> I64:
     return (draws * (2 * pad + 1)).astype(np.int64)
 
 
-def pad_crop(images: U8, draws: F64, pad: int, form: str = "black") -> U8:
+def pad_crop(images: U8, draws: F64, pad: int, form: str = "constant") -> U8:
     """Crops of the images' own size [n, channels, size, size] out of the images with a border around them."""
     height, width = images.shape[2:]
     border = ((0, 0), (0, 0), (pad, pad), (pad, pad))
-    padded = np.pad(images, border) if form == "black" else np.pad(images, border, mode="reflect")
+    padded = np.pad(images, border) if form == "constant" else np.pad(images, border, mode="reflect")
     corners = crop_corners(draws, pad)
     crops = np.empty_like(images)
     # Half again as fast as one fancy index into a view of all windows (512 images of 32 px).

@@ -27,12 +27,12 @@ def train_row(
     data: bytes | U8, preprocess: PreprocessConfig, augment: AugmentConfig, draws: F64, out: U8, name: str = ""
 ) -> None:
     """Fill `out` [channels, size, size] from an encoded file or pixels [height, width, 1 or 3], as the draws say."""
-    if augment.crop == "resized":
+    if augment.crop == "random_resized":
         _fill_resized(data, preprocess, augment, draws, out, name)
     else:
         centre = eval_picture(any_picture(data, preprocess.channels, name), preprocess)
-        if augment.crop == "pad":
-            centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.pad, augment.pad_form)[0]
+        if augment.crop == "random":
+            centre = pad_crop(centre[None], crop_draws(augment, draws)[None], augment.padding, augment.padding_mode)[0]
         out[:] = centre
     if is_recolouring(augment):
         square = picture(np.ascontiguousarray(out.transpose(1, 2, 0)), preprocess.channels)

@@ -16,7 +16,7 @@ from reconv.logging.events import AttemptStarted, EvalResult, Event, TrainProgre
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 
-_CLAIMS = ("expect", "published", "measured", "description", "records", "profile")
+_CLAIMS = ("expect", "published", "measured", "description", "loggers", "profile")
 
 
 class Exporter(Protocol):

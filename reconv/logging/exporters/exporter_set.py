@@ -36,9 +36,9 @@ def require_packages(names: Sequence[str]) -> None:
     missing = [name for name in names if name in _PACKAGES and importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"records: {', '.join(missing)} cannot be written",
+            f"loggers: {', '.join(missing)} cannot be written",
             why=f"not installed here: {', '.join(missing)}",
-            then=f"pip install 'reconv[{','.join(missing)}]', or leave it out of records",
+            then=f"pip install 'reconv[{','.join(missing)}]', or leave it out of loggers",
         )
 
 
@@ -49,7 +49,7 @@ class ExporterSet:
         events = run_dir / "events.jsonl"
         self._recipe = recipe
         self._run_dir = run_dir
-        self._past = tuple(read_events(events)) if recipe.records and events.exists() else ()
+        self._past = tuple(read_events(events)) if recipe.loggers and events.exists() else ()
         self._warn = warn
         self._open: dict[str, Exporter] = {}
 
@@ -57,7 +57,7 @@ class ExporterSet:
         """Pass the event to every open exporter."""
         if isinstance(event, AttemptStarted):
             run = ExportedRun(self._run_dir, self._recipe, self._past, event)
-            for name in self._recipe.records:
+            for name in self._recipe.loggers:
                 self._try(name, partial(self._start, name, run))
         for opened, exporter in list(self._open.items()):
             self._try(opened, partial(exporter.on_event, event))

@@ -83,7 +83,7 @@ class MlperfExporter:
         points = {
             "seed": recipe.seed,
             "global_batch_size": plan.global_batch,
-            "opt_name": recipe.optimizer.kind,
+            "opt_name": recipe.optimizer.name,
             "opt_base_learning_rate": recipe.schedule.lr,
             "opt_weight_decay": recipe.optimizer.weight_decay,
             "opt_momentum": recipe.optimizer.momentum,
@@ -138,6 +138,6 @@ class MlperfExporter:
 def _target(run: ExportedRun) -> float | None:
     """The accuracy a run must reach: where it may stop early, else the least its recipe promises."""
     recipe = run.recipe
-    if recipe.stop.target != "off":
-        return float(recipe.stop.target)
+    if recipe.early_stopping.target != "off":
+        return float(recipe.early_stopping.target)
     return None if recipe.expect is None else recipe.expect.value - recipe.expect.tolerance

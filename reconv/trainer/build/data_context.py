@@ -47,7 +47,7 @@ def open_data_context(recipe: Recipe, plan: Plan, device: Device, stages: StageT
     engine = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_share > 0 else None
     workers = open_workers(plan.backend, plan.workers)
     try:
-        yield DataContext(workers, as_type(device, recipe.data.transfer), stages, engine)
+        yield DataContext(workers, as_type(device, recipe.data.transfer_dtype), stages, engine)
     finally:
         workers.close()
         if engine is not None:
@@ -66,7 +66,7 @@ def share_of_gpu(recipe: Recipe, plan: Plan, source: Dataset, device: Device, ke
             why="its pixels are not those of the host, and a run keeps who makes them",
             then="--set data.backend=gpu" if kept else "leave data.backend as it was, or start a new run",
         )
-    wish = recipe.data.gpu_share
+    wish = recipe.data.gpu_decode_fraction
     if plan.backend != "gpu" or kept is not None or wish != "auto":
         return kept or plan.gpu_share
     augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
@@ -113,10 +113,14 @@ def slowest(seconds: Mapping[str, float], wait_s: float) -> str:
 def advice(stage: str, recipe: Recipe, plan: Plan, source: str, cores: int) -> str:
     """The setting most likely to shorten a stage."""
     if source in IN_MEMORY:
-        held = "--set data.resident=device keeps the images there"
+        held = "--set data.preload=device keeps the images there"
         return held if source.startswith("cifar") or source == "digits" else "--set data.source=synthetic-device"
     if stage == "copy":
-        return "--set data.transfer=uint8" if recipe.data.transfer != "uint8" else "smaller images, or a faster bus"
+        return (
+            "--set data.transfer_dtype=uint8"
+            if recipe.data.transfer_dtype != "uint8"
+            else "smaller images, or a faster bus"
+        )
     if stage == "disk" and recipe.data.cache == "off" and plan.backend != "processes":
         return "--set data.cache=ram where the data fits into memory, or a faster disk"
     if plan.workers < cores:
@@ -124,5 +128,5 @@ def advice(stage: str, recipe: Recipe, plan: Plan, source: str, cores: int) -> s
     if source != "packed":
         return "reconv data convert DIR FAST --to packed --shortest 320 --quality 90, then --data FAST"
     if stage == "augment":
-        return "fewer changes of colour on the host (augment.policy, augment.jitter), or more cores"
+        return "fewer changes of colour on the host (augment.auto_augment, augment.color_jitter), or more cores"
     return "reconv data convert with --raw or a smaller --shortest, or more cores"

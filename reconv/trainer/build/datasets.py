@@ -27,7 +27,7 @@ from reconv.trainer.build.task_builder import (
 class Datasets:
     train: Dataset
     val: Dataset
-    num_val_left_out: int = 0  # by evaluate.samples
+    num_val_left_out: int = 0  # by evaluate.num_samples
 
     def fingerprint(self) -> dict[str, str]:
         return {"train": self.train.fingerprint(), "val": self.val.fingerprint()}
@@ -46,7 +46,7 @@ def open_datasets(recipe: Recipe) -> Datasets:
     train, val = (open_split(recipe, path, split) for split in ("train", "val"))
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
-    some = part_of(val, recipe.evaluate.samples)
+    some = part_of(val, recipe.evaluate.num_samples)
     if recipe.task == "detection" and recipe.evaluate.every != "off":
         refuse_nothing_to_find(with_boxes(some))
     return Datasets(train, some, len(val) - len(some))

@@ -1,7 +1,7 @@
 """What a run starts from: weights by any name a person may give them, and the part of the network that is trained.
 
-Owns `model.init`, `model.freeze` and `model.train`. Refuses to know file formats. Invariant: whatever was kept, new or
-dropped is said, and a run that goes on from its own checkpoint does not need the weights it once started from.
+Implements `model.init`, `model.freeze_backbone` and `model.trainable`. Whatever was kept, new or dropped is logged.
+A run that goes on from its own checkpoint does not need the weights it once started from.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def start_network(
     if recipe.model.init is not None and not is_resumed:
         refuse_absent_weights(recipe)
         notes += _load(network, recipe, recipe.model.init, num_classes, tell)
-    patterns = head_patterns(network.model) if recipe.model.freeze else recipe.model.train
+    patterns = head_patterns(network.model) if recipe.model.freeze_backbone else recipe.model.trainable
     if patterns:
         notes.append(str(train_only(network.model, patterns)))
     return notes
@@ -66,7 +66,7 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: C
     path = _file(found)
     tensors = saved_weights.read_weights(path, num_classes=num_classes)
     report = saved_weights.apply(network.model, tensors, strict=False, source=str(path))
-    if report.is_mostly_new and recipe.model.freeze:
+    if report.is_mostly_new and recipe.model.freeze_backbone:
         raise CheckpointError(
             "these weights are of another network: frozen, most of it would stay as it was drawn",
             where=name,

@@ -47,7 +47,7 @@ def build_task(recipe: Recipe, source: Dataset, device: Device, teacher: Teacher
             recipe, source, device, partial(compiled, device=device) if is_compiled(recipe, device) else None
         )
     loss = recipe.loss
-    return ClassificationTask(len(source.class_names), loss.label_smoothing, loss.smoothing_form, teacher=teacher)
+    return ClassificationTask(len(source.class_names), loss.label_smoothing, loss.smooth_over, teacher=teacher)
 
 
 def build_rounding(recipe: Recipe) -> Rounding | None:
@@ -81,10 +81,8 @@ def build_run_optimizer(
 
 
 def build_early_stop(recipe: Recipe) -> EarlyStopping:
-    stop = recipe.stop
-    return EarlyStopping(
-        None if stop.target == "off" else stop.target, None if stop.patience == "off" else stop.patience
-    )
+    target, patience = recipe.early_stopping.target, recipe.early_stopping.patience
+    return EarlyStopping(None if target == "off" else target, None if patience == "off" else patience)
 
 
 def build_faults(
@@ -144,7 +142,7 @@ def eval_loader(
         faults,
         make=fetching(recipe),
         shared=None if feed is None else feed.workers,
-        carrier=as_type(device, recipe.data.transfer),
+        carrier=as_type(device, recipe.data.transfer_dtype),
         engine=None if feed is None or recipe.data.preprocess.interpolation != "bilinear" else feed.engine,
     )
 

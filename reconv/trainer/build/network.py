@@ -69,21 +69,21 @@ def check_model(recipe: Recipe, num_classes: int) -> None:
         model = build_model(recipe.model.name, **model_options(recipe, num_classes))
     if isinstance(model, SSD) and recipe.task != "detection":
         raise RecipeError(f"{recipe.model.name} finds boxes, and the task is {recipe.task}", where="model.name")
-    decay_groups(model, recipe.optimizer.decay)
+    decay_groups(model, recipe.optimizer.weight_decay_exclude)
     build_recomputed(model, recipe, torch.float32)
-    if recipe.parallel.pipeline > 1:
-        check_splits(model, recipe.parallel.splits, recipe.parallel.pipeline, _image_shape(recipe))
+    if recipe.parallel.pipeline_stages > 1:
+        check_splits(model, recipe.parallel.pipeline_splits, recipe.parallel.pipeline_stages, _image_shape(recipe))
 
 
 def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> ActivationCheckpointing | None:
     """Which stages of the network are computed again in the backward pass; None: nothing is."""
-    splits = recipe.parallel.splits
-    if splits and recipe.parallel.pipeline == 1:
-        check_splits(model, splits, len(splits) + 1, _image_shape(recipe))
-        return cut_stages(model, splits, _image_shape(recipe), dtype)
-    if recipe.memory.recompute == "off":
+    segments = recipe.memory.checkpoint_segments
+    if segments:
+        check_splits(model, segments, len(segments) + 1, _image_shape(recipe), "memory.checkpoint_segments")
+        return cut_stages(model, segments, _image_shape(recipe), dtype)
+    if recipe.memory.activation_checkpointing == "off":
         return None
-    return choose_stages(model, recipe.memory.recompute, _image_shape(recipe), dtype)
+    return choose_stages(model, recipe.memory.activation_checkpointing, _image_shape(recipe), dtype)
 
 
 def kept_bytes(recipe: Recipe, num_classes: int, device: Device) -> tuple[int, int] | None:
@@ -118,7 +118,8 @@ def model_options(recipe: Recipe, num_classes: int) -> dict[str, Any]:
 
 def is_compiled(recipe: Recipe, device: Device) -> bool:
     """Whether networks and losses are compiled: where the recipe says so, else on cuda and by Gaudi's compiler."""
-    if recipe.memory.recompute != "off" or recipe.parallel.pipeline > 1 or recipe.parallel.splits:
+    memory = recipe.memory
+    if memory.activation_checkpointing != "off" or memory.checkpoint_segments or recipe.parallel.pipeline_stages > 1:
         return False
     if recipe.engine.compile == "on" and device.compiler is None:
         raise UsageError(
@@ -140,8 +141,8 @@ def compiled(function: Callable[..., Any], device: Device) -> Callable[..., Any]
 def wants_kernels(recipe: Recipe, device: Device) -> bool:
     """Whether kernels may compute what they can of a network in training."""
     engine = recipe.engine
-    is_wanted = engine.kernels == "on" or (engine.kernels == "auto" and engine.compile == "auto")
-    can = device.kind == "cuda" and recipe.parallel.pipeline == 1 and recipe.precision.is_plain
+    is_wanted = engine.fused_kernels == "on" or (engine.fused_kernels == "auto" and engine.compile == "auto")
+    can = device.kind == "cuda" and recipe.parallel.pipeline_stages == 1 and recipe.precision.is_plain
     return is_wanted and can and fused.has_triton()
 
 
@@ -163,9 +164,9 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     has_kernels = wants_kernels(recipe, device) and use_kernels(model) > 0
-    if recipe.engine.kernels == "on" and not has_kernels:
+    if recipe.engine.fused_kernels == "on" and not has_kernels:
         raise UsageError(
-            f"engine.kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",
+            f"engine.fused_kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",
             then="leave it at auto",
         )
     recomputed = build_recomputed(model, recipe, precision.compute_dtype)
@@ -202,7 +203,7 @@ def compile_ahead(
     policy = network.precision
     try:
         with rehearsed() as noted:
-            prepare.rehearse(image, getattr(torch, recipe.data.transfer))
+            prepare.rehearse(image, getattr(torch, recipe.data.transfer_dtype))
         variants = variants_of(network.model, image, policy.input_dtype, policy.autocast())
         warm.compile_ahead([*noted, *variants], device.torch, tell)
     except Exception as failure:  # any: this is a matter of speed alone
@@ -214,11 +215,12 @@ def build_recorder(recipe: Recipe, device: Device, process_group: ProcessGroup) 
 
     With several processes a step is launched only where the recipe insists: the collectives then must be recordable.
     """
-    wish, engine = recipe.engine.graph, recipe.engine
+    wish, engine = recipe.engine.cuda_graphs, recipe.engine
     if wish == "off" or (wish == "auto" and (engine.compile == "off" or process_group.world_size > 1)):
         return None
-    memory, splits = recipe.memory, recipe.parallel.splits
-    if wish == "auto" and (memory.recompute != "off" or memory.offload_optimizer or splits):
+    memory = recipe.memory
+    recomputes = memory.activation_checkpointing != "off" or bool(memory.checkpoint_segments)
+    if wish == "auto" and (recomputes or memory.offload_optimizer):
         return None  # none of them was ever recorded on a GPU
     return device.recorder()
 

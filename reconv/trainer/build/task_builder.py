@@ -33,9 +33,10 @@ def detector_options(recipe: Recipe) -> dict[str, Any]:
     """The options of the recipe's network that follow from its default boxes."""
     if "boxes_per_cell" in recipe.model.options:
         raise RecipeError(
-            "model.options.boxes_per_cell: the number of boxes follows from detection.boxes.ratios", then="leave it out"
+            "model.options.boxes_per_cell: the number of boxes follows from detection.anchors.aspect_ratios",
+            then="leave it out",
         )
-    return {"boxes_per_cell": list(recipe.detection.boxes.per_cell)}
+    return {"boxes_per_cell": list(recipe.detection.anchors.per_cell)}
 
 
 def check_detector(recipe: Recipe) -> None:
@@ -52,8 +53,8 @@ def check_scores(recipe: Recipe) -> None:
 
 def build_anchors(recipe: Recipe) -> Tensor:
     """Default boxes [num_boxes, 4] cxcywh for the maps of the recipe's network."""
-    spec, size, boxes = _spec(recipe), recipe.data.preprocess.size, recipe.detection.boxes
-    return generate_anchors(spec.map_pitches(size), spec.map_sides(size), boxes.scales, boxes.ratios)
+    spec, size, boxes = _spec(recipe), recipe.data.preprocess.size, recipe.detection.anchors
+    return generate_anchors(spec.map_pitches(size), spec.map_sides(size), boxes.scales, boxes.aspect_ratios)
 
 
 def with_boxes(source: Dataset) -> DetectionDataset:
@@ -85,7 +86,7 @@ def refuse_nothing_to_find(source: DetectionDataset) -> None:
         "the validation set has no object that must be found",
         where=source.origin,
         why="its images have no boxes, or crowds and difficult objects only",
-        then="reconv data check tells what is in the data; a larger evaluate.samples, where that is set",
+        then="reconv data check tells what is in the data; a larger evaluate.num_samples, where that is set",
     )
 
 
@@ -96,7 +97,7 @@ def boxes_left_out(source: Dataset, max_boxes: int) -> str:
     if not beyond.any():
         return ""
     return (
-        f"{int((beyond > 0).sum()):,} training images have more than {max_boxes:,} boxes (detection.max_boxes): "
+        f"{int((beyond > 0).sum()):,} training images have more than {max_boxes:,} boxes (detection.max_gt_boxes): "
         f"up to {int(beyond.sum()):,} of {int(counts.sum()):,} boxes are left out, the last of each image"
     )
 
@@ -106,7 +107,7 @@ def build_detection(recipe: Recipe, source: Dataset, device: Device, compiled: C
     section = recipe.detection
     return DetectionTask(
         anchors_cxcywh=build_anchors(recipe).to(device.torch),
-        rules=MatchConfig(section.boxes.variances, section.match, section.negatives),
+        rules=MatchConfig(section.anchors.variances, section.match_iou, section.negative_ratio),
         keep=_keep(recipe),
         class_names=tuple(source.class_names),
         truth=with_boxes(source).annotation,
@@ -120,14 +121,16 @@ def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], D
     anchors = build_anchors(recipe).to(device.torch)
 
     def detections(answers: SSDOutput) -> Detections:
-        return postprocess(answers.codes, answers.logits, anchors, recipe.detection.boxes.variances, _keep(recipe))
+        return postprocess(answers.codes, answers.logits, anchors, recipe.detection.anchors.variances, _keep(recipe))
 
     return detections
 
 
 def _keep(recipe: Recipe) -> PostprocessConfig:
     section = recipe.detection
-    return PostprocessConfig(section.score, section.suppress, section.max_per_class, section.max_per_image)
+    return PostprocessConfig(
+        section.score_threshold, section.nms_iou, section.topk_candidates, section.detections_per_image
+    )
 
 
 def _spec(recipe: Recipe) -> SSDSpec:

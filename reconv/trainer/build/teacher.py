@@ -40,7 +40,7 @@ def open_teacher(
     section = recipe.distill
     if section.teacher is None:
         return None
-    saved = read_saved_model(find_weights(section.teacher).located, weights="auto", recipe=section.recipe)
+    saved = read_saved_model(find_weights(section.teacher).located, weights="auto", recipe=section.teacher_recipe)
     _check(saved, recipe, class_names, section.teacher)
     fingerprint = _fingerprint(saved.tensors)
     if state and state.get("teacher") != fingerprint:

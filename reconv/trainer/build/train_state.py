@@ -98,7 +98,7 @@ def assemble(
     network, recipe = learner.network, job.recipe
     step = fit_step(job, learner, build_step(job, learner, counters, logger, trace.mark), fitting, logger)
     copy_number = (
-        job.process_group.rank // recipe.parallel.pipeline
+        job.process_group.rank // recipe.parallel.pipeline_stages
     )  # the processes of a pipeline read the same samples
     fit = Trainer(
         plan=job.plan,
@@ -174,7 +174,7 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
     compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), logger.warning)
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
     optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.process_group)
-    average = ModelEma(network.model, recipe.ema.decay, recipe.ema.ramp) if recipe.ema.decay > 0 else None
+    average = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
     return TrainState(network, task, optimizer, average, teacher.fingerprint if teacher else None)
 
 
@@ -184,7 +184,7 @@ def _start(job: TrainingRun, network: Network, logger: RunLogger) -> list[str]:
     notes = start_network(network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=logger.info)
     if recipe.model.init is None and not is_resumed and (said := whiten(network, recipe, job.sources.train)):
         notes.append(said)
-    if said := boxes_left_out(job.sources.train, recipe.detection.max_boxes):
+    if said := boxes_left_out(job.sources.train, recipe.detection.max_gt_boxes):
         notes.append(said)
     if network.recomputed is not None:
         notes.append(network.recomputed.words(job.plan.micro_batch))
@@ -308,10 +308,13 @@ def parallelize(job: TrainingRun, network: Network) -> ParallelStrategy:
     ranks = range(plan.world_size)
     passes = tuple(len(plan.device_groups[rank] if ordered else plan.micro_batches(rank)) for rank in ranks)
     config = StrategyConfig(
-        ordered, passes, plan.devices_per_group, round(parallel.bucket_mb * 2**20), parallel.compress
+        ordered, passes, plan.devices_per_group, round(parallel.bucket_cap_mb * 2**20), parallel.gradient_compression
     )
-    if parallel.pipeline > 1:
-        config = replace(config, pipeline=PipelineConfig(partial(parts_of, splits=parallel.splits), parallel.schedule))
+    if parallel.pipeline_stages > 1:
+        config = replace(
+            config,
+            pipeline=PipelineConfig(partial(parts_of, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
+        )
     strategy = job.process_group.parallelize(network.model, config)
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
     network.layers.join(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
@@ -324,7 +327,7 @@ def build_watch(job: TrainingRun, network: Network, counters: Counters, logger: 
         job.device,
         logger,
         policy=policy.policy,
-        budget=policy.budget,
+        budget=policy.max_skipped,
         loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
         skipped=counters.skipped,
         gather=job.process_group.all_gather,

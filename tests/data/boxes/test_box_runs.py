@@ -78,8 +78,12 @@ def test_the_numbers_of_classes_are_saved_and_told_with_predictions(
     "settings",
     [
         (("data.empty_images", "keep"), ("augment.crop", "ssd"), ("augment.zoom_out.probability", 0.5)),
-        (("augment.jitter.hue", 0.05), ("augment.jitter.form", "tensorflow"), ("augment.flip", 1.0)),
-        (("detection.max_boxes", 1), ("data.cache", "ram")),
+        (
+            ("augment.color_jitter.hue", 0.05),
+            ("augment.color_jitter.implementation", "tensorflow"),
+            ("augment.hflip", 1.0),
+        ),
+        (("detection.max_gt_boxes", 1), ("data.cache", "ram")),
     ],
 )
 def test_losses_are_finite_with_empty_pictures_a_class_that_never_occurs_and_every_augmentation(
@@ -91,11 +95,11 @@ def test_losses_are_finite_with_empty_pictures_a_class_that_never_occurs_and_eve
 
 
 def test_boxes_that_do_not_fit_into_a_batch_are_counted_and_said(coco: Path, tmp_path: Path) -> None:
-    result = train(coco, tmp_path / "t", ("detection.max_boxes", 1))
+    result = train(coco, tmp_path / "t", ("detection.max_gt_boxes", 1))
     said = (result.folder / "events.jsonl").read_text()
-    assert "5 training images have more than 1 boxes (detection.max_boxes): up to 5 of 10 boxes are left out" in said
-    other = train(coco, tmp_path / "u", ("detection.max_boxes", 2))
-    assert "detection.max_boxes" not in (other.folder / "events.jsonl").read_text()
+    assert "5 training images have more than 1 boxes (detection.max_gt_boxes): up to 5 of 10 boxes are left out" in said
+    other = train(coco, tmp_path / "u", ("detection.max_gt_boxes", 2))
+    assert "detection.max_gt_boxes" not in (other.folder / "events.jsonl").read_text()
 
 
 def test_a_batch_of_nothing_but_background_trains_finitely(coco: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from reconv.data.boxes.box_transforms import (
     zoomed_out,
 )
 from reconv.random import uniforms
-from reconv.recipe.data_fields import AugmentConfig, BoxCropConfig, ZoomOutConfig
+from reconv.recipe.data_fields import AugmentConfig, SsdCropConfig, ZoomOutConfig
 
 F64 = npt.NDArray[np.float64]
 BILINEAR = Image.Resampling.BILINEAR
@@ -51,24 +51,24 @@ def has_centre(view: Box, box: Box) -> bool:
     return view[0] < x < view[2] and view[1] < y < view[3]
 
 
-def slow_crop(of: F64, section: BoxCropConfig, row_key: int) -> Box:
+def slow_crop(of: F64, section: SsdCropConfig, row_key: int) -> Box:
     """The published rule, read aloud."""
     for attempt in range(1, 10_000):
-        draws = uniforms(row_key, np.array([attempt]), 2 + 4 * section.candidates)[0].tolist()
-        if draws[0] < section.whole:
+        draws = uniforms(row_key, np.array([attempt]), 2 + 4 * section.trials)[0].tolist()
+        if draws[0] < section.no_crop_probability:
             return 0.0, 0.0, 1.0, 1.0
-        bound = section.overlaps[int(draws[1] * len(section.overlaps))]
+        bound = section.min_ious[int(draws[1] * len(section.min_ious))]
         chosen = None
-        low, high = section.side
-        for number in range(section.candidates):
-            width, height, x, y = (draws[2 + part * section.candidates + number] for part in range(4))
+        low, high = section.scale
+        for number in range(section.trials):
+            width, height, x, y = (draws[2 + part * section.trials + number] for part in range(4))
             width, height = low + width * (high - low), low + height * (high - low)
             left, top = x * (1 - width), y * (1 - height)
             view = (left, top, left + width, top + height)
-            if width / height >= section.ratio or height / width >= section.ratio:
+            if width / height >= section.max_aspect_ratio or height / width >= section.max_aspect_ratio:
                 continue
             overlaps = [slow_overlap(view, tuple(box)) for box in of.tolist()]
-            enough = all(o > bound for o in overlaps) if section.overlap_with == "every" else max(overlaps) > bound
+            enough = all(o > bound for o in overlaps) if section.iou_with == "every" else max(overlaps) > bound
             if enough and any(has_centre(view, tuple(box)) for box in of.tolist()):
                 chosen = view
         if chosen is not None:
@@ -81,7 +81,7 @@ def slow_crop(of: F64, section: BoxCropConfig, row_key: int) -> Box:
 def test_the_crop_is_the_last_good_candidate_of_the_published_rule(
     of: F64, row_key: int, overlap_with: str, whole: float
 ) -> None:
-    section = BoxCropConfig(overlap_with=overlap_with, whole=whole)  # type: ignore[arg-type]
+    section = SsdCropConfig(iou_with=overlap_with, no_crop_probability=whole)  # type: ignore[arg-type]
     assert ssd_crop(of, section, row_key) == pytest.approx(slow_crop(of, section, row_key), abs=1e-12)
 
 
@@ -113,10 +113,10 @@ def test_overlaps_are_those_of_single_boxes_and_zero_for_strangers() -> None:
 def test_a_seventh_of_the_pictures_stays_whole_at_once_and_a_picture_without_boxes_always() -> None:
     keys = draw_views(3, np.arange(2000)).tolist()
     middle = np.array([[0.4, 0.4, 0.6, 0.6]])
-    first = BoxCropConfig(overlaps=(0.0,), overlap_with="any")
+    first = SsdCropConfig(min_ious=(0.0,), iou_with="any")
     whole = sum(ssd_crop(middle, first, row_key) == WHOLE for row_key in keys)
     assert 200 < whole < 400  # 2000 / 7 is 286; a candidate that overlaps is nearly always among fifty
-    assert all(ssd_crop(np.empty((0, 4)), BoxCropConfig(), row_key) == WHOLE for row_key in keys[:20])
+    assert all(ssd_crop(np.empty((0, 4)), SsdCropConfig(), row_key) == WHOLE for row_key in keys[:20])
 
 
 def test_a_view_is_a_function_of_seed_and_position_alone() -> None:

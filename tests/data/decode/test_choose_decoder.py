@@ -29,7 +29,7 @@ from reconv.recipe.schema import BatchConfig, Recipe
 
 SPEC = PreprocessConfig(size=32)
 FAST, SLOW, NONE = Here("", True), Here("", False), Here("it was not compiled", False)
-NATIVE, PLAIN = AugmentConfig(decoder="native"), AugmentConfig(decoder="plain")
+NATIVE, PLAIN = AugmentConfig(decoder="native"), AugmentConfig(decoder="pillow")
 compiled = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 
 
@@ -75,7 +75,7 @@ def test_batches_of_the_compiled_decoder_do_not_depend_on_workers(tree: Path) ->
     made = []
     for workers in (0, 1, 3):
         recipe = Recipe(
-            data=DataConfig(preprocess=SPEC, tail="wrap", workers=workers),
+            data=DataConfig(preprocess=SPEC, drop_last=False, num_workers=workers),
             batch=BatchConfig(size=4, group="all"),
         )
         facts = Facts(len(source), 1, 3, source="folder", decoder="native")
@@ -89,12 +89,12 @@ def test_batches_of_the_compiled_decoder_do_not_depend_on_workers(tree: Path) ->
     ("wish", "kept", "there", "chosen"),
     [
         ("auto", None, [FAST], "native"),
-        ("auto", None, [SLOW], "plain"),
-        ("auto", None, [NONE], "plain"),
-        ("auto", None, [FAST, NONE], "plain"),
-        ("auto", "plain", [FAST], "plain"),
+        ("auto", None, [SLOW], "pillow"),
+        ("auto", None, [NONE], "pillow"),
+        ("auto", None, [FAST, NONE], "pillow"),
+        ("auto", "pillow", [FAST], "pillow"),
         ("auto", "native", [SLOW], "native"),
-        ("plain", None, [FAST], "plain"),
+        ("pillow", None, [FAST], "pillow"),
         ("native", None, [SLOW], "native"),
     ],
 )
@@ -114,11 +114,11 @@ def test_the_plan_takes_the_compiled_decoder_only_where_it_has_something_to_do()
     assert plan().decoder == "native"
     assert any("compiled decoder" in line for line in plan().lines)
     assert plan(task="detection", augment={"crop": "ssd"}, data={"preprocess": {"resize": None}}).decoder == "native"
-    assert plan(augment={"decoder": "plain"}).decoder == "plain"
-    assert plan("plain", augment={"decoder": "native"}).decoder == "native"
+    assert plan(augment={"decoder": "pillow"}).decoder == "pillow"
+    assert plan("pillow", augment={"decoder": "native"}).decoder == "native"
     for idle in ({"augment": {"crop": "none"}}, {"augment": {"interpolation": "nearest"}}):
-        assert plan(**idle).decoder == "plain"
-    assert plan(source="digits").decoder == "plain"
+        assert plan(**idle).decoder == "pillow"
+    assert plan(source="digits").decoder == "pillow"
     typed = plan(augment={"decoder": "native", "crop": "none"})
     assert any("augment.decoder" in line for line in typed.lines)
 
@@ -127,16 +127,16 @@ def _train(tree: Path, out: Path, length: str, resume: bool = False) -> reconv.R
     given = {
         "data.preprocess.size": 32,
         "data.source": "folder",
-        "augment.crop": "resized",
+        "augment.crop": "random_resized",
         "length": length,
         "data.preprocess.channels": 3,
         "data.preprocess.mean": [0, 0, 0],
         "data.preprocess.std": [1, 1, 1],
         "batch.size": 4,
         "batch.group": "all",
-        "data.workers": 1,
+        "data.num_workers": 1,
         "save.every": "1step",
-        "data.tail": "wrap",
+        "data.drop_last": False,
         "schedule.warmup": "0step",
     }
     overrides = [(name, value, "test") for name, value in given.items()]
@@ -160,7 +160,7 @@ def test_a_run_goes_on_with_its_decoder_or_not_at_all(
     monkeypatch.setattr(native, "LIBRARY", library)
     native.trouble.cache_clear()
     _train(tree, plain, "2step", resume=True)
-    assert _decoder_of(plain) == "plain"
+    assert _decoder_of(plain) == "pillow"
     _train(tree, out, "2step", resume=True)
     assert _decoder_of(out) == "native"
 
@@ -176,7 +176,7 @@ import reconv.data.decode.native as native
 from pathlib import Path
 native.LIBRARY = Path({str(tmp_path / "none.so")!r})
 assert native.trouble() == "it was not compiled"
-assert native.choose_decoder("auto") == "plain"
+assert native.choose_decoder("auto") == "pillow"
 import numpy as np
 from reconv.data.transforms.random_params import draw_crops
 from reconv.data.transforms.train_sample import host_train
@@ -208,6 +208,6 @@ def test_a_library_of_other_calls_is_told_of(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(native, "LIBRARY", library)
     native.trouble.cache_clear()
     assert native.trouble() == f"it is version 1 and not {native.VERSION}: compile it again"
-    assert choose_decoder("auto") == "plain"
+    assert choose_decoder("auto") == "pillow"
     monkeypatch.undo()
     native.trouble.cache_clear()

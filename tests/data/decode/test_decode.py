@@ -122,7 +122,7 @@ def test_extreme_and_tiny_pictures_still_become_squares() -> None:
             image = np.full((*shape, 3), 77, np.uint8)
             assert np.array_equal(host_eval(image, preprocess), np.full((3, 32, 32), 77))
             for crop in ("none", "pad", "resized"):
-                augment = AugmentConfig(crop=crop, pad=0)  # type: ignore[arg-type]
+                augment = AugmentConfig(crop=crop, padding=0)  # type: ignore[arg-type]
                 draws = draw_crops(augment, 0, np.array([5], np.int64))[0]
                 assert np.array_equal(host_train(image, preprocess, augment, draws), np.full((3, 32, 32), 77))
 
@@ -137,7 +137,7 @@ def test_an_image_of_the_right_size_is_untouched() -> None:
 
 @given(width=st.integers(1, 700), height=st.integers(1, 700), position=st.integers(0, 2**40))
 def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position: int) -> None:
-    augment = AugmentConfig(crop="resized")
+    augment = AugmentConfig(crop="random_resized")
     draws = draw_crops(augment, 0, np.array([position], np.int64))[0]
     left, top, right, bottom = resized_box(width, height, draws, augment)
     assert 0 <= left < right <= width
@@ -145,7 +145,7 @@ def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position:
 
 
 def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
-    augment = AugmentConfig(crop="resized", area=(0.2, 0.8), ratio=(0.5, 2.0))
+    augment = AugmentConfig(crop="random_resized", scale=(0.2, 0.8), ratio=(0.5, 2.0))
     draws = draw_crops(augment, 0, np.arange(4000, dtype=np.int64))
     boxes = np.array([resized_box(1000, 1000, row, augment) for row in draws])
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
@@ -157,7 +157,7 @@ def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
     assert abs(np.log(ratios).mean()) < 0.03
     assert ratios.min() > 0.49
     assert ratios.max() < 2.04
-    fixed = resized_box(640, 480, draws[0], AugmentConfig(area=(1.0, 1.0), ratio=(640 / 480, 640 / 480)))
+    fixed = resized_box(640, 480, draws[0], AugmentConfig(scale=(1.0, 1.0), ratio=(640 / 480, 640 / 480)))
     assert fixed == (0, 0, 640, 480)
 
 
@@ -165,7 +165,7 @@ def test_more_attempts_find_a_box_where_ten_do_not() -> None:
     positions = np.arange(300, dtype=np.int64)
     missed = {}
     for attempts in (10, 100):
-        augment = AugmentConfig(area=(0.05, 1.0), attempts=attempts, fallback="whole")
+        augment = AugmentConfig(scale=(0.05, 1.0), attempts=attempts, fallback="whole")
         boxes = [resized_box(90, 1000, row, augment) for row in draw_crops(augment, 0, positions)]
         missed[attempts] = sum(box == (0, 0, 90, 1000) for box in boxes)
     assert missed[10] > 100
@@ -200,7 +200,7 @@ def test_training_at_another_size_keeps_the_share_of_the_image_shown() -> None:
 
 def test_the_interpolation_of_training_is_its_own() -> None:
     image = noise(60, 60, 3, 3)
-    augment = AugmentConfig(area=(1.0, 1.0), ratio=(1.0, 1.0), interpolation="nearest")
+    augment = AugmentConfig(scale=(1.0, 1.0), ratio=(1.0, 1.0), interpolation="nearest")
     spec = train_preprocess(PreprocessConfig(size=32), augment, 32)
     draws = draw_crops(augment, 0, np.array([3], np.int64))[0]
     whole = Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST)
@@ -219,7 +219,7 @@ def test_pad_crop_shifts_the_image_and_fills_with_black() -> None:
 
 
 def test_pad_crops_reach_every_shift_equally_often() -> None:
-    augment = AugmentConfig(crop="pad", pad=1)
+    augment = AugmentConfig(crop="random", padding=1)
     draws = draw_crops(augment, 0, np.arange(9000, dtype=np.int64))
     image = np.arange(1, 10, dtype=np.uint8).reshape(1, 1, 3, 3)
     crops = pad_crop(np.repeat(image, 9000, axis=0), draws, 1)
@@ -230,8 +230,8 @@ def test_pad_crops_reach_every_shift_equally_often() -> None:
 
 def test_flips_follow_their_share_and_depend_on_position_alone() -> None:
     positions = np.arange(10_000, dtype=np.int64)
-    flips = draw_flips(AugmentConfig(flip=0.3), 1, positions)
+    flips = draw_flips(AugmentConfig(hflip=0.3), 1, positions)
     assert abs(flips.mean() - 0.3) < 0.02
-    assert np.array_equal(draw_flips(AugmentConfig(flip=0.3), 1, positions[17:40]), flips[17:40])
-    assert not draw_flips(AugmentConfig(flip=0), 1, positions).any()
-    assert draw_flips(AugmentConfig(flip=1), 1, positions).all()
+    assert np.array_equal(draw_flips(AugmentConfig(hflip=0.3), 1, positions[17:40]), flips[17:40])
+    assert not draw_flips(AugmentConfig(hflip=0), 1, positions).any()
+    assert draw_flips(AugmentConfig(hflip=1), 1, positions).all()

@@ -32,8 +32,8 @@ def stay(tensor: Tensor) -> Tensor:
 def make_recipe(workers: int = 0, flip_form: str = "random") -> Recipe:
     return Recipe(
         seed=5,
-        data=DataConfig(preprocess=COLOUR, tail="wrap", workers=workers),
-        augment=AugmentConfig(mixup=MixupConfig(alpha=0.4), flip_form=flip_form),  # type: ignore[arg-type]
+        data=DataConfig(preprocess=COLOUR, drop_last=False, num_workers=workers),
+        augment=AugmentConfig(mixup=MixupConfig(alpha=0.4), hflip_mode=flip_form),  # type: ignore[arg-type]
         batch=BatchConfig(size=4, group=2),
     )
 
@@ -92,7 +92,7 @@ def test_the_same_samples_stand_in_for_any_number_of_workers(tree: Path, flip_fo
 
 def test_good_rows_are_untouched_and_bad_ones_become_other_samples_of_the_same_place(tree: Path) -> None:
     source = FolderDataset(tree, "train")
-    recipe = make_recipe().model_copy(update={"augment": AugmentConfig(flip=0.5)})
+    recipe = make_recipe().model_copy(update={"augment": AugmentConfig(hflip=0.5)})
     before = stream(source, recipe, BadSamples())
     bad = damage(source)
     after = stream(source, recipe, BadSamples(4))

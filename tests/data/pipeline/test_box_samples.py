@@ -51,8 +51,8 @@ def recipe_of(workers: int = 0, size: int = 4, **augment: object) -> Recipe:
     return Recipe(
         task="detection",
         seed=5,
-        detection=DetectionConfig(max_boxes=6),
-        data=DataConfig(preprocess=SQUARE, tail="wrap", workers=workers),
+        detection=DetectionConfig(max_gt_boxes=6),
+        data=DataConfig(preprocess=SQUARE, drop_last=False, num_workers=workers),
         augment=AugmentConfig(**{"crop": "ssd", "zoom_out": ZoomOutConfig(probability=0.5), **augment}),  # type: ignore[arg-type]
         batch=BatchConfig(size=size, group=2),
     )
@@ -187,7 +187,7 @@ def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> No
 
 
 def test_training_flips_on_the_device_with_boxes() -> None:
-    recipe = recipe_of(flip=1.0)
+    recipe = recipe_of(hflip=1.0)
     (before,) = steps(many(), recipe, 2, 3)
     prepare = TrainPreprocess(SQUARE, recipe.augment, 3, torch.float32)
     after = prepare(Batch(before, torch.arange(4), (4,)), 2)
@@ -197,8 +197,8 @@ def test_training_flips_on_the_device_with_boxes() -> None:
 
 def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
     assert mean_colour(SQUARE) == (124, 116, 104)
-    assert mean_colour(PreprocessConfig(scale=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
-    assert mean_colour(PreprocessConfig(standardise=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
+    assert mean_colour(PreprocessConfig(divide_by=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
+    assert mean_colour(PreprocessConfig(per_image_standardization=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
 
 
 @pytest.mark.native
@@ -210,10 +210,10 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
     Image.fromarray(upright).save(on_its_side, "JPEG", exif=turned)
     files = [(encoded(upright), 60, 90), (encode(upright), 60, 90), (on_its_side.getvalue(), 90, 60)]
     source = Listed([(data, annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
-    zoom = ZoomOutConfig(probability=0.5, most=2.0)
+    zoom = ZoomOutConfig(probability=0.5, max_scale=2.0)
     native, plain = (
         BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
-        for decoder in ("native", "plain")
+        for decoder in ("native", "pillow")
     )
     num_beyond = 0
     for index in range(3):

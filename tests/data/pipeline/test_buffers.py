@@ -36,8 +36,8 @@ def ring(limit: int = 3) -> BufferPool:
 
 def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderDataset, Recipe, Plan]:
     source = FolderDataset(tree, "train")
-    data = DataConfig(preprocess=SPEC, tail="wrap", workers=workers, prefetch=prefetch)
-    recipe = Recipe(data=data, augment=AugmentConfig(crop="resized"), batch=BatchConfig(size=4))
+    data = DataConfig(preprocess=SPEC, drop_last=False, num_workers=workers, prefetch=prefetch)
+    recipe = Recipe(data=data, augment=AugmentConfig(crop="random_resized"), batch=BatchConfig(size=4))
     return source, recipe, make_plan(recipe, Facts(len(source), 1, 3))
 
 
@@ -195,7 +195,9 @@ def test_the_slabs_are_as_many_as_the_plan_says(tree: Path, workers: int) -> Non
 
 def test_a_stream_over_two_sizes_gives_the_old_slabs_back(tree: Path) -> None:
     source, recipe, _ = setup(tree)
-    augment = AugmentConfig.model_validate({"crop": "resized", "progressive": [["4step", 16]]}, strict=False)
+    augment = AugmentConfig.model_validate(
+        {"crop": "random_resized", "progressive_resizing": [["4step", 16]]}, strict=False
+    )
     recipe = recipe.model_copy(update={"augment": augment})
     plan = make_plan(recipe, Facts(len(source), 1, 3))
     late = Late()

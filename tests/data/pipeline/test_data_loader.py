@@ -49,8 +49,8 @@ def make_recipe(
 ) -> Recipe:
     return Recipe(
         seed=5,
-        data=DataConfig(preprocess=preprocess, tail="wrap", workers=workers),
-        augment=AugmentConfig(crop=crop, pad=2, mixup=MixupConfig(alpha=0.4, per="sample")),  # type: ignore[arg-type]
+        data=DataConfig(preprocess=preprocess, drop_last=False, num_workers=workers),
+        augment=AugmentConfig(crop=crop, padding=2, mixup=MixupConfig(alpha=0.4, mode="sample")),  # type: ignore[arg-type]
         batch=BatchConfig(size=size, group=group, micro=micro),  # type: ignore[arg-type]
     )
 
@@ -81,7 +81,7 @@ def same(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["folder", "digits"])
-@pytest.mark.parametrize("crop", ["none", "pad", "resized"])
+@pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
 def test_bytes_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: Path, kind: str, crop: str) -> None:
     source: Dataset = FolderDataset(tree, "train") if kind == "folder" else open_digits("train")
     preprocess = COLOUR if kind == "folder" else GREY
@@ -98,7 +98,7 @@ def test_bytes_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: 
 
 def test_rows_are_the_samples_their_indices_say(tree: Path) -> None:
     source = FolderDataset(tree, "train")
-    recipe = make_recipe(COLOUR, "resized", 11)
+    recipe = make_recipe(COLOUR, "random_resized", 11)
     (step,) = steps(source, recipe, 0, 1)
     assert sorted(step["indices"].tolist()) == list(range(11))
     draws = draw_crops(recipe.augment, recipe.seed, np.arange(11, dtype=np.int64))
@@ -121,7 +121,7 @@ def test_gathering_equals_decoding_one_by_one() -> None:
     ):
         images = rng.integers(0, 256, (9, *shape), dtype=np.uint8)
         source = ArrayDataset("made", images, np.arange(9) % 3, ("a", "b", "c"), "made")
-        for augment in (None, AugmentConfig(crop="none"), AugmentConfig(crop="pad")):
+        for augment in (None, AugmentConfig(crop="none"), AugmentConfig(crop="random")):
             cases.append((source, preprocess, augment))
     for source, preprocess, augment in cases:
         indices = np.array([4, 4, 0, 8, 1], np.int64)
@@ -283,9 +283,9 @@ def test_a_big_batch_of_files_survives_many_workers(tmp_path: Path) -> None:
         for number in range(60):
             (folder / f"{number}.png").write_bytes(encode(noise(9, 9, 3, number)))
     source = FolderDataset(tmp_path, "train")
-    recipe = make_recipe(PreprocessConfig(size=8, resize=None), "resized", 60, workers=8)
+    recipe = make_recipe(PreprocessConfig(size=8, resize=None), "random_resized", 60, workers=8)
     first = steps(source, recipe, 0, 3)
-    assert same(first, steps(source, make_recipe(PreprocessConfig(size=8, resize=None), "resized", 60), 0, 3))
+    assert same(first, steps(source, make_recipe(PreprocessConfig(size=8, resize=None), "random_resized", 60), 0, 3))
 
 
 class Squares:

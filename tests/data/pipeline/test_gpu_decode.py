@@ -107,8 +107,8 @@ def stream(
     """Steps of eight rows, the ranks' micro-batches after each other."""
     recipe = Recipe(
         seed=3,
-        data=DataConfig(preprocess=SPEC, tail="wrap", workers=2),
-        augment=AugmentConfig(decoder="plain"),
+        data=DataConfig(preprocess=SPEC, drop_last=False, num_workers=2),
+        augment=AugmentConfig(decoder="pillow"),
         batch=BatchConfig(size=8, group=4, micro=micro // process_group),
     )
     plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=process_group)), gpu_share=share)
@@ -217,7 +217,7 @@ def test_a_share_is_balanced_by_what_each_side_takes() -> None:
 
 
 def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothing(source: FolderDataset) -> None:
-    augment = AugmentConfig(decoder="plain")
+    augment = AugmentConfig(decoder="pillow")
     share = measured_share(source, SPEC, augment, PillowEngine(), workers=2, seed=0)
     assert share * 16 in range(1, 16)
     with pytest.raises(RecipeError, match="none of the images"):
@@ -226,9 +226,9 @@ def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothi
 
 def test_a_share_is_measured_without_bad_files_which_a_run_may_bear(source: FolderDataset) -> None:
     whole, without = PillowEngine(), PillowEngine()
-    measured_share(source, SPEC, AugmentConfig(decoder="plain"), whole, workers=2, seed=0)
+    measured_share(source, SPEC, AugmentConfig(decoder="pillow"), whole, workers=2, seed=0)
     Path(source.path(4)).write_bytes(b"no image")
-    measured_share(source, SPEC, AugmentConfig(decoder="plain"), without, workers=2, seed=0)
+    measured_share(source, SPEC, AugmentConfig(decoder="pillow"), without, workers=2, seed=0)
     assert 0 < without.num_files < whole.num_files
 
 

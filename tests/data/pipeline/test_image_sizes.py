@@ -33,12 +33,12 @@ def stay(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def make_recipe(crop: str = "resized", workers: int = 0, source: str = "auto", **augment: object) -> Recipe:
+def make_recipe(crop: str = "random_resized", workers: int = 0, source: str = "auto", **augment: object) -> Recipe:
     return Recipe(
         seed=3,
         length=Duration(4, "ep"),
-        data=DataConfig(source=source, preprocess=PREPROCESS, workers=workers),  # type: ignore[arg-type]
-        augment=AugmentConfig(crop=crop, pad=2, cutmix=CutmixConfig(alpha=1.0), **augment),  # type: ignore[arg-type]
+        data=DataConfig(source=source, preprocess=PREPROCESS, num_workers=workers),  # type: ignore[arg-type]
+        augment=AugmentConfig(crop=crop, padding=2, cutmix=CutmixConfig(alpha=1.0), **augment),  # type: ignore[arg-type]
         batch=BatchConfig(size=4, group=2, micro=2),
     )
 
@@ -53,7 +53,7 @@ def images_of(source: Dataset, recipe: Recipe, start: int, stop: int) -> list[tu
 
 
 def test_the_plan_says_which_size_comes_when() -> None:
-    plan = plan_of(make_recipe(progressive=GROWING))
+    plan = plan_of(make_recipe(progressive_resizing=GROWING))
     assert plan.total_steps == 8
     assert plan.sizes == ((0, 12), (4, 18), (6, 24))
     assert [plan.size_at(step) for step in range(8)] == [12, 12, 12, 12, 18, 18, 24, 24]
@@ -61,21 +61,21 @@ def test_the_plan_says_which_size_comes_when() -> None:
     assert "images: training 16 px; evaluation 24 px" in plan_of(make_recipe(size=16)).lines
     assert plan_of(make_recipe()).sizes == ((0, 24),)
     late = ((Duration(2, "ep"), 32), (Duration(8, "step"), 40))
-    assert plan_of(make_recipe(size=16, progressive=late)).sizes == ((0, 16), (4, 32))
+    assert plan_of(make_recipe(size=16, progressive_resizing=late)).sizes == ((0, 16), (4, 32))
 
 
 def test_points_that_fall_back_are_refused_by_the_plan() -> None:
-    with pytest.raises(RecipeError, match=r"progressive must rise, but 3step is step 3, before step 4"):
-        plan_of(make_recipe(progressive=((Duration(2, "ep"), 12), (Duration(3, "step"), 18))))
+    with pytest.raises(RecipeError, match=r"progressive_resizing must rise, but 3step is step 3, before step 4"):
+        plan_of(make_recipe(progressive_resizing=((Duration(2, "ep"), 12), (Duration(3, "step"), 18))))
 
 
-@pytest.mark.parametrize("crop", ["none", "pad", "resized"])
+@pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
 def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Path, crop: str) -> None:
     source = FolderDataset(tree, "train")
-    expected = images_of(source, make_recipe(crop, progressive=GROWING), 0, 8)
+    expected = images_of(source, make_recipe(crop, progressive_resizing=GROWING), 0, 8)
     assert [step[0]["images"].shape[-1] for step in expected] == [12, 12, 12, 12, 18, 18, 24, 24]
     for workers, start in ((1, 0), (2, 0), (8, 0), (2, 3), (0, 5)):
-        found = images_of(source, make_recipe(crop, workers, progressive=GROWING), start, 8)
+        found = images_of(source, make_recipe(crop, workers, progressive_resizing=GROWING), start, 8)
         for left, right in zip(found, expected[start:], strict=True):
             for one, other in zip(left, right, strict=True):
                 assert one.tensors.keys() == other.tensors.keys()
@@ -83,11 +83,11 @@ def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Pa
 
 
 @pytest.mark.parametrize("policy", ["none", "randaugment"])
-@pytest.mark.parametrize("crop", ["none", "pad", "resized"])
+@pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
 def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str) -> None:
     pixels = np.stack([noise(30, 30, 3, number).transpose(2, 0, 1) for number in range(8)])
     source = ArrayDataset("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
-    recipe = make_recipe(crop, progressive=GROWING, policy=policy)
+    recipe = make_recipe(crop, progressive_resizing=GROWING, auto_augment=policy)
     for step, size in ((1, 12), (2, 18), (3, 18)):
         plan = make_plan(recipe.model_copy(update={"length": Duration(2, "ep")}), Facts(8, 5, 3))
         assert plan.size_at(step) == size
@@ -103,14 +103,14 @@ def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str
 
 def test_boxes_are_drawn_for_the_steps_size(tree: Path) -> None:
     source = FolderDataset(tree, "train")
-    steps = images_of(source, make_recipe(progressive=GROWING), 0, 8)
+    steps = images_of(source, make_recipe(progressive_resizing=GROWING), 0, 8)
     for step in steps:
         for batch in step:
             assert int(batch["mix_boxes"].max()) <= batch["images"].shape[-1]
 
 
 def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
-    recipe = make_recipe(source="synthetic-device", progressive=GROWING)
+    recipe = make_recipe(source="synthetic-device", progressive_resizing=GROWING)
     source = open_dataset("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
     plan = plan_of(recipe, len(source))
     steps = list(TrainLoader(source, recipe, plan, stay).steps(2, 8))
@@ -120,6 +120,6 @@ def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
 
 
 def test_evaluation_stays_at_the_size_of_preprocessing(tree: Path) -> None:
-    recipe = make_recipe(size=12, progressive=GROWING)
+    recipe = make_recipe(size=12, progressive_resizing=GROWING)
     (batch,) = list(EvalLoader(FolderDataset(tree, "val"), recipe.data.preprocess, 8, stay, 0))
     assert batch["images"].shape == (5, 3, 24, 24)

@@ -196,7 +196,7 @@ def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:
     assert is_for_files(SPEC, NATIVE)
     assert not is_for_files(PreprocessConfig(size=32, channels=1), NATIVE)
     assert not is_for_files(PreprocessConfig(size=32, interpolation="nearest"), NATIVE)
-    for change in ({"decoder": "plain"}, {"crop": "none"}, {"jitter": ColorJitterConfig(brightness=0.4)}):
+    for change in ({"decoder": "pillow"}, {"crop": "none"}, {"color_jitter": ColorJitterConfig(brightness=0.4)}):
         assert not is_for_files(SPEC, NATIVE.model_copy(update=change))
 
 

@@ -36,11 +36,11 @@ def source() -> ArrayDataset:
     return ArrayDataset("cifar10", pixels, np.arange(NUM_IMAGES) % 10, tuple("abcdefghij"), "noise")
 
 
-def recipe_of(resident: str, augment: AugmentConfig, size: int = 8, tail: str = "wrap") -> Recipe:
+def recipe_of(resident: str, augment: AugmentConfig, size: int = 8, drop_last: bool = False) -> Recipe:
     preprocess = PreprocessConfig(size=size, resize=None)
     return Recipe(
         seed=11,
-        data=DataConfig(preprocess=preprocess, tail=tail, resident=resident, workers=0),  # type: ignore[arg-type]
+        data=DataConfig(preprocess=preprocess, drop_last=drop_last, preload=resident, num_workers=0),  # type: ignore[arg-type]
         augment=augment,
         batch=BatchConfig(size=12, group=3, micro=6),
     )
@@ -52,21 +52,21 @@ def batches(source: Dataset, recipe: Recipe, start: int = 0, stop: int = 9) -> I
         yield from micro_batches
 
 
-@pytest.mark.parametrize("form", ["black", "reflect"])
-@pytest.mark.parametrize("crop", ["pad", "none"])
+@pytest.mark.parametrize("form", ["constant", "reflect"])
+@pytest.mark.parametrize("crop", ["random", "none"])
 @pytest.mark.parametrize("size", [8, 6])
 def test_batches_cropped_on_the_device_are_those_of_the_host(
     source: ArrayDataset, form: str, crop: str, size: int
 ) -> None:
     augment = AugmentConfig(
         crop=crop,  # type: ignore[arg-type]
-        pad=3,
-        pad_form=form,  # type: ignore[arg-type]
-        flip_form="alternating",
+        padding=3,
+        padding_mode=form,  # type: ignore[arg-type]
+        hflip_mode="alternating",
         mixup=MixupConfig(alpha=0.3),
-        erase=RandomErasingConfig(probability=0.5),
+        random_erasing=RandomErasingConfig(probability=0.5),
     )
-    host = list(batches(source, recipe_of("host", augment, size)))
+    host = list(batches(source, recipe_of("off", augment, size)))
     device = list(batches(source, recipe_of("device", augment, size)))
     assert len(host) == len(device) == 18
     for a, b in zip(host, device, strict=True):
@@ -78,15 +78,15 @@ def test_batches_cropped_on_the_device_are_those_of_the_host(
 
 
 def test_the_resident_stream_can_begin_at_any_step(source: ArrayDataset) -> None:
-    recipe = recipe_of("device", AugmentConfig(crop="pad", pad=2, flip_form="alternating"))
+    recipe = recipe_of("device", AugmentConfig(crop="random", padding=2, hflip_mode="alternating"))
     whole, late = list(batches(source, recipe)), list(batches(source, recipe, start=5))
     assert len(late) == 8
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(whole[10:], late, strict=True))
 
 
 def test_a_border_wider_than_the_image_is_black(source: ArrayDataset) -> None:
-    augment = AugmentConfig(crop="pad", pad=20)
-    host, device = (next(batches(source, recipe_of(where, augment)))["images"] for where in ("host", "device"))
+    augment = AugmentConfig(crop="random", padding=20)
+    host, device = (next(batches(source, recipe_of(where, augment)))["images"] for where in ("off", "device"))
     assert torch.equal(host, device)
     assert (device.flatten(1).amax(1) == 0).any()
 
@@ -98,10 +98,10 @@ def test_reflected_crops_repeat_the_inside_and_not_the_edge() -> None:
 
 
 def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(source: ArrayDataset) -> None:
-    augment = AugmentConfig(crop="none", flip_form="alternating")
+    augment = AugmentConfig(crop="none", hflip_mode="alternating")
     plan_steps = 4 * NUM_IMAGES // 12  # the stream is wrapped: 4 epochs are not a whole number of steps
     seen: dict[int, list[bool]] = {}
-    for batch in batches(source, recipe_of("host", augment), stop=plan_steps):
+    for batch in batches(source, recipe_of("off", augment), stop=plan_steps):
         for index, flip in zip(batch["indices"].tolist(), batch["flips"].tolist(), strict=True):
             seen.setdefault(index, []).append(flip)
     assert len(seen) == NUM_IMAGES
@@ -111,7 +111,7 @@ def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(sour
 
 
 def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
-    indices, augment = np.arange(1000, dtype=np.int64), AugmentConfig(flip=0.3, flip_form="alternating")
+    indices, augment = np.arange(1000, dtype=np.int64), AugmentConfig(hflip=0.3, hflip_mode="alternating")
     even = alternate_flips(augment, 5, indices, np.zeros(1000, np.int64))
     assert abs(even.mean() - 0.3) < 0.05
     assert np.array_equal(alternate_flips(augment, 5, indices[::-1], np.full(1000, 2)), even[::-1])
@@ -121,23 +121,23 @@ def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
 
 def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source: ArrayDataset) -> None:
     with pytest.raises(RecipeError, match="cannot stay on the device"):
-        next(batches(source, recipe_of("device", AugmentConfig(crop="resized"))))
+        next(batches(source, recipe_of("device", AugmentConfig(crop="random_resized"))))
     synthetic = open_dataset(
         "synthetic", None, "train", DataConfig(num_samples=24, preprocess=PreprocessConfig(size=8))
     )
-    with pytest.raises(RecipeError, match=r"data\.resident=host"):
-        next(batches(synthetic, recipe_of("device", AugmentConfig(crop="pad"))))
+    with pytest.raises(RecipeError, match=r"data\.preload=off"):
+        next(batches(synthetic, recipe_of("device", AugmentConfig(crop="random"))))
 
 
 def test_a_border_that_cannot_be_reflected_is_refused() -> None:
     with pytest.raises(RecipeError, match="can reflect"):
-        load("quickstart", [("augment.pad", "8", "--set"), ("augment.pad_form", "reflect", "--set")])
-    assert load("quickstart", [("augment.pad", "7", "--set"), ("augment.pad_form", "reflect", "--set")])
+        load("quickstart", [("augment.padding", "8", "--set"), ("augment.padding_mode", "reflect", "--set")])
+    assert load("quickstart", [("augment.padding", "7", "--set"), ("augment.padding_mode", "reflect", "--set")])
 
 
 def test_growing_images_change_size_on_the_device_where_they_do_on_the_host(source: ArrayDataset) -> None:
     sizes = ((Duration(0, "step"), 6), (Duration(5, "step"), 7), (Duration(20, "step"), 8))
-    augment = AugmentConfig(crop="pad", pad=2, progressive=sizes)
-    host, device = (list(batches(source, recipe_of(where, augment), stop=24)) for where in ("host", "device"))
+    augment = AugmentConfig(crop="random", padding=2, progressive_resizing=sizes)
+    host, device = (list(batches(source, recipe_of(where, augment), stop=24)) for where in ("off", "device"))
     assert [batch["images"].shape[-1] for batch in device[::2]] == [6] * 5 + [7] * 15 + [8] * 4
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(host, device, strict=True))

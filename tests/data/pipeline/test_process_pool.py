@@ -56,8 +56,8 @@ def loader(
     source: Dataset, workers: ProcessPool | None, spec: PreprocessConfig = COLOUR, faults: BadSamples | None = None
 ) -> TrainLoader:
     recipe = Recipe(
-        data=DataConfig(preprocess=spec, tail="wrap", workers=2),
-        augment=AugmentConfig(crop="resized"),
+        data=DataConfig(preprocess=spec, drop_last=False, num_workers=2),
+        augment=AugmentConfig(crop="random_resized"),
         batch=BatchConfig(size=6),
     )
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
@@ -241,7 +241,7 @@ BOXED = ("coco", "voc", "yolo")
 @pytest.mark.parametrize("kind", ["folder", "tfrecord", "tar", "packed", "csv", *BOXED])
 def test_every_kind_of_data_travels(tree: Path, tmp_path: Path, kind: str, percent: float) -> None:
     """`auto` takes processes for all of them."""
-    data = DataConfig(percent=percent, background=percent < 100 and kind not in BOXED)
+    data = DataConfig(subset_percent=percent, background_class=percent < 100 and kind not in BOXED)
     source = open_dataset(kind, written(tree, tmp_path / "new", kind), "train", data, boxes=kind in BOXED)
     parcel = pack(source, {})
     there = unpack(parcel.content, parcel.extents, parcel.file, {})

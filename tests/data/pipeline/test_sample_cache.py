@@ -145,6 +145,6 @@ def test_the_plan_says_what_a_cache_will_hold(size: CacheSize | None, said: str)
 
 
 def test_a_run_from_the_cache_has_the_bits_of_one_without(tree: Path, tmp_path: Path) -> None:
-    kept = trained_weights(tree, tmp_path / "ram", {"data.cache": "ram", "data.workers": 2})
+    kept = trained_weights(tree, tmp_path / "ram", {"data.cache": "ram", "data.num_workers": 2})
     assert kept == trained_weights(tree, tmp_path / "off", {"data.cache": "off"})
     assert "of samples kept in memory" in (tmp_path / "ram" / "events.jsonl").read_text()

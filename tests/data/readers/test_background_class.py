@@ -15,7 +15,7 @@ from reconv.recipe.data_fields import DataConfig
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_every_target_is_one_higher_and_class_0_is_never_there(kind: str, split: str) -> None:
     plain = open_dataset(kind, None, split, DataConfig())  # type: ignore[arg-type]
-    shifted = open_dataset(kind, None, split, DataConfig(background=True))  # type: ignore[arg-type]
+    shifted = open_dataset(kind, None, split, DataConfig(background_class=True))  # type: ignore[arg-type]
     assert shifted.class_names == ("background", *plain.class_names)
     assert len(shifted) == len(plain) > 100
     for index in range(50):
@@ -24,7 +24,7 @@ def test_every_target_is_one_higher_and_class_0_is_never_there(kind: str, split:
 
 
 def test_a_network_with_a_background_class_trains_as_well(tmp_path: Path) -> None:
-    given = [("data.background", "true", "--set"), ("length", "4ep", "--set")]
+    given = [("data.background_class", "true", "--set"), ("length", "4ep", "--set")]
     result = reconv.train("quickstart", out=tmp_path / "run", overrides=given)
     assert float(result.summary["value"]) > 0.9
     [prediction] = reconv.predict(result.folder, [_picture(tmp_path)], top=11)

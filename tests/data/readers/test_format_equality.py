@@ -73,8 +73,8 @@ def rewritten(tree: Path, kind: str) -> Path:
 def recipe_of(workers: int) -> Recipe:
     return Recipe(
         seed=5,
-        data=DataConfig(preprocess=PREPROCESS, tail="wrap", workers=workers),
-        augment=AugmentConfig(crop="resized"),
+        data=DataConfig(preprocess=PREPROCESS, drop_last=False, num_workers=workers),
+        augment=AugmentConfig(crop="random_resized"),
         batch=BatchConfig(size=6, group=3, micro=3),
     )
 
@@ -149,7 +149,7 @@ def test_a_bad_checksum_ends_the_epoch_with_its_place_for_any_workers(tree: Path
 
 
 def test_a_run_on_records_ends_bitwise_as_one_on_the_folder_and_is_evaluated(tree: Path, tmp_path: Path) -> None:
-    settings = {"batch.size": "4", "length": "3step", "schedule.warmup": "0step", "engine.threads": "1"}
+    settings = {"batch.size": "4", "length": "3step", "schedule.warmup": "0step", "engine.num_threads": "1"}
     settings |= {"data.source": "auto", "data.preprocess.resize": "32", "save.every": "3step"}
     overrides = [(field, value, "--set") for field, value in settings.items()]
     weights = {}

@@ -259,7 +259,7 @@ def test_synthetic_images_are_functions_of_their_index_and_show_their_class() ->
 
 
 def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -> None:
-    data = DataConfig(percent=50)
+    data = DataConfig(subset_percent=50)
     train = open_dataset("folder", tree, "train", data)
     assert isinstance(train, Subset)
     assert [train[index].target for index in range(len(train))] == [0, 0, 0, 1, 1, 2]

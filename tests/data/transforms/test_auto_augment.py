@@ -127,7 +127,7 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
 
 def test_autoaugment_applies_the_pair_its_draws_choose() -> None:
     image = colours()
-    augment = AugmentConfig(policy="autoaugment", crop="none")
+    augment = AugmentConfig(auto_augment="autoaugment", crop="none")
     third = np.array([2.5 / 25, 0.79, 0.0, 0.61, 0.0])  # equalize with 0.8, equalize with 0.6
     assert np.array_equal(pixels(apply_policy(image, augment, third)), pixels(ImageOps.equalize(image)))
     never = np.array([2.5 / 25, 0.81, 0.0, 0.61, 0.0])
@@ -139,7 +139,9 @@ def test_autoaugment_applies_the_pair_its_draws_choose() -> None:
 
 def test_randaugment_applies_n_operations_in_order() -> None:
     image = colours()
-    augment = AugmentConfig(policy="randaugment", randaugment=RandAugmentConfig(n=2, magnitude=30), crop="none")
+    augment = AugmentConfig(
+        auto_augment="randaugment", randaugment=RandAugmentConfig(num_ops=2, magnitude=30), crop="none"
+    )
     posterize, rotate = (10.5 / 14, 0.0), (5.5 / 14, 0.9)
     draws = np.array([*posterize, *rotate])
     wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
@@ -148,7 +150,7 @@ def test_randaugment_applies_n_operations_in_order() -> None:
 
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
 def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> None:
-    augment = AugmentConfig(policy=policy, crop="none", randaugment=RandAugmentConfig(n=3))  # type: ignore[arg-type]
+    augment = AugmentConfig(auto_augment=policy, crop="none", randaugment=RandAugmentConfig(num_ops=3))  # type: ignore[arg-type]
     draws = draw_host(augment, 0, np.arange(14_000, dtype=np.int64))
     assert draws.shape == (14_000, 6 if policy == "randaugment" else 5)
     num_choices = 14 if policy == "randaugment" else 25
@@ -160,7 +162,7 @@ def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> N
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_policies_keep_size_and_mode_of_any_picture(policy: str, mode: str) -> None:
-    augment = AugmentConfig(policy=policy, crop="none")  # type: ignore[arg-type]
+    augment = AugmentConfig(auto_augment=policy, crop="none")  # type: ignore[arg-type]
     changed = 0
     for row, draws in enumerate(draw_host(augment, 1, np.arange(120, dtype=np.int64))):
         image = (colours() if row % 10 else colours(1, 1)).convert(mode)

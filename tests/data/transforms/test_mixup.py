@@ -19,20 +19,20 @@ NUM_CLASSES = 7
 COLOUR = PreprocessConfig(size=SIZE, resize=None)
 GROUPS = (6, 5, 3)
 
-FOLDED = MixupConfig(alpha=0.4, per="sample", fold=True)
-FIXED = CutmixConfig(kind="fixed", keep=0.7, roll=2)
-RANDOM = CutmixConfig(kind="random", keep=0.85, roll=2)
+FOLDED = MixupConfig(alpha=0.4, mode="sample", lam_at_least_half=True)
+FIXED = CutmixConfig(mode="fixed", lam=0.7, roll=2)
+RANDOM = CutmixConfig(mode="random", lam=0.85, roll=2)
 FORMS = {
-    "mixup per batch": AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.4)),
-    "mixup per batch, permuted": AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.4, partner="permutation")),
-    "mixup per sample, folded": AugmentConfig(flip=0, mixup=FOLDED),
-    "cutmix beta": AugmentConfig(flip=0, cutmix=CutmixConfig(alpha=1.0)),
-    "cutmix random": AugmentConfig(flip=0, cutmix=RANDOM),
-    "cutmix fixed": AugmentConfig(flip=0, cutmix=FIXED),
-    "one of": AugmentConfig(flip=0, mixup=FOLDED, cutmix=FIXED),
-    "both": AugmentConfig(flip=0, mixup=FOLDED, cutmix=FIXED, combine="both"),
+    "mixup per batch": AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.4)),
+    "mixup per batch, permuted": AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.4, partner="permutation")),
+    "mixup per sample, folded": AugmentConfig(hflip=0, mixup=FOLDED),
+    "cutmix beta": AugmentConfig(hflip=0, cutmix=CutmixConfig(alpha=1.0)),
+    "cutmix random": AugmentConfig(hflip=0, cutmix=RANDOM),
+    "cutmix fixed": AugmentConfig(hflip=0, cutmix=FIXED),
+    "one of": AugmentConfig(hflip=0, mixup=FOLDED, cutmix=FIXED),
+    "both": AugmentConfig(hflip=0, mixup=FOLDED, cutmix=FIXED, combine="both"),
     "both, permuted": AugmentConfig(
-        flip=0, mixup=MixupConfig(alpha=1.0, partner="permutation"), cutmix=RANDOM, combine="both"
+        hflip=0, mixup=MixupConfig(alpha=1.0, partner="permutation"), cutmix=RANDOM, combine="both"
     ),
 }
 
@@ -56,7 +56,7 @@ def prepared(augment: AugmentConfig, batch: Batch, dtype: torch.dtype = torch.fl
 
 def brute_force(batch: Batch) -> tuple[Tensor, Tensor]:
     """Blend, then paste, sample by sample and pixel by pixel; a label's weight is counted from the pixels."""
-    plain = prepared(AugmentConfig(flip=0), batch)["images"]
+    plain = prepared(AugmentConfig(hflip=0), batch)["images"]
     blended, labels = torch.empty_like(plain), torch.zeros(len(batch), NUM_CLASSES, dtype=torch.float64)
     for row in range(len(batch)):
         own, partner = float(batch["mix_weights"][row]), row + int(batch["mix_offsets"][row])
@@ -122,7 +122,7 @@ def test_rolls_take_the_sample_one_and_two_before() -> None:
 
 
 def test_both_mix_four_labels_by_weights_and_area() -> None:
-    augment = FORMS["both"].model_copy(update={"mixup": MixupConfig(alpha=1.0, per="sample", fold=True)})
+    augment = FORMS["both"].model_copy(update={"mixup": MixupConfig(alpha=1.0, mode="sample", lam_at_least_half=True)})
     positions = np.arange(6, dtype=np.int64)
     four = 0
     for step in range(20):
@@ -148,7 +148,12 @@ def test_folded_weights_never_fall_below_a_half() -> None:
         np.concatenate(
             [
                 draw_mix(
-                    AugmentConfig(mixup=MixupConfig(alpha=0.4, per="sample", fold=fold)), 0, s, np.arange(8), (8,), SIZE
+                    AugmentConfig(mixup=MixupConfig(alpha=0.4, mode="sample", lam_at_least_half=fold)),
+                    0,
+                    s,
+                    np.arange(8),
+                    (8,),
+                    SIZE,
                 )["mix_weights"]
                 for s in range(200)
             ]
@@ -166,7 +171,7 @@ def boxes_of(cutmix: CutmixConfig, size: int, num_steps: int) -> np.ndarray:
 
 
 def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
-    boxes = boxes_of(CutmixConfig(kind="fixed", keep=0.75), 1000, 300)
+    boxes = boxes_of(CutmixConfig(mode="fixed", lam=0.75), 1000, 300)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     whole = (boxes > 0).all(1) & (boxes < 1000).all(1)
     assert whole.sum() > 50
@@ -177,7 +182,7 @@ def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
 
 def test_the_random_form_leaves_groups_whole_as_often_as_published() -> None:
     keep, num_steps = 0.85, 3000
-    boxes = boxes_of(CutmixConfig(kind="random", keep=keep), 1000, num_steps)
+    boxes = boxes_of(CutmixConfig(mode="random", lam=keep), 1000, num_steps)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     untouched = (widths * heights == 0).mean()
     assert abs(untouched - (1.55 * keep - 0.96)) < 0.03
@@ -186,7 +191,7 @@ def test_the_random_form_leaves_groups_whole_as_often_as_published() -> None:
     assert math.sqrt((widths * heights)[inside].mean() / 1e6) < 0.5
     assert (widths == heights)[inside].mean() > 0.4
     assert np.abs(widths - heights)[inside].max() <= 1
-    assert boxes_of(CutmixConfig(kind="random", keep=0.0), 1000, 50).any(1).all(), "below 0.62 every group is cut"
+    assert boxes_of(CutmixConfig(mode="random", lam=0.0), 1000, 50).any(1).all(), "below 0.62 every group is cut"
 
 
 def test_a_permutation_reaches_every_partner() -> None:

@@ -19,10 +19,10 @@ from reconv.recipe.schema import BatchConfig, Recipe
 SIZE = 16
 COLOUR = PreprocessConfig(size=SIZE, resize=None)
 GREY = PreprocessConfig(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
-MIXUP = AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.7))
-PER_SAMPLE = AugmentConfig(flip=0, mixup=MixupConfig(alpha=0.7, per="sample"))
-CUTMIX = AugmentConfig(flip=0, cutmix=CutmixConfig(alpha=1.0))
-BOTH = AugmentConfig(flip=0.5, mixup=MixupConfig(alpha=0.7), cutmix=CutmixConfig(alpha=1.0))
+MIXUP = AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.7))
+PER_SAMPLE = AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.7, mode="sample"))
+CUTMIX = AugmentConfig(hflip=0, cutmix=CutmixConfig(alpha=1.0))
+BOTH = AugmentConfig(hflip=0.5, mixup=MixupConfig(alpha=0.7), cutmix=CutmixConfig(alpha=1.0))
 
 
 def make_batch(
@@ -48,7 +48,7 @@ def prepared(augment: AugmentConfig, batch: Batch, dtype: torch.dtype = torch.fl
 
 
 def test_images_are_normalised_per_channel() -> None:
-    batch = make_batch(AugmentConfig(flip=0), (4,))
+    batch = make_batch(AugmentConfig(hflip=0), (4,))
     expected = torch.empty(4, 3, SIZE, SIZE, dtype=torch.float64)
     for channel in range(3):
         expected[:, channel] = (batch["images"][:, channel].double() / 255 - COLOUR.mean[channel]) / COLOUR.std[channel]
@@ -56,12 +56,14 @@ def test_images_are_normalised_per_channel() -> None:
         images = EvalPreprocess(COLOUR, dtype)(batch)["images"]
         assert images.dtype == dtype
         assert torch.allclose(images.double(), expected, atol=tolerance)
-        assert torch.equal(images, TrainPreprocess(COLOUR, AugmentConfig(flip=0), 5, dtype)(batch, 0)["images"])
+        assert torch.equal(images, TrainPreprocess(COLOUR, AugmentConfig(hflip=0), 5, dtype)(batch, 0)["images"])
 
 
 def test_means_of_0_to_255_are_subtracted_without_division() -> None:
-    tensorflow = PreprocessConfig(size=SIZE, resize=None, scale=1, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0))
-    batch = make_batch(AugmentConfig(flip=0), (4,))
+    tensorflow = PreprocessConfig(
+        size=SIZE, resize=None, divide_by=1, mean=(123.68, 116.78, 103.94), std=(1.0, 1.0, 1.0)
+    )
+    batch = make_batch(AugmentConfig(hflip=0), (4,))
     images = EvalPreprocess(tensorflow, torch.float64)(batch)["images"]
     means = torch.tensor([123.68, 116.78, 103.94], dtype=torch.float64).view(1, 3, 1, 1)
     assert torch.allclose(images, batch["images"].double() - means, atol=1e-12)
@@ -72,7 +74,7 @@ def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -
     images = make_batch(AugmentConfig(), (5,))["images"]
     images[4] = 200
     batch = Batch({"images": images}, torch.arange(5), (5,))
-    preprocess = PreprocessConfig(size=SIZE, resize=None, standardise=True)
+    preprocess = PreprocessConfig(size=SIZE, resize=None, per_image_standardization=True)
     result = EvalPreprocess(preprocess, torch.float64)(batch)["images"]
     assert torch.allclose(result[:4].mean((1, 2, 3)), torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(result[:4].std((1, 2, 3), correction=0), torch.ones(4, dtype=torch.float64), atol=1e-12)
@@ -83,8 +85,8 @@ def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -
 
 def test_flips_mirror_the_rows_that_say_so() -> None:
     batch = make_batch(AugmentConfig(), (6,))
-    plain = prepared(AugmentConfig(flip=0), batch)["images"]
-    flipped = prepared(AugmentConfig(flip=0.5), batch)["images"]
+    plain = prepared(AugmentConfig(hflip=0), batch)["images"]
+    flipped = prepared(AugmentConfig(hflip=0.5), batch)["images"]
     for row in range(6):
         assert torch.equal(flipped[row], plain[row].flip(-1) if row % 3 == 0 else plain[row])
 
@@ -100,7 +102,7 @@ def test_channels_last_changes_the_layout_alone() -> None:
 def test_mixup_blends_images_and_labels_by_the_same_weight(augment: AugmentConfig) -> None:
     groups = (4, 3, 6)
     batch = make_batch(augment, groups)
-    plain, mixed = prepared(AugmentConfig(flip=0), batch)["images"], prepared(augment, batch)
+    plain, mixed = prepared(AugmentConfig(hflip=0), batch)["images"], prepared(augment, batch)
     row = 0
     shares = []
     for group in groups:
@@ -122,7 +124,7 @@ def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
     areas = set()
     for step in range(30):
         batch = make_batch(CUTMIX, (4, 3), step=step, first=step * 7)
-        plain, mixed = prepared(AugmentConfig(flip=0), batch)["images"], prepared(CUTMIX, batch)
+        plain, mixed = prepared(AugmentConfig(hflip=0), batch)["images"], prepared(CUTMIX, batch)
         for row in range(7):
             partner = {0: 3, 4: 6}.get(row, row - 1)
             from_self = (mixed["images"][row] == plain[row]).all(0)
@@ -152,7 +154,7 @@ def test_a_group_of_one_is_left_alone() -> None:
     for augment in (MIXUP, PER_SAMPLE, CUTMIX):
         batch = make_batch(augment, (1, 1))
         result = prepared(augment, batch)
-        assert torch.equal(result["images"], prepared(AugmentConfig(flip=0), batch)["images"])
+        assert torch.equal(result["images"], prepared(AugmentConfig(hflip=0), batch)["images"])
         assert torch.equal(result["soft_targets"], torch.nn.functional.one_hot(batch["targets"], 5).double())
 
 
@@ -185,8 +187,8 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
     outputs = []
     for micro in (8, 16, 32):
         recipe = Recipe(
-            data=DataConfig(preprocess=GREY, workers=0),
-            augment=BOTH.model_copy(update={"crop": "pad"}),
+            data=DataConfig(preprocess=GREY, num_workers=0),
+            augment=BOTH.model_copy(update={"crop": "random"}),
             batch=BatchConfig(size=32, group=8, micro=micro),
         )
         plan = make_plan(recipe, Facts(len(source), 1, 10))
@@ -201,10 +203,10 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
 
 def test_unprepare_gives_back_the_pixels() -> None:
     for preprocess, channels in ((COLOUR, 3), (GREY, 1)):
-        batch = make_batch(AugmentConfig(flip=0), (4,), channels=channels)
+        batch = make_batch(AugmentConfig(hflip=0), (4,), channels=channels)
         for dtype in (torch.float32, torch.float64):
             assert torch.equal(
                 unprepare(EvalPreprocess(preprocess, dtype)(batch)["images"], preprocess), batch["images"]
             )
-    stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), PreprocessConfig(standardise=True))
+    stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), PreprocessConfig(per_image_standardization=True))
     assert (stretched.amin((1, 2, 3)).tolist(), stretched.amax((1, 2, 3)).tolist()) == ([0, 0], [255, 255])

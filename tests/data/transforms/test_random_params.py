@@ -59,14 +59,18 @@ def test_hue_turns_round_the_circle() -> None:
 def test_switching_one_draw_on_leaves_the_others_alone() -> None:
     positions = np.arange(50, dtype=np.int64)
     crop = draw_host(AugmentConfig(), 1, positions)
-    coloured = draw_host(AugmentConfig(jitter=ColorJitterConfig(hue=0.1), policy="autoaugment"), 1, positions)
+    coloured = draw_host(
+        AugmentConfig(color_jitter=ColorJitterConfig(hue=0.1), auto_augment="autoaugment"), 1, positions
+    )
     assert np.array_equal(coloured[:, :22], crop)
-    assert np.array_equal(coloured[:, 26:], draw_host(AugmentConfig(crop="none", policy="autoaugment"), 1, positions))
+    assert np.array_equal(
+        coloured[:, 26:], draw_host(AugmentConfig(crop="none", auto_augment="autoaugment"), 1, positions)
+    )
     assert coloured.shape == (50, 31)
 
 
 def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
-    erase = RandomErasingConfig(probability=0.4, area=(0.05, 0.2), ratio=(0.5, 2.0))
+    erase = RandomErasingConfig(probability=0.4, scale=(0.05, 0.2), ratio=(0.5, 2.0))
     boxes = draw_erased(erase, 0, np.arange(4000, dtype=np.int64), 1000)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     erased = widths * heights > 0
@@ -78,14 +82,14 @@ def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
     assert boxes.max() <= 1000
     assert np.array_equal(draw_erased(erase, 0, np.array([17], np.int64), 1000)[0], boxes[17])
     assert not draw_erased(
-        RandomErasingConfig(probability=1, area=(1.0, 1.0), ratio=(1.0, 1.0)), 0, np.arange(5), 10
+        RandomErasingConfig(probability=1, scale=(1.0, 1.0), ratio=(1.0, 1.0)), 0, np.arange(5), 10
     ).any()
 
 
 def test_erased_pixels_are_the_mean_colour_and_the_rest_is_untouched() -> None:
-    augment = AugmentConfig(flip=0, erase=RandomErasingConfig(probability=1))
+    augment = AugmentConfig(hflip=0, random_erasing=RandomErasingConfig(probability=1))
     preprocess = PreprocessConfig(size=SIZE, resize=None)
-    boxes = draw_erased(augment.erase, 0, np.arange(6, dtype=np.int64), SIZE)
+    boxes = draw_erased(augment.random_erasing, 0, np.arange(6, dtype=np.int64), SIZE)
     images = torch.from_numpy(np.stack([noise(SIZE, SIZE, 3, n).transpose(2, 0, 1) for n in range(6)]))
     tensors = {
         "images": images,
@@ -105,7 +109,7 @@ def make_recipe(augment: AugmentConfig, workers: int = 0) -> Recipe:
     preprocess = PreprocessConfig(size=SIZE, resize="auto-ratio")
     return Recipe(
         seed=2,
-        data=DataConfig(preprocess=preprocess, tail="wrap", workers=workers),
+        data=DataConfig(preprocess=preprocess, drop_last=False, num_workers=workers),
         augment=augment,
         batch=BatchConfig(size=11, group="all"),
     )
@@ -122,10 +126,13 @@ def batches(tree: Path, augment: AugmentConfig, workers: int, start: int = 0) ->
 def test_colours_policies_and_erasing_do_not_depend_on_workers_or_first_step(tree: Path) -> None:
     colourful = ColorJitterConfig(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
     changed = 0
-    for crop in ("none", "pad", "resized"):
+    for crop in ("none", "random", "random_resized"):
         for policy in ("none", "autoaugment", "autoaugment-v0", "randaugment"):
             augment = AugmentConfig(
-                crop=crop, policy=policy, jitter=colourful, erase=RandomErasingConfig(probability=0.5)
+                crop=crop,
+                auto_augment=policy,
+                color_jitter=colourful,
+                random_erasing=RandomErasingConfig(probability=0.5),
             )  # type: ignore[arg-type]
             expected = batches(tree, augment, 0)
             plain = batches(tree, AugmentConfig(crop=crop), 0)  # type: ignore[arg-type]

@@ -59,20 +59,22 @@ def test_grey_pictures_have_brightness_and_contrast_alone() -> None:
 
 def test_draws_lie_in_the_published_ranges_and_depend_on_the_position_alone() -> None:
     augment = AugmentConfig(
-        jitter=ColorJitterConfig(brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05, form="tensorflow")
+        color_jitter=ColorJitterConfig(
+            brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05, implementation="tensorflow"
+        )
     )
     drawn = draw_jitter(augment, 3, np.arange(4000))
     for column, (low, high) in enumerate([(-0.125, 0.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05)]):
         assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
         assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
     assert np.array_equal(draw_jitter(augment, 3, np.array([70, 5])), drawn[[70, 5]])
-    strong = AugmentConfig(jitter=ColorJitterConfig(contrast=3, form="tensorflow"))
+    strong = AugmentConfig(color_jitter=ColorJitterConfig(contrast=3, implementation="tensorflow"))
     assert draw_jitter(strong, 0, np.arange(100))[:, 1].min() == 0
 
 
 def test_jittered_images_are_normalised_unrounded() -> None:
     preprocess = PreprocessConfig(size=4, resize=None)
-    prepare = TrainPreprocess(preprocess, AugmentConfig(flip=0.0), 10, torch.float32)
+    prepare = TrainPreprocess(preprocess, AugmentConfig(hflip=0.0), 10, torch.float32)
     images = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)
     tensors = {"images": images, JITTERED: torch.tensor([[0.1, 1.0, 1.0, 0.0]])}
     result = prepare(Batch(tensors, torch.arange(1), (1,)), 0)["images"]

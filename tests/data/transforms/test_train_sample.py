@@ -164,7 +164,7 @@ def test_without_antialiasing_a_stripe_between_two_samples_is_not_seen() -> None
     """Made smaller by eight, rows 3 and 4 of each eight are looked at; the others count only in the average."""
     pixels = np.zeros((256, 256, 3), np.uint8)
     pixels[::8] = 255
-    whole = {"area": (1.0, 1.0), "ratio": (1.0, 1.0)}
+    whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
     draws = draw_crops(AugmentConfig(), 0, np.arange(1, dtype=np.int64))[0]
     assert host_train(pixels, SPEC, AugmentConfig(antialias=False, **whole), draws).max() == 0
     assert host_train(pixels, SPEC, AugmentConfig(**whole), draws).min() > 10
@@ -175,7 +175,7 @@ def test_a_file_without_its_end_is_an_error_whatever_part_is_wanted(kind: str) -
     data = PLAIN[kind]
     cut = data[: len(data) * 9 // 10] if kind != "after its end" else data[: data.rfind(b"\xff\xd9")]
     assert head(cut) is None
-    augment = AugmentConfig(area=(0.08, 0.1))
+    augment = AugmentConfig(scale=(0.08, 0.1))
     for draws in draw_crops(augment, 0, np.arange(5, dtype=np.int64)):
         with pytest.raises(DataError, match="does not decode"):
             host_train(cut, SPEC, augment, draws)
