@@ -1,24 +1,91 @@
-"""Which layers of a network kernels may compute.
+"""`fuse(model)`: a pass over a finished model that swaps layers and blocks for their fused classes.
 
-Owns the switch. Refuses to know when it is worth it. Invariant: a network's parameters, keys and outputs at evaluation
-do not depend on it.
+A fused class derives from the plain one, adds no state, and computes with fused kernels what they support at run
+time: training, CUDA, channels_last. Everything else runs the plain code. So parameters, state-dict keys, module names
+and evaluation outputs stay the same, and a fused model can be copied and pickled. As in FSDP2's `fully_shard`, the
+class of a module is changed in place.
 """
 
 from __future__ import annotations
 
 from torch import nn
 
+from reconv.kernels.fused_modules.fused_blocks import (
+    FusedBasicBlock,
+    FusedBasicConv2d,
+    FusedBottleneck,
+    FusedConvNormAct,
+    FusedEfficientNet,
+    FusedInception,
+    FusedInvertedResidual,
+    FusedMBConv,
+    FusedPreBasicBlock,
+    FusedPreBottleneck,
+    FusedResNet,
+)
+from reconv.kernels.fused_modules.fused_layers import (
+    FusedMaxPool2d,
+    FusedSameMaxPool2d,
+    FusedSqueezeExcitation,
+    fused_conv_class,
+    pool_window,
+)
+from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatchNormThen
+from reconv.kernels.fused_modules.fused_ssd import FusedExtra, FusedSSD
+from reconv.models.efficientnet import EfficientNet, MBConv
+from reconv.models.external import BatchNormThen
+from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameMaxPool2d, StemConv2d
-from reconv.models.layers.norm import SqueezeExcitation
+from reconv.models.layers.conv import ConvNormAct, SameMaxPool2d, SqueezeExcitation
+from reconv.models.mobilenet import InvertedResidual, MobileNetV2
+from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet
 from reconv.models.ssd import SSD, Extra
 
-FUSED = (BatchNorm2d, DepthwiseConv2d, Extra, MaxPool2d, SameMaxPool2d, SqueezeExcitation, SSD, StemConv2d)
+_LAYERS: dict[type[nn.Module], type[nn.Module]] = {
+    BatchNorm2d: FusedBatchNorm2d,
+    BatchNormThen: FusedBatchNormThen,
+    SameMaxPool2d: FusedSameMaxPool2d,
+    SqueezeExcitation: FusedSqueezeExcitation,
+    Extra: FusedExtra,
+    SSD: FusedSSD,
+}
+# Swapped only if something inside them was.
+_BLOCKS: dict[type[nn.Module], type[nn.Module]] = {
+    ConvNormAct: FusedConvNormAct,
+    BasicBlock: FusedBasicBlock,
+    Bottleneck: FusedBottleneck,
+    PreBasicBlock: FusedPreBasicBlock,
+    PreBottleneck: FusedPreBottleneck,
+    ResNet: FusedResNet,
+    InvertedResidual: FusedInvertedResidual,
+    MBConv: FusedMBConv,
+    EfficientNet: FusedEfficientNet,
+    BasicConv2d: FusedBasicConv2d,
+    Inception: FusedInception,
+}
+# torch's own convolutions and pools are swapped inside these alone: elsewhere they were not measured.
+_FAMILIES = (*_BLOCKS, Extra, SSD, MobileNetV2, GoogLeNet)
 
 
-def use_kernels(model: nn.Module, is_on: bool = True) -> int:
-    """Let kernels compute the layers that have a fused form, in training; how many those are."""
-    layers = [module for module in model.modules() if isinstance(module, FUSED)]
-    for layer in layers:
-        layer.fused = is_on
-    return len(layers)
+def fuse(model: nn.Module) -> int:
+    """Swap the model's layers and blocks for fused ones, in place; returns how many modules were swapped."""
+    return _fuse(model, in_family=False)
+
+
+def _fuse(module: nn.Module, in_family: bool) -> int:
+    in_family = in_family or isinstance(module, _FAMILIES)
+    num_swapped = sum(_fuse(child, in_family) for child in module.children())
+    fused = _fused_class(module, in_family, num_swapped > 0)
+    if fused is not None:
+        module.__class__ = fused
+    return num_swapped + (fused is not None)
+
+
+def _fused_class(module: nn.Module, in_family: bool, is_swapped_inside: bool) -> type[nn.Module] | None:
+    if in_family and isinstance(module, nn.Conv2d):
+        return fused_conv_class(module)
+    if in_family and type(module) is nn.MaxPool2d:
+        return FusedMaxPool2d if pool_window(module) is not None else None
+    if type(module) in _BLOCKS:
+        return _BLOCKS[type(module)] if is_swapped_inside else None
+    return _LAYERS.get(type(module))

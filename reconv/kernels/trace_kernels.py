@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
 from reconv.kernels.dispatch import product_dtype
+from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.jit.launch import Variant, rehearsed
-from reconv.models.architecture import SSDFeatureMaps
 from reconv.models.layers.batch_norm import LayerState
 
 _NUM_IMAGES = 2  # chooses no variant

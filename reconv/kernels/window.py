@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
-def same_padding(side: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Pixels that SAME puts before and after, for one side of an image."""
-    total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
-    return total // 2, total - total // 2
+from reconv.models.layers.conv import same_padding
 
 
 @dataclass(frozen=True, slots=True)

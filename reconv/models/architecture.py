@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
 from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.layers.conv import DepthwiseConv2d, MaxPool2d, SameConv2d, SameMaxPool2d, StemConv2d
-from reconv.models.layers.norm import MOST_GROUPS, ProxyNorm, fit_groups
+from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
+from reconv.models.layers.norm import MAX_GROUPS, ProxyNorm, fit_groups
 
 ConvInit = Literal["fan_out", "fan_in", "tf_fan_in", "tf_fan_out", "truncated", "dirac"]
 LinearInit = Literal["torch", "glorot", "normal", "truncated", "uniform_out"]
@@ -54,24 +53,6 @@ class SSDOutput(NamedTuple):
     logits: Tensor  # [n, boxes, classes]; class 0 is the background
 
 
-class SSDFeatureMaps(NamedTuple):
-    """The same as its convolutions leave it, for losses that read it so: a detector trained by kernels."""
-
-    maps: tuple[Tensor, ...]  # [n, channels, height, width]: logits of all shapes, their codes, and nothing
-    biases: tuple[tuple[Tensor, Tensor], ...]  # of each map's logits and codes, still to be added
-    per_cell: tuple[int, ...]  # shapes of each map
-    num_classes: int
-
-    def answers(self) -> SSDOutput:
-        """In the published order: map by map, in each the shape first, then the row, then the column."""
-        codes, logits = [], []
-        for x, (class_bias, box_bias) in zip(self.maps, self.biases, strict=True):
-            begin, end = len(class_bias), len(class_bias) + len(box_bias)
-            logits.append(by_box(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
-            codes.append(by_box(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
-        return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
-
-
 def by_box(x: Tensor, numbers: int) -> Tensor:
     """[n, shapes x numbers, rows, columns] as [n, shapes x rows x columns, numbers]."""
     n, channels, rows, columns = x.shape
@@ -89,7 +70,7 @@ class ReconvModel(nn.Module):
         """Named parts in order; folding the input through them gives the output."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor) -> Tensor | Auxiliary | SSDOutput | SSDFeatureMaps:
+    def forward(self, images: Tensor) -> Tensor | Auxiliary | SSDOutput:
         raise NotImplementedError
 
 
@@ -136,22 +117,24 @@ class Spec:
         """A convolution without bias, of an odd kernel, that keeps the side at stride 1."""
         if self.padding == "same" and stride > 1 and kernel > 1:
             return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
-        if kernel in STEM_KERNELS and (stride, groups) == (2, 1) and in_channels <= MOST_STEM_CHANNELS:
-            return StemConv2d(in_channels, out_channels, kernel)
-        if stride <= 2 and kernel > 1 and in_channels == out_channels == groups:
-            return DepthwiseConv2d(in_channels, kernel, stride)
         return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
 
-    def make_norm(self, channels: int, activated: bool = True) -> nn.Module:
-        """The chosen norm; a proxy exists only where an activation follows."""
+    def make_norm(self, channels: int) -> nn.Module:
+        """The chosen norm, where no activation follows: with `proxy` a plain group norm."""
         if self.norm == "batch":
             return BatchNorm2d(channels, self.norm_eps, self.bn_momentum)
-        if self.norm == "layer":
-            return nn.GroupNorm(1, channels, self.norm_eps)
-        groups = min(self.norm_groups or MOST_GROUPS, channels)
-        if self.norm == "group" or not activated:
-            return nn.GroupNorm(groups, channels, self.norm_eps)
-        return ProxyNorm(groups, channels, self.norm_eps, self.proxy_eps)
+        num_groups = 1 if self.norm == "layer" else self._num_groups(channels)
+        return nn.GroupNorm(num_groups, channels, self.norm_eps)
+
+    def make_norm_act(self, channels: int, act: nn.Module) -> tuple[nn.Module, nn.Module]:
+        """The chosen norm and the activation that follows it; a proxy norm contains its activation."""
+        if self.norm != "proxy":
+            return self.make_norm(channels), act
+        norm = ProxyNorm(self._num_groups(channels), channels, self.norm_eps, self.proxy_eps, act)
+        return norm, nn.Identity()
+
+    def _num_groups(self, channels: int) -> int:
+        return min(self.norm_groups or MAX_GROUPS, channels)
 
     def with_groups(self) -> Self:
         """The spec with a number of groups that divides every layer: the one given, or the largest up to 32."""
@@ -166,7 +149,7 @@ class Spec:
         """A max-pool; padding and ceil are torch's, SAME has its own rule."""
         if self.padding == "same":
             return SameMaxPool2d(kernel, stride)
-        return MaxPool2d(kernel, stride, padding, ceil)
+        return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
 
     def build(self) -> ReconvModel:
         """The network this spec describes, with torch's own initial values."""

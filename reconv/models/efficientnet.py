@@ -1,15 +1,14 @@
-"""EfficientNet (Tan and Le, 2019): one small network, widened and deepened together.
+"""EfficientNet (Tan and Le, 2019), sizes B0 to B7, with options of later variants.
 
-Owns the block, the base table and the coefficients B0 to B7, and the structure options of those who changed it:
-grouped instead of depthwise convolutions (Masters et al., 2021), another expansion, squeeze and excitation measured
-by the expanded width or left out, ReLU. Refuses to know training and image sizes. Invariant: parameter names are
-torchvision's, and so is the epsilon of each size (B0 to B4 1e-5, B5 to B7 1e-3; the paper's program has 1e-3 in all).
+The options: grouped instead of depthwise convolutions (Masters et al., 2021), another expansion ratio, squeeze and
+excitation sized by the expanded width or left out, ReLU. Parameter names are torchvision's, and so is the epsilon of
+each size (B0 to B4 1e-5, B5 to B7 1e-3; the paper's program has 1e-3 in all).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,17 +26,8 @@ from reconv.models.architecture import (
     ZeroGamma,
     zero_gamma_norms,
 )
+from reconv.models.layers.conv import Activation, ConvNormAct, SqueezeExcitation, make_activation
 from reconv.models.layers.dropout import DropConnect, Dropout
-from reconv.models.layers.norm import (
-    ACTIVATIONS,
-    Activation,
-    ConvNormAct,
-    Fork,
-    SqueezeExcitation,
-    excited,
-    fork,
-    joined,
-)
 from reconv.models.mobilenet import round_channels
 
 # Table 1 of the paper: whether the block expands, kernel, first stride, channels, repeats.
@@ -86,6 +76,13 @@ class EfficientNetSpec(Spec):
         """Repeats under the depth coefficient."""
         return math.ceil(repeats * self.depth_coefficient)
 
+    def conv_norm_act(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
+    ) -> ConvNormAct:
+        """A convolution, its norm and the activation."""
+        conv = self.make_conv(in_channels, out_channels, kernel, stride, groups)
+        return ConvNormAct(conv, *self.make_norm_act(out_channels, make_activation(self.activation)))
+
     def num_groups(self, channels: int) -> int:
         """Groups of a middle convolution: as many as hold group_dim channels or more, at least one."""
         groups = max(channels // self.group_dim, 1)
@@ -103,47 +100,25 @@ class MBConv(nn.Module):
         self, spec: EfficientNetSpec, in_channels: int, out_channels: int, *, expansion: int, kernel: int, stride: int
     ) -> None:
         super().__init__()
-        function = ACTIVATIONS[spec.activation]
         inner = in_channels * expansion
         layers: list[nn.Module] = []
         if expansion != 1:
-            layers.append(ConvNormAct(spec.make_conv(in_channels, inner, 1), spec.make_norm(inner), function))
-        middle = spec.make_conv(inner, inner, kernel, stride, spec.num_groups(inner))
-        layers.append(ConvNormAct(middle, spec.make_norm(inner), function))
+            layers.append(spec.conv_norm_act(in_channels, inner, 1))
+        layers.append(spec.conv_norm_act(inner, inner, kernel, stride, spec.num_groups(inner)))
         if spec.se:
             base = in_channels if spec.se_base == "input" else inner
-            layers.append(SqueezeExcitation(inner, max(1, base // _SE_RATIO), function))
-        last_norm = spec.make_norm(out_channels, activated=False)
-        layers.append(ConvNormAct(spec.make_conv(inner, out_channels, 1), last_norm, None))
+            layers.append(SqueezeExcitation(inner, max(1, base // _SE_RATIO), make_activation(spec.activation)))
+        layers.append(ConvNormAct(spec.make_conv(inner, out_channels, 1), spec.make_norm(out_channels), nn.Identity()))
         self.block = nn.Sequential(*layers)
         self.last_norm = f"block.{len(layers) - 1}.1"
         self.has_shortcut = stride == 1 and in_channels == out_channels
         self.drop_connect = DropConnect(0.0, spec.drop_connect_per)
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        y, shortcut = fork(x)
-        *layers, last = self.block
-        assert isinstance(last, ConvNormAct)
-        y = _run(layers, y)
-        if not self.has_shortcut:
-            out: Tensor = last(y)
-            return out
-        if self.drop_connect.rate > 0:
-            dropped: Tensor = self.drop_connect(last(y))
-            return shortcut + dropped
-        return joined(last[1], last[0](y), shortcut, None, None)
-
-
-def _run(layers: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """What layers make of x; squeeze and excitation is computed with the norm and activation before it."""
-    *before, last = layers
-    if isinstance(last, SqueezeExcitation):
-        *before, middle = before
-        assert isinstance(middle, ConvNormAct) and middle.function is not None
-        return excited(middle[1], middle[0](_run(before, x) if before else x), middle.function, last)
-    for layer in layers:
-        x = layer(x)
-    return x
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        if self.has_shortcut:
+            y = x + self.drop_connect(y)
+        return y
 
 
 class EfficientNet(ReconvModel):
@@ -152,11 +127,9 @@ class EfficientNet(ReconvModel):
     def __init__(self, spec: EfficientNetSpec) -> None:
         super().__init__()
         self.spec = spec
-        function = ACTIVATIONS[spec.activation]
         is_small = spec.stem == "cifar"
         channels = spec.scaled_width(_STEM_CHANNELS)
-        stem = spec.make_conv(spec.in_channels, channels, 3, 1 if is_small else 2)
-        features: list[nn.Module] = [ConvNormAct(stem, spec.make_norm(channels), function)]
+        features: list[nn.Module] = [spec.conv_norm_act(spec.in_channels, channels, 3, 1 if is_small else 2)]
         for row, (expands, kernel, row_stride, planes, repeats) in enumerate(_ROWS):
             out_channels = spec.scaled_width(planes)
             first_stride = 1 if is_small and row == 1 else row_stride
@@ -169,7 +142,7 @@ class EfficientNet(ReconvModel):
             features.append(nn.Sequential(*blocks))
         if spec.top_width:
             top = spec.scaled_width(spec.top_width)
-            features.append(ConvNormAct(spec.make_conv(channels, top, 1), spec.make_norm(top), function))
+            features.append(spec.conv_norm_act(channels, top, 1))
             channels = top
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(channels, spec.num_classes))
@@ -178,7 +151,7 @@ class EfficientNet(ReconvModel):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
-        return self._head(self.features(images))
+        return self.head(self.features(images))
 
     def stages(self) -> list[tuple[str, nn.Module]]:
         """The stem, every block, the top and the head."""
@@ -188,10 +161,11 @@ class EfficientNet(ReconvModel):
                 parts.append((f"features.{index}", part))
             else:
                 parts += [(f"features.{index}.{i}", block) for i, block in part.named_children()]
-        return [*parts, ("head", Stage(self._head, self.classifier))]
+        return [*parts, ("head", Stage(self.head, self.classifier))]
 
-    def _head(self, x: Tensor | Fork) -> Tensor:
-        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(fork(x).main, 1).flatten(1))
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of the last layer's output."""
+        logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
 
     def _set_drop_connect(self) -> None:

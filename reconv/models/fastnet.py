@@ -44,13 +44,14 @@ class FastNetBlock(nn.Module):
         super().__init__()
         self.conv1 = spec.make_conv(in_channels, out_channels, 3)
         self.pool = nn.MaxPool2d(2)
-        self.norm1 = _shift_only(spec.make_norm(out_channels))
+        self.norm1, self.act1 = _shift_only(*spec.make_norm_act(out_channels, nn.GELU()))
         self.conv2 = spec.make_conv(out_channels, out_channels, 3)
-        self.norm2 = _shift_only(spec.make_norm(out_channels))
+        self.norm2, self.act2 = _shift_only(*spec.make_norm_act(out_channels, nn.GELU()))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.gelu(self.norm1(self.pool(self.conv1(x))))
-        return F.gelu(self.norm2(self.conv2(x)))
+        x = self.act1(self.norm1(self.pool(self.conv1(x))))
+        out: Tensor = self.act2(self.norm2(self.conv2(x)))
+        return out
 
 
 class Whitening(nn.Conv2d):
@@ -121,10 +122,10 @@ def whitening_filters(images: Tensor, smallest: float = _SMALLEST_VARIANCE) -> T
     return filters.flip(0).reshape(-1, channels, _PATCH, _PATCH)
 
 
-def _shift_only(norm: nn.Module) -> nn.Module:
-    """The norm with its scale fixed at 1."""
+def _shift_only(norm: nn.Module, act: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The norm, its scale frozen at 1, and its activation."""
     norm.get_parameter("weight").requires_grad_(False)
-    return norm
+    return norm, act
 
 
 TABLE: Mapping[str, FastNetSpec] = {"fastnet_cifar": FastNetSpec()}

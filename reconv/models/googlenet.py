@@ -1,12 +1,11 @@
-"""GoogLeNet (Szegedy et al., 2014), with batch norm after every convolution, as torchvision has it.
+"""GoogLeNet (Szegedy et al., 2014) with batch norm after every convolution, as in torchvision.
 
-Owns the inception block and the two auxiliary heads, which exist in training only. Refuses to know their weight in
-the loss beyond saying what the paper's is. Invariant: parameter names are torchvision's.
+The two auxiliary heads are computed in training only. Parameter names are torchvision's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,11 +23,8 @@ from reconv.models.architecture import (
     Stage,
     Stem,
 )
-from reconv.models.layers.batch_norm import BatchNorm2d, activated_together
 from reconv.models.layers.dropout import Dropout
-from reconv.models.layers.norm import ACTIVATIONS, normed
 
-_relu = ACTIVATIONS["relu"]
 AUXILIARY_WEIGHT = 0.3  # section 5 of the paper
 
 # Table 1 of the paper: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection.
@@ -66,57 +62,38 @@ class GoogLeNetSpec(Spec):
         return GoogLeNet(self)
 
 
-class ConvNorm(nn.Module):
+class BasicConv2d(nn.Module):
     """A convolution, its norm and ReLU."""
 
     def __init__(self, spec: Spec, in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
         self.conv = spec.make_conv(in_channels, out_channels, kernel, stride)
-        self.bn = spec.make_norm(out_channels)
+        self.bn, self.act = spec.make_norm_act(out_channels, nn.ReLU(inplace=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        return normed(self.bn, self.conv(x), _relu)
+        out: Tensor = self.act(self.bn(self.conv(x)))
+        return out
 
 
 class Inception(nn.Module):
-    """Four branches side by side, joined by channels."""
+    """Four parallel branches, concatenated along the channels."""
 
     def __init__(self, spec: GoogLeNetSpec, in_channels: int, widths: tuple[int, int, int, int, int, int]) -> None:
         super().__init__()
         one, three_reduce, three, five_reduce, five, pooled = widths
-        self.branch1 = ConvNorm(spec, in_channels, one, 1)
+        self.branch1 = BasicConv2d(spec, in_channels, one, 1)
         self.branch2 = nn.Sequential(
-            ConvNorm(spec, in_channels, three_reduce, 1), ConvNorm(spec, three_reduce, three, 3)
+            BasicConv2d(spec, in_channels, three_reduce, 1), BasicConv2d(spec, three_reduce, three, 3)
         )
         self.branch3 = nn.Sequential(
-            ConvNorm(spec, in_channels, five_reduce, 1), ConvNorm(spec, five_reduce, five, spec.large_kernel)
+            BasicConv2d(spec, in_channels, five_reduce, 1), BasicConv2d(spec, five_reduce, five, spec.large_kernel)
         )
         self.branch4 = nn.Sequential(
-            spec.make_max_pool(3, 1, padding=1, ceil=True), ConvNorm(spec, in_channels, pooled, 1)
+            spec.make_max_pool(3, 1, padding=1, ceil=True), BasicConv2d(spec, in_channels, pooled, 1)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        narrow = _side_by_side((self.branch1, self.branch2[0], self.branch3[0]), x)
-        if narrow is None:
-            return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
-        one, three, five = narrow
-        return torch.cat([one, self.branch2[1](three), self.branch3[1](five), self.branch4(x)], 1)
-
-
-def _side_by_side(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor] | None:
-    """The outputs of 1x1 convolutions and norms of one input, computed as one where kernels take it, else None.
-
-    The input is read once, its gradient needs no sum, and no product is narrower than the tiles of a GPU.
-    """
-    found = [(m.conv, m.bn) for m in layers if isinstance(m, ConvNorm) and isinstance(m.bn, BatchNorm2d)]
-    if len(found) < len(layers) or not all(norm.takes(x) for _, norm in found):
-        return None
-    y = F.conv2d(x, torch.cat([conv.weight for conv, _ in found]))
-    if not found[0][1].takes(y):
-        return None
-    first, *others = activated_together([norm for _, norm in found], y, "relu")
-    # Copied here, else a convolution would copy its part forward and once more backward.
-    return [first, *(part.contiguous(memory_format=torch.channels_last) for part in others)]
+        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
 
 
 class AuxiliaryHead(nn.Module):
@@ -124,14 +101,15 @@ class AuxiliaryHead(nn.Module):
 
     def __init__(self, spec: GoogLeNetSpec, in_channels: int) -> None:
         super().__init__()
-        self.conv = ConvNorm(spec, in_channels, 128, 1)
+        self.conv = BasicConv2d(spec, in_channels, 128, 1)
         self.fc1 = nn.Linear(128 * 4 * 4, 1024)
+        self.act = nn.ReLU(inplace=True)
         self.dropout = Dropout(spec.aux_dropout)
         self.fc2 = nn.Linear(1024, spec.num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(F.adaptive_avg_pool2d(x, 4))
-        x = self.dropout(_relu(self.fc1(x.flatten(1))))
+        x = self.dropout(self.act(self.fc1(x.flatten(1))))
         logits: Tensor = self.fc2(x)
         return logits
 
@@ -143,10 +121,10 @@ class GoogLeNet(ReconvModel):
         super().__init__()
         self.spec = spec
         is_small = spec.stem == "cifar"
-        self.conv1 = ConvNorm(spec, spec.in_channels, 64, 3 if is_small else 7, 1 if is_small else 2)
+        self.conv1 = BasicConv2d(spec, spec.in_channels, 64, 3 if is_small else 7, 1 if is_small else 2)
         self.maxpool1 = nn.Identity() if is_small else spec.make_max_pool(3, 2, ceil=True)
-        self.conv2 = ConvNorm(spec, 64, 64, 1)
-        self.conv3 = ConvNorm(spec, 64, 192, 3)
+        self.conv2 = BasicConv2d(spec, 64, 64, 1)
+        self.conv3 = BasicConv2d(spec, 64, 192, 3)
         self.maxpool2 = nn.Identity() if is_small else spec.make_max_pool(3, 2, ceil=True)
         channels = 192
         for name, widths in _BLOCKS.items():

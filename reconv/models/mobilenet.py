@@ -1,7 +1,4 @@
-"""MobileNetV2 (Sandler et al., 2018): inverted residuals with linear bottlenecks.
-
-Owns the block and the table of the paper. Refuses to know training. Invariant: parameter names are torchvision's.
-"""
+"""MobileNetV2 (Sandler et al., 2018): inverted residuals with linear bottlenecks. Parameter names are torchvision's."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from reconv.models.architecture import (
     ZeroGamma,
     zero_gamma_norms,
 )
+from reconv.models.layers.conv import Activation, ConvNormAct, make_activation
 from reconv.models.layers.dropout import Dropout
-from reconv.models.layers.norm import ACTIVATIONS, Activation, ConvNormAct, Fork, fork, joined, projected
 
 # Table 2 of the paper: expansion, channels, repeats, first stride.
 _ROWS = (
@@ -65,7 +62,7 @@ class MobileNetV2Spec(Spec):
     ) -> ConvNormAct:
         """A convolution, its norm and the activation."""
         conv = self.make_conv(in_channels, out_channels, kernel, stride, groups)
-        return ConvNormAct(conv, self.make_norm(out_channels), ACTIVATIONS[self.activation])
+        return ConvNormAct(conv, *self.make_norm_act(out_channels, make_activation(self.activation)))
 
 
 class InvertedResidual(nn.Module):
@@ -76,18 +73,14 @@ class InvertedResidual(nn.Module):
         inner = in_channels * expansion
         layers: list[nn.Module] = [spec.conv_norm_act(in_channels, inner, 1)] if expansion != 1 else []
         layers.append(spec.conv_norm_act(inner, inner, 3, stride, groups=inner))
-        layers += [spec.make_conv(inner, out_channels, 1), spec.make_norm(out_channels, activated=False)]
+        layers += [spec.make_conv(inner, out_channels, 1), spec.make_norm(out_channels)]
         self.conv = nn.Sequential(*layers)
         self.last_norm = f"conv.{len(layers) - 1}"
         self.has_shortcut = stride == 1 and in_channels == out_channels
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        y, shortcut = fork(x)
-        *layers, filtering, conv, norm = self.conv
-        for layer in layers:
-            y = layer(y)
-        y = projected(filtering, y, conv)
-        return joined(norm, y, shortcut, None, None) if self.has_shortcut else norm(y)
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x)
+        return x + y if self.has_shortcut else y
 
 
 class MobileNetV2(ReconvModel):
@@ -114,14 +107,15 @@ class MobileNetV2(ReconvModel):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
-        return self._head(self.features(images))
+        return self.head(self.features(images))
 
     def stages(self) -> list[tuple[str, nn.Module]]:
         """Every block, and the head."""
         blocks = [(f"features.{index}", block) for index, block in self.features.named_children()]
-        return [*blocks, ("head", Stage(self._head, self.classifier))]
+        return [*blocks, ("head", Stage(self.head, self.classifier))]
 
-    def _head(self, x: Tensor) -> Tensor:
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of the last convolution's output."""
         logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
 

@@ -1,11 +1,9 @@
-"""Residual networks: one description, every member of the family by its numbers.
+"""ResNets: one set of blocks, and every member of the family as a table entry.
 
-He et al., 2015 (v1: the bottleneck's first 1x1 carries the stride; v1.5: its 3x3 does) and 2016 (v2: norm and
+He et al., 2015 (v1: the bottleneck's first 1x1 has the stride; v1.5: its 3x3 has it) and 2016 (v2: norm and
 activation come before each convolution); Xie et al., 2016 (ResNeXt: grouped 3x3); Zagoruyko and Komodakis, 2016
-(wide); Hu et al., 2017 (squeeze and excitation).
-
-Owns the blocks, the shortcuts and the stems. Refuses to know training. Invariant: parameter names are torchvision's,
-so that weights go both ways; the CIFAR forms use the same names with three stages.
+(wide); Hu et al., 2017 (squeeze and excitation). Parameter names are torchvision's, so that weights go both ways; the
+CIFAR forms use the same names with three stages.
 """
 
 from __future__ import annotations
@@ -19,9 +17,7 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.architecture import Initialisation, ReconvModel, Spec, Stage, ZeroGamma
-from reconv.models.layers.norm import ACTIVATIONS, Fork, SqueezeExcitation, excited_join, fork, joined, normed, pooled
-
-_relu = ACTIVATIONS["relu"]
+from reconv.models.layers.conv import SqueezeExcitation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +59,20 @@ class ResNetSpec(Spec):
         """Channels of a bottleneck's 3x3."""
         return int(planes * self.width_per_group / 64) * self.groups
 
-    def make_se(self, channels: int) -> SqueezeExcitation | None:
-        """The block's squeeze and excitation, if it has one."""
+    def make_se(self, channels: int) -> nn.Module:
+        """The block's squeeze-and-excitation, or nn.Identity."""
         units = self.se_units or (channels // self.se_ratio if self.se_ratio else 0)
-        return SqueezeExcitation(channels, units, _relu) if units else None
+        return SqueezeExcitation(channels, units, nn.ReLU(inplace=True)) if units else nn.Identity()
 
-    def make_shortcut(self, in_channels: int, out_channels: int, stride: int, is_rank0: bool) -> nn.Module | None:
-        """What carries the input past a block: nothing where shapes agree."""
-        if stride == 1 and in_channels == out_channels and not (self.project_first and is_rank0):
+    def make_downsample(self, in_channels: int, out_channels: int, stride: int, is_first: bool) -> nn.Module | None:
+        """What fits the shortcut to a block's output; None where shapes agree."""
+        if stride == 1 and in_channels == out_channels and not (self.project_first and is_first):
             return None
         if self.shortcut == "A":
             return PadShortcut(in_channels, out_channels, stride)
         projection: list[nn.Module] = [self.make_conv(in_channels, out_channels, 1, stride)]
         if self.version != "v2":
-            projection.append(self.make_norm(out_channels, activated=False))
+            projection.append(self.make_norm(out_channels))
         return nn.Sequential(*projection)
 
 
@@ -99,19 +95,24 @@ class BasicBlock(nn.Module):
     expansion = 1
     last_norm = "bn2"
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
         super().__init__()
         self.conv1 = spec.make_conv(in_channels, planes, 3, stride)
-        self.bn1 = spec.make_norm(planes)
+        self.bn1, self.act1 = spec.make_norm_act(planes, nn.ReLU(inplace=True))
         self.conv2 = spec.make_conv(planes, planes, 3)
-        self.bn2 = spec.make_norm(planes, activated=False)
+        self.bn2 = spec.make_norm(planes)
         self.se = spec.make_se(planes)
-        self.downsample = spec.make_shortcut(in_channels, planes, stride, is_rank0)
+        self.downsample = spec.make_downsample(in_channels, planes, stride, is_first)
+        self.act2 = nn.ReLU(inplace=True)
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        main, shortcut = fork(x)
-        y = normed(self.bn1, self.conv1(main), _relu)
-        return _ended(self.bn2, self.conv2(y), self.se, shortcut, self.downsample)
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.se(self.bn2(self.conv2(x)))
+        if self.downsample is not None:
+            shortcut = self.downsample(shortcut)
+        out: Tensor = self.act2(x + shortcut)
+        return out
 
 
 class Bottleneck(nn.Module):
@@ -120,33 +121,29 @@ class Bottleneck(nn.Module):
     expansion = 4
     last_norm = "bn3"
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
         super().__init__()
         inner, out_channels = spec.inner_width(planes), planes * self.expansion
-        first, second = (stride, 1) if spec.version == "v1" else (1, stride)
-        self.conv1 = spec.make_conv(in_channels, inner, 1, first)
-        self.bn1 = spec.make_norm(inner)
-        self.conv2 = spec.make_conv(inner, inner, 3, second, spec.groups)
-        self.bn2 = spec.make_norm(inner)
+        stride1, stride2 = (stride, 1) if spec.version == "v1" else (1, stride)
+        self.conv1 = spec.make_conv(in_channels, inner, 1, stride1)
+        self.bn1, self.act1 = spec.make_norm_act(inner, nn.ReLU(inplace=True))
+        self.conv2 = spec.make_conv(inner, inner, 3, stride2, spec.groups)
+        self.bn2, self.act2 = spec.make_norm_act(inner, nn.ReLU(inplace=True))
         self.conv3 = spec.make_conv(inner, out_channels, 1)
-        self.bn3 = spec.make_norm(out_channels, activated=False)
+        self.bn3 = spec.make_norm(out_channels)
         self.se = spec.make_se(out_channels)
-        self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_rank0)
+        self.downsample = spec.make_downsample(in_channels, out_channels, stride, is_first)
+        self.act3 = nn.ReLU(inplace=True)
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        main, shortcut = fork(x)
-        y = normed(self.bn1, self.conv1(main), _relu)
-        y = normed(self.bn2, self.conv2(y), _relu)
-        return _ended(self.bn3, self.conv3(y), self.se, shortcut, self.downsample)
-
-
-def _ended(
-    norm: nn.Module, y: Tensor, se: SqueezeExcitation | None, shortcut: Tensor, projection: nn.Module | None
-) -> Tensor | Fork:
-    """A block's output: its last norm, what weighs the channels, and the shortcut."""
-    if se is None:
-        return joined(norm, y, shortcut, projection, _relu)
-    return excited_join(norm, y, se, shortcut if projection is None else projection(shortcut))
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.act2(self.bn2(self.conv2(x)))
+        x = self.se(self.bn3(self.conv3(x)))
+        if self.downsample is not None:
+            shortcut = self.downsample(shortcut)
+        out: Tensor = self.act3(x + shortcut)
+        return out
 
 
 class PreBasicBlock(nn.Module):
@@ -154,50 +151,48 @@ class PreBasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
         super().__init__()
-        self.bn1 = spec.make_norm(in_channels)
+        self.bn1, self.act1 = spec.make_norm_act(in_channels, nn.ReLU(inplace=True))
         self.conv1 = spec.make_conv(in_channels, planes, 3, stride)
-        self.bn2 = spec.make_norm(planes)
+        self.bn2, self.act2 = spec.make_norm_act(planes, nn.ReLU(inplace=True))
         self.conv2 = spec.make_conv(planes, planes, 3)
         self.se = spec.make_se(planes)
-        self.downsample = spec.make_shortcut(in_channels, planes, stride, is_rank0)
+        self.downsample = spec.make_downsample(in_channels, planes, stride, is_first)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = normed(self.bn1, x, _relu)
+        y = self.act1(self.bn1(x))
         shortcut = x if self.downsample is None else self.downsample(y)
         y = self.conv1(y)
-        y = self.conv2(normed(self.bn2, y, _relu))
-        y = y if self.se is None else self.se(y)
-        out: Tensor = shortcut + y
+        y = self.conv2(self.act2(self.bn2(y)))
+        out: Tensor = shortcut + self.se(y)
         return out
 
 
 class PreBottleneck(nn.Module):
-    """The bottleneck of v2; the projection sees the activated input and has no norm."""
+    """The bottleneck of v2; the projection reads the activated input and has no norm."""
 
     expansion = 4
 
-    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_rank0: bool) -> None:
+    def __init__(self, spec: ResNetSpec, in_channels: int, planes: int, stride: int, is_first: bool) -> None:
         super().__init__()
         inner, out_channels = spec.inner_width(planes), planes * self.expansion
-        self.bn1 = spec.make_norm(in_channels)
+        self.bn1, self.act1 = spec.make_norm_act(in_channels, nn.ReLU(inplace=True))
         self.conv1 = spec.make_conv(in_channels, inner, 1)
-        self.bn2 = spec.make_norm(inner)
+        self.bn2, self.act2 = spec.make_norm_act(inner, nn.ReLU(inplace=True))
         self.conv2 = spec.make_conv(inner, inner, 3, stride, spec.groups)
-        self.bn3 = spec.make_norm(inner)
+        self.bn3, self.act3 = spec.make_norm_act(inner, nn.ReLU(inplace=True))
         self.conv3 = spec.make_conv(inner, out_channels, 1)
         self.se = spec.make_se(out_channels)
-        self.downsample = spec.make_shortcut(in_channels, out_channels, stride, is_rank0)
+        self.downsample = spec.make_downsample(in_channels, out_channels, stride, is_first)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = normed(self.bn1, x, _relu)
+        y = self.act1(self.bn1(x))
         shortcut = x if self.downsample is None else self.downsample(y)
         y = self.conv1(y)
-        y = self.conv2(normed(self.bn2, y, _relu))
-        y = self.conv3(normed(self.bn3, y, _relu))
-        y = y if self.se is None else self.se(y)
-        out: Tensor = shortcut + y
+        y = self.conv2(self.act2(self.bn2(y)))
+        y = self.conv3(self.act3(self.bn3(y)))
+        out: Tensor = shortcut + self.se(y)
         return out
 
 
@@ -209,17 +204,16 @@ BLOCKS: Mapping[tuple[str, bool], type[BasicBlock | Bottleneck | PreBasicBlock |
 }
 
 
-class Trunk(ReconvModel):
+class ResNetTrunk(ReconvModel):
     """Stem and stages of blocks; the first block of each stage has the stage's stride."""
 
-    channels: int  # of what comes out
+    out_channels: int
 
     def __init__(self, spec: ResNetSpec, strides: Sequence[int]) -> None:
         super().__init__()
         self.spec = spec
         self.conv1 = _stem_conv(spec)
-        if spec.version != "v2":
-            self.bn1 = spec.make_norm(spec.width)
+        self.bn1, self.act1 = _norm_act(spec, spec.width, exists=spec.version != "v2")
         self.maxpool = nn.Identity() if spec.stem == "cifar" else spec.make_max_pool(3, 2, padding=1)
         block = BLOCKS[spec.block, spec.version == "v2"]
         channels = spec.width
@@ -228,21 +222,27 @@ class Trunk(ReconvModel):
             planes = spec.width * 2**i
             blocks: list[nn.Module] = []
             for j in range(depth):
-                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_rank0=j == 0))
+                blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_first=j == 0))
                 channels = planes * block.expansion
             self.add_module(name, nn.Sequential(*blocks))
-        if spec.version == "v2":
-            self.bn_last = spec.make_norm(channels)
-        self.channels = channels
+        self.bn_last, self.act_last = _norm_act(spec, channels, exists=spec.version == "v2")
+        self.out_channels = channels
 
     def features(self, images: Tensor) -> Tensor:
-        """What the last stage says of images [n, channels, height, width]."""
-        return fork(self._end(self._last_block(images))).main
-
-    def _last_block(self, images: Tensor) -> Tensor | Fork:
-        x: Tensor | Fork = self._stem(images)
+        """The last block's output for images [n, channels, height, width]."""
+        x = self.stem(images)
         for name in self.layer_names:
             x = self.get_submodule(name)(x)
+        return x
+
+    def stem(self, images: Tensor) -> Tensor:
+        """Everything before the first block."""
+        x: Tensor = self.maxpool(self.act1(self.bn1(self.conv1(images))))
+        return x
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The norm and activation after the last block of v2; elsewhere x."""
+        x = self.act_last(self.bn_last(x))
         return x
 
     def trunk_stages(self) -> list[tuple[str, nn.Module]]:
@@ -252,22 +252,7 @@ class Trunk(ReconvModel):
             for name in self.layer_names
             for index, block in self.get_submodule(name).named_children()
         ]
-        modules = (self.conv1,) if self.spec.version == "v2" else (self.conv1, self.bn1)
-        return [("stem", Stage(self._stem, *modules)), *blocks]
-
-    def end_modules(self) -> list[nn.Module]:
-        """What `_end` needs."""
-        return [self.bn_last] if self.spec.version == "v2" else []
-
-    def _stem(self, x: Tensor) -> Tensor | Fork:
-        x = self.conv1(x)
-        if self.spec.version != "v2":
-            return pooled(self.bn1, x, _relu, self.maxpool)
-        stem: Tensor = self.maxpool(x)
-        return stem
-
-    def _end(self, x: Tensor | Fork) -> Tensor | Fork:
-        return normed(self.bn_last, fork(x).main, _relu) if self.spec.version == "v2" else x
+        return [("stem", Stage(self.stem, self.conv1, self.bn1)), *blocks]
 
     def zero_norms(self) -> frozenset[str]:
         """The norms that the zero-gamma rule names; Graphcore's, no-projection, never touches basic blocks."""
@@ -280,32 +265,35 @@ class Trunk(ReconvModel):
         )
 
 
-class ResNet(Trunk):
-    """The trunk, a global average and one linear layer."""
+class ResNet(ResNetTrunk):
+    """The trunk, global average pooling and one linear layer."""
 
     def __init__(self, spec: ResNetSpec) -> None:
         super().__init__(spec, strides=(1, *(2,) * (len(spec.depths) - 1)))
-        self.fc = nn.Linear(self.channels, spec.num_classes)
+        self.fc = nn.Linear(self.out_channels, spec.num_classes)
         self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self.zero_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
-        return self._pooled(self.features(images))
+        return self.head(self.features(images))
 
     def stages(self) -> list[tuple[str, nn.Module]]:
         """The stem, every block, the head."""
-        return [*self.trunk_stages(), ("head", Stage(self._head, *self.end_modules(), self.fc))]
+        return [*self.trunk_stages(), ("head", Stage(self.head, self.bn_last, self.fc))]
 
-    def _head(self, x: Tensor | Fork) -> Tensor:
-        return self._pooled(fork(self._end(x)).main)
-
-    def _pooled(self, x: Tensor) -> Tensor:
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of the last block's output."""
+        x = self.final_norm(x)
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
 
 
+def _norm_act(spec: ResNetSpec, channels: int, exists: bool) -> tuple[nn.Module, nn.Module]:
+    return spec.make_norm_act(channels, nn.ReLU(inplace=True)) if exists else (nn.Identity(), nn.Identity())
+
+
 def _stem_conv(spec: ResNetSpec) -> nn.Module:
-    """The convolutions before the first norm that has a name of its own."""
+    """The convolutions before `bn1`."""
     if spec.stem == "imagenet":
         return spec.make_conv(spec.in_channels, spec.width, 7, 2)
     if spec.stem == "cifar":
@@ -313,10 +301,10 @@ def _stem_conv(spec: ResNetSpec) -> nn.Module:
     half = spec.width // 2
     return nn.Sequential(
         spec.make_conv(spec.in_channels, half, 3, 2),
-        spec.make_norm(half, activated=False),
+        spec.make_norm(half),
         nn.ReLU(inplace=True),
         spec.make_conv(half, half, 3),
-        spec.make_norm(half, activated=False),
+        spec.make_norm(half),
         nn.ReLU(inplace=True),
         spec.make_conv(half, spec.width, 3),
     )

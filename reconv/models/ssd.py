@@ -14,30 +14,26 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.kernels import dispatch as fused
 from reconv.models.architecture import (
     ConvInit,
     Initialisation,
     Spec,
-    SSDFeatureMaps,
     SSDOutput,
     Stage,
     ZeroGamma,
     by_box,
 )
-from reconv.models.layers.conv import SameConv2d, SameMaxPool2d, without_bias
-from reconv.models.layers.norm import ACTIVATIONS, Fork, fork, normed
+from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
 from reconv.models.resnet import TABLE as RESNETS
-from reconv.models.resnet import ResNetSpec, Trunk
+from reconv.models.resnet import ResNetSpec, ResNetTrunk
 
 NUM_STAGES = 3  # of the trunk
 STRIDES = (1, 2, 1)  # of those: the third stays as large as the second
 
-Maps = tuple[Tensor | Fork, ...]  # one use of a map is its heads', the other the next map's
+Maps = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,33 +117,30 @@ class SSDSpec(Spec):
 
 
 class Extra(nn.Sequential):
-    """One map from the one before: 1x1 to half the channels, then 3x3; both with a bias and a ReLU, and with a norm
-    between those two where the network has such."""
+    """A smaller feature map from the one before: 1x1 to half the channels, then 3x3, each with bias and ReLU, and
+    with a norm before the ReLU where the spec has `extra_norms`."""
 
     def __init__(self, spec: SSDSpec, in_channels: int, out_channels: int, is_halved: bool) -> None:
         half = out_channels // 2
-        last = SameConv2d(half, out_channels, 3, 2) if is_halved else nn.Conv2d(half, out_channels, 3)
-        norms = [spec.make_norm(half), spec.make_norm(out_channels)] if spec.extra_norms else []
-        super().__init__(nn.Conv2d(in_channels, half, 1), last, *norms)  # convolutions have one name with and without
-        self.fused = False  # whether kernels compute bias and ReLU in training, where they take images
+        conv1 = nn.Conv2d(in_channels, half, 1)
+        conv2 = SameConv2d(half, out_channels, 3, 2) if is_halved else nn.Conv2d(half, out_channels, 3)
+        (norm1, act1), (norm2, act2) = self._norm_act(spec, half), self._norm_act(spec, out_channels)
+        # Convolutions first, so that their keys are the same with and without norms.
+        super().__init__(conv1, conv2, norm1, norm2, act1, act2)
 
-    def forward(self, x: Tensor | Fork) -> Tensor | Fork:
-        inner = self._activated(0, fork(x).shortcut)
-        return self._activated(1, fork(inner).main)
+    def forward(self, x: Tensor) -> Tensor:
+        conv1, conv2, norm1, norm2, act1, act2 = self
+        x = act1(norm1(conv1(x)))
+        x = act2(norm2(conv2(x)))
+        return x
 
-    def _activated(self, number: int, x: Tensor) -> Tensor | Fork:
-        conv, norms = self[number], list(self)[2:]
-        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-        if norms:
-            return normed(norms[number], conv(x), ACTIVATIONS["relu"])
-        if self.fused and self.training and fused.available(x) and conv.out_channels % fused.CHANNEL_MULTIPLE == 0:
-            from reconv.kernels.bias_relu.ops import bias_relu
-
-            return Fork(*bias_relu(without_bias(conv, x), conv.bias))
-        return F.relu(conv(x))
+    @staticmethod
+    def _norm_act(spec: SSDSpec, channels: int) -> tuple[nn.Module, nn.Module]:
+        relu = nn.ReLU(inplace=True)
+        return spec.make_norm_act(channels, relu) if spec.extra_norms else (nn.Identity(), relu)
 
 
-class SSD(Trunk):
+class SSD(ResNetTrunk):
     """The trunk's map, the extra maps, and on each a head for classes and one for boxes."""
 
     head_patterns = ("extras.*", "class_heads.*", "box_heads.*")
@@ -158,8 +151,7 @@ class SSD(Trunk):
             self.maxpool = SameMaxPool2d(3, 2)
         self.num_classes = spec.num_classes
         self.boxes_per_cell = spec.boxes_per_cell
-        self.fused = False  # whether the two heads of a map are one convolution in training, where kernels take maps
-        channels = [self.channels, *spec.extra_widths]
+        channels = [self.out_channels, *spec.extra_widths]
         self.extras = nn.ModuleList(
             Extra(spec, before, after, is_halved=i < spec.num_halved)
             for i, (before, after) in enumerate(pairwise(channels))
@@ -172,46 +164,31 @@ class SSD(Trunk):
             spec.conv_init, spec.linear_init, zero_norms=self.zero_norms(), glorot_convs=frozenset(added)
         )
 
-    def forward(self, images: Tensor) -> SSDOutput | SSDFeatureMaps:
-        """Codes and logits of every default box of images [n, channels, side, side]."""
-        maps: Maps = (self._end(self._last_block(images)),)
+    def forward(self, images: Tensor) -> SSDOutput:
+        """Box deltas and class logits of every default box of images [n, channels, side, side]."""
+        maps: Maps = (self.final_norm(self.features(images)),)
         for extra in self.extras:
             maps = (*maps, extra(maps[-1]))
-        return self._answers(maps)
+        return self.heads(maps)
 
     def stages(self) -> list[tuple[str, nn.Module]]:
-        """The stem, every block, each extra map, the heads; from the first map on a tuple of maps goes through."""
-        first = ("maps", Stage(lambda x: (self._end(x),), *self.end_modules()))
-        extras = [(f"extras.{i}", Stage(_appending(extra), extra)) for i, extra in enumerate(self.extras)]
-        return [*self.trunk_stages(), first, *extras, ("heads", Stage(self._answers, self.class_heads, self.box_heads))]
+        """The stem, every block, each extra map, the heads; from the first map on, a tuple of maps is passed on."""
+        first = ("maps", Stage(lambda x: (self.final_norm(x),), self.bn_last))
+        extras = [(f"extras.{i}", Stage(_append_map(extra), extra)) for i, extra in enumerate(self.extras)]
+        return [*self.trunk_stages(), first, *extras, ("heads", Stage(self.heads, self.class_heads, self.box_heads))]
 
-    def _answers(self, maps: Maps) -> SSDOutput | SSDFeatureMaps:
-        inputs = [fork(x).main for x in maps]
-        if self.fused and self.training and all(fused.available(x) for x in inputs):
-            heads = list(zip(self.class_heads, self.box_heads, strict=True))
-            outputs = tuple(_both(*pair, x) for pair, x in zip(heads, inputs, strict=True))
-            biases = tuple((first.get_parameter("bias"), second.get_parameter("bias")) for first, second in heads)
-            return SSDFeatureMaps(outputs, biases, self.boxes_per_cell, self.num_classes)
-        codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, inputs, strict=True)]
-        logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, inputs, strict=True)]
+    def heads(self, maps: Maps) -> SSDOutput:
+        """Box deltas and class logits from the feature maps."""
+        codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
+        logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)]
         return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
 
     def _added(self) -> list[tuple[str, nn.Module]]:
         return [("extras", self.extras), ("class_heads", self.class_heads), ("box_heads", self.box_heads)]
 
 
-def _appending(extra: nn.Module) -> Callable[[Maps], Maps]:
-    """Maps with one more, made from the last."""
+def _append_map(extra: nn.Module) -> Callable[[Maps], Maps]:
     return lambda maps: (*maps, extra(maps[-1]))
-
-
-def _both(class_head: nn.Module, box_head: nn.Module, x: Tensor) -> Tensor:
-    """Both heads of a map as one convolution without biases, with zeros up to channels that need no padded copy."""
-    weights = [head.get_parameter("weight") for head in (class_head, box_head)]
-    num_zeros = -sum(map(len, weights)) % fused.CHANNEL_MULTIPLE
-    zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=fused.product_dtype(x))  # never widens what it joins
-    zeros = zeros.contiguous(memory_format=torch.channels_last)
-    return F.conv2d(x, torch.cat([*weights, zeros]), padding=1)
 
 
 TABLE: Mapping[str, SSDSpec] = {"ssd_resnet34": SSDSpec(num_classes=81)}

@@ -20,8 +20,9 @@ from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import hard_negatives, match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
+from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.metrics.detection_metrics import DetectionMetrics, Truth
-from reconv.models.architecture import SSDFeatureMaps, SSDOutput
+from reconv.models.architecture import SSDOutput
 from reconv.tasks.task import LossSums
 
 
@@ -101,7 +102,7 @@ class DetectionTask:
         truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
         if accepts(outputs.maps, layout, truth):
             return Losses(*box_losses(outputs.maps, outputs.biases, layout, truth))
-        return self._losses(outputs.answers(), batch)
+        return self._losses(outputs.output(), batch)
 
     def _losses(self, answers: SSDOutput, batch: Batch) -> Losses:
         return self.losses(

@@ -28,6 +28,7 @@ from reconv.kernels.batch_norm import ops as norm
 from reconv.kernels.batch_norm.ops import Norm
 from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses
 from reconv.kernels.depthwise.ops import depthwise
+from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.max_pool import ops as max_pool
 from reconv.kernels.norm_conv1x1.ops import project
 from reconv.kernels.norm_max_pool import ops as pool
@@ -36,7 +37,6 @@ from reconv.kernels.normalize_images.ops import prepare_images
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
 from reconv.kernels.window import STEM_KERNELS, PoolWindow
-from reconv.models.architecture import SSDFeatureMaps
 from reconv.models.layers.conv import SameMaxPool2d
 from reconv.tasks.detection import MatchConfig, image_losses
 
@@ -241,7 +241,7 @@ def test_box_losses(dtype: torch.dtype) -> None:
     again = [x.detach().clone().requires_grad_() for x in maps]
     biases = tuple((torch.randn(num_classes * b, device="cuda"), torch.randn(4 * b, device="cuda")) for b in per_cell)
     found = box_losses(maps, biases, layout, truth)
-    expected = image_losses(*SSDFeatureMaps(tuple(again), biases, per_cell, num_classes).answers(), *shown, rules)
+    expected = image_losses(*SSDFeatureMaps(tuple(again), biases, per_cell, num_classes).output(), *shown, rules)
     torch.stack(found).sum().backward()
     torch.stack(expected).sum().backward()
     errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]

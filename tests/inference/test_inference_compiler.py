@@ -17,7 +17,7 @@ from reconv.kernels.pointwise.ops import excited, largest, means, side_by_side
 from reconv.models import build_model, initialise
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
-from reconv.models.layers.norm import SqueezeExcitation
+from reconv.models.layers.conv import SqueezeExcitation
 
 aten = torch.ops.aten
 
@@ -133,7 +133,7 @@ class Shared(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.se = SqueezeExcitation(8, 4, nn.functional.relu)
+        self.se = SqueezeExcitation(8, 4, nn.ReLU())
         self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
 
     def forward(self, x: Tensor) -> Tensor:

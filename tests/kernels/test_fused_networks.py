@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
-from reconv.kernels.fuse import use_kernels
+from reconv.kernels.fuse import fuse
+from reconv.kernels.fused_modules.fused_norm import DualUse, single
+from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.models import build_model
-from reconv.models.architecture import SSDFeatureMaps, SSDOutput
+from reconv.models.architecture import SSDOutput
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
-from reconv.models.layers.norm import ConvNormAct, Fork, fork
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 GROUPS = (2, 3)
@@ -26,7 +27,7 @@ def trained(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]
     """The output of one step's forward pass, and gradients and running statistics after it."""
     layers = LayerState(model)
     layers.enter(Batch({}, torch.arange(len(images)), GROUPS), step=0)
-    out = fork(model(images)).main
+    out = single(model(images))
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     (out * weights).sum().backward()
     layers.commit(torch.tensor(True))
@@ -42,7 +43,7 @@ def both_ways(plain: nn.Module, images: Tensor) -> None:
             nn.init.normal_(module.weight, 1.0, 0.1)
             nn.init.normal_(module.bias, 0.5, 0.1)
     fused = copy.deepcopy(plain)
-    assert use_kernels(fused) > 1
+    assert fuse(fused) > 1
     out, expected = trained(plain, images)
     fused_out, found = trained(fused, images)
     torch.testing.assert_close(fused_out, out, rtol=1e-3, atol=1e-4)
@@ -53,7 +54,7 @@ def both_ways(plain: nn.Module, images: Tensor) -> None:
     plain.eval()
     fused.eval()
     fused.load_state_dict(plain.state_dict())
-    assert torch.equal(fork(plain(images)).main, fork(fused(images)).main)
+    assert torch.equal(single(plain(images)), single(fused(images)))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +81,6 @@ def test_an_inverted_residual_trains_through_kernels_as_without(activation) -> N
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
-def test_a_copy_of_a_network_knows_its_activations_as_the_original_does() -> None:
-    block = InvertedResidual(MobileNetV2Spec(), 8, 8, 2, 1)
-    functions = [module.function for module in block.modules() if isinstance(module, ConvNormAct)]
-    copied = [module.function for module in copy.deepcopy(block).modules() if isinstance(module, ConvNormAct)]
-    assert copied == functions and len(functions) == 2
-
-
 def test_an_inverted_residual_writes_no_activation_before_its_last_convolution() -> None:
     spec = MobileNetV2Spec()
     block = InvertedResidual(spec, 16, 16, 2, 1).half().to(memory_format=torch.channels_last).train()
@@ -95,7 +89,7 @@ def test_an_inverted_residual_writes_no_activation_before_its_last_convolution()
     block.conv[2].register_forward_hook(lambda *_: seen.append("a convolution of its own"))
     expected = trained(copy.deepcopy(block).float(), images.float())[0]
     assert seen == ["a convolution of its own"]
-    use_kernels(block)
+    fuse(block)
     found, changed = trained(block, images)
     assert len(seen) == 1
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
@@ -121,7 +115,8 @@ def test_an_inception_block_computes_its_three_narrow_convolutions_of_one_input_
             return func(*args, **(kwargs or {}))
 
     for is_fused in (False, True):
-        use_kernels(block, is_fused)
+        if is_fused:
+            fuse(block)
         LayerState(block).enter(Batch({}, torch.arange(4), (4,)), step=0)
         with Convolutions():
             block(images)
@@ -143,7 +138,7 @@ def test_kernels_compute_squeeze_and_excitation_with_the_norm_before_it() -> Non
     block.block[2].register_forward_hook(lambda *_: seen.append("squeeze and excitation of its own"))
     trained(block.train(), images)
     assert len(seen) == 1
-    use_kernels(block)
+    fuse(block)
     trained(block, images)
     assert len(seen) == 1
     assert block.block[1][1].running_mean.abs().sum() > 0
@@ -154,14 +149,14 @@ def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> N
     block = build_model("resnet10", width=8, depths=[1]).get_submodule("layer1.0")
     block = block.to(memory_format=torch.channels_last).train()
     images = torch.randn(4, 8, 4, 4).contiguous(memory_format=torch.channels_last)
-    assert not isinstance(block(images), Fork)
-    use_kernels(block)
-    assert not isinstance(block(images), Fork), "without groups the layer is torch's own"
+    assert not isinstance(block(images), DualUse)
+    fuse(block)
+    assert not isinstance(block(images), DualUse), "without groups the layer is torch's own"
     LayerState(block).enter(Batch({}, torch.arange(4), (4,)), step=0)
-    assert isinstance(block(images), Fork)
-    assert not isinstance(block(images.contiguous()[:, :, :3]), Fork), "kernels take channels_last alone"
+    assert isinstance(block(images), DualUse)
+    assert not isinstance(block(images.contiguous()[:, :, :3]), DualUse), "kernels take channels_last alone"
     block.eval()
-    assert not isinstance(block(images), Fork)
+    assert not isinstance(block(images), DualUse)
 
 
 def test_a_detector_trains_through_kernels_as_without() -> None:
@@ -170,7 +165,7 @@ def test_a_detector_trains_through_kernels_as_without() -> None:
     plain = build_model("ssd_resnet34", num_classes=5, **options).to(memory_format=torch.channels_last).train()
     nn.init.constant_(plain.get_parameter("layer3.0.bn2.weight"), 1.0)
     kernels = copy.deepcopy(plain)
-    use_kernels(kernels)
+    fuse(kernels)
     images = torch.randn(5, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     found = []
     for model in (plain, kernels):
@@ -178,7 +173,7 @@ def test_a_detector_trains_through_kernels_as_without() -> None:
         layers.enter(Batch({}, torch.arange(5), GROUPS), step=0)
         outputs = model(images)
         assert isinstance(outputs, SSDFeatureMaps if model is kernels else SSDOutput)
-        codes, logits = outputs.answers() if isinstance(outputs, SSDFeatureMaps) else outputs
+        codes, logits = outputs.output() if isinstance(outputs, SSDFeatureMaps) else outputs
         (codes.sin().sum() + logits.cos().sum()).backward()
         gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         assert len(gradients) == len(list(model.parameters()))

@@ -17,7 +17,7 @@ from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import PostprocessConfig
 from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses, matched
-from reconv.models.architecture import SSDFeatureMaps
+from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7
@@ -62,7 +62,7 @@ def draw_biases(seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: Truth) -> tuple[Tensor, Tensor]:
-    codes, logits = SSDFeatureMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).answers()
+    codes, logits = SSDFeatureMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).output()
     return image_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
 
 
@@ -97,7 +97,7 @@ def test_the_task_has_the_same_loss_of_maps_and_of_their_answers(dtype: torch.dt
     shown = {"images": torch.zeros(3, 3, 8, 8), "boxes": of.boxes_xyxy, "labels": of.labels, "num_boxes": of.num_boxes}
     batch = Batch(shown, torch.arange(3), (3,))
     maps = SSDFeatureMaps(tuple(draw_maps(3, 5, dtype)), draw_biases(6), PER_CELL, NUM_CLASSES)
-    found, expected = task.loss(maps, batch), task.loss(maps.answers(), batch)
+    found, expected = task.loss(maps, batch), task.loss(maps.output(), batch)
     torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-6)
     assert found.metrics.keys() == expected.metrics.keys() and found.loss.dtype == dtype
     for name, value in expected.metrics.items():
@@ -121,13 +121,13 @@ def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], thresh
     found = matched(Truth(rows, labels, counts, anchors, RULES.variances, threshold, 3.0))
     expected = match_anchors(cxcywh_to_xyxy(anchors), rows, counts, threshold)
     assert torch.equal(found >= 0, expected.positive)
-    assert torch.equal(found[found >= 0].long(), expected.row[expected.positive])
+    assert torch.equal(found[found >= 0].long(), expected.box_index[expected.positive])
 
 
 def test_maps_as_answers_are_in_the_published_order() -> None:
     maps = draw_maps(2, 1, torch.float32)
     zeros = tuple((torch.zeros(NUM_CLASSES * b), torch.zeros(4 * b)) for b in PER_CELL)
-    codes, logits = SSDFeatureMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).answers()
+    codes, logits = SSDFeatureMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).output()
     assert codes.shape == (2, len(ANCHORS), 4) and logits.shape == (2, len(ANCHORS), NUM_CLASSES)
     shape, row, column = 3, 1, 0  # of the second map
     place = PER_CELL[0] * SIDES[0] ** 2 + (shape * SIDES[1] + row) * SIDES[1] + column

@@ -8,14 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
-from torch import Tensor
+from torch import Tensor, nn
 
 from reconv.kernels import reference
 from reconv.kernels.batch_norm.ops import Norm, join
+from reconv.kernels.fuse import fuse
+from reconv.kernels.fused_modules.fused_norm import DualUse, norm_squeeze_excite_add_relu, single
 from reconv.kernels.norm_squeeze_excite.ops import accepts, excite, excite_join
 from reconv.kernels.reference import Activation
 from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.layers.norm import Fork, SqueezeExcitation, excited_join
+from reconv.models.layers.conv import SqueezeExcitation
 
 SHAPES = [((5, 24, 9, 9), (2, 3)), ((3, 8, 1, 1), (3,)), ((2, 72, 5, 13), (1, 1)), ((3, 16, 36, 36), (2, 1))]
 
@@ -104,13 +106,11 @@ def test_more_images_than_a_grid_has_room_for_are_not_taken() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_shortcut_of_another_type_is_added_by_torch(dtype: torch.dtype) -> None:
-    norm, se = BatchNorm2d(8), SqueezeExcitation(8, 2, F.relu)
-    norm.fused = se.fused = True
+    norm, se, act = BatchNorm2d(8), SqueezeExcitation(8, 2, nn.ReLU()), nn.ReLU()
     norm.groups = (3,)
     x, shortcut = draw((3, 8, 2, 2), torch.float32, seed=1), draw((3, 8, 2, 2), dtype, seed=2)
-    y = excited_join(norm, x, se, shortcut)
-    assert isinstance(y, Fork) == (dtype == torch.float32)
-    norm.fused = se.fused = False
-    expected = excited_join(norm, x, se, shortcut)
-    assert isinstance(expected, Tensor)
-    torch.testing.assert_close(y.main if isinstance(y, Fork) else y, expected, rtol=1e-4, atol=1e-5)
+    expected = act(se(norm(x)) + shortcut)
+    assert fuse(nn.ModuleList([norm, se])) == 2
+    y = norm_squeeze_excite_add_relu(norm, x, se, shortcut, act)
+    assert isinstance(y, DualUse) == (dtype == torch.float32)
+    torch.testing.assert_close(single(y), expected, rtol=1e-4, atol=1e-5)

@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import draw
+from torch import nn
 
+from reconv.kernels.fused_modules.fused_layers import FusedMaxPool2d, FusedSameMaxPool2d
 from reconv.kernels.jit.launch import rehearsed
 from reconv.kernels.max_pool.ops import max_pool, max_pool_values
 from reconv.kernels.pointwise.ops import largest
 from reconv.kernels.window import PoolWindow
-from reconv.models.layers.conv import MaxPool2d, SameMaxPool2d
+from reconv.models.layers.conv import SameMaxPool2d
 
 # GoogLeNet's pools, ResNet's, odd sides, channels that are no power of two, an image of one pixel.
 CASES = [
@@ -71,14 +73,13 @@ def test_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
     assert torch.equal(largest(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))
 
 
-@pytest.mark.parametrize("pool", [MaxPool2d(2, 2), SameMaxPool2d(2, 2)])
+@pytest.mark.parametrize("pool", [FusedMaxPool2d(2, 2), FusedSameMaxPool2d(2, 2)])
 @pytest.mark.parametrize(
     ("shape", "num_kernels"), [((65535, 8, 4, 4), 2), ((65536, 8, 4, 4), 0), ((1, 8, 8, 524288), 0)]
 )
 def test_more_images_or_tiles_than_a_grid_has_are_left_to_torch(
-    pool: MaxPool2d | SameMaxPool2d, shape: tuple[int, ...], num_kernels: int
+    pool: nn.Module, shape: tuple[int, ...], num_kernels: int
 ) -> None:
-    pool.fused = True
     x = torch.empty(shape, device="meta").contiguous(memory_format=torch.channels_last).requires_grad_()
     with rehearsed() as noted:
         pool(x).sum().backward()

@@ -9,8 +9,8 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import nn
 
 from reconv.kernels import reference
+from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, norm_act_conv1x1
 from reconv.kernels.norm_conv1x1.ops import accepts, project
-from reconv.models.layers.batch_norm import BatchNorm2d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -50,7 +50,10 @@ def test_other_convolutions_are_not_taken() -> None:
 
 
 def test_a_norm_takes_in_no_convolution_of_a_stride_or_with_biases() -> None:
-    x, norm = draw((2, 64, 4, 4), torch.float16, 0), BatchNorm2d(64)
-    assert norm.projects(x, nn.Conv2d(64, 32, 1, bias=False))
-    assert not norm.projects(x, nn.Conv2d(64, 32, 1))
-    assert not norm.projects(x, nn.Conv2d(64, 32, 1, stride=2, bias=False))
+    x, norm = draw((2, 64, 4, 4), torch.float16, 0), FusedBatchNorm2d(64)
+    norm.groups = (2,)
+    calls = []
+    for conv in (nn.Conv2d(64, 32, 1, bias=False), nn.Conv2d(64, 32, 1), nn.Conv2d(64, 32, 1, stride=2, bias=False)):
+        conv.half().register_forward_hook(lambda conv, *_: calls.append(conv))
+        norm_act_conv1x1(norm, x, nn.ReLU(), conv)
+    assert [(conv.bias is None, conv.stride[0]) for conv in calls] == [(False, 1), (True, 2)]

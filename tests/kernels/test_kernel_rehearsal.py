@@ -16,16 +16,15 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from reconv.batch import Batch
 from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, nothing_shown
-from reconv.kernels.fuse import use_kernels
+from reconv.kernels.fuse import fuse
+from reconv.kernels.fused_modules.fused_norm import single
+from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.jit.launch import Variant, expect, launch, variant_of
 from reconv.kernels.trace_kernels import variants_of
 from reconv.models import build_model
-from reconv.models.architecture import SSDFeatureMaps
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
-from reconv.models.layers.conv import MaxPool2d
-from reconv.models.layers.norm import fork
 from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 
@@ -47,7 +46,7 @@ def train_once(model: nn.Module, images: Tensor) -> None:
     layers = LayerState(model)
     layers.enter(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
     outputs = model(images)
-    ends: Sequence[Tensor] = (fork(outputs).main,)
+    ends: Sequence[Tensor] = (single(outputs),)
     if isinstance(outputs, SSDFeatureMaps):
         layout = AnchorLayout(outputs.per_cell, outputs.num_classes)
         truth = nothing_shown(outputs.maps, layout)
@@ -62,7 +61,7 @@ def inverted(activation: str) -> nn.Module:
     spec = MobileNetV2Spec(activation=activation)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1, bias=False),
-        MaxPool2d(3, 1, 1),
+        nn.MaxPool2d(3, 1, 1),
         InvertedResidual(spec, 8, 8, 2, 1),
         InvertedResidual(spec, 8, 16, 2, 2),
     )
@@ -103,7 +102,7 @@ NETWORKS = {
 def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launched) -> None:
     torch.manual_seed(0)
     model = NETWORKS[name]().to(memory_format=torch.channels_last).train()
-    use_kernels(model)
+    fuse(model)
     images = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
 
     def autocast():  # type: ignore[no-untyped-def]
@@ -119,7 +118,7 @@ def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launch
 
 def test_a_rehearsal_leaves_the_network_as_it_was() -> None:
     model = build_model("resnet8_cifar", num_classes=4).to(memory_format=torch.channels_last).eval()
-    use_kernels(model)
+    fuse(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert variants_of(model, (3, 16, 16), torch.float32, nullcontext())
     assert not model.training
@@ -166,12 +165,12 @@ from contextlib import nullcontext
 import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
-from reconv.kernels.fuse import use_kernels
+from reconv.kernels.fuse import fuse
 from reconv.kernels.trace_kernels import variants_of
 
 for name, options in (("resnet14", {}), ("ssd_resnet34", {"trunk": "resnet10"})):
     model = build_model(name, num_classes=4, **options).to(memory_format=torch.channels_last)
-    use_kernels(model)
+    fuse(model)
     assert variants_of(model, (3, 300, 300), torch.bfloat16, nullcontext())
 print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """

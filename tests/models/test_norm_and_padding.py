@@ -8,10 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.kernels.window import same_padding
 from reconv.models import build_model, model_names, model_spec
-from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
-from reconv.models.layers.norm import ACTIVATIONS, ProxyNorm, normed
+from reconv.models.layers.conv import SameConv2d, SameMaxPool2d, make_activation, same_padding
+from reconv.models.layers.norm import ProxyNorm
 
 
 def test_same_padding_is_tensorflows_on_known_cases() -> None:
@@ -149,24 +148,23 @@ def test_a_number_out_of_its_options_range_is_refused_before_anything_is_built(
 
 @pytest.mark.parametrize("name", ["relu", "silu"])
 def test_proxy_norm_gives_gaussian_inputs_activations_of_mean_zero_and_its_variance(name: str) -> None:
-    norm = ProxyNorm(1, 4, eps=1e-5, proxy_eps=1e-3).double()
+    norm = ProxyNorm(1, 4, eps=1e-5, proxy_eps=1e-3, act=make_activation(name)).double()
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1.0, 0.5, 2.0, 1.0]))
         norm.bias.copy_(torch.tensor([0.0, 1.0, -1.0, -0.5]))
     gauss = torch.randn(200_000, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    function = ACTIVATIONS[name]
-    activations = function(gauss * norm.weight + norm.bias)
+    activations = norm.act(gauss * norm.weight + norm.bias)
     variance = activations.var(0)
-    output = norm.renormalise(activations.T[None, :, :, None].contiguous(), function)[0, :, :, 0]
+    output = norm.renormalize(activations.T[None, :, :, None].contiguous())[0, :, :, 0]
     assert output.mean(1).abs().max().item() < 0.02
     torch.testing.assert_close(output.var(1), variance / (variance + 1e-3), rtol=0.04, atol=0.0)
 
 
-def test_proxy_norm_without_activation_is_group_norm_and_learns_its_proxy_with_one() -> None:
-    norm, plain = ProxyNorm(2, 4, 1e-5, 0.03), nn.GroupNorm(2, 4, 1e-5)
+def test_proxy_norm_renormalizes_the_activations_of_a_group_norm_and_learns_its_proxy() -> None:
+    norm, plain = ProxyNorm(2, 4, 1e-5, 0.03, nn.ReLU()), nn.GroupNorm(2, 4, 1e-5)
     x = torch.randn(2, 4, 3, 3)
-    assert torch.equal(norm(x), plain(x))
-    normed(norm, x, ACTIVATIONS["relu"]).pow(2).sum().backward()
+    assert torch.equal(norm(x), norm.renormalize(torch.relu(plain(x))))
+    norm(x).pow(2).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in norm.parameters())
     assert "quantiles" not in norm.state_dict()
 

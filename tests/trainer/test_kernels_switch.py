@@ -6,6 +6,7 @@ import pytest
 
 from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
+from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
 from reconv.trainer.build.network import build_network, wants_kernels
@@ -25,7 +26,7 @@ def recipe(name: str = "cifar10-resnet20", **settings: str):  # type: ignore[no-
 def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused() -> None:
     network = build_network(recipe(), 10, open_device("cpu"))
     norms = [module for module in network.model.modules() if isinstance(module, BatchNorm2d)]
-    assert len(norms) > 5 and not any(norm.fused for norm in norms)
+    assert len(norms) > 5 and not any(isinstance(norm, FusedBatchNorm2d) for norm in norms)
     with pytest.raises(UsageError, match=r"engine\.fused_kernels: nothing of resnet20_cifar"):
         build_network(recipe(engine__fused_kernels="on"), 10, open_device("cpu"))
 

@@ -1,15 +1,13 @@
-"""Batch norm by groups, fused with what surrounds it where kernels take it, and the state of the layers that know
-which step they are in.
+"""Ghost batch norm (statistics over groups of samples), and the state of the layers that depend on the step.
 
-Owns the grouped statistics and the one moment per step when running statistics move. Refuses to know how a batch
-was split over micro-batches and who decides that a step counts. Invariant: outside the engine (`groups` is None) the
-layer is torch's own; inside, running statistics change only in `LayerState.commit`, and only when the step is ok.
+Outside the trainer (`groups` is None) the layer is torch's own. In the trainer, running statistics change only in
+`LayerState.commit`, once per step, and only when the step is ok.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +15,7 @@ from torch import Tensor, nn
 
 from reconv import random as keys
 from reconv.batch import Batch
-from reconv.kernels import dispatch as fused
 from reconv.models.layers.dropout import Noise, row_keys
-
-if TYPE_CHECKING:
-    from reconv.kernels.batch_norm.ops import Norm
-    from reconv.kernels.reference import Activation
-    from reconv.kernels.window import PoolWindow
 
 Groups = Sequence[tuple[int, Tensor]]  # of each: samples, and a tensor of statistics
 
@@ -40,7 +32,6 @@ class BatchNorm2d(nn.BatchNorm2d):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.groups: tuple[int, ...] | None = None
         self.fixed = False
-        self.fused = False  # whether kernels compute it in training, where they take its tensors
         # The last forward pass's mean and unbiased variance [2, channels], group by group. It is overwritten and
         # never read here: so a recomputed forward pass records nothing twice, and a compiled one guards on nothing.
         self.recorded: tuple[Tensor, ...] = ()
@@ -56,106 +47,14 @@ class BatchNorm2d(nn.BatchNorm2d):
             return F.batch_norm(x, *self._running(), self.weight, self.bias, False, 0.0, self.eps)
         if not self.training or self.groups is None:
             return super().forward(x)
-        if self.takes(x):
-            return self.activated(x, "none")
-        parts = (x,) if len(self.groups) == 1 else x.split(self.groups)
+        return self.forward_groups(x, self.groups)
+
+    def forward_groups(self, x: Tensor, groups: tuple[int, ...]) -> Tensor:
+        """The training output: each group of samples is normalised by its own statistics, which are recorded."""
+        parts = (x,) if len(groups) == 1 else x.split(groups)
         outputs, records = zip(*(self._normalise(part) for part in parts), strict=True)
         self.recorded = records
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    def takes(self, *tensors: Tensor) -> bool:
-        """Whether kernels compute this norm, and what follows it, of these tensors."""
-        return (
-            self.fused
-            and self.training
-            and not self.fixed
-            and self.spread is None
-            and self.groups is not None
-            and fused.even_groups(self.groups)
-            and all(fused.available(x) for x in tensors)
-        )
-
-    def activated(self, x: Tensor, act: Activation) -> Tensor:
-        """The activation of the norm of x, by kernels."""
-        from reconv.kernels.batch_norm import ops as norm
-
-        y, statistics = norm.normalise(x, self._parameters_of_kernels(), self._groups(), act)
-        self._record(statistics)
-        return y
-
-    def joined(
-        self, x: Tensor, other: Tensor, act: Activation, norm: BatchNorm2d | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The activation of the norm of x plus the other (or its norm), for two uses, by kernels."""
-        from reconv.kernels.batch_norm.ops import join, join_norms
-
-        mine = self._parameters_of_kernels()
-        if norm is None:
-            first, second, statistics = join(x, mine, other, self._groups(), act)
-        else:
-            theirs = norm._parameters_of_kernels()
-            first, second, statistics, others = join_norms(x, mine, other, theirs, self._groups(), act)
-            norm._record(others)
-        self._record(statistics)
-        return first, second
-
-    def projects(self, x: Tensor, conv: nn.Conv2d) -> bool:
-        """Whether kernels, which take this norm of x, also take a convolution of its activation in."""
-        from reconv.kernels.norm_conv1x1.ops import accepts
-
-        return conv.stride == (1, 1) and conv.bias is None and accepts(x, conv.weight)
-
-    def projected(self, x: Tensor, conv: nn.Conv2d, act: Activation) -> Tensor:
-        """The convolution of the activation of the norm of x, by kernels."""
-        from reconv.kernels.norm_conv1x1.ops import project
-
-        filters = conv.weight.to(x.dtype)
-        y, statistics = project(x, self._parameters_of_kernels(), filters, self._groups(), act)
-        self._record(statistics)
-        return y
-
-    def excites(self, *tensors: Tensor) -> bool:
-        """Whether kernels compute this norm of tensors together with the squeeze and excitation behind it."""
-        from reconv.kernels.norm_squeeze_excite.ops import accepts
-
-        return self.takes(*tensors) and accepts(tensors[0])
-
-    def excited(self, x: Tensor, act: Activation, gate_of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The activation of the norm of x times the gate that is made of its means, by kernels."""
-        from reconv.kernels.norm_squeeze_excite.ops import excite
-
-        y, statistics = excite(x, self._parameters_of_kernels(), self._groups(), act, gate_of)
-        self._record(statistics)
-        return y
-
-    def excited_join(self, x: Tensor, other: Tensor, gate_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """The ReLU of the other plus the norm of x times the gate made of its means, for two uses, by kernels."""
-        from reconv.kernels.norm_squeeze_excite.ops import excite_join
-
-        first, second, statistics = excite_join(x, self._parameters_of_kernels(), other, self._groups(), gate_of)
-        self._record(statistics)
-        return first, second
-
-    def pooled(self, x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
-        """The 3x3 max-pool of stride 2 of the ReLU of the norm of x, for two uses, by kernels."""
-        from reconv.kernels.norm_max_pool.ops import normalise_pool
-
-        first, second, statistics = normalise_pool(x, self._parameters_of_kernels(), self._groups(), window)
-        self._record(statistics)
-        return first, second
-
-    def _parameters_of_kernels(self) -> Norm:
-        from reconv.kernels.batch_norm.ops import Norm
-
-        return Norm(self.weight, self.bias, self._running()[1], self.eps)
-
-    def _groups(self) -> tuple[int, ...]:
-        assert self.groups is not None
-        return self.groups
-
-    def _record(self, statistics: Tensor) -> None:
-        """Keep mean and unbiased variance of statistics [groups, 3, channels]."""
-        self.recorded = statistics[:, :2].unbind()
 
     def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """One group's output, and its mean and unbiased variance."""
@@ -189,20 +88,6 @@ class BatchNorm2d(nn.BatchNorm2d):
     def _running(self) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None and self.running_var is not None
         return self.running_mean, self.running_var
-
-
-def activated_together(norms: Sequence[BatchNorm2d], x: Tensor, act: Activation) -> tuple[Tensor, ...]:
-    """The activations of norms that lie side by side in the channels of x, one part for each, by one kernel."""
-    from reconv.kernels.batch_norm.ops import Norm, normalise
-
-    widths = [norm.num_features for norm in norms]
-    weight, bias = torch.cat([norm.weight for norm in norms]), torch.cat([norm.bias for norm in norms])
-    joint = Norm(weight, bias, torch.cat([norm._running()[1] for norm in norms]), norms[0].eps)
-    y, statistics = normalise(x, joint, norms[0]._groups(), act)
-    for norm, own in zip(norms, statistics.split(widths, 2), strict=True):
-        norm._record(own)
-    parts: tuple[Tensor, ...] = y.split(widths, 1)
-    return parts
 
 
 class LayerState:

@@ -22,7 +22,7 @@ from reconv.device import CudaGraph, Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import RecipeError, UsageError
 from reconv.kernels import dispatch as fused
-from reconv.kernels.fuse import use_kernels
+from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels.jit.launch import rehearsed
 from reconv.kernels.trace_kernels import variants_of
@@ -151,7 +151,7 @@ def is_network_compiled(recipe: Recipe, num_classes: int, device: Device) -> boo
     if not (is_compiled(recipe, device) and wants_kernels(recipe, device)):
         return is_compiled(recipe, device)
     with torch.device("meta"):
-        return use_kernels(build_model(recipe.model.name, **model_options(recipe, num_classes))) == 0
+        return fuse(build_model(recipe.model.name, **model_options(recipe, num_classes))) == 0
 
 
 def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
@@ -163,7 +163,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     model = precision.model(model).to(device.torch)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    has_kernels = wants_kernels(recipe, device) and use_kernels(model) > 0
+    has_kernels = wants_kernels(recipe, device) and fuse(model) > 0
     if recipe.engine.fused_kernels == "on" and not has_kernels:
         raise UsageError(
             f"engine.fused_kernels: nothing of {recipe.model.name} is computed by kernels on {device.kind}",

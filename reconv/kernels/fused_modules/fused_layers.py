@@ -1,0 +1,106 @@
+"""Convolutions, max-pools and squeeze-and-excitation that kernels compute in training, where they support the input.
+
+Each class adds no state to the layer it derives from.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv.kernels import dispatch
+from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS, PoolWindow
+from reconv.models.layers.conv import SameMaxPool2d, SqueezeExcitation
+
+
+class FusedStemConv2d(nn.Conv2d):
+    """A convolution of stride 2 over few channels, computed over blocks of 2x2 pixels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and dispatch.reachable(x):
+            from reconv.kernels.stem.ops import accepts, stem_images, stem_weight
+
+            if accepts(x, self.weight):
+                blocks = stem_images(x, self.kernel_size[0], dispatch.product_dtype(x))
+                return F.conv2d(blocks, stem_weight(self.weight))
+        return super().forward(x)
+
+
+class FusedDepthwiseConv2d(nn.Conv2d):
+    """A depthwise convolution whose input gradient is not left to cuDNN."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and dispatch.available(x):
+            from reconv.kernels.depthwise.ops import depthwise
+
+            dtype = dispatch.product_dtype(x)
+            return depthwise(x.to(dtype), self.weight.to(dtype), self.stride[0])
+        return super().forward(x)
+
+
+def fused_conv_class(conv: nn.Conv2d) -> type[nn.Conv2d] | None:
+    """The fused class of a convolution, or None."""
+    kernel, stride = conv.kernel_size[0], conv.stride[0]
+    is_square = conv.kernel_size == (kernel, kernel) and conv.stride == (stride, stride)
+    is_centered = conv.padding == (kernel // 2, kernel // 2) and kernel % 2 == 1 and conv.dilation == (1, 1)
+    if type(conv) is not nn.Conv2d or conv.bias is not None or not (is_square and is_centered):
+        return None
+    if kernel in STEM_KERNELS and (stride, conv.groups) == (2, 1) and conv.in_channels <= MOST_STEM_CHANNELS:
+        return FusedStemConv2d
+    if stride <= 2 and kernel > 1 and conv.in_channels == conv.out_channels == conv.groups:
+        return FusedDepthwiseConv2d
+    return None
+
+
+def pool_window(pool: nn.Module) -> PoolWindow | None:
+    """The window of a max-pool; None for other layers and for windows that kernels do not know."""
+    if isinstance(pool, SameMaxPool2d):
+        return PoolWindow(pool.kernel_size, pool.stride, "same")
+    if not isinstance(pool, nn.MaxPool2d) or pool.dilation != 1 or pool.return_indices:
+        return None
+    kernel, stride, padding = pool.kernel_size, pool.stride, pool.padding
+    if not (isinstance(kernel, int) and isinstance(stride, int) and isinstance(padding, int)):
+        return None
+    return PoolWindow(kernel, stride, padding, pool.ceil_mode)
+
+
+class FusedMaxPool2d(nn.MaxPool2d):
+    """A max-pool computed by kernels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = _max_pool(self, x)
+        out: Tensor = super().forward(x) if y is None else y
+        return out
+
+
+class FusedSameMaxPool2d(SameMaxPool2d):
+    """A max-pool with SAME padding computed by kernels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = _max_pool(self, x)
+        return super().forward(x) if y is None else y
+
+
+def _max_pool(pool: nn.Module, x: Tensor) -> Tensor | None:
+    """The pooled images, or None where kernels do not support them."""
+    window = pool_window(pool)
+    if window is None or not (pool.training and dispatch.available(x)):
+        return None
+    from reconv.kernels.max_pool.ops import accepts, max_pool
+
+    return max_pool(x, window) if accepts(x, window) else None
+
+
+class FusedSqueezeExcitation(SqueezeExcitation):
+    """Squeeze-and-excitation whose passes over the images are computed by kernels."""
+
+    def supports(self, x: Tensor) -> bool:
+        """Whether kernels compute the passes over these images."""
+        return self.training and dispatch.available(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.supports(x):
+            return super().forward(x)
+        from reconv.kernels.squeeze_excite.ops import squeeze_excite
+
+        return squeeze_excite(x, self.gate)

@@ -1,0 +1,230 @@
+"""Batch norm fused with the operations around it: activation, residual sum, max-pool, 1x1 convolution, and
+squeeze-and-excitation.
+
+Each function takes layers of a plain model. It calls the fused operation if the kernels support the layers and
+tensors at hand, and otherwise computes the same by calling the layers one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from reconv.kernels import dispatch
+from reconv.kernels.fused_modules.fused_layers import FusedSqueezeExcitation, pool_window
+from reconv.kernels.reference import Activation
+from reconv.kernels.window import STEM_WINDOWS
+from reconv.models.external import BatchNormThen
+from reconv.models.layers.batch_norm import BatchNorm2d
+
+if TYPE_CHECKING:
+    from reconv.kernels.batch_norm.ops import Norm
+
+# Importing any of the operations' modules imports Triton, so that happens only after `supports` said yes.
+
+
+class DualUse(NamedTuple):
+    """One value for two uses, each with a gradient of its own: the backward kernel adds them as it reads them."""
+
+    main: Tensor
+    shortcut: Tensor
+
+
+def dual(x: Tensor | DualUse) -> DualUse:
+    """A block's input for its two paths."""
+    return x if isinstance(x, DualUse) else DualUse(x, x)
+
+
+def single(x: Tensor | DualUse) -> Tensor:
+    """A value for one use."""
+    return x.main if isinstance(x, DualUse) else x
+
+
+class FusedBatchNorm2d(BatchNorm2d):
+    """Batch norm that kernels compute in training."""
+
+    def forward_groups(self, x: Tensor, groups: tuple[int, ...]) -> Tensor:
+        return self.forward_act(x, "none") if self.supports(x) else super().forward_groups(x, groups)
+
+    def supports(self, *tensors: Tensor) -> bool:
+        """Whether kernels compute this norm, and what follows it, of these tensors."""
+        return (
+            self.training
+            and not self.fixed
+            and self.spread is None
+            and self.groups is not None
+            and dispatch.even_groups(self.groups)
+            and all(dispatch.available(x) for x in tensors)
+        )
+
+    def forward_act(self, x: Tensor, act: Activation) -> Tensor:
+        """The activation of the norm of x, by kernels."""
+        from reconv.kernels.batch_norm.ops import normalise
+
+        y, statistics = normalise(x, self.parameters_of_kernels(), self.group_sizes(), act)
+        self.record(statistics)
+        return y
+
+    def parameters_of_kernels(self) -> Norm:
+        """The tensors that kernels read."""
+        from reconv.kernels.batch_norm.ops import Norm
+
+        assert self.running_var is not None
+        return Norm(self.weight, self.bias, self.running_var, self.eps)
+
+    def group_sizes(self) -> tuple[int, ...]:
+        """The samples of each group of the current batch."""
+        assert self.groups is not None
+        return self.groups
+
+    def record(self, statistics: Tensor) -> None:
+        """Keep mean and unbiased variance of statistics [groups, 3, channels] for the running statistics."""
+        self.recorded = statistics[:, :2].unbind()
+
+
+class FusedBatchNormThen(FusedBatchNorm2d, BatchNormThen):
+    """The same for another package's norm that ends in an activation, which is computed apart."""
+
+
+_ACTIVATIONS: dict[type[nn.Module], Activation] = {
+    nn.Identity: "none",
+    nn.ReLU: "relu",
+    nn.ReLU6: "relu6",
+    nn.SiLU: "silu",
+}
+
+
+def norm_act(norm: nn.Module, x: Tensor, act: nn.Module) -> Tensor:
+    """act(norm(x))"""
+    name = _ACTIVATIONS.get(type(act))
+    if isinstance(norm, FusedBatchNorm2d) and name is not None and norm.supports(x):
+        return norm.forward_act(x, name)
+    out: Tensor = act(norm(x))
+    return out
+
+
+def norm_act_concat(norms: Sequence[FusedBatchNorm2d], x: Tensor, act: Activation) -> tuple[Tensor, ...]:
+    """The activations of several norms over consecutive channels of x, by one kernel, split again."""
+    from reconv.kernels.batch_norm.ops import Norm, normalise
+
+    parameters = [norm.parameters_of_kernels() for norm in norms]
+    weight, bias, running_var = (
+        torch.cat([getattr(own, name) for own in parameters]) for name in ("weight", "bias", "running_var")
+    )
+    y, statistics = normalise(x, Norm(weight, bias, running_var, norms[0].eps), norms[0].group_sizes(), act)
+    widths = [norm.num_features for norm in norms]
+    for norm, own in zip(norms, statistics.split(widths, 2), strict=True):
+        norm.record(own)
+    parts: tuple[Tensor, ...] = y.split(widths, 1)
+    return parts
+
+
+def norm_add_act(
+    norm: nn.Module, x: Tensor, shortcut: Tensor, downsample: nn.Module | None, act: nn.Module
+) -> Tensor | DualUse:
+    """act(norm(x) + shortcut), where `downsample` fits the shortcut to x; its own norm is fused too."""
+    name = _ACTIVATIONS.get(type(act))
+    if isinstance(norm, FusedBatchNorm2d) and name in ("none", "relu") and norm.supports(x):
+        other, other_norm = _before_norm(shortcut, downsample, norm)
+        if norm.supports(other) and (other.shape, other.dtype) == (x.shape, x.dtype):
+            return _add_norms(norm, x, other, other_norm, name)
+        shortcut, downsample = other, other_norm
+    y = norm(x)
+    out: Tensor = act(y + (shortcut if downsample is None else downsample(shortcut)))
+    return out
+
+
+def _before_norm(
+    shortcut: Tensor, downsample: nn.Module | None, norm: FusedBatchNorm2d
+) -> tuple[Tensor, FusedBatchNorm2d | None]:
+    """The shortcut before the norm of its downsampling, and that norm if it can be fused with the sum."""
+    if downsample is None:
+        return shortcut, None
+    if isinstance(downsample, nn.Sequential) and len(downsample) == 2:
+        conv, last = downsample
+        if isinstance(last, FusedBatchNorm2d) and last.training and not last.fixed and last.groups == norm.groups:
+            return conv(shortcut), last
+    return downsample(shortcut), None
+
+
+def _add_norms(
+    norm: FusedBatchNorm2d, x: Tensor, other: Tensor, other_norm: FusedBatchNorm2d | None, act: Activation
+) -> DualUse:
+    from reconv.kernels.batch_norm.ops import join, join_norms
+
+    own, groups = norm.parameters_of_kernels(), norm.group_sizes()
+    if other_norm is None:
+        main, shortcut, statistics = join(x, own, other, groups, act)
+    else:
+        theirs = other_norm.parameters_of_kernels()
+        main, shortcut, statistics, other_statistics = join_norms(x, own, other, theirs, groups, act)
+        other_norm.record(other_statistics)
+    norm.record(statistics)
+    return DualUse(main, shortcut)
+
+
+def norm_act_pool(norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module) -> Tensor | DualUse:
+    """pool(act(norm(x)))"""
+    window = pool_window(pool)
+    is_stem = type(act) is nn.ReLU and window in STEM_WINDOWS
+    if isinstance(norm, FusedBatchNorm2d) and is_stem and window is not None and norm.supports(x):
+        from reconv.kernels.norm_max_pool.ops import normalise_pool
+
+        main, shortcut, statistics = normalise_pool(x, norm.parameters_of_kernels(), norm.group_sizes(), window)
+        norm.record(statistics)
+        return DualUse(main, shortcut)
+    out: Tensor = pool(norm_act(norm, x, act))
+    return out
+
+
+def norm_act_conv1x1(norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module) -> Tensor:
+    """conv(act(norm(x)))"""
+    name = _ACTIVATIONS.get(type(act))
+    if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, nn.Conv2d) and name is not None and norm.supports(x):
+        from reconv.kernels.norm_conv1x1.ops import accepts, project
+
+        if conv.stride == (1, 1) and conv.bias is None and accepts(x, conv.weight):
+            filters = conv.weight.to(x.dtype)
+            y, statistics = project(x, norm.parameters_of_kernels(), filters, norm.group_sizes(), name)
+            norm.record(statistics)
+            return y
+    out: Tensor = conv(norm_act(norm, x, act))
+    return out
+
+
+def norm_act_squeeze_excite(norm: nn.Module, x: Tensor, act: nn.Module, se: nn.Module) -> Tensor:
+    """se(act(norm(x)))"""
+    name = _ACTIVATIONS.get(type(act))
+    if name is not None and isinstance(norm, FusedBatchNorm2d) and _supports_excite(norm, se, x):
+        from reconv.kernels.norm_squeeze_excite.ops import excite
+
+        assert isinstance(se, FusedSqueezeExcitation)
+        y, statistics = excite(x, norm.parameters_of_kernels(), norm.group_sizes(), name, se.gate)
+        norm.record(statistics)
+        return y
+    out: Tensor = se(norm_act(norm, x, act))
+    return out
+
+
+def norm_squeeze_excite_add_relu(norm: nn.Module, x: Tensor, se: nn.Module, shortcut: Tensor, act: nn.Module) -> Any:
+    """act(se(norm(x)) + shortcut)"""
+    is_same = (shortcut.shape, shortcut.dtype) == (x.shape, x.dtype)
+    if isinstance(norm, FusedBatchNorm2d) and is_same and _supports_excite(norm, se, x, shortcut):
+        from reconv.kernels.norm_squeeze_excite.ops import excite_join
+
+        assert isinstance(se, FusedSqueezeExcitation)
+        main, again, statistics = excite_join(x, norm.parameters_of_kernels(), shortcut, norm.group_sizes(), se.gate)
+        norm.record(statistics)
+        return DualUse(main, again)
+    return act(se(norm(x)) + shortcut)
+
+
+def _supports_excite(norm: FusedBatchNorm2d, se: nn.Module, x: Tensor, *others: Tensor) -> bool:
+    if not (isinstance(se, FusedSqueezeExcitation) and se.supports(x) and norm.supports(x, *others)):
+        return False
+    from reconv.kernels.norm_squeeze_excite.ops import accepts
+
+    return accepts(x)

@@ -1,0 +1,85 @@
+"""The single-shot detector with fused extra maps, and with the two heads of a map as one convolution.
+
+In training it returns `SSDFeatureMaps`, which the box-loss kernels read without rearranging.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from reconv.kernels import dispatch
+from reconv.kernels.fused_modules.fused_blocks import FusedResNetTrunk
+from reconv.kernels.fused_modules.fused_norm import DualUse, dual, norm_act, single
+from reconv.models.architecture import SSDOutput, by_box
+from reconv.models.layers.conv import SameConv2d
+from reconv.models.ssd import SSD, Extra
+
+
+class SSDFeatureMaps(NamedTuple):
+    """A detector's output as its convolutions leave it: class logits, box deltas and zero padding along channels."""
+
+    maps: tuple[Tensor, ...]  # [n, channels, height, width]
+    biases: tuple[tuple[Tensor, Tensor], ...]  # of each map's logits and box deltas, still to be added
+    per_cell: tuple[int, ...]  # default boxes of a cell of each map
+    num_classes: int
+
+    def output(self) -> SSDOutput:
+        """Box deltas and logits by default box: map by map, in each the shape first, then the row, then the column."""
+        codes, logits = [], []
+        for x, (class_bias, box_bias) in zip(self.maps, self.biases, strict=True):
+            begin, end = len(class_bias), len(class_bias) + len(box_bias)
+            logits.append(by_box(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
+            codes.append(by_box(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
+        return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+
+
+class FusedExtra(Extra):
+    """An extra map whose bias and ReLU are one operation."""
+
+    def forward(self, x: Tensor | DualUse) -> Any:
+        conv1, conv2, norm1, norm2, act1, act2 = self
+        y = self._conv_norm_act(dual(x).shortcut, conv1, norm1, act1)
+        return self._conv_norm_act(single(y), conv2, norm2, act2)
+
+    def _conv_norm_act(self, x: Tensor, conv: nn.Module, norm: nn.Module, act: nn.Module) -> Tensor | DualUse:
+        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        is_supported = dispatch.available(x) and conv.out_channels % dispatch.CHANNEL_MULTIPLE == 0
+        if not (isinstance(norm, nn.Identity) and self.training and is_supported):
+            return norm_act(norm, conv(x), act)
+        from reconv.kernels.bias_relu.ops import bias_relu
+
+        return DualUse(*bias_relu(_without_bias(conv, x), conv.bias))
+
+
+def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The convolution's output before its bias is added."""
+    x = conv.pad(x) if isinstance(conv, SameConv2d) else x
+    out: Tensor = conv._conv_forward(x, conv.weight, None)
+    return out
+
+
+class FusedSSD(FusedResNetTrunk, SSD):
+    """A detector that computes the two heads of each map as one convolution in training."""
+
+    def heads(self, maps: tuple[Tensor | DualUse, ...]) -> Any:
+        inputs = tuple(single(x) for x in maps)
+        if not (self.training and all(dispatch.available(x) for x in inputs)):
+            return super().heads(inputs)
+        pairs = list(zip(self.class_heads, self.box_heads, strict=True))
+        outputs = tuple(_both_heads(*pair, x) for pair, x in zip(pairs, inputs, strict=True))
+        biases = tuple((first.get_parameter("bias"), second.get_parameter("bias")) for first, second in pairs)
+        return SSDFeatureMaps(outputs, biases, self.boxes_per_cell, self.num_classes)
+
+
+def _both_heads(class_head: nn.Module, box_head: nn.Module, x: Tensor) -> Tensor:
+    """Both heads of a map as one convolution without biases, with zeros up to channels that need no padded copy."""
+    weights = [head.get_parameter("weight") for head in (class_head, box_head)]
+    num_zeros = -sum(map(len, weights)) % dispatch.CHANNEL_MULTIPLE
+    # In the convolution's dtype: torch.cat promotes to the widest of its inputs.
+    zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=dispatch.product_dtype(x))
+    zeros = zeros.contiguous(memory_format=torch.channels_last)
+    return F.conv2d(x, torch.cat([*weights, zeros]), padding=1)

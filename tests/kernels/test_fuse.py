@@ -1,0 +1,70 @@
+"""`fuse` swaps classes and nothing else, and each family of networks launches the fused kernels it should."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from reconv.kernels.fuse import fuse
+from reconv.kernels.jit import launch
+from reconv.kernels.trace_kernels import variants_of
+from reconv.models import build_model
+from reconv.models.layers.batch_norm import BatchNorm2d
+
+# Launches of each operation's kernels in one training pass in bf16 at 64 (SSD: 300) pixels.
+LAUNCHES = {
+    "resnet50": {"batch_norm": 198, "norm_max_pool": 2, "stem": 1},
+    "resnext26_32x4d": {"batch_norm": 102, "norm_max_pool": 2, "stem": 1},
+    "se_resnext101_32x4d": {"batch_norm": 90, "norm_max_pool": 2, "norm_squeeze_excite": 40, "stem": 1},
+    "mobilenet_v2": {"batch_norm": 178, "norm_conv1x1": 30, "depthwise": 4, "stem": 1},
+    "efficientnet_b0": {"batch_norm": 148, "norm_squeeze_excite": 80, "depthwise": 4, "stem": 1},
+    "googlenet": {"batch_norm": 164, "max_pool": 26, "stem": 1},
+    "ssd_resnet34": {"batch_norm": 134, "norm_max_pool": 2, "stem": 1, "box_losses": 15},
+    "fastnet_cifar": {"batch_norm": 24},
+}
+OPTIONS = {"se_resnext101_32x4d": {"depths": [2, 2, 2, 2]}}
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_each_family_launches_its_fused_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: Counter[str] = Counter()
+    variant_of = launch.variant_of
+
+    def counting(kernel, args, constants):  # type: ignore[no-untyped-def]
+        launched[kernel.fn.__module__.split(".")[-2]] += 1
+        return variant_of(kernel, args, constants)
+
+    monkeypatch.setattr(launch, "variant_of", counting)
+    with torch.device("meta"):
+        model = build_model(name, num_classes=5, **OPTIONS.get(name, {})).to(torch.bfloat16)
+    fuse(model.to(memory_format=torch.channels_last))
+    side = 300 if name.startswith("ssd") else 64
+    variants_of(model, (3, side, side), torch.bfloat16, nullcontext())
+    assert dict(launched) == LAUNCHES[name]
+
+
+def test_a_fused_network_keeps_names_parameters_and_copies() -> None:
+    plain = build_model("efficientnet_cifar", num_classes=3).eval()
+    fused = copy.deepcopy(plain)
+    assert fuse(fused) > 0 and fuse(fused) == 0
+    assert [name for name, _ in fused.named_modules()] == [name for name, _ in plain.named_modules()]
+    images = torch.randn(2, 3, 16, 16)
+    for other in (fused, copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        assert type(other) is type(fused)
+        assert list(other.state_dict()) == list(plain.state_dict())
+        assert torch.equal(other(images), plain(images))
+
+
+def test_only_norms_are_fused_outside_our_blocks() -> None:
+    foreign = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    assert fuse(foreign) == 1 and type(foreign[1]) is not BatchNorm2d
+
+
+def test_nothing_of_a_network_without_supported_layers_is_fused() -> None:
+    assert fuse(build_model("resnet8_cifar", norm="group")) == 0
