@@ -1,7 +1,7 @@
 /* One execution: a file and, taken from its last bytes, a box and a size; with and without vector instructions.
  *
- * File and picture lie in blocks of their exact sizes, so that the address sanitizer sees every byte beyond them. Both
- * ways must agree on whether the file is taken and, if it is, on every bit. Then the same as a task of two files.
+ * File and image lie in blocks of their exact sizes, so that the address sanitizer sees every byte beyond them. Both
+ * ways must agree on whether the file decodes and, if it does, on every bit. Then the same as a task of two files.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -23,7 +23,7 @@ void reconv_jpeg_crops(
 
 enum { NUM_CHOICES = 8, MAX_PIXELS = 1 << 20 };
 
-long fuzz_taken; /* executions that made a picture */
+long fuzz_decoded; /* executions that decoded an image */
 
 /* The file twice, read and cropped by the two calls for tasks; both rows must be what the file alone gives. */
 static void run_task(const uint8_t *data, size_t size, const double box[4], int side, int flags) {
@@ -77,7 +77,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
     int second = reconv_jpeg_crop(
         data, size, left, top, right, bottom, flags & 1, vectors, height, width, flags & 2, flags & 4, (flags & 8) != 0, 1);
     if (first != second || (first == 0 && memcmp(plain, vectors, num_bytes) != 0)) abort();
-    fuzz_taken += first == 0;
+    fuzz_decoded += first == 0;
     run_task(data, size, (double[4]){left, top, right, bottom}, height, flags);
     free(plain);
     free(vectors);

@@ -30,14 +30,14 @@ class Listed(DetectionDataset):
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Sample:
-        data, said = self._samples[index]
-        return Sample(data, NO_TARGET, f"listed[{index}]", said)
+        data, annotation = self._samples[index]
+        return Sample(data, NO_TARGET, f"listed[{index}]", annotation)
 
     def annotation(self, index: int) -> Annotation:
         return self._samples[index][1]
 
     def box_counts(self) -> npt.NDArray[np.int64]:
-        return np.array([len(said) for _, said in self._samples])
+        return np.array([len(annotation) for _, annotation in self._samples])
 
     def fingerprint(self) -> str:
         return "listed"
@@ -51,46 +51,46 @@ def write_coco(
     """COCO's layout: for each split, images as (file, height, width, annotations without ids)."""
     (root / "annotations").mkdir(parents=True)
     next_id = 1
-    for split, pictures in splits.items():
+    for split, split_images in splits.items():
         (root / f"{split}2017").mkdir()
         images, annotations = [], []
-        for number, (file, height, width, boxes) in enumerate(pictures):
+        for number, (file, height, width, boxes) in enumerate(split_images):
             image_id = 10 * number + (1 if split == "train" else 5)
             (root / f"{split}2017" / file).write_bytes(encode(noise(height, width, 3, image_id), "JPEG"))
             images.append({"id": image_id, "file_name": file, "height": height, "width": width})
             for box in boxes:
                 annotations.append({"id": next_id, "image_id": image_id, "iscrowd": 0, **box})
                 next_id += 1
-        told = {
+        content = {
             "images": images,
             "annotations": annotations,
             "categories": [{"id": number, "name": name} for number, name in categories.items()],
         }
-        (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(told))
+        (root / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(content))
     return root
 
 
 def write_voc(
     root: Path,
     lists: Mapping[str, Sequence[str]],
-    pictures: Mapping[str, tuple[int, int, Sequence[tuple[str, tuple[float, ...], int]]]],
+    images: Mapping[str, tuple[int, int, Sequence[tuple[str, tuple[float, ...], int]]]],
 ) -> Path:
     """VOC's layout: images as (height, width, objects), objects as (class, corners, difficult)."""
     for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (root / folder).mkdir(parents=True)
     for name, stems in lists.items():
         (root / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{stem}\n" for stem in stems))
-    for number, (stem, (height, width, objects)) in enumerate(pictures.items()):
+    for number, (stem, (height, width, objects)) in enumerate(images.items()):
         (root / "JPEGImages" / f"{stem}.jpg").write_bytes(encode(noise(height, width, 3, number), "JPEG"))
         edges = ("xmin", "ymin", "xmax", "ymax")
-        told = "".join(
+        elements = "".join(
             f"<object><name>{name}</name><difficult>{difficult}</difficult><part><name>head</name></part><bndbox>"
             + "".join(f"<{edge}>{value}</{edge}>" for edge, value in zip(edges, corners, strict=True))
             + "</bndbox></object>"
             for name, corners, difficult in objects
         )
         size = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
-        (root / "Annotations" / f"{stem}.xml").write_text(f"<annotation>{size}{told}</annotation>")
+        (root / "Annotations" / f"{stem}.xml").write_text(f"<annotation>{size}{elements}</annotation>")
     return root
 
 
@@ -107,9 +107,9 @@ def write_yolo(
         labels = Path(str(images).replace("images", "labels"))
         images.mkdir(parents=True)
         labels.mkdir(parents=True)
-        for number, (stem, told) in enumerate(lines.items()):
+        for number, (stem, label_lines) in enumerate(lines.items()):
             (images / f"{stem}.jpg").write_bytes(encode(noise(*size, 3, number), "JPEG"))
-            if told is not None:
-                (labels / f"{stem}.txt").write_text("\n".join(told) + "\n")
+            if label_lines is not None:
+                (labels / f"{stem}.txt").write_text("\n".join(label_lines) + "\n")
     (root / "data.yaml").write_text(json.dumps({"names": list(names)}))
     return root

@@ -1,4 +1,4 @@
-"""A detector small enough to be trained in seconds, on made-up boxes."""
+"""A detector that trains in seconds on synthetic boxes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ engine: {threads: 1}
 
 
 def write_recipe(folder: Path, **replaced: str) -> Path:
-    """The recipe as a file; `metric="ap"` puts `metric: ap` in the place of its line."""
+    """Write the recipe; `metric="ap"` replaces its line `metric: ...`."""
     text = RECIPE
     for name, value in replaced.items():
         line = next(line for line in RECIPE.splitlines() if line.strip().startswith(f"{name}:"))
