@@ -1,7 +1,6 @@
-/* A resized crop of a JPEG file: the functions for one file that the library offers, and the memory they work in.
+/* A resized crop of a JPEG file: the library's functions for one file, and the memory they work in.
  *
- * Owns the course of one call. Invariant: a call that does not end in JPEG_DONE may have written to `out` but to
- * nothing else; calls from several threads do not meet.
+ * A call that does not return JPEG_DONE may have written to `out`, but to nothing else. Calls are thread-safe.
  */
 #include "jpeg.h"
 
@@ -18,7 +17,7 @@ enum { KEPT_BYTES = 16 << 20 }; /* a thread keeps no more than this between call
 struct jpeg_arena {
     uint8_t *kept;
     size_t kept_bytes, used_bytes, wanted_bytes;
-    void *pieces[MAX_PIECES]; /* what did not fit into what is kept */
+    void *pieces[MAX_PIECES]; /* allocations that did not fit into `kept` */
     int num_pieces;
     jpeg_lookup lookups[NUM_LOOKUPS];
     int is_dc[NUM_LOOKUPS], is_used[NUM_LOOKUPS]; /* used: by the call that runs */
@@ -33,9 +32,9 @@ void *jpeg_take(jpeg_arena *arena, size_t size_bytes) {
     size_bytes = (size_bytes + 63) & ~(size_t)63;
     arena->wanted_bytes += size_bytes;
     if (arena->kept_bytes - arena->used_bytes >= size_bytes && size_bytes > 0) {
-        void *taken = arena->kept + arena->used_bytes;
+        void *memory = arena->kept + arena->used_bytes;
         arena->used_bytes += size_bytes;
-        return taken;
+        return memory;
     }
     if (arena->num_pieces == MAX_PIECES) return NULL;
     void *piece = aligned_alloc(64, size_bytes ? size_bytes : 64);
@@ -218,9 +217,9 @@ typedef struct {
     uint8_t *data;
     int height, width;
     int is_interleaved; /* [height, width, 3], else [3, height, width] */
-} picture;
+} output_image;
 
-static int write_picture(const call *c, const picture *out, jpeg_arena *arena) {
+static int write_image(const call *c, const output_image *out, jpeg_arena *arena) {
     size_t width = (size_t)out->width, stride = c->planes[0].stride;
     int16_t *lines = jpeg_take(arena, 3 * stride * sizeof *lines);
     uint8_t *apart = jpeg_take(arena, 3 * width);
@@ -246,7 +245,7 @@ static int write_picture(const call *c, const picture *out, jpeg_arena *arena) {
 
 static int run(
     call *c, const uint8_t *data, size_t size, const jpeg_request *across, const jpeg_request *down,
-    const picture *out, jpeg_arena *arena) {
+    const output_image *out, jpeg_arena *arena) {
     jpeg_scan scan;
     c->frame.num_planes = c->header.num_components;
     if (prepare_axes(c, across, down, arena)) return JPEG_OTHER;
@@ -256,7 +255,7 @@ static int run(
     size_t interval = (size_t)c->frame.restart_interval, start = c->header.scan_start;
     if (jpeg_unstuff(data + start, size - start, (total + interval - 1) / interval, arena, &scan)) return JPEG_OTHER;
     if (jpeg_decode_scan(&c->frame, &scan, c->use_avx2, row_done, c)) return JPEG_OTHER;
-    return write_picture(c, out, arena);
+    return write_image(c, out, arena);
 }
 
 static int is_avx2_here(void) {
@@ -267,7 +266,7 @@ static int is_avx2_here(void) {
 #endif
 }
 
-/* ---- what is offered ---- */
+/* ---- public functions ---- */
 
 /* Width and height in `size_out`, if the file is of the kind that is decoded here. */
 EXPORT int reconv_jpeg_size(const uint8_t *data, size_t size, int32_t size_out[2]) {
@@ -278,13 +277,13 @@ EXPORT int reconv_jpeg_size(const uint8_t *data, size_t size, int32_t size_out[2
     return JPEG_DONE;
 }
 
-/* Counts changes of the functions below or of the pixels they make. */
+/* Version of the functions below and of the pixels they make. */
 EXPORT int reconv_jpeg_version(void) { return 2; }
 
 /* Whether vector instructions are used where they are allowed. */
 EXPORT int reconv_jpeg_has_avx2(void) { return is_avx2_here(); }
 
-/* The box (left, top, right, bottom) resized to height x width. `is_cut` keeps every look inside the box, as if it
+/* The box (left, top, right, bottom) resized to height x width. `is_cut` keeps every read inside the box, as if it
  * had been cut out first. */
 EXPORT int reconv_jpeg_crop(
     const uint8_t *data, size_t size, double left, double top, double right, double bottom, int is_cut, uint8_t *out,
@@ -309,7 +308,7 @@ EXPORT int reconv_jpeg_crop(
     if (arena == NULL) return JPEG_OTHER;
     c.use_avx2 = may_use_avx2 && is_avx2_here();
     start_call(arena);
-    picture to = {out, height, width, is_interleaved};
+    output_image to = {out, height, width, is_interleaved};
     int result = run(&c, data, size, &across, &down, &to, arena);
     end_call(arena);
     return result;

@@ -1,7 +1,7 @@
-/* From the first byte of a file to the first byte of its scan.
+/* Parses a file from its first byte to the first byte of its scan.
  *
- * Owns which files are taken: one baseline Huffman scan of 8-bit grey or YCbCr, upright, with the markers that every
- * such file has. Invariant: a header is accepted only if nothing in it is unusual; no byte outside the file is read.
+ * Accepts one baseline Huffman scan of 8-bit grey or YCbCr, upright, with the usual markers; anything unusual is
+ * rejected. No byte outside the file is read.
  */
 #include "jpeg.h"
 
@@ -22,7 +22,7 @@ static int starts_with(part p, const char *text, size_t length) {
     return p.size >= length && memcmp(p.data, text, length) == 0;
 }
 
-/* Whether XMP says nothing of an orientation but, perhaps, that it is the first. */
+/* Whether XMP has no orientation other than the first. */
 static int xmp_is_upright(part p) {
     static const char word[] = "Orientation";
     const size_t length = sizeof word - 1;
@@ -44,7 +44,7 @@ static unsigned exif_number(const uint8_t *at, int num_bytes, int is_little) {
     return value;
 }
 
-/* Whether the EXIF block is well-formed as far as it is read and does not turn the picture. */
+/* Whether the EXIF block is well-formed as far as it is read and does not rotate the image. */
 static int exif_is_upright(part tiff) {
     if (tiff.size < 8) return 0;
     int is_little = memcmp(tiff.data, "II\x2a\0", 4) == 0;
@@ -77,7 +77,7 @@ static int read_application(int marker, part p, seen *s) {
     }
     if (marker == 0xE2) {
         if (starts_with(p, "ICC_PROFILE", 11)) return p.size > 14;
-        return !starts_with(p, "MPF", 3); /* several pictures in one file */
+        return !starts_with(p, "MPF", 3); /* several images in one file */
     }
     if (marker == 0xEE && starts_with(p, "Adobe", 5)) {
         s->has_adobe = 1;

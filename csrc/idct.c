@@ -1,7 +1,6 @@
-/* The inverse cosine transform of one block.
+/* The inverse cosine transform of one block, in the accurate integer form (13-bit constants, rows first, then columns).
  *
- * Owns the 8 x 8 transform in the accurate integer form (13-bit constants, rows first, then columns). Invariant: both
- * versions give the same bits for every int16 input: sums wrap at 32 bits, what is stored between saturates at 16.
+ * Both versions give the same bits for every int16 input: sums wrap at 32 bits, what is stored between saturates at 16.
  *
  * A block keeps the coefficient of vertical frequency u and horizontal frequency v at the place that the first pass
  * multiplies from without shuffling: v and v + 4 lie side by side, for u = 0 to 7, in the order v = 0, 2, 1, 3.

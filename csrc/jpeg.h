@@ -1,8 +1,7 @@
-/* A baseline JPEG decoder that computes only a resized crop of the picture.
+/* A baseline JPEG decoder that computes only a resized crop of the image; the interfaces of its parts.
  *
- * Owns what its parts say to each other. Every part refuses input it is not sure of: JPEG_OTHER means that another
- * decoder must judge the file, never that the file is bad. Invariant: results are integers computed alike with and
- * without vector instructions, so the bits do not depend on the processor.
+ * JPEG_OTHER means that another decoder must handle the file, never that the file is bad. Results are integers computed
+ * alike with and without vector instructions, so the bits do not depend on the processor.
  */
 #ifndef RECONV_JPEG_H
 #define RECONV_JPEG_H
@@ -133,8 +132,8 @@ typedef struct {
 
 typedef struct {
     double low, high;    /* the box, in samples of the full-size plane */
-    int floor, ceiling;  /* inputs outside are never looked at */
-    int length;          /* of the picture */
+    int floor, ceiling;  /* inputs outside are never read */
+    int length;          /* of the image */
     int num_outputs;
     int is_antialiased, filter;
     int is_smooth; /* halved planes are interpolated, not repeated */

@@ -1,7 +1,6 @@
-/* Samples to fewer or more samples, and YCbCr to RGB.
+/* Resizing along rows and columns, and conversion from YCbCr to RGB.
  *
- * Owns the two passes and the colour conversion. Invariant: integers throughout, the same for plain C and AVX2;
- * nothing is written outside the rows given.
+ * Integers throughout, the same for plain C and AVX2; nothing is written outside the rows given.
  */
 #include "jpeg.h"
 

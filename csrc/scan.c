@@ -1,7 +1,7 @@
-/* The entropy-coded scan: bytes, Huffman codes, blocks.
+/* Decodes the entropy-coded scan: bytes, Huffman codes, blocks; blocks that are not needed are skipped.
  *
- * Owns the order of blocks and the skipping of those that are not needed. Invariant: a scan is decoded only while
- * every code is one that a baseline encoder writes, and all reads stay inside the unstuffed copy and its padding.
+ * A scan is decoded only while every code is one that a baseline encoder writes, and all reads stay inside the unstuffed
+ * copy and its padding.
  */
 #include "jpeg.h"
 

@@ -1,8 +1,6 @@
-/* The files of a task in two calls: read them all, then make a crop of each.
+/* The files of a task in two calls: read them all, then crop each. Python releases the GIL once per call, not per image.
  *
- * Owns reading whole files into a caller's buffer. A caller that holds a lock lets go of it for the call, and between
- * two pictures nobody has to wait for it. Invariant: nothing outside the given arrays is written; a file that cannot be
- * read whole counts as empty, and another reader must say why.
+ * Nothing outside the given arrays is written. A file that cannot be read whole counts as empty; the caller reports why.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "jpeg.h"
@@ -12,12 +10,12 @@
 #include <unistd.h>
 
 /* Bytes of a regular file read into `buffer`: 0 where it cannot be read whole, -1 where it does not fit. */
-static int64_t read_file(const char *path, uint8_t *buffer, int64_t room) {
+static int64_t read_file(const char *path, uint8_t *buffer, int64_t capacity) {
     struct stat status;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe is not waited for, and then not read */
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* never blocks on a pipe */
     if (file < 0) return 0;
     int64_t size = fstat(file, &status) == 0 && S_ISREG(status.st_mode) ? (int64_t)status.st_size : 0;
-    int64_t done = size > room ? -1 : 0;
+    int64_t done = size > capacity ? -1 : 0;
     while (done >= 0 && done < size) {
         ssize_t count = read(file, buffer + done, (size_t)(size - done));
         if (count <= 0) break;

@@ -1,8 +1,8 @@
-/* How much each input sample weighs in each output sample.
+/* The weight of each input sample in each output sample of a resize.
  *
- * Owns the filters and, for halved colour planes, their composition with the decoder's usual enlargement (3/4 of the
- * nearer sample, 1/4 of the next), so that a plane is resized once. Invariant: double arithmetic without contraction,
- * then integers that sum to one exactly: a flat picture stays flat.
+ * For halved colour planes the filter is composed with the usual decoder's upsampling (3/4 of the nearer sample, 1/4 of
+ * the next), so that a plane is resized once. Double arithmetic without contraction, then integers that sum to exactly
+ * one: a flat image stays flat.
  */
 #include "jpeg.h"
 
@@ -81,17 +81,17 @@ int jpeg_make_axis(const jpeg_request *q, int is_halved, jpeg_arena *arena, jpeg
     double scale = (q->high - q->low) / q->num_outputs;
     double stretch = q->is_antialiased && scale > 1 ? scale : 1;
     int most = (int)(2 * (q->filter == JPEG_BICUBIC ? 2 : 1) * stretch) + 4, n = q->num_outputs;
-    size_t room = (size_t)most;
-    double *full = jpeg_take(arena, room * sizeof *full), *all = jpeg_take(arena, (size_t)n * room * sizeof *all);
+    size_t max_taps = (size_t)most;
+    double *full = jpeg_take(arena, max_taps * sizeof *full), *all = jpeg_take(arena, (size_t)n * max_taps * sizeof *all);
     taps *made = jpeg_take(arena, (size_t)n * sizeof *made);
     axis->starts = jpeg_take(arena, (size_t)n * sizeof *axis->starts);
     if (full == NULL || all == NULL || made == NULL || axis->starts == NULL) return JPEG_OTHER;
     int widest = 2;
     for (int i = 0; i < n; i++) {
         taps whole;
-        full_taps(q, i, is_halved ? full : all + i * room, &whole);
+        full_taps(q, i, is_halved ? full : all + i * max_taps, &whole);
         made[i] = whole;
-        if (is_halved) halved_taps(&whole, q->length, q->is_smooth, all + i * room, &made[i]);
+        if (is_halved) halved_taps(&whole, q->length, q->is_smooth, all + i * max_taps, &made[i]);
         widest = made[i].count > widest ? made[i].count : widest;
     }
     widest += widest & 1;
