@@ -23,8 +23,8 @@ from reconv.bench.bench_target import about, num_classes_of
 from reconv.bench.inference_baselines import Launch, Other, Serving, others
 from reconv.bench.roofline import layer_costs, shares
 from reconv.bench.timing import percentile
-from reconv.checkpoint.locate import Located, locate
-from reconv.device import CudaGraph, Device, choose_algorithms, is_out_of_memory, open_device
+from reconv.checkpoint.locate import LocatedWeights, locate
+from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
 from reconv.environment_checks import Machine, usable_cores
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.fold import folded
@@ -190,7 +190,7 @@ def _settle_norms(network: Network, recipe: Recipe, device: Device) -> None:
         norm.eval().momentum = momentum
 
 
-def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) -> Recipe:
+def _changed(recipe: Recipe, located: LocatedWeights, overrides: Sequence[Override]) -> Recipe:
     """A saved recipe with what the command line changes in how it computes."""
     if not overrides:
         return recipe
@@ -202,7 +202,7 @@ def _changed(recipe: Recipe, located: Located, overrides: Sequence[Override]) ->
 def _open_device(recipe: Recipe, name: str) -> Device:
     threads = usable_cores(Machine()) if recipe.engine.num_threads == "auto" else recipe.engine.num_threads
     opened = open_device(name, threads=threads)
-    choose_algorithms(opened, recipe.engine)
+    configure_algorithms(opened, recipe.engine)
     return opened
 
 
@@ -220,7 +220,7 @@ def _recorder(recipe: Recipe, device: Device) -> CudaGraph | None:
     """What records answers: where the device can, unless the recipe says no or wants a compiler."""
     if recipe.engine.cuda_graphs == "off" or recipe.engine.compile != "auto":
         return None
-    return device.recorder()
+    return device.graph_capture()
 
 
 def _ready(

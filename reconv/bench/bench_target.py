@@ -16,7 +16,7 @@ import torch
 from reconv import __version__
 from reconv.data.dataset import Dataset
 from reconv.data.decode.native import choose_decoder
-from reconv.device import Device, choose_algorithms, open_device
+from reconv.device import Device, configure_algorithms, open_device
 from reconv.distributed.environment import SINGLE_PROCESS, LaunchEnv
 from reconv.environment_checks import Machine, cores_of_one
 from reconv.recipe.loader import Override, load
@@ -77,7 +77,7 @@ def open_subject(
     opened = open_device(device, plan.threads, launch_env.local_rank)
     share = share_of_gpu(recipe, plan, source, opened, kept=None)
     plan = make_plan(recipe, replace(facts, gpu_share=share))
-    choose_algorithms(opened, recipe.engine)
+    configure_algorithms(opened, recipe.engine)
     return BenchTarget(recipe, plan, source, opened, input)
 
 

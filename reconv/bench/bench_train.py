@@ -18,7 +18,7 @@ from reconv.bench.measure_step import Own, job_of, measure_own
 from reconv.bench.roofline import layer_costs, shares
 from reconv.bench.timing import Windows, Wish, process_age_s
 from reconv.device import device_kind
-from reconv.device.affinity import bound
+from reconv.device.affinity import cpu_affinity
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
@@ -115,7 +115,7 @@ def _bench(ask: _Ask, peers: Sequence[Peer] | None = None) -> dict[str, Any]:
         subject = open_here()
         subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, process_group)).plan)
         wish = subject.recipe.engine.cpu_affinity
-        with bound(
+        with cpu_affinity(
             wish,
             subject.device.pci_address,
             local_rank=launch_env.local_rank,

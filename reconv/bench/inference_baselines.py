@@ -31,7 +31,7 @@ Launch = Callable[[], Any]
 class InferenceRecord(Protocol):
     """What is asked of a device that records."""
 
-    def beside(self, work: Launch) -> Any: ...
+    def run_on_stream(self, work: Launch) -> Any: ...
     def capture(self, work: Launch) -> tuple[Any, Callable[[], None]]: ...
 
 
@@ -59,8 +59,8 @@ class Serving:
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Served:
         """Answers for these images."""
-        expected = self._recorder.beside(lambda: self._model(images))
-        spread = _difference(expected, self._recorder.beside(lambda: self._exact(images)))
+        expected = self._recorder.run_on_stream(lambda: self._model(images))
+        spread = _difference(expected, self._recorder.run_on_stream(lambda: self._exact(images)))
         try:
             if self._listed is None:
                 self._listed = answering(self._model, images)
@@ -77,7 +77,7 @@ class Serving:
 
     def _recorded(self, call: Callable[[Tensor], Any], num_joined: int, images: Tensor, expected: Any) -> Served:
         for _ in range(WARM_ANSWERS):
-            self._recorder.beside(lambda: call(images))
+            self._recorder.run_on_stream(lambda: call(images))
         given, launch = self._recorder.capture(lambda: call(images))
         launch()
         return Served(launch, num_joined, _difference(given, expected))

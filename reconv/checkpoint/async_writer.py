@@ -1,8 +1,4 @@
-"""A checkpoint written beside the steps that follow it.
-
-Owns the one thread that writes, and what becomes of its end. Refuses to know what is written and who is told.
-Invariant: at most one write is under way; how it ended is heard by the thread that began it, once, and before the next.
-"""
+"""Writes checkpoints in a background thread while training continues."""
 
 from __future__ import annotations
 
@@ -18,39 +14,37 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Write(Generic[T]):
-    """A write and how it ended."""
-
     work: Callable[[], T]
-    heard: Callable[[T, float], None]  # what came of it, and for how long it was waited for
+    on_done: Callable[[T, float], None]  # gets the result, and for how long it was waited for
     result: list[T] = field(default_factory=list)
     error: BaseException | None = None
 
     def run(self) -> None:
         try:
             self.result.append(self.work())
-        except BaseException as error:  # told to the thread that began it
+        except BaseException as error:  # raised by `wait`, in the thread that submitted the work
             self.error = error
 
 
 class AsyncWriter:
-    """Does one piece of work at a time in a thread; as a context manager it waits for the last one."""
+    """Runs one write at a time in a thread; as a context manager it waits for the last one."""
 
     def __init__(self) -> None:
         self._write: _Write[object] | None = None
         self._thread: threading.Thread | None = None
 
-    def begin(self, work: Callable[[], T], heard: Callable[[T, float], None]) -> None:
-        """Do the work beside the caller, after the work before it; `heard` is called in a later `settle`."""
-        self.settle()
-        self._write = _Write(work, heard)  # type: ignore[arg-type]
-        # Not a daemon: a process that ends otherwise still finishes its checkpoint.
+    def submit(self, work: Callable[[], T], on_done: Callable[[T, float], None]) -> None:
+        """Start the work once the previous one is done; `on_done` is called by the next `wait`."""
+        self.wait()
+        self._write = _Write(work, on_done)  # type: ignore[arg-type]
+        # Not a daemon thread: a process that exits still finishes its checkpoint.
         self._thread = threading.Thread(target=self._write.run, name="reconv-checkpoint")
         self._thread.start()
 
-    def settle(self, wait: bool = True) -> None:
-        """Hear how the write ended, and raise what it failed with; one that has not ended is waited for, or left."""
+    def wait(self, block: bool = True) -> None:
+        """Wait for the write, call its `on_done` or raise its error; without `block` only if it has finished."""
         write, thread = self._write, self._thread
-        if write is None or thread is None or (thread.is_alive() and not wait):
+        if write is None or thread is None or (thread.is_alive() and not block):
             return
         began_s = time.perf_counter()
         thread.join()
@@ -58,13 +52,13 @@ class AsyncWriter:
         self._write = self._thread = None
         if write.error is not None:
             raise write.error
-        write.heard(write.result[0], waited_s)
+        write.on_done(write.result[0], waited_s)
 
-    def linger(self, limit_s: float) -> None:
-        """Give the write some time to end, from any thread of a process that is about to end."""
+    def join(self, timeout_s: float) -> None:
+        """Give the write some time to finish; may be called from any thread of a process that is about to exit."""
         thread = self._thread
         if thread is not None:
-            thread.join(limit_s)
+            thread.join(timeout_s)
 
     def __enter__(self) -> AsyncWriter:
         return self
@@ -73,7 +67,7 @@ class AsyncWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.settle()
+            self.wait()
         except Exception as failed:
             if error is None:
                 raise

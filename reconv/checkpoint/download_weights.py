@@ -73,7 +73,7 @@ _PACKAGES = ("torchvision:", "timm:")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class DownloadedWeights:
     """A file in the cache, and what a person should know of its way there."""
 
     path: Path
@@ -85,9 +85,9 @@ def is_remote(name: str) -> bool:
     return name.startswith((*_REMOTE, *_PACKAGES))
 
 
-def fetch_weights(
+def download_weights(
     name: str, *, cache: Path | None = None, base_url: str | None = None, progress: Progress | None = None
-) -> Fetched:
+) -> DownloadedWeights:
     """The file that `torchvision:NAME`, `timm:NAME` or an address stands for, downloaded unless the cache has it.
 
     An address may end in `#sha256=DIGITS`; where neither it nor the file's name tells the digest, the one of the first
@@ -105,7 +105,7 @@ def fetch_weights(
         with _held(path.with_name(path.name + ".lock")):
             found = _cached(path, expected) or _fetch(url, path, expected, progress or silent)
             advice = _ADVICE.get(name.partition(":")[2], "") if name.startswith("torchvision:") else ""
-            return Fetched(found.path, f"{found.note}; {advice}") if advice else found
+            return DownloadedWeights(found.path, f"{found.note}; {advice}") if advice else found
     except OSError as error:
         raise ResourceError(
             "cannot keep weights in the cache",
@@ -184,7 +184,7 @@ def _digest_file(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
-def _cached(path: Path, expected: str) -> Fetched | None:
+def _cached(path: Path, expected: str) -> DownloadedWeights | None:
     if not path.is_file() or not _digest_file(path).is_file():
         return None
     kept = _digest_file(path).read_text().strip()
@@ -196,10 +196,10 @@ def _cached(path: Path, expected: str) -> Fetched | None:
             why=f"its sha256 is {found}, not {expected if found == kept else kept}",
             then=f"remove it and type the same command again: rm '{path}'",
         )
-    return Fetched(path, f"from the cache, sha256 {found[:8]}")
+    return DownloadedWeights(path, f"from the cache, sha256 {found[:8]}")
 
 
-def _fetch(url: str, path: Path, expected: str, progress: Progress) -> Fetched:
+def _fetch(url: str, path: Path, expected: str, progress: Progress) -> DownloadedWeights:
     part = path.with_name(path.name + ".part")
     otherwise = f"fetch it elsewhere and name the file; or a mirror: {URL_VARIABLE}=URL"
     download(url, part, progress, error=CheckpointError, otherwise=otherwise)
@@ -217,4 +217,4 @@ def _fetch(url: str, path: Path, expected: str, progress: Progress) -> Fetched:
         write_atomic(_digest_file(path), f"{found}\n")
     part.replace(path)
     checked = "as published" if expected else "not known beforehand, kept for the next time"
-    return Fetched(path, f"{num_bytes / 1e6:.1f} MB from {url}, sha256 {found[:8]} {checked}")
+    return DownloadedWeights(path, f"{num_bytes / 1e6:.1f} MB from {url}, sha256 {found[:8]} {checked}")

@@ -37,10 +37,10 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class FitReport:
+class LoadReport:
     """How named tensors fit a network."""
 
-    kept: tuple[str, ...]  # in both, of equal shape
+    loaded: tuple[str, ...]  # in both, of equal shape
     missing: tuple[str, ...]  # in the network only
     unexpected: tuple[str, ...]  # in the file only
     reshaped: tuple[tuple[str, Shape, Shape], ...]  # in both; shape in the file, shape in the network
@@ -52,8 +52,8 @@ class FitReport:
         return not (self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
-        noun = "tensor" if len(self.kept) == 1 else "tensors"
-        lines = [f"{len(self.kept)} {noun} kept"]
+        noun = "tensor" if len(self.loaded) == 1 else "tensors"
+        lines = [f"{len(self.loaded)} {noun} kept"]
         if self.is_mostly_new:
             lines = [f"WARNING: only {lines[0]}, less than half of the network, which is otherwise new"]
         changed = [f"{name} {list(there)} -> {list(here)}" for name, there, here in self.reshaped]
@@ -62,7 +62,7 @@ class FitReport:
             ("unexpected, not in the network", self.unexpected),
             ("of another shape", changed),
         ):
-            lines += [f"{len(names)} {what}: {few(names)}"] if names else []
+            lines += [f"{len(names)} {what}: {first_few(names)}"] if names else []
         return "; ".join(lines)
 
 
@@ -89,17 +89,17 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
     return _strip_wrappers(tensors, path)
 
 
-def fit(model: nn.Module, tensors: Mapping[str, Tensor]) -> FitReport:
+def compare_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> LoadReport:
     """Compare named tensors with a network, changing nothing."""
     return _compare(model.state_dict(), _named_for(model, tensors))
 
 
-def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, source: str = "") -> FitReport:
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, source: str = "") -> LoadReport:
     """Copy tensors into a network in place; strict: all or none, else the ones that fit (at least one)."""
     tensors = _named_for(model, tensors)
     state = model.state_dict()
     report = _compare(state, tensors)
-    if all(_is_counter(name) for name in report.kept) or (strict and not report.is_exact):
+    if all(_is_counter(name) for name in report.loaded) or (strict and not report.is_exact):
         raise CheckpointError(
             "the weights are of another model",
             where=source,
@@ -115,14 +115,14 @@ def apply(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, sour
     return report
 
 
-def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> FitReport:
+def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> LoadReport:
     both = [name for name in state if name in tensors]
     head = list(state)[-1].rpartition(".")[0] if state else ""
     body = [name for name in state if name.rpartition(".")[0] != head and not _is_counter(name)]
     num_kept = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
-    return FitReport(
+    return LoadReport(
         is_mostly_new=2 * num_kept < len(body),
-        kept=tuple(n for n in both if state[n].shape == tensors[n].shape),
+        loaded=tuple(n for n in both if state[n].shape == tensors[n].shape),
         missing=tuple(n for n in state if n not in tensors and not _is_counter(n)),
         unexpected=tuple(n for n in tensors if n not in state and not _is_counter(n)),
         reshaped=tuple(
@@ -213,7 +213,7 @@ def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tenso
                 return tensors
             break
         node = inner
-    found = f"keys {few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
+    found = f"keys {first_few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
     raise CheckpointError(
         "no weights in the file",
         where=str(path),
@@ -249,7 +249,7 @@ def _unreadable(path: Path, reason: str) -> CheckpointError:
     )
 
 
-def few(names: Sequence[str]) -> str:
+def first_few(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
     return ", ".join(names[:_NUM_LISTED]) + more

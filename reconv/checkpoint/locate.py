@@ -13,7 +13,7 @@ from typing import Literal
 from reconv.checkpoint import manifest
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.run_dir import RunDir, runs_in
-from reconv.checkpoint.store import SUFFIX, Store, is_checkpoint_name
+from reconv.checkpoint.store import SUFFIX, CheckpointStore, is_checkpoint_name
 from reconv.errors import CheckpointError
 
 MODEL = f"model{SUFFIX}"
@@ -21,7 +21,7 @@ EMA = f"ema{SUFFIX}"
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
+class LocatedWeights:
     """What RUN stands for."""
 
     kind: Literal["run", "checkpoint", "weights"]
@@ -37,18 +37,18 @@ class Located:
         return path if path is not None and path.is_file() else None
 
 
-def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest") -> Located:
+def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest") -> LocatedWeights:
     """Find the checkpoint or weights that RUN means; `which` chooses a run's checkpoint, by step if a number."""
     path = Path(run)
     if is_tensorflow(path):
-        return Located("weights", None, None, path)
+        return LocatedWeights("weights", None, None, path)
     if path.is_file():
-        return Located("weights", _run_around(path.parent), _checkpoint_around(path), path)
+        return LocatedWeights("weights", _run_around(path.parent), _checkpoint_around(path), path)
     if path.is_dir() and ((path / manifest.NAME).is_file() or is_checkpoint_name(path.name)):
         manifest.verify(path)  # a checkpoint that is named is meant, also when it is damaged
         return _checkpoint("checkpoint", _run_around(path), path)
     folder = find_run(path)
-    store = Store(folder.checkpoints)
+    store = CheckpointStore(folder.checkpoints)
     if which == "newest":
         newest = store.newest()
         if newest.path is None:
@@ -97,10 +97,10 @@ def _checkpoint(
     run: RunDir | None,
     path: Path,
     skipped: tuple[tuple[Path, str], ...] = (),
-) -> Located:
+) -> LocatedWeights:
     if not (path / MODEL).is_file():
         raise CheckpointError(f"the checkpoint has no {MODEL}", where=str(path), then="name another checkpoint")
-    return Located(kind, run, path, path / MODEL, skipped)
+    return LocatedWeights(kind, run, path, path / MODEL, skipped)
 
 
 def _checkpoint_around(path: Path) -> Path | None:

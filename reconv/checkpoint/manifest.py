@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """What one file must be."""
 
     sha256: str
@@ -34,7 +34,7 @@ class Manifest:
     """The step of a checkpoint and what each of its files must be."""
 
     step: int
-    files: Mapping[str, Entry]
+    files: Mapping[str, FileEntry]
 
     @property
     def num_bytes(self) -> int:
@@ -42,9 +42,9 @@ class Manifest:
         return sum(entry.num_bytes for entry in self.files.values())
 
 
-def entry_of(data: bytes) -> Entry:
+def entry_of(data: bytes) -> FileEntry:
     """The entry of a file with this content."""
-    return Entry(hashlib.sha256(data).hexdigest(), len(data))
+    return FileEntry(hashlib.sha256(data).hexdigest(), len(data))
 
 
 def render(manifest: Manifest) -> bytes:
@@ -70,7 +70,7 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
             raise damaged(path, f"has format {content['format']}; this version reads {FORMAT}")
         if found != _digest(content):
             raise damaged(path, "is damaged: its digest does not fit its content")
-        entries = {name: Entry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
+        entries = {name: FileEntry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
         step = int(content["step"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, f"is damaged: {type(error).__name__}: {error}") from error
@@ -125,7 +125,7 @@ def verify_sizes(folder: Path, files: FileSystem | None = None) -> Manifest:
     return manifest
 
 
-def read_verified(path: Path, entry: Entry, files: FileSystem) -> bytes:
+def read_verified(path: Path, entry: FileEntry, files: FileSystem) -> bytes:
     """The content of a file, checked against its entry: what is returned is what was hashed."""
     data = _bytes(path, files)
     if len(data) != entry.num_bytes:
@@ -161,7 +161,7 @@ def _bytes(path: Path, files: FileSystem) -> bytes:
         raise unreadable(path, error) from error
 
 
-def _check_sha256(path: Path, found: str, entry: Entry) -> None:
+def _check_sha256(path: Path, found: str, entry: FileEntry) -> None:
     if found != entry.sha256:
         raise damaged(path, f"is damaged: sha256 is {found[:12]}… instead of {entry.sha256[:12]}…")
 

@@ -24,7 +24,7 @@ from reconv.io.atomic import FileSystem, disk_errors, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
-class Best:
+class BestCheckpoint:
     """The best evaluation so far that has a checkpoint."""
 
     step: int
@@ -102,7 +102,7 @@ class RunDir:
         return self.path / "averaged.safetensors"
 
     @property
-    def pictures(self) -> Path:
+    def images(self) -> Path:
         return self.path / "images"
 
     @property
@@ -138,17 +138,19 @@ class RunDir:
         """Take the run folder for this process; raises `RunLockedError` when another one has it."""
         return RunLock(self.lock_file)
 
-    def read_best(self) -> Best | None:
+    def read_best(self) -> BestCheckpoint | None:
         """The best evaluation on record, if any."""
         try:
             content = json.loads(self.best.read_bytes())
-            return Best(int(content["step"]), str(content["metric"]), float(content["value"]), str(content["weights"]))
+            return BestCheckpoint(
+                int(content["step"]), str(content["metric"]), float(content["value"]), str(content["weights"])
+            )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(self.best, f"is damaged: {type(error).__name__}: {error}") from error
 
-    def write_best(self, best: Best, files: FileSystem | None = None) -> None:
+    def write_best(self, best: BestCheckpoint, files: FileSystem | None = None) -> None:
         """Put a new best on record, atomically."""
         with disk_errors(self.best, fs=files):
             write_atomic(self.best, json.dumps(asdict(best)), files)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest as manifests
-from reconv.checkpoint.manifest import Entry, Manifest
+from reconv.checkpoint.manifest import FileEntry, Manifest
 from reconv.errors import CheckpointError
 from reconv.io.atomic import FileSystem, disk_error, disk_errors, disk_full_error, write_synced
 
@@ -47,7 +47,7 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestCheckpoint:
     """The newest valid checkpoint, if any, and the newer ones that were passed over."""
 
     path: Path | None
@@ -55,7 +55,7 @@ class Newest:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedCheckpoint:
     """The content of a checkpoint, on the host."""
 
     step: int
@@ -73,7 +73,7 @@ def is_checkpoint_name(name: str) -> bool:
     return _STEP.fullmatch(name) is not None
 
 
-class Store:
+class CheckpointStore:
     """The checkpoints of one run folder."""
 
     def __init__(self, folder: Path, files: FileSystem | None = None) -> None:
@@ -88,7 +88,7 @@ class Store:
             if not self.folder.exists():
                 self.files.makedirs(self.folder)
                 self.files.fsync_dir(self.folder.parent)
-            self.sweep()
+            self.remove_leftovers()
             self._check_space(parts)
             manifest = self._write(temporary, step, parts, state)
             self._publish(temporary, final, step)
@@ -100,7 +100,7 @@ class Store:
             raise refused from error
         return SavedCheckpoint(final, manifest.num_bytes)
 
-    def newest(self) -> Newest:
+    def newest(self) -> NewestCheckpoint:
         """The newest checkpoint that passes the full check, and why newer ones did not."""
         skipped: list[tuple[Path, str]] = []
         for _, path in self._candidates():
@@ -109,10 +109,10 @@ class Store:
             except CheckpointError as error:
                 skipped.append((path, error.what))
             else:
-                return Newest(path, tuple(skipped))
-        return Newest(None, tuple(skipped))
+                return NewestCheckpoint(path, tuple(skipped))
+        return NewestCheckpoint(None, tuple(skipped))
 
-    def load(self, path: Path) -> Loaded:
+    def load(self, path: Path) -> LoadedCheckpoint:
         """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
         return load(path, self.files)
 
@@ -124,10 +124,10 @@ class Store:
         """The folder of a step, whether it exists or not."""
         return self.folder / folder_name(step)
 
-    def retain(self, keep_last: int, best_step: int | None = None, pinned: Collection[int] = ()) -> list[int]:
+    def prune(self, keep_last: int, best_step: int | None = None, pinned: Collection[int] = ()) -> list[int]:
         """Delete all but the last, the best and the pinned checkpoints, once a kept one is proven valid."""
         with disk_errors(self.folder, fs=self.files):
-            self.sweep()
+            self.remove_leftovers()
             kept = {best_step, *pinned}
             proven: int | None = None
             num_last = 0
@@ -144,7 +144,7 @@ class Store:
             self._delete([self.path(step) for step in deleted])
         return deleted
 
-    def sweep(self) -> None:
+    def remove_leftovers(self) -> None:
         """Clear away what crashes left behind, first putting back a checkpoint whose replacement never came."""
         for name in self._names():
             match = _HIDDEN.fullmatch(name)
@@ -198,7 +198,7 @@ class Store:
 
     def _write(self, folder: Path, step: int, parts: Parts, state: Mapping[str, Any]) -> Manifest:
         self.files.mkdir(folder)
-        entries: dict[str, Entry] = {}
+        entries: dict[str, FileEntry] = {}
         for part, tensors in parts.items():
             if not _PART.fullmatch(part):
                 raise ValueError(f"{part!r} cannot name a part of a checkpoint")
@@ -234,7 +234,7 @@ class Store:
             self.files.rmtree(hidden)
 
 
-def load(path: Path, files: FileSystem | None = None) -> Loaded:
+def load(path: Path, files: FileSystem | None = None) -> LoadedCheckpoint:
     """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
     files = files or FileSystem()
     manifest = manifests.verify_sizes(path, files)
@@ -248,7 +248,7 @@ def load(path: Path, files: FileSystem | None = None) -> Loaded:
             state = json.loads(data)
         elif name.endswith(SUFFIX):
             parts[name.removesuffix(SUFFIX)] = safetensors.torch.load(data)
-    return Loaded(manifest.step, parts, state)
+    return LoadedCheckpoint(manifest.step, parts, state)
 
 
 def encode(tensors: Mapping[str, Tensor]) -> bytes:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from reconv.batch import Batch, Copied
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, CudaGraph
-from reconv.device.hpu import Hpu, count_hpus, has_hpu, load_collectives
+from reconv.device.hpu import Hpu, count_hpus, has_hpu, load_backend
 from reconv.device.mps import Mps
 from reconv.errors import UsageError
 from reconv.recipe.schema import EngineConfig
@@ -27,11 +27,11 @@ __all__ = [
     "Device",
     "Hpu",
     "Mps",
-    "choose_algorithms",
+    "configure_algorithms",
     "count_devices",
     "device_kind",
     "is_out_of_memory",
-    "load_collectives",
+    "load_backend",
     "open_device",
 ]
 
@@ -41,23 +41,23 @@ class Device(Protocol):
 
     kind: str
     channels_last: bool  # whether convolutions like their images so
-    compiler: str | None  # torch.compile's backend here; None: networks are not compiled
-    raises_when_full: bool  # whether what does not fit into memory raises an error that can be borne
+    compile_backend: str | None  # torch.compile's backend here; None: networks are not compiled
+    raises_oom: bool  # whether what does not fit into memory raises an error that can be borne
     torch: torch.device
 
     def move(self, tensor: Tensor) -> Tensor: ...
     def pin(self, memory: Tensor) -> Callable[[], None]: ...
     def send(self, batch: Batch) -> tuple[Batch, Copied | None]: ...
-    def autotune(self, num_tried: int | None) -> None:
+    def set_cudnn_benchmark(self, limit: int | None) -> None:
         """Try so many algorithms for each operation and keep the fastest; 0: all there are; None: do not try."""
         ...
 
-    def wake(self) -> None:
+    def warm_up(self) -> None:
         """Begin to load what the first step would load, once it is known which algorithms may be chosen."""
         ...
 
-    def later(self, value: Tensor) -> Callable[[], Tensor]: ...
-    def recorder(self) -> CudaGraph | None:
+    def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]: ...
+    def graph_capture(self) -> CudaGraph | None:
         """What records work and launches it again as a whole, where the device has that."""
         ...
 
@@ -66,7 +66,7 @@ class Device(Protocol):
         """What was asked for so far is a whole: a device that gathers work into graphs launches it."""
         ...
 
-    def descent(self) -> Literal["fused", "foreach"] | Callable[..., Optimizer]:
+    def sgd_implementation(self) -> Literal["fused", "foreach"] | Callable[..., Optimizer]:
         """How gradients are descended fastest: by torch's kernels, or by a vendor's optimizer like torch.optim.SGD."""
         ...
 
@@ -116,7 +116,7 @@ def open_device(name: str = "auto", threads: int | None = None, local_rank: int 
     return Cuda(int(match[2] or 0), threads)
 
 
-def choose_algorithms(device: Device, engine: EngineConfig) -> None:
+def configure_algorithms(device: Device, engine: EngineConfig) -> None:
     """Let torch try algorithms and keep the fastest, or take only those that give the same bits every time.
 
     From then on the device may load its libraries.
@@ -128,12 +128,12 @@ def choose_algorithms(device: Device, engine: EngineConfig) -> None:
         # Filling what is about to be overwritten costs a pass over every tensor, and nothing here reads it before.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     tries = engine.cudnn_benchmark == "on" or (engine.cudnn_benchmark == "auto" and not is_deterministic)
-    num_tried = 0 if engine.cudnn_benchmark_limit == "all" else engine.cudnn_benchmark_limit
-    device.autotune(num_tried if tries else None)
+    limit = 0 if engine.cudnn_benchmark_limit == "all" else engine.cudnn_benchmark_limit
+    device.set_cudnn_benchmark(limit if tries else None)
     if torch.are_deterministic_algorithms_enabled() != is_deterministic:
         # Only when it changes: the call imports torch's compiler, which takes seconds.
         torch.use_deterministic_algorithms(is_deterministic)
-    device.wake()
+    device.warm_up()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from reconv.errors import UsageError
 _SYSTEM = Path("/sys")
 
 
-def listed_cpus(text: str) -> set[int]:
+def parse_cpu_list(text: str) -> set[int]:
     """`0-3,8` as numbers."""
     found: set[int] = set()
     for part in text.split(","):
@@ -26,7 +26,7 @@ def listed_cpus(text: str) -> set[int]:
     return found
 
 
-def near_cpus(pci_address: str | None, system: Path = _SYSTEM) -> set[int] | None:
+def numa_cpus(pci_address: str | None, system: Path = _SYSTEM) -> set[int] | None:
     """The cores of the memory node a PCI device hangs on; None where that is not known or there is one node alone."""
     if pci_address is None:
         return None
@@ -34,12 +34,12 @@ def near_cpus(pci_address: str | None, system: Path = _SYSTEM) -> set[int] | Non
         node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
         if node < 0:
             return None
-        return listed_cpus((system / f"devices/system/node/node{node}/cpulist").read_text().strip())
+        return parse_cpu_list((system / f"devices/system/node/node{node}/cpulist").read_text().strip())
     except OSError:  # a virtual machine may not show them
         return None
 
 
-def shared_cpus(local_rank: int, local_world_size: int) -> set[int]:
+def rank_cpus(local_rank: int, local_world_size: int) -> set[int]:
     """The cores of one of several processes on this machine: neighbours, as many as every other process has."""
     allowed = sorted(os.sched_getaffinity(0))
     each = max(1, len(allowed) // local_world_size)
@@ -48,7 +48,7 @@ def shared_cpus(local_rank: int, local_world_size: int) -> set[int]:
 
 
 @contextmanager
-def bound(
+def cpu_affinity(
     wish: str,
     pci_address: Callable[[], str | None],
     system: Path = _SYSTEM,
@@ -66,7 +66,7 @@ def bound(
     before = os.sched_getaffinity(0)
     try:
         if wish == "share":
-            wish = _shown(shared_cpus(local_rank, local_world_size))
+            wish = _format_cpus(rank_cpus(local_rank, local_world_size))
         yield bind(wish, pci_address() if wish == "near" else None, system)
     finally:
         os.sched_setaffinity(0, before)
@@ -74,28 +74,28 @@ def bound(
 
 def bind(wish: str, pci_address: str | None, system: Path = _SYSTEM) -> str:
     """Bind the calling thread, and so what it starts; what a person should know of that."""
-    wanted = near_cpus(pci_address, system) if wish == "near" else listed_cpus(wish)
+    wanted = numa_cpus(pci_address, system) if wish == "near" else parse_cpu_list(wish)
     if wanted is None:
         return "engine.cpu_affinity: near has no effect: which cores are near the device is not known here"
     allowed = os.sched_getaffinity(0)
     if not wanted & allowed:
         raise UsageError(
-            f"none of the cores {_shown(wanted)} may be used",
+            f"none of the cores {_format_cpus(wanted)} may be used",
             where="engine.cpu_affinity",
-            why=f"this process is allowed {_shown(allowed)}",
+            why=f"this process is allowed {_format_cpus(allowed)}",
             then="--set engine.cpu_affinity=any",
         )
     os.sched_setaffinity(0, wanted & allowed)
-    left_out = f"; {_shown(wanted - allowed)} may not be used" if wanted - allowed else ""
-    return f"engine.cpu_affinity: bound to {_shown(wanted & allowed)}{left_out}"
+    left_out = f"; {_format_cpus(wanted - allowed)} may not be used" if wanted - allowed else ""
+    return f"engine.cpu_affinity: bound to {_format_cpus(wanted & allowed)}{left_out}"
 
 
-def shown_cpus() -> str:
+def format_allowed_cpus() -> str:
     """The cores this process may use, as a list with ranges."""
-    return _shown(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else "any"
+    return _format_cpus(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else "any"
 
 
-def _shown(cpus: set[int]) -> str:
+def _format_cpus(cpus: set[int]) -> str:
     """Numbers as a list with ranges, `0-3,8`."""
     parts: list[list[int]] = []
     for cpu in sorted(cpus):

@@ -20,8 +20,8 @@ class Cpu:
 
     kind = "cpu"
     channels_last = False
-    compiler: str | None = "inductor"
-    raises_when_full = False  # the system ends the process instead
+    compile_backend: str | None = "inductor"
+    raises_oom = False  # the system ends the process instead
 
     def __init__(self, threads: int | None = None) -> None:
         self.torch = torch.device("cpu")
@@ -41,18 +41,18 @@ class Cpu:
         """The batch itself: its memory is the host's, and nothing is copied."""
         return batch.map(self.move), None
 
-    def autotune(self, num_tried: int | None) -> None:
+    def set_cudnn_benchmark(self, limit: int | None) -> None:
         """Convolutions have no algorithms to choose from here."""
 
-    def wake(self) -> None:
+    def warm_up(self) -> None:
         """Nothing is loaded late here."""
 
-    def later(self, value: Tensor) -> Callable[[], Tensor]:
+    def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """A copy, taken now."""
         copied = value.detach().clone()
         return lambda: copied
 
-    def recorder(self) -> None:
+    def graph_capture(self) -> None:
         """Nothing is recorded here: work starts when it is given."""
         return None
 
@@ -62,7 +62,7 @@ class Cpu:
     def step_boundary(self) -> None:
         """Mark the end of a step, for devices that build graphs."""
 
-    def descent(self) -> Literal["fused"]:
+    def sgd_implementation(self) -> Literal["fused"]:
         """Torch has a fused kernel for this device."""
         return "fused"
 

@@ -28,7 +28,7 @@ class CudaGraph:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def beside(self, work: Callable[[], Result]) -> Result:
+    def run_on_stream(self, work: Callable[[], Result]) -> Result:
         """Do work on the stream that records, in order with everything else."""
         here = torch.cuda.current_stream()
         self._stream.wait_stream(here)
@@ -51,8 +51,8 @@ class Cuda:
 
     kind = "cuda"
     channels_last = True
-    compiler: str | None = "inductor"
-    raises_when_full = True
+    compile_backend: str | None = "inductor"
+    raises_oom = True
 
     def __init__(self, index: int = 0, threads: int | None = None) -> None:
         if not torch.cuda.is_available():
@@ -105,12 +105,12 @@ class Cuda:
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned.to(self.torch, non_blocking=True)
 
-    def autotune(self, num_tried: int | None) -> None:
+    def set_cudnn_benchmark(self, limit: int | None) -> None:
         """Try convolution algorithms on the first input of a shape (0: all of them), and keep the fastest."""
-        torch.backends.cudnn.benchmark = num_tried is not None
-        torch.backends.cudnn.benchmark_limit = num_tried or 0
+        torch.backends.cudnn.benchmark = limit is not None
+        torch.backends.cudnn.benchmark_limit = limit or 0
 
-    def wake(self) -> None:
+    def warm_up(self) -> None:
         """Load the libraries of a first step, beside what comes before it."""
         Thread(target=self._compute_once, name="wake").start()
 
@@ -121,7 +121,7 @@ class Cuda:
         )
         F.linear(F.conv2d(images, filters).flatten(1), weight).sum().backward()
 
-    def later(self, value: Tensor) -> Callable[[], Tensor]:
+    def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """Start a copy into pinned memory; the call waits for that copy alone."""
         host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         host.copy_(value.detach(), non_blocking=True)
@@ -134,7 +134,7 @@ class Cuda:
 
         return wait
 
-    def recorder(self) -> CudaGraph:
+    def graph_capture(self) -> CudaGraph:
         """What records whole steps here."""
         return CudaGraph(self.torch)
 
@@ -145,7 +145,7 @@ class Cuda:
     def step_boundary(self) -> None:
         """Mark the end of a step, for devices that build graphs."""
 
-    def descent(self) -> Literal["fused"]:
+    def sgd_implementation(self) -> Literal["fused"]:
         """Torch has a fused kernel for this device."""
         return "fused"
 

@@ -30,7 +30,7 @@ class Hpu:
 
     kind = "hpu"
     channels_last = False
-    raises_when_full = False  # it was never tried
+    raises_oom = False  # it was never tried
 
     def __init__(self, index: int = 0, threads: int | None = None) -> None:
         self._core = _vendor("core")
@@ -45,7 +45,7 @@ class Hpu:
         self.torch = torch.device("hpu", index)
         self._hpu.set_device(index)
         self.is_lazy = os.environ[_LAZY] == "1"
-        self.compiler: str | None = None if self.is_lazy else "hpu_backend"
+        self.compile_backend: str | None = None if self.is_lazy else "hpu_backend"
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -63,18 +63,18 @@ class Hpu:
         """The batch moved, which is over when this returns."""
         return batch.map(self.move), None
 
-    def autotune(self, num_tried: int | None) -> None:
+    def set_cudnn_benchmark(self, limit: int | None) -> None:
         """The graph compiler chooses algorithms by itself."""
 
-    def wake(self) -> None:
+    def warm_up(self) -> None:
         """The bridge loads everything with its import."""
 
-    def later(self, value: Tensor) -> Callable[[], Tensor]:
+    def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep the value; the call waits and copies."""
         kept = value.detach().clone()
         return lambda: kept.cpu()
 
-    def recorder(self) -> None:
+    def graph_capture(self) -> None:
         """Whole steps are not recorded here: lazy mode gathers them into graphs by itself."""
         return None
 
@@ -88,7 +88,7 @@ class Hpu:
         if self.is_lazy:
             self._core.mark_step()
 
-    def descent(self) -> Literal["foreach"] | Callable[..., torch.optim.Optimizer]:
+    def sgd_implementation(self) -> Literal["foreach"] | Callable[..., torch.optim.Optimizer]:
         """The vendor's fused optimizer where its packages have it; torch's fused kernel does not exist here."""
         try:
             found: Callable[..., torch.optim.Optimizer] = _import("hpex.optimizers").FusedSGD
@@ -127,7 +127,7 @@ def count_hpus() -> int:
     return int(vendor.device_count()) if vendor.is_available() else 0
 
 
-def load_collectives(kind: str) -> None:
+def load_backend(kind: str) -> None:
     """Make known to torch what processes with this kind of device talk through, where a vendor has it."""
     if kind == "hpu":
         _vendor("distributed.hccl")

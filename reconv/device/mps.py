@@ -17,8 +17,8 @@ class Mps:
 
     kind = "mps"
     channels_last = False
-    compiler: str | None = "inductor"
-    raises_when_full = False  # it was never tried
+    compile_backend: str | None = "inductor"
+    raises_oom = False  # it was never tried
 
     def __init__(self, threads: int | None = None) -> None:
         if not torch.backends.mps.is_available():
@@ -45,18 +45,18 @@ class Mps:
         """The batch moved, which is over when this returns."""
         return batch.map(self.move), None
 
-    def autotune(self, num_tried: int | None) -> None:
+    def set_cudnn_benchmark(self, limit: int | None) -> None:
         """Convolutions have no algorithms to choose from here."""
 
-    def wake(self) -> None:
+    def warm_up(self) -> None:
         """Nothing is loaded late here."""
 
-    def later(self, value: Tensor) -> Callable[[], Tensor]:
+    def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """Keep the value; the call waits and copies."""
         kept = value.detach().clone()
         return lambda: kept.cpu()
 
-    def recorder(self) -> None:
+    def graph_capture(self) -> None:
         """Nothing is recorded here: work starts when it is given."""
         return None
 
@@ -67,7 +67,7 @@ class Mps:
     def step_boundary(self) -> None:
         """Mark the end of a step, for devices that build graphs."""
 
-    def descent(self) -> Literal["fused"]:
+    def sgd_implementation(self) -> Literal["fused"]:
         """Torch has a fused kernel for this device."""
         return "fused"
 

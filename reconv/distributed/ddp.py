@@ -21,7 +21,7 @@ from reconv.distributed.strategy import (
     StrategyConfig,
     ordered_sum,
 )
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 
 if TYPE_CHECKING:
     from reconv.distributed.distributed_group import DistributedProcessGroup
@@ -94,7 +94,7 @@ class DDPStrategy(DataParallelStrategy):
 
     def sum_metrics(self, passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         own = super().sum_metrics(passes)
-        packed = torch.stack([wide(value) for value in own.values()])
+        packed = torch.stack([to_accumulate_dtype(value) for value in own.values()])
         dist.all_reduce(packed)
         return {name: total.to(own[name].dtype) for name, total in zip(own, packed.unbind(), strict=True)}
 

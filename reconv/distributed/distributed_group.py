@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from reconv.device import load_collectives
+from reconv.device import load_backend
 from reconv.distributed.ddp import DDPStrategy
 from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.failure import leave_words
@@ -160,7 +160,7 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
         raise UsageError(
             f"several processes cannot train on {device}", then="use --device cpu or cuda, or a single process"
         )
-    load_collectives(device)
+    load_backend(device)
     while _at_exit:
         _at_exit.pop()()  # a process_group that this process was in before may hold the port
     if launch_env.num_nodes == 1 and sys.platform == "linux":

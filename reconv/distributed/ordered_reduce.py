@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reconv.distributed.ddp import DataParallelStrategy, flatten, unflatten
 from reconv.distributed.strategy import GradientTraffic, GroupStats, StrategyConfig, ordered_sum
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 
 if TYPE_CHECKING:
     from reconv.distributed.distributed_group import DistributedProcessGroup
@@ -70,7 +70,9 @@ class OrderedReduceStrategy(DataParallelStrategy):
         return GradientTraffic(sum(part.nbytes for part in parts), len(parts), repeat)
 
     def sum_metrics(self, passes: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        own = torch.stack([torch.stack([wide(value) for value in metrics.values()]) for metrics in passes])
+        own = torch.stack(
+            [torch.stack([to_accumulate_dtype(value) for value in metrics.values()]) for metrics in passes]
+        )
         rows = self._gather_rows(own)
         return {
             name: ordered_sum([row[column].to(value.dtype) for row in rows])

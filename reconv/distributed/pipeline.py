@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from reconv.distributed.ddp import flatten, mean_stats, unflatten
 from reconv.distributed.strategy import GroupStats, Number, ParallelStrategy, PipelineConfig, ordered_sum
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 
 if TYPE_CHECKING:
     from reconv.distributed.distributed_group import DistributedProcessGroup
@@ -115,8 +115,11 @@ class PipelineStrategy(ParallelStrategy):
             known: list[Any] = [[(name, value.dtype) for name, value in passes[0].items()] if passes else None]
             dist.broadcast_object_list(known, src=self._num_stages - 1)
             self._metrics = known[0]
-        zero = wide(torch.zeros((), device=self._device))
-        own = [wide(ordered_sum([row[name] for row in passes])) if passes else zero for name, _ in self._metrics]
+        zero = to_accumulate_dtype(torch.zeros((), device=self._device))
+        own = [
+            to_accumulate_dtype(ordered_sum([row[name] for row in passes])) if passes else zero
+            for name, _ in self._metrics
+        ]
         packed = torch.stack(own)
         dist.all_reduce(packed)
         return {name: total.to(dtype) for (name, dtype), total in zip(self._metrics, packed.unbind(), strict=True)}

@@ -6,21 +6,12 @@ Weights and saved state are bitwise those of an unsharded optimizer, so a checkp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
-class Optimizer(Protocol):
-    """What training asks of an optimizer, sharded or not."""
-
-    def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
-    def zero_grad(self) -> None: ...
-    def grads(self) -> list[Tensor]: ...
-    def state(self) -> dict[str, Tensor]: ...
-    def restore(self, state: Mapping[str, Tensor]) -> None: ...
+from reconv.optim.optimizer import Optimizer
 
 
 def shard_owners(sizes: Mapping[str, int], world_size: int) -> dict[str, int]:
@@ -68,10 +59,10 @@ class ShardedOptimizer:
             owned.setdefault(self._owner[name], []).append(parameter)
         return owned
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """The state of all parameters, in host memory of rank 0; called by all ranks, sent one tensor at a time."""
         gathered: list[Sequence[tuple[str, torch.Size, torch.dtype]]] = [()] * dist.get_world_size()
-        own = self._shard.state()
+        own = self._shard.state_dict()
         dist.all_gather_object(gathered, [(name, t.shape, t.dtype) for name, t in own.items()])
         full: dict[str, Tensor] = {}
         device = next(iter(self._parameters.values())).device
@@ -84,6 +75,6 @@ class ShardedOptimizer:
                     full[name] = tensor.cpu()
         return full
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take this rank's shard of a full state."""
-        self._shard.restore({name: state[name] for name in self._shard.state() if name in state})
+        self._shard.load_state_dict({name: state[name] for name in self._shard.state_dict() if name in state})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reconv.checkpoint.locate import Located, locate
+from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.checkpoint.manifest import digest as manifest_digest
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import CheckpointError, UsageError
 from reconv.inference.load_model import read_saved_model
 from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log, validation_set
@@ -47,11 +47,17 @@ def evaluate(
 
 
 def _evaluate_all(
-    located: Located, *, data: str | Path | None, device: str, weights: str, batch_size: int | None, log: LogFunction
+    located: LocatedWeights,
+    *,
+    data: str | Path | None,
+    device: str,
+    weights: str,
+    batch_size: int | None,
+    log: LogFunction,
 ) -> list[EvalResult]:
     """Evaluate each valid checkpoint that evaluations.csv does not have yet, and update that file and the report."""
     assert located.run is not None
-    folder, store = located.run.path, Store(located.run.checkpoints)
+    folder, store = located.run.path, CheckpointStore(located.run.checkpoints)
     known = {(s.step, s.weights, s.checkpoint, s.data): s for s in read_scores(folder)}
     results: list[EvalResult] = []
     for step in store.steps():

@@ -12,11 +12,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from reconv.checkpoint.download_weights import fetch_weights, is_remote
+from reconv.checkpoint.download_weights import download_weights, is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
-from reconv.checkpoint.load_weights import apply, read_weights
-from reconv.checkpoint.locate import EMA, Located, locate
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.load_weights import load_weights, read_weights
+from reconv.checkpoint.locate import EMA, LocatedWeights, locate
+from reconv.checkpoint.store import CheckpointStore
 from reconv.device import Device
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.download import Progress
@@ -34,7 +34,7 @@ NUM_CLASSES_TENSORFLOW = 1001  # ImageNet's 1000 classes after a background clas
 class FoundWeights:
     """Weights named by the user, now on this machine."""
 
-    located: Located
+    located: LocatedWeights
     notes: tuple[str, ...] = ()  # where they were downloaded from
 
 
@@ -57,8 +57,8 @@ def find_weights(
 ) -> FoundWeights:
     """The file, run or checkpoint that `name` stands for; a URL or a published name is downloaded to the cache."""
     if is_remote(str(name)):
-        fetched = fetch_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
-        return FoundWeights(Located("weights", None, None, fetched.path), (f"{name}: {fetched.note}",))
+        fetched = download_weights(str(name), progress=None if log is None else _log_quarters(str(name), log))
+        return FoundWeights(LocatedWeights("weights", None, None, fetched.path), (f"{name}: {fetched.note}",))
     return FoundWeights(locate(name, which=which))
 
 
@@ -77,11 +77,11 @@ def _log_quarters(name: str, log: Callable[[str], None]) -> Progress:
     return progress
 
 
-def read_saved_model(located: Located, *, weights: str, recipe: str | None) -> SavedModel:
+def read_saved_model(located: LocatedWeights, *, weights: str, recipe: str | None) -> SavedModel:
     """The tensors of a run, a checkpoint or a weights file, and the recipe they were trained with."""
     if located.checkpoint is None:
         return _read_bare_weights(located.weights, recipe)
-    loaded = Store(located.checkpoint.parent).load(located.checkpoint)
+    loaded = CheckpointStore(located.checkpoint.parent).load(located.checkpoint)
     chosen = _choose_weights(located, weights, "ema" in loaded.parts)
     if chosen == "averaged":
         tensors = read_weights(_averaged_file(located))
@@ -103,7 +103,7 @@ def build_saved_model(saved: SavedModel, recipe: Recipe, device: Device) -> Netw
     """A network with the saved weights; `recipe` is the saved one, or differs from it only in how it computes."""
     network = build_network(recipe, len(saved.class_names), device)
     at_least_float32(network.model)
-    apply(network.model, saved.tensors, strict=True, source=str(saved.path))
+    load_weights(network.model, saved.tensors, strict=True, source=str(saved.path))
     return network
 
 
@@ -123,7 +123,7 @@ def _read_bare_weights(path: Path, recipe: str | None) -> SavedModel:
     return SavedModel(named, names, False, tensors, path, "raw", None)
 
 
-def _choose_weights(located: Located, weights: str, has_ema: bool) -> str:
+def _choose_weights(located: LocatedWeights, weights: str, has_ema: bool) -> str:
     """Which weights of a checkpoint to load: those of the named file; else, for `auto`, EMA where there is one."""
     if located.kind == "weights":
         return "ema" if located.weights.name == EMA else "raw"
@@ -134,7 +134,7 @@ def _choose_weights(located: Located, weights: str, has_ema: bool) -> str:
     return weights
 
 
-def _averaged_file(located: Located) -> Path:
+def _averaged_file(located: LocatedWeights) -> Path:
     file = None if located.run is None else located.run.averaged
     if file is None or not file.is_file():
         raise CheckpointError(

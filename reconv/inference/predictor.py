@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.checkpoint.locate import Located
+from reconv.checkpoint.locate import LocatedWeights
 from reconv.data.dataset import Dataset
 from reconv.data.decode.decode import convert_mode, decode_picture, eval_picture, picture
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -25,7 +25,7 @@ from reconv.errors import DataError, UsageError
 from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
 from reconv.metrics.coco_eval import INSTALL, can_score_coco
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build import loaders as build
 from reconv.trainer.build.datasets import open_datasets, part_of, refuse_unread_path
@@ -140,7 +140,7 @@ class Predictor:
         return cls.from_located(find_model(run, best, log), weights=weights, recipe=recipe, device=device)
 
     @classmethod
-    def from_located(cls, located: Located, *, weights: str, recipe: str | None, device: str) -> Predictor:
+    def from_located(cls, located: LocatedWeights, *, weights: str, recipe: str | None, device: str) -> Predictor:
         saved = read_saved_model(located, weights=weights, recipe=recipe)
         opened = open_device(device)
         return cls(
@@ -249,7 +249,7 @@ class Predictor:
 
     def _to_classes(self, top: int | None) -> Callable[[Any, Sequence[_Sample]], Iterator[Prediction]]:
         def to_predictions(logits: Tensor, samples: Sequence[_Sample]) -> Iterator[Prediction]:
-            scores, labels = wide(logits).softmax(dim=1).topk(min(top or TOP_K, logits.shape[1]))
+            scores, labels = to_accumulate_dtype(logits).softmax(dim=1).topk(min(top or TOP_K, logits.shape[1]))
             for sample, row_scores, row_labels in zip(samples, scores.tolist(), labels.tolist(), strict=True):
                 pairs = zip(row_scores, row_labels, strict=True)
                 classes = tuple(ClassScore(self.class_names[label], score, label) for score, label in pairs)
@@ -273,7 +273,7 @@ class Predictor:
         return to_predictions
 
 
-def find_model(run: str | Path, best: bool, log: LogFunction) -> Located:
+def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
     """The checkpoint or weights file that `run` stands for; logs the damaged checkpoints that were skipped."""
     located = find_weights(run, "best" if best else "newest", log).located
     for path, reason in located.skipped:

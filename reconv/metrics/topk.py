@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 
 NUM_MISTAKES = 16
 
@@ -57,19 +57,19 @@ class ClassificationMetrics:
         """Add logits [n, classes] for a batch with `targets` and `indices`."""
         logits: Tensor = outputs if outputs.dtype == torch.float64 else outputs.float()
         targets = batch["targets"]
-        losses = wide(F.cross_entropy(logits, targets, reduction="none"))
+        losses = to_accumulate_dtype(F.cross_entropy(logits, targets, reduction="none"))
         topk = logits.topk(self._k, dim=1).indices
         correct = topk[:, 0] == targets
         self.num_samples += len(batch)
         self._correct1 = self._correct1 + correct.sum()
         self._correct5 = self._correct5 + (topk == targets[:, None]).any(dim=1).sum()
-        self._losses.append(torch.stack([wide(batch.positions[0]), losses.sum()]))
-        confidence = wide(logits.softmax(dim=1).amax(dim=1))
+        self._losses.append(torch.stack([to_accumulate_dtype(batch.positions[0]), losses.sum()]))
+        confidence = to_accumulate_dtype(logits.softmax(dim=1).amax(dim=1))
         columns = [
             losses.masked_fill(correct, -1.0),
-            wide(batch["indices"]),
-            wide(targets),
-            wide(topk[:, 0]),
+            to_accumulate_dtype(batch["indices"]),
+            to_accumulate_dtype(targets),
+            to_accumulate_dtype(topk[:, 0]),
             confidence,
         ]
         rows = torch.stack(columns, dim=1)

@@ -1,8 +1,6 @@
-"""LARS: momentum with a learning rate of its own for every layer (You, Gitman and Ginsburg, 2017).
+"""LARS: SGD with momentum and a trust ratio for every layer (You, Gitman and Ginsburg, 2017).
 
-Owns the trust ratio, in the form of the TensorFlow reference: the rate goes into the gradient before momentum.
-Refuses to know schedules. Invariant: weight decay acts once, on the adapted parameters alone, and norms are never
-read by the host.
+As in the TensorFlow reference, the learning rate is applied to the gradient before momentum.
 """
 
 from __future__ import annotations
@@ -10,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.optim.optimizer_state import OptimizerState, scaled
+from reconv.optim.optimizer import BaseOptimizer, scaled
 from reconv.optim.param_groups import DecayGroups
-from reconv.optim.sgd import MOMENTUM, Path, descend
+from reconv.optim.sgd import MOMENTUM, Implementation, sgd_update
 
 
-class LARS(OptimizerState):
-    """r = trust * |w| / (|g| + decay * |w| + epsilon), 1 where either norm is 0; v = momentum * v + lr * r * (g +
-    decay * w); w -= v. Skipped parameters (the free group) have r = 1 and no decay.
+class LARS(BaseOptimizer):
+    """r = trust_coefficient * |w| / (|g| + decay * |w| + epsilon), or 1 where either norm is 0;
+    v = momentum * v + lr * r * (g + decay * w); w -= v. Parameters without decay have r = 1.
     """
 
     def __init__(
@@ -27,25 +25,24 @@ class LARS(OptimizerState):
         momentum: float,
         nesterov: bool,
         weight_decay: float,
-        trust: float,
+        trust_coefficient: float,
         epsilon: float,
-        path: Path = "foreach",
+        implementation: Implementation = "foreach",
     ) -> None:
         super().__init__(groups, {MOMENTUM: 0.0} if momentum else {})
         self._momentum = momentum
         self._nesterov = nesterov
         self._weight_decay = weight_decay
-        self._trust = trust
+        self._trust_coefficient = trust_coefficient
         self._epsilon = epsilon
-        self._path = path
+        self._implementation = implementation
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
-        """Update every parameter that has a gradient, or nothing at all when not ok."""
-        for group in self.groups():
+        for group in self.param_groups():
             grads = self._adapted(group.params, group.grads, lr) if group.is_decayed else scaled(group.grads, lr)
-            # The rate is in the gradients already, and so is the decay.
-            descend(
+            # The gradients contain the learning rate and the decay already.
+            sgd_update(
                 group.params,
                 grads,
                 group.slots.get(MOMENTUM, []),
@@ -54,19 +51,20 @@ class LARS(OptimizerState):
                 ok,
                 momentum=self._momentum,
                 nesterov=self._nesterov,
-                path=self._path,
+                implementation=self._implementation,
             )
 
     def _adapted(self, params: list[Tensor], grads: list[Tensor], lr: float | Tensor) -> list[Tensor]:
-        """Decayed gradients times the rate of their layer."""
+        """Gradients plus decay, times lr and the trust ratio of their layer."""
         weight_norms, grad_norms = _norms(params), _norms(grads)
-        ratios = self._trust * weight_norms / (grad_norms + self._weight_decay * weight_norms + self._epsilon)
-        rates = lr * torch.where((weight_norms > 0) & (grad_norms > 0), ratios, 1.0)
+        ratios = self._trust_coefficient * weight_norms
+        ratios = ratios / (grad_norms + self._weight_decay * weight_norms + self._epsilon)
+        layer_lrs = lr * torch.where((weight_norms > 0) & (grad_norms > 0), ratios, 1.0)
         decayed = torch._foreach_add(grads, params, alpha=self._weight_decay)
-        return list(torch._foreach_mul(decayed, list(rates.to(params[0].dtype).unbind())))
+        return list(torch._foreach_mul(decayed, list(layer_lrs.to(params[0].dtype).unbind())))
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
-    """The norm of each tensor, in at least fp32."""
+    """The L2 norm of each tensor, in float32 or wider."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([norm.to(dtype) for norm in torch._foreach_norm(tensors, 2, dtype=dtype)])

@@ -1,7 +1,4 @@
-"""Which parameters are decayed: by the type of the module that owns them, or as a vendor did, by name.
-
-Owns the named rules. Refuses to know optimizers. Invariant: every trainable parameter is in exactly one list.
-"""
+"""Which parameters get weight decay: by the type of their module, or by name as in a vendor's code."""
 
 from __future__ import annotations
 
@@ -19,17 +16,20 @@ _NORM_NAME = "bn"
 
 @dataclass(frozen=True, slots=True)
 class DecayGroups:
-    """Trainable parameters by name, in the network's order."""
+    """Trainable parameters by name, in the model's order; each is in exactly one group."""
 
-    decayed: dict[str, nn.Parameter]
-    free: dict[str, nn.Parameter]
+    decay: dict[str, nn.Parameter]
+    no_decay: dict[str, nn.Parameter]
 
-    def only(self, names: Collection[str]) -> DecayGroups:
-        """Those of the parameters that are named."""
+    def subset(self, names: Collection[str]) -> DecayGroups:
         return DecayGroups(
-            {name: p for name, p in self.decayed.items() if name in names},
-            {name: p for name, p in self.free.items() if name in names},
+            {name: p for name, p in self.decay.items() if name in names},
+            {name: p for name, p in self.no_decay.items() if name in names},
         )
+
+    def all(self) -> dict[str, nn.Parameter]:
+        """The parameters of both groups, in the order of the optimizer state."""
+        return {**self.decay, **self.no_decay}
 
 
 def decay_groups(model: nn.Module, exclude: str) -> DecayGroups:
@@ -37,7 +37,7 @@ def decay_groups(model: nn.Module, exclude: str) -> DecayGroups:
     if exclude not in EXCLUDES:
         raise ValueError(f"unknown exclusion {exclude!r}: one of {', '.join(EXCLUDES)}")
     if exclude == "nvidia-by-name":
-        _refuse_nameless_norms(model)
+        _check_norm_names(model)
     groups = DecayGroups({}, {})
     seen: set[int] = set()
     for module_name, module in model.named_modules():
@@ -46,32 +46,32 @@ def decay_groups(model: nn.Module, exclude: str) -> DecayGroups:
                 continue
             seen.add(id(parameter))
             name = f"{module_name}.{own_name}" if module_name else own_name
-            target = groups.free if _is_free(exclude, module, own_name, name) else groups.decayed
-            target[name] = parameter
+            group = groups.no_decay if _is_excluded(exclude, module, own_name, name) else groups.decay
+            group[name] = parameter
     return groups
 
 
-def _refuse_nameless_norms(model: nn.Module) -> None:
-    """Refuse the rule by name where no norm of the network has such a name: it would silently decay all of them."""
+def _check_norm_names(model: nn.Module) -> None:
+    """Reject the rule by name for a model without such names: it would silently decay all norm layers."""
     norms = [name for name, module in model.named_modules() if isinstance(module, NORMS)]
     if norms and not any(_NORM_NAME in name for name in norms):
         raise UsageError(
-            f"optimizer.weight_decay_exclude nvidia-by-name matches no norm of this network "
+            f"optimizer.weight_decay_exclude nvidia-by-name matches no norm layer of this model "
             f"and would decay all {len(norms)}",
-            why=f"it goes by {_NORM_NAME!r} in a name, and here norms are called {norms[0]}, as in other families",
-            then="--set optimizer.weight_decay_exclude=norm, which goes by the kind of a layer",
+            why=f"it looks for {_NORM_NAME!r} in parameter names, but the norm layers here have names like {norms[0]}",
+            then="--set optimizer.weight_decay_exclude=norm, which goes by the type of the layer",
         )
 
 
 def norm_biases(model: nn.Module) -> list[str]:
-    """The names of the biases of all norms."""
-    named = ((name, module) for name, module in model.named_modules() if isinstance(module, NORMS))
-    return [f"{name}.bias" if name else "bias" for name, module in named if module.bias is not None]
+    """The names of the biases of all norm layers."""
+    norms = ((name, module) for name, module in model.named_modules() if isinstance(module, NORMS))
+    return [f"{name}.bias" if name else "bias" for name, module in norms if module.bias is not None]
 
 
-def _is_free(exclude: str, module: nn.Module, own_name: str, name: str) -> bool:
+def _is_excluded(exclude: str, module: nn.Module, own_name: str, name: str) -> bool:
     if exclude == "none":
         return False
     if exclude == "nvidia-by-name":
-        return _NORM_NAME in name  # a ResNet's shortcut norms (downsample.1) and fc bias are decayed under this rule
+        return _NORM_NAME in name  # decays a ResNet's shortcut norms (downsample.1) and fc bias, as NVIDIA's code does
     return isinstance(module, NORMS) or (exclude == "norm-bias" and own_name == "bias")

@@ -1,10 +1,7 @@
-"""RMSprop in torch's and in TensorFlow's form, plain and fused, gated on the device.
+"""RMSprop in torch's and in TensorFlow's form, as foreach operations or fused kernels.
 
-Owns the two update rules. Refuses to know schedules. Invariant: a step that is not ok changes neither weights nor
-state.
-
-They differ in more than where epsilon stands: TensorFlow's mean square starts at 1 and its learning rate goes into
-the momentum, so a rate that falls is felt later.
+The forms differ in more than the position of epsilon: TensorFlow's mean square starts at 1, and its learning rate is
+applied before momentum, so a change of the learning rate takes effect later.
 """
 
 from __future__ import annotations
@@ -15,16 +12,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.fused import approach_fused, descend_fused, with_strides
-from reconv.optim.optimizer_state import OptimizerState, ParamGroup, commit, scaled
+from reconv.optim.fused import fused_lerp, fused_sgd, match_strides
+from reconv.optim.optimizer import BaseOptimizer, ParamGroup, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups
-from reconv.optim.sgd import MOMENTUM, moved_by
+from reconv.optim.sgd import MOMENTUM, descended
 
-Form = Literal["torch", "tensorflow"]
 SQUARE = "square"
 
 
-class RMSprop(OptimizerState):
+class RMSprop(BaseOptimizer):
     """g += decay * w; s = alpha * s + (1 - alpha) * g * g, then, with momentum m:
 
     torch: v = m * v + g / (sqrt(s) + epsilon); w -= lr * v. tensorflow: v = m * v + lr * g / sqrt(s + epsilon); w -= v.
@@ -34,12 +30,12 @@ class RMSprop(OptimizerState):
         self,
         groups: DecayGroups,
         *,
-        form: Form,
+        form: Literal["torch", "tensorflow"],
         alpha: float,
         epsilon: float,
         momentum: float,
         weight_decay: float,
-        path: Literal["foreach", "fused"] = "foreach",
+        implementation: Literal["foreach", "fused"] = "foreach",
     ) -> None:
         initial = {SQUARE: 1.0 if form == "tensorflow" else 0.0}
         super().__init__(groups, initial | ({MOMENTUM: 0.0} if momentum else {}))
@@ -48,13 +44,12 @@ class RMSprop(OptimizerState):
         self._epsilon = epsilon
         self._momentum = momentum
         self._weight_decay = weight_decay
-        self._path = path
+        self._implementation = implementation
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
-        """Update every parameter that has a gradient, or nothing at all when not ok."""
-        update = self._update_fused if self._path == "fused" else self._update
-        for group in self.groups():
+        update = self._update_fused if self._implementation == "fused" else self._update
+        for group in self.param_groups():
             grads = group.grads
             if group.is_decayed and self._weight_decay:
                 grads = list(torch._foreach_add(grads, group.params, alpha=self._weight_decay))
@@ -63,31 +58,30 @@ class RMSprop(OptimizerState):
     def _update(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
         squares = torch._foreach_mul(group.slots[SQUARE], self._alpha)
         torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
-        moves = torch._foreach_div(grads, self._roots(squares))
+        updates = torch._foreach_div(grads, self._denominators(squares))
         if self._form == "tensorflow":
-            moves = tuple(scaled(moves, lr))
+            updates = tuple(scaled(updates, lr))
         if self._momentum:
-            buffers = group.slots[MOMENTUM]
-            moves = torch._foreach_add(moves, buffers, alpha=self._momentum)
-            commit(moves, buffers, ok)
-        commit(squares, group.slots[SQUARE], ok)
-        rate = 1.0 if self._form == "tensorflow" else lr
-        commit(moved_by(group.params, list(moves), rate), group.params, ok)
+            momentum_buffers = group.slots[MOMENTUM]
+            updates = torch._foreach_add(updates, momentum_buffers, alpha=self._momentum)
+            copy_if_ok(updates, momentum_buffers, ok)
+        copy_if_ok(squares, group.slots[SQUARE], ok)
+        final_lr = 1.0 if self._form == "tensorflow" else lr
+        copy_if_ok(descended(group.params, list(updates), final_lr), group.params, ok)
 
     def _update_fused(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
-        """The same in a handful of passes: the mean square approaches g * g, and the rest is a descent."""
+        """The same in a handful of passes: a lerp of the mean square towards g * g, then fused SGD."""
         squares = group.slots[SQUARE]
-        grads = [with_strides(g, p) for g, p in zip(grads, group.params, strict=True)]
-        approach_fused(squares, torch._foreach_mul(grads, grads), 1 - self._alpha, ok)
-        moves = list(torch._foreach_div(grads, self._roots(squares)))
-        rate = lr
+        grads = [match_strides(g, p) for g, p in zip(grads, group.params, strict=True)]
+        fused_lerp(squares, torch._foreach_mul(grads, grads), 1 - self._alpha, ok)
+        updates = list(torch._foreach_div(grads, self._denominators(squares)))
+        final_lr = lr
         if self._form == "tensorflow":
-            moves, rate = scaled(moves, lr), 1.0
-        buffers = group.slots.get(MOMENTUM, [])
-        descend_fused(group.params, moves, buffers, rate, 0.0, ok, momentum=self._momentum)
+            updates, final_lr = scaled(updates, lr), 1.0
+        momentum_buffers = group.slots.get(MOMENTUM, [])
+        fused_sgd(group.params, updates, momentum_buffers, final_lr, 0.0, ok, momentum=self._momentum)
 
-    def _roots(self, squares: Sequence[Tensor]) -> list[Tensor]:
-        """What gradients are divided by."""
+    def _denominators(self, squares: Sequence[Tensor]) -> list[Tensor]:
         if self._form == "tensorflow":
             return list(torch._foreach_sqrt(torch._foreach_add(list(squares), self._epsilon)))
         return list(torch._foreach_add(torch._foreach_sqrt(list(squares)), self._epsilon))

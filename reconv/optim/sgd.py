@@ -1,8 +1,4 @@
-"""Stochastic gradient descent with momentum, gated on the device.
-
-Owns the update, plain and fused. Refuses to know schedules: the learning rate comes with each step. Invariant: a step
-that is not ok changes neither weights nor momentum, and nobody on the host has to know in time.
-"""
+"""SGD with momentum, as fused kernels, as foreach operations or by a vendor's optimizer."""
 
 from __future__ import annotations
 
@@ -12,20 +8,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from reconv.optim.fused import descend_fused
-from reconv.optim.optimizer_state import OptimizerState, commit, scaled
+from reconv.optim.fused import fused_sgd
+from reconv.optim.optimizer import BaseOptimizer, copy_if_ok, scaled
 from reconv.optim.param_groups import DecayGroups
-from reconv.optim.vendor import VendorDescent
+from reconv.optim.vendor_sgd import VendorSGD
 
-Path = Literal["foreach", "fused"] | VendorDescent
+Implementation = Literal["foreach", "fused"] | VendorSGD
 MOMENTUM = "momentum"
 
 
-class SGD(OptimizerState):
-    """torch.optim.SGD's mathematics: g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v).
+class SGD(BaseOptimizer):
+    """torch.optim.SGD: g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v with nesterov).
 
-    Buffers start at zero, which gives torch's first step (v = g) without a special case. A parameter in `rates` learns
-    at a multiple of lr, and is decayed as fast as the others: rate x decay is the same.
+    Buffers start at zero, which gives torch's first step (v = g) without a special case. A parameter in `lr_scales`
+    has a multiple of lr and the same effective decay as the others: lr * decay does not change.
     """
 
     def __init__(
@@ -35,63 +31,62 @@ class SGD(OptimizerState):
         momentum: float,
         nesterov: bool,
         weight_decay: float,
-        path: Path = "foreach",
-        rates: Mapping[str, float] | None = None,
+        implementation: Implementation = "foreach",
+        lr_scales: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(groups, {MOMENTUM: 0.0} if momentum else {}, rates)
+        super().__init__(groups, {MOMENTUM: 0.0} if momentum else {}, lr_scales)
         self._momentum = momentum
         self._nesterov = nesterov
         self._weight_decay = weight_decay
-        self._path = path
+        self._implementation = implementation
 
     @torch.no_grad()
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
-        """Update every parameter that has a gradient, or nothing at all when not ok."""
-        for group in self.groups():
-            descend(
+        for group in self.param_groups():
+            sgd_update(
                 group.params,
                 group.grads,
                 group.slots.get(MOMENTUM, []),
-                lr * group.rate,
-                self._weight_decay / group.rate if group.is_decayed else 0.0,
+                lr * group.lr_scale,
+                self._weight_decay / group.lr_scale if group.is_decayed else 0.0,
                 ok,
                 momentum=self._momentum,
                 nesterov=self._nesterov,
-                path=self._path,
+                implementation=self._implementation,
             )
 
 
-def descend(
+def sgd_update(
     params: list[Tensor],
     grads: list[Tensor],
-    buffers: list[Tensor],
+    momentum_buffers: list[Tensor],
     lr: float | Tensor,
-    decay: float,
+    weight_decay: float,
     ok: Tensor,
     *,
     momentum: float,
     nesterov: bool,
-    path: Path,
+    implementation: Implementation,
 ) -> None:
-    """Decay, momentum and step for a list of tensors, by one kernel for all, by foreach operations, or by a vendor."""
-    if isinstance(path, VendorDescent):
-        path(params, buffers, lr, decay, ok, momentum=momentum, nesterov=nesterov)
+    """Weight decay, momentum and step for a list of tensors, in place; changes nothing if not ok."""
+    if isinstance(implementation, VendorSGD):
+        implementation(params, momentum_buffers, lr, weight_decay, ok, momentum=momentum, nesterov=nesterov)
         return
-    if path == "fused":
-        descend_fused(params, grads, buffers, lr, decay, ok, momentum=momentum, nesterov=nesterov)
+    if implementation == "fused":
+        fused_sgd(params, grads, momentum_buffers, lr, weight_decay, ok, momentum=momentum, nesterov=nesterov)
         return
-    if decay:
-        grads = list(torch._foreach_add(grads, params, alpha=decay))
-    if buffers:
-        moved = torch._foreach_mul(buffers, momentum)
-        torch._foreach_add_(moved, grads)
-        grads = list(torch._foreach_add(grads, moved, alpha=momentum)) if nesterov else list(moved)
-        commit(moved, buffers, ok)
-    commit(moved_by(params, grads, lr), params, ok)
+    if weight_decay:
+        grads = list(torch._foreach_add(grads, params, alpha=weight_decay))
+    if momentum_buffers:
+        velocities = torch._foreach_mul(momentum_buffers, momentum)
+        torch._foreach_add_(velocities, grads)
+        grads = list(torch._foreach_add(grads, velocities, alpha=momentum)) if nesterov else list(velocities)
+        copy_if_ok(velocities, momentum_buffers, ok)
+    copy_if_ok(descended(params, grads, lr), params, ok)
 
 
-def moved_by(params: list[Tensor], moves: list[Tensor], lr: float | Tensor) -> Sequence[Tensor]:
-    """The parameters against their moves, times the rate."""
+def descended(params: list[Tensor], updates: list[Tensor], lr: float | Tensor) -> Sequence[Tensor]:
+    """params - lr * updates."""
     if isinstance(lr, Tensor):
-        return torch._foreach_sub(params, scaled(moves, lr))
-    return torch._foreach_add(params, moves, alpha=-lr)
+        return torch._foreach_sub(params, scaled(updates, lr))
+    return torch._foreach_add(params, updates, alpha=-lr)

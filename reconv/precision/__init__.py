@@ -15,11 +15,11 @@ import torch
 from reconv.errors import UsageError
 from reconv.precision.autocast import OPERATIONS, Casts, targets
 from reconv.precision.policy import (
-    FIRST_SCALE,
-    GROWTH_INTERVAL_STEPS,
-    LAST_SCALE,
-    Policy,
-    ScaledPolicy,
+    GROWTH_INTERVAL,
+    INIT_SCALE,
+    MAX_SCALE,
+    LossScalingPolicy,
+    PrecisionPolicy,
     at_least_float32,
 )
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from reconv.recipe import schema
 
 __all__ = [
-    "FIRST_SCALE",
-    "GROWTH_INTERVAL_STEPS",
-    "LAST_SCALE",
+    "GROWTH_INTERVAL",
+    "INIT_SCALE",
+    "MAX_SCALE",
     "OPERATIONS",
-    "Policy",
-    "ScaledPolicy",
+    "LossScalingPolicy",
+    "PrecisionPolicy",
     "at_least_float32",
     "build_precision",
 ]
@@ -60,7 +60,7 @@ _FORMS = {
 }
 
 
-def build_precision(section: schema.PrecisionConfig, device_kind: str) -> Policy:
+def build_precision(section: schema.PrecisionConfig, device_kind: str) -> PrecisionPolicy:
     """The policy a recipe names, for a kind of device."""
     mode = section.mode
     _refuse_what_a_device_lacks(section, device_kind)
@@ -68,7 +68,7 @@ def build_precision(section: schema.PrecisionConfig, device_kind: str) -> Policy
         _allow_tf32(mode == "tf32")
         _allow_half_partials(section.reduced_precision_reduction != "off")
     form = _FORMS[mode]
-    policy = Policy(
+    policy = PrecisionPolicy(
         mode,
         device_kind,
         dtype=form.weights,
@@ -78,7 +78,7 @@ def build_precision(section: schema.PrecisionConfig, device_kind: str) -> Policy
     )
     if form.lower != torch.float16:
         return policy
-    return ScaledPolicy(policy, None if section.loss_scale == "dynamic" else float(section.loss_scale))
+    return LossScalingPolicy(policy, None if section.loss_scale == "dynamic" else float(section.loss_scale))
 
 
 def _casts(section: schema.PrecisionConfig, form: _Form) -> Casts | None:

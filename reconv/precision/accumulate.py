@@ -1,7 +1,6 @@
-"""The widest floating type of a device: float64 where there is one, else float32.
+"""The dtype in which sums are accumulated on a device: float64, or float32 where the device has no float64.
 
-Owns that one fact. Refuses to know what is added in it. Invariant: whatever is summed over a run or an evaluation is
-summed in this type, so that no part of the program asks a device for a type it lacks.
+A module of its own: metrics and collectives need it without the precision policies.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ from torch import Tensor
 _WITHOUT_FLOAT64 = ("mps", "hpu")
 
 
-def widest(device: torch.device) -> torch.dtype:
-    """The type sums are kept in on a device."""
+def accumulate_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in _WITHOUT_FLOAT64 else torch.float64
 
 
-def wide(value: Tensor) -> Tensor:
-    """The value in the widest type of its device."""
-    return value.to(widest(value.device))
+def to_accumulate_dtype(value: Tensor) -> Tensor:
+    """The value in the accumulate dtype of its device."""
+    return value.to(accumulate_dtype(value.device))

@@ -26,7 +26,7 @@ def weights_of_products(model: nn.Module) -> list[nn.Parameter]:
     return list(found)
 
 
-class CastTogether(TorchFunctionMode):
+class JointWeightCast(TorchFunctionMode):
     """Gives products their weights in the lower type; the first that asks for one has all of them cast."""
 
     def __init__(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> None:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from reconv.errors import CheckpointError
 from reconv.precision.autocast import Casts
-from reconv.precision.cast_weights import CastTogether, weights_of_products
+from reconv.precision.cast_weights import JointWeightCast, weights_of_products
 
-FIRST_SCALE = 65536.0
-LAST_SCALE = 2.0**24  # the largest float16 is 65504: beyond this a gradient above 0.004 overflows
+INIT_SCALE = 65536.0
+MAX_SCALE = 2.0**24  # the largest float16 is 65504: beyond this a gradient above 0.004 overflows
 GROWTH = 2.0
 BACKOFF = 0.5
-GROWTH_INTERVAL_STEPS = 2000
+GROWTH_INTERVAL = 2000
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -31,7 +31,7 @@ def at_least_float32(model: nn.Module) -> nn.Module:
     return model
 
 
-class Policy:
+class PrecisionPolicy:
     """Casts only: parameters in one dtype, products in another or the same."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Policy:
         """Whether a step that is not ok is the policy's ordinary way to find its scale."""
         return False
 
-    def model(self, model: nn.Module) -> nn.Module:
+    def cast_model(self, model: nn.Module) -> nn.Module:
         """The network with its parameters in the policy's dtype.
 
         Buffers never become halves: running statistics move by less than half a step of such a type, and would stall.
@@ -85,16 +85,16 @@ class Policy:
         if self._autocast is None:
             return nullcontext()
         if self._together:
-            return self._with_casts(CastTogether(self._together, self._autocast))
+            return self._with_casts(JointWeightCast(self._together, self._autocast))
         return torch.autocast(self._device_kind, self._autocast)
 
-    def cast_together(self, model: nn.Module) -> None:
+    def cast_weights_jointly(self, model: nn.Module) -> None:
         """From now on cast this network's weights all at once, where autocast would cast each by itself."""
         if self._autocast is not None and self._casts is None:
             self._together = weights_of_products(model)
 
     @contextmanager
-    def _with_casts(self, casts: Casts | CastTogether) -> Iterator[None]:
+    def _with_casts(self, casts: Casts | JointWeightCast) -> Iterator[None]:
         with torch.autocast(self._device_kind, self._autocast, enabled=self._autocast is not None), casts:
             yield
 
@@ -108,13 +108,13 @@ class Policy:
     def update(self, ok: Tensor) -> None:
         """Learn from whether the gradients were finite."""
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint must hold."""
         return {}
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take over what a checkpoint held."""
-        expected = self.state()
+        expected = self.state_dict()
         if set(state) != set(expected):
             raise CheckpointError(
                 "the saved precision state is not this policy's",
@@ -124,10 +124,10 @@ class Policy:
             tensor.copy_(state[name])
 
 
-class ScaledPolicy(Policy):
+class LossScalingPolicy(PrecisionPolicy):
     """Float16: gradients too small for the format are lifted by a scale, found by trial or given."""
 
-    def __init__(self, plain: Policy, static_scale: float | None) -> None:
+    def __init__(self, plain: PrecisionPolicy, static_scale: float | None) -> None:
         super().__init__(
             plain.mode,
             plain._device_kind,
@@ -138,7 +138,7 @@ class ScaledPolicy(Policy):
         )
         device_kind = plain._device_kind
         self._is_dynamic = static_scale is None
-        first = FIRST_SCALE if static_scale is None else static_scale
+        first = INIT_SCALE if static_scale is None else static_scale
         self._scale = torch.full((), first, device=device_kind)
         self._growth_steps = torch.zeros((), dtype=torch.int32, device=device_kind)
 
@@ -162,10 +162,10 @@ class ScaledPolicy(Policy):
         if not self._is_dynamic:
             return
         finite_steps = torch.where(ok, self._growth_steps + 1, 0)
-        grows = finite_steps >= GROWTH_INTERVAL_STEPS
+        grows = finite_steps >= GROWTH_INTERVAL
         factor = torch.where(ok, torch.where(grows, GROWTH, 1.0), BACKOFF)
-        self._scale.copy_((self._scale * factor).clamp(1.0, LAST_SCALE))
+        self._scale.copy_((self._scale * factor).clamp(1.0, MAX_SCALE))
         self._growth_steps.copy_(torch.where(grows, 0, finite_steps))
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         return {"loss_scale": self._scale, "growth_steps": self._growth_steps}

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint import manifest
+from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights, uniform_weights
 from reconv.checkpoint.locate import EMA, MODEL, find_run
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store, encode
-from reconv.checkpoint.weight_average import average as average_files
-from reconv.checkpoint.weight_average import exponential_weights, mean_weights
+from reconv.checkpoint.store import CheckpointStore, encode
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import disk_errors, write_atomic
@@ -57,7 +56,7 @@ def average(
 ) -> Averaged:
     """Average the checkpoints that a run saved in its last epochs, steps or share, raw weights or EMA."""
     folder = find_run(run)
-    store = Store(folder.checkpoints)
+    store = CheckpointStore(folder.checkpoints)
     steps = _chosen_steps(folder, store, _duration(last))
     target = folder.averaged if out is None else Path(out)
     return _write(store, steps, target, kind, decay, EMA if weights == "ema" else MODEL)
@@ -75,7 +74,7 @@ def average_at_end(
     """Average as the recipe says, score the result, and return what the summary should tell of it."""
     if plan.average is None:
         return {}
-    store, window = Store(folder.checkpoints), plan.average
+    store, window = CheckpointStore(folder.checkpoints), plan.average
 
     def write() -> Averaged:
         steps = [step for step in store.steps() if window.holds(step, done)]
@@ -93,14 +92,14 @@ def average_at_end(
     return {AVERAGED: told}
 
 
-def _write(store: Store, steps: Sequence[int], target: Path, kind: str, decay: float, part: str) -> Averaged:
+def _write(store: CheckpointStore, steps: Sequence[int], target: Path, kind: str, decay: float, part: str) -> Averaged:
     if kind not in ("mean", "exponential"):
         raise UsageError(f"there is no average of kind {kind!r}", then="mean or exponential")
     folders = [store.path(step) for step in steps]
     for folder in folders:
         manifest.verify(folder)
-    shares = mean_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
-    tensors = average_files([folder / part for folder in folders], shares)
+    shares = uniform_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
+    tensors = average_checkpoints([folder / part for folder in folders], shares)
     with disk_errors(target):
         write_atomic(target, encode(tensors))
     return Averaged(target, tuple(steps), kind)
@@ -116,7 +115,7 @@ def _duration(last: str | Duration) -> Duration:
     return duration
 
 
-def _chosen_steps(folder: RunDir, store: Store, last: Duration) -> list[int]:
+def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> list[int]:
     """The steps on disk that the run's own saving interval wrote within `last` of the newest."""
     present = store.steps()
     planned = load_record(folder.path).plan

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from reconv import __version__
-from reconv.checkpoint import load_weights as saved_weights
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.run_dir import Best, RunDir
-from reconv.checkpoint.store import SavedCheckpoint, Store
+from reconv.checkpoint.load_weights import load_weights
+from reconv.checkpoint.run_dir import BestCheckpoint, RunDir
+from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
@@ -38,7 +38,7 @@ class Checkpointer:
     """Writes a checkpoint, keeps the ones the recipe wants, and says so."""
 
     folder: RunDir
-    store: Store
+    store: CheckpointStore
     recipe: Recipe
     plan: Plan
     network: Network
@@ -54,7 +54,7 @@ class Checkpointer:
     fitting: MicroBatchSize
 
     def __call__(self, counters: Counters, reason: str) -> None:
-        self.writer.settle()
+        self.writer.wait()
         start_s = time.perf_counter()
         state = {
             **self.about,
@@ -80,9 +80,9 @@ class Checkpointer:
                 CheckpointSaved(step, relative, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s)
             )
 
-        self.writer.begin(write, tell)
+        self.writer.submit(write, tell)
         if not self.recipe.save.background:
-            self.writer.settle()
+            self.writer.wait()
 
     def _write(
         self,
@@ -94,14 +94,14 @@ class Checkpointer:
         """Put a checkpoint on the disk; once it is whole, say which is the best and delete what is not kept."""
         saved = self.store.save(step, parts, state)
         if best is not None:
-            self.folder.write_best(Best(best[0], self.metric, best[1], self.chosen_weights))
+            self.folder.write_best(BestCheckpoint(best[0], self.metric, best[1], self.chosen_weights))
         keep_best = best[0] if best is not None and self.recipe.save.keep_best else None
-        self.store.retain(self.recipe.save.keep_last, keep_best, self._pinned(step))
+        self.store.prune(self.recipe.save.keep_last, keep_best, self._pinned(step))
         return saved
 
     def take_part(self, counters: Counters, reason: str) -> None:
         """What a process does that does not save: hand over its share of the optimizer's state, if it has one."""
-        self.optimizer.state()
+        self.optimizer.state_dict()
 
     def _pinned(self, done: int) -> list[int]:
         """The steps that must not be deleted: those the recipe pins, and those an average may still need."""
@@ -113,20 +113,20 @@ class Checkpointer:
         """Every stateful part of a run by the name of its file; the one list of them."""
         parts = {"model": dict(self.network.model.state_dict())}
         if self.average is not None:
-            parts["ema"] = self.average.state()
-        scaler = {f"precision.{name}": value for name, value in self.network.precision.state().items()}
-        parts["optimizer"] = {**self.optimizer.state(), **scaler}
+            parts["ema"] = self.average.state_dict()
+        scaler = {f"precision.{name}": value for name, value in self.network.precision.state_dict().items()}
+        parts["optimizer"] = {**self.optimizer.state_dict(), **scaler}
         return parts
 
     def restore(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Put a checkpoint's tensors back where `parts` took them from."""
-        saved_weights.apply(self.network.model, parts["model"], strict=True, source=str(self.store.folder))
+        load_weights(self.network.model, parts["model"], strict=True, source=str(self.store.folder))
         if self.average is not None:
-            self.average.restore(parts["ema"])
+            self.average.load_state_dict(parts["ema"])
         prefix = "precision."
         optimizer = {k: v for k, v in parts["optimizer"].items() if not k.startswith(prefix)}
-        self.optimizer.restore(optimizer)
-        self.network.precision.restore(
+        self.optimizer.load_state_dict(optimizer)
+        self.network.precision.load_state_dict(
             {k.removeprefix(prefix): v for k, v in parts["optimizer"].items() if k.startswith(prefix)}
         )
 
@@ -138,7 +138,7 @@ def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Calla
 
     def taken(tensor: Tensor) -> Callable[[], Tensor]:
         if tensor.device.type != "cpu":
-            return device.later(tensor)
+            return device.copy_to_host(tensor)
         copy = tensor.detach().clone()
         return lambda: copy
 

@@ -58,7 +58,7 @@ class CapturedStep:
         if kind not in self._recordings:
             times = self._times[kind] = self._times.get(kind, 0) + 1
             if times <= WARM_STEPS or len(self._recordings) == MOST_RECORDINGS:
-                return self.device.beside(lambda: self.plain(step, micro_batches))
+                return self.device.run_on_stream(lambda: self.plain(step, micro_batches))
             self._recordings[kind] = self._record(step, micro_batches)
         return self._recordings[kind](self.plain.moment(step), micro_batches)
 

@@ -76,10 +76,10 @@ def tell_findings(
     if not chosen:
         return
     tiles = [_beside(judged, source) for judged in chosen]
-    folder.pictures.mkdir(parents=True, exist_ok=True)
-    _sheet(tiles).save(folder.pictures / "detections.png", optimize=True)
+    folder.images.mkdir(parents=True, exist_ok=True)
+    _sheet(tiles).save(folder.images / "detections.png", optimize=True)
     captions = tuple(_caption(judged, source) for judged in chosen)
-    logger.log(ImageLogged(TITLE, f"{folder.pictures.name}/detections.png", captions, step, COLUMNS, note=NOTE))
+    logger.log(ImageLogged(TITLE, f"{folder.images.name}/detections.png", captions, step, COLUMNS, note=NOTE))
 
 
 def _judged(image: Scored) -> Judged:

@@ -20,7 +20,7 @@ import numpy as np
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.readers.factory import select
 from reconv.device import device_kind, open_device
-from reconv.device.affinity import bound
+from reconv.device.affinity import cpu_affinity
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
@@ -137,7 +137,7 @@ def _rehearse(ask: _Ask) -> DryRunResult:
         stop = stack.enter_context(StopSignal())
         opened = open_device(ask.device, local_rank=launch_env.local_rank)
         stack.enter_context(
-            bound(
+            cpu_affinity(
                 resolved.engine.cpu_affinity,
                 opened.pci_address,
                 local_rank=launch_env.local_rank,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
-from reconv.checkpoint import load_weights as saved_weights
+from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
@@ -60,8 +60,8 @@ class Evaluation:
     def score_file(self, weights: str, path: Path, done: int, epoch: float) -> EvalResult:
         """Score other weights of this network, under the name they go by."""
         model = copy.deepcopy(self.network.model).requires_grad_(False)
-        tensors = self.process_group.on_rank0(lambda: saved_weights.read_weights(path))
-        saved_weights.apply(model, tensors, strict=True, source=str(path))
+        tensors = self.process_group.on_rank0(lambda: read_weights(path))
+        load_weights(model, tensors, strict=True, source=str(path))
         return self._score(weights, model, done, epoch, lambda: False)
 
     def _score(

@@ -49,7 +49,7 @@ def settle_micro(job: TrainingRun, machine: Machine | None = None) -> TrainingRu
     choices = [k for k in range(1, num_groups + 1) if num_groups % k == 0]
     if recipe.parallel.reduce == "ordered" or len(choices) == 1:  # ordered: each pass is one group anyway
         return job
-    if job.device.raises_when_full:
+    if job.device.raises_oom:
         found, why = _tried(job, choices)
     else:
         found, why = _counted(job, choices, machine or Machine())

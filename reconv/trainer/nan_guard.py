@@ -16,7 +16,7 @@ from reconv.batch import Batch
 from reconv.errors import DivergedError
 from reconv.logging.events import NonFiniteStep
 from reconv.logging.run_logger import RunLogger
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.trainer.protocols import DeviceProtocol
 from reconv.trainer.step import StepResult
 
@@ -58,8 +58,10 @@ class NanGuard:
         """A step is under way: read the one before it."""
         scale = self._loss_scale()
         lowered = torch.ones_like(result.ok) if scale is None else scale <= 1
-        verdict = torch.stack([wide(value) for value in (result.ok, result.loss, torch.isfinite(result.loss), lowered)])
-        previous, self._pending = self._pending, _Pending(step, self._device.later(verdict), batches)
+        verdict = torch.stack(
+            [to_accumulate_dtype(value) for value in (result.ok, result.loss, torch.isfinite(result.loss), lowered)]
+        )
+        previous, self._pending = self._pending, _Pending(step, self._device.copy_to_host(verdict), batches)
         if previous is not None:
             self._judge(previous)
 

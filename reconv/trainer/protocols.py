@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 class Stateful(Protocol):
     """A part whose tensors are saved and restored by name."""
 
-    def state(self) -> dict[str, Tensor]: ...
-    def restore(self, state: Tensors) -> None: ...
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: Tensors) -> None: ...
 
 
 class TrainBatches(Protocol):
@@ -72,11 +72,11 @@ class OptimizerProtocol(Stateful, Protocol):
 class EmaProtocol(Stateful, Protocol):
     """A moving average of the network (EMA)."""
 
-    def share_at(self, step: int) -> float:
+    def weight_at(self, step: int) -> float:
         """How far the average moves towards the network at a step, counted from 0."""
         ...
 
-    def update(self, share: float | Tensor, ok: Tensor) -> None: ...
+    def update(self, weight: float | Tensor, ok: Tensor) -> None: ...
 
 
 class DeviceProtocol(Protocol):
@@ -84,7 +84,7 @@ class DeviceProtocol(Protocol):
 
     kind: str  # cpu, cuda, mps, hpu
 
-    def later(self, value: Tensor) -> Callable[[], Tensor]:
+    def copy_to_host(self, value: Tensor) -> Callable[[], Tensor]:
         """Start copying a small tensor to the host; call the result to wait for it."""
         ...
 
@@ -96,7 +96,7 @@ class DeviceProtocol(Protocol):
 class Captures(Protocol):
     """A device that can record work and launch it again as a whole."""
 
-    def beside(self, work: Callable[[], Result]) -> Result:
+    def run_on_stream(self, work: Callable[[], Result]) -> Result:
         """Do work where it would be recorded, so that everything it needs is there when it is."""
         ...
 

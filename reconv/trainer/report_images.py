@@ -65,9 +65,9 @@ def save_picture(
     folder: RunDir, name: str, images: Tensor, logger: RunLogger, title: str, captions: tuple[str, ...], step: int
 ) -> None:
     """Write a grid of images to the run folder and tell the report."""
-    folder.pictures.mkdir(parents=True, exist_ok=True)
-    (folder.pictures / name).write_bytes(grid(images, PICTURE_COLUMNS))
-    logger.log(ImageLogged(title, f"{folder.pictures.name}/{name}", captions, step, PICTURE_COLUMNS))
+    folder.images.mkdir(parents=True, exist_ok=True)
+    (folder.images / name).write_bytes(grid(images, PICTURE_COLUMNS))
+    logger.log(ImageLogged(title, f"{folder.images.name}/{name}", captions, step, PICTURE_COLUMNS))
 
 
 def picture_mistakes(

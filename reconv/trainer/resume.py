@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Loaded, Store
+from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
 from reconv.errors import CheckpointError, RecipeError, UsageError
 from reconv.recipe.loader import differences, load, may_change
 from reconv.recipe.schema import Recipe
@@ -98,7 +98,7 @@ def _longer(old: Recipe, new: Recipe) -> bool:
 class RestorePoint:
     """The newest valid checkpoint, or nothing when the run was ended before its first save."""
 
-    loaded: Loaded | None
+    loaded: LoadedCheckpoint | None
     notes: tuple[str, ...]
 
     @property
@@ -106,7 +106,7 @@ class RestorePoint:
         return dict(self.loaded.state) if self.loaded is not None else {}
 
 
-def find_restore_point(store: Store) -> RestorePoint:
+def find_restore_point(store: CheckpointStore) -> RestorePoint:
     """The newest checkpoint that is whole; torn ones are named."""
     newest = store.newest()
     notes = tuple(f"checkpoint {path.name} is not usable ({reason}); fell back" for path, reason in newest.skipped)

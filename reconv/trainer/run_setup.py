@@ -17,7 +17,7 @@ from typing import Any
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.device import count_devices, device_kind
-from reconv.device.affinity import shown_cpus
+from reconv.device.affinity import format_allowed_cpus
 from reconv.distributed.environment import LaunchEnv
 from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
@@ -128,7 +128,7 @@ def topology(process_group: ProcessGroup, device: str) -> list[str]:
     """Who takes part, machine by machine: ranks, devices and the cores each may use; nothing for one process."""
     if process_group.world_size == 1:
         return []
-    found = process_group.all_gather((platform.node(), process_group.rank, device, shown_cpus()))
+    found = process_group.all_gather((platform.node(), process_group.rank, device, format_allowed_cpus()))
     machines: dict[str, list[str]] = {}
     for host, rank, of_rank, cpus in found:
         machines.setdefault(host, []).append(f"rank {rank} on {of_rank}, cores {cpus}")

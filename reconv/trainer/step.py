@@ -78,7 +78,7 @@ class TrainStep:
 
     def moment(self, step: int) -> StepScalars:
         """The host's values at a step."""
-        return StepScalars(step, self.rate(step), 0.0 if self.average is None else self.average.share_at(step))
+        return StepScalars(step, self.rate(step), 0.0 if self.average is None else self.average.weight_at(step))
 
     def run(self, moment: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch with the values of a moment; nothing else of the step's number is used."""

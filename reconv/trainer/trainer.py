@@ -20,7 +20,7 @@ from reconv.errors import ExitCode, PreemptedError, ReconvError
 from reconv.inference.evaluate import EvaluationStopped
 from reconv.logging.events import EvalResult, TrainProgress
 from reconv.logging.run_logger import RunLogger
-from reconv.precision.accumulate import wide
+from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.plan import Plan
 from reconv.tasks.task import Task
 from reconv.trainer.early_stopping import EarlyStopping
@@ -280,14 +280,16 @@ class _Interval:
         return self._loss is None
 
     def add(self, result: StepResult) -> None:
-        self._loss = wide(result.loss) if self._loss is None else self._loss + wide(result.loss)
+        self._loss = (
+            to_accumulate_dtype(result.loss) if self._loss is None else self._loss + to_accumulate_dtype(result.loss)
+        )
         self._weight = self._weight + result.weight
         for name, value in result.metrics.items():
-            self._metrics[name] = wide(value) + self._metrics.get(name, 0.0)
+            self._metrics[name] = to_accumulate_dtype(value) + self._metrics.get(name, 0.0)
 
     def read(self, last: StepResult) -> tuple[float, Mapping[str, float], float, float]:
         """Loss sum, metric sums, weight and the last step's gradient norm, in one host read."""
         assert self._loss is not None
-        values = torch.stack([self._loss, wide(last.grad_norm), *self._metrics.values()]).tolist()
+        values = torch.stack([self._loss, to_accumulate_dtype(last.grad_norm), *self._metrics.values()]).tolist()
         metrics = dict(zip(self._metrics, values[2:], strict=True))
         return values[0], metrics, float(self._weight), values[1]

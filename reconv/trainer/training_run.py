@@ -17,11 +17,11 @@ import torch
 
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.data.decode.native import choose_decoder, in_this_process
 from reconv.data.pipeline.stage_timing import StageTimes
-from reconv.device import choose_algorithms, device_kind, open_device
-from reconv.device.affinity import bound
+from reconv.device import configure_algorithms, device_kind, open_device
+from reconv.device.affinity import cpu_affinity
 from reconv.distributed.environment import LaunchEnv, must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
@@ -144,7 +144,7 @@ def _train(
         # What cannot be planned or built leaves no run folder behind.
         opened = open_device(device, local_rank=launch_env.local_rank)
         cpus = stack.enter_context(
-            bound(
+            cpu_affinity(
                 resolved.engine.cpu_affinity,
                 opened.pci_address,
                 local_rank=launch_env.local_rank,
@@ -213,7 +213,7 @@ def prepare_job(
     """Find the point to resume from, make the plan and open the device."""
     point = RestorePoint(None, ())
     if choice.exists:
-        point = process_group.on_rank0(lambda: find_restore_point(Store(choice.folder.checkpoints)))
+        point = process_group.on_rank0(lambda: find_restore_point(CheckpointStore(choice.folder.checkpoints)))
     state = point.state
     if state and state["data_fingerprint"] != sources.fingerprint():
         raise RecipeError(
@@ -231,7 +231,7 @@ def prepare_job(
     kept_share = state.get("gpu_share", 0.0) if state else None
     share = process_group.on_rank0(lambda: share_of_gpu(recipe, plan, sources.train, device, kept_share))
     plan = make_plan(recipe, replace(facts, gpu_share=share))
-    choose_algorithms(device, recipe.engine)
+    configure_algorithms(device, recipe.engine)
     if process_group.is_rank0:
         write_atomic(choice.folder.recipe, dump(recipe))
         choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
@@ -279,7 +279,7 @@ def run_job(job: TrainingRun, stop: StopSignal, logger: RunLogger) -> RunResult:
     logger.subscribe(waiting.on_event)
 
     def end_without_peer(error: ReconvError) -> None:
-        writer.linger(_SAVE_LINGERS_S)
+        writer.join(_SAVE_LINGERS_S)
         ending.tell_error(error)
 
     job.process_group.on_lost_rank(job.recipe.parallel.heartbeat_timeout_s, end_without_peer)

@@ -99,7 +99,7 @@ class Repeats:
     def __init__(self) -> None:
         self.num_launched = 0
 
-    def beside(self, work: Callable[[], Any]) -> Any:
+    def run_on_stream(self, work: Callable[[], Any]) -> Any:
         return work()
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:

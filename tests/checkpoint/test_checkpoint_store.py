@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from reconv.checkpoint import manifest
-from reconv.checkpoint.store import Newest, Store, encode
+from reconv.checkpoint.store import CheckpointStore, NewestCheckpoint, encode
 from reconv.errors import CheckpointError, ExitCode
 from reconv.io.atomic import FileSystem
 
@@ -26,8 +26,8 @@ def parts_of(seed: int) -> dict[str, dict[str, Tensor]]:
     return {part: {"w": torch.randn(4, 3, generator=draw)} for part in ("model", "ema", "optimizer")}
 
 
-def two_checkpoints(folder: Path) -> Store:
-    store = Store(folder)
+def two_checkpoints(folder: Path) -> CheckpointStore:
+    store = CheckpointStore(folder)
     store.save(10, parts_of(1), {"step": 10})
     store.save(20, parts_of(2), {"step": 20})
     return store
@@ -53,8 +53,8 @@ def test_every_type_comes_back_bit_for_bit(tmp_path: Path) -> None:
         "empty": torch.empty(0, 3),
         "name with spaces/and.dots": torch.ones(1),
     }
-    saved = Store(tmp_path).save(1, {"model": tensors, "ema": {}}, {})
-    loaded = Store(tmp_path).load(saved.path).parts
+    saved = CheckpointStore(tmp_path).save(1, {"model": tensors, "ema": {}}, {})
+    loaded = CheckpointStore(tmp_path).load(saved.path).parts
     assert loaded["ema"] == {}
     assert loaded["model"].keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -77,8 +77,8 @@ def test_channels_last_transposed_shared_and_sliced_tensors_come_back_equal(tmp_
         "expanded": torch.ones(1, 3).expand(4, 3),
         "parameter": torch.nn.Parameter(base.clone()),
     }
-    saved = Store(tmp_path).save(1, {"model": tensors}, {})
-    loaded = Store(tmp_path).load(saved.path).parts["model"]
+    saved = CheckpointStore(tmp_path).save(1, {"model": tensors}, {})
+    loaded = CheckpointStore(tmp_path).load(saved.path).parts["model"]
     assert len(loaded) == len(tensors)
     for name, tensor in tensors.items():
         assert loaded[name].is_contiguous()
@@ -88,7 +88,7 @@ def test_channels_last_transposed_shared_and_sliced_tensors_come_back_equal(tmp_
 def test_saving_does_not_touch_the_tensors(tmp_path: Path) -> None:
     weight = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
     before = (weight.clone(), weight.stride(), weight.data_ptr())
-    Store(tmp_path).save(1, {"model": {"w": weight}}, {})
+    CheckpointStore(tmp_path).save(1, {"model": {"w": weight}}, {})
     assert torch.equal(weight, before[0])
     assert (weight.stride(), weight.data_ptr()) == before[1:]
 
@@ -97,8 +97,8 @@ def test_model_file_depends_on_the_weights_alone(tmp_path: Path) -> None:
     weights = {"b": torch.randn(3, 2, 2, 2), "a": torch.randn(5), "n": torch.tensor(3)}
     shuffled = {name: weights[name].clone() for name in ("n", "a", "b")}
     shuffled["b"] = shuffled["b"].to(memory_format=torch.channels_last)
-    one = Store(tmp_path / "one").save(1, {"model": weights}, {"x": 1})
-    two = Store(tmp_path / "two").save(99, {"model": shuffled, "ema": weights}, {"x": 2, "y": [3]})
+    one = CheckpointStore(tmp_path / "one").save(1, {"model": weights}, {"x": 1})
+    two = CheckpointStore(tmp_path / "two").save(99, {"model": shuffled, "ema": weights}, {"x": 2, "y": [3]})
     digest = manifest.verify(one.path).files["model.safetensors"]
     assert digest == manifest.verify(two.path).files["model.safetensors"]
     changed = {**weights, "n": torch.tensor(4)}
@@ -107,8 +107,8 @@ def test_model_file_depends_on_the_weights_alone(tmp_path: Path) -> None:
 
 def test_state_comes_back_with_exact_numbers(tmp_path: Path) -> None:
     state = {"step": 2**60 + 1, "best": 0.1 + 0.2, "nested": {"list": [1, None, True, "ü"]}, "worst": float("-inf")}
-    saved = Store(tmp_path).save(7, {"model": {"w": torch.ones(1)}}, state)
-    loaded = Store(tmp_path).load(saved.path)
+    saved = CheckpointStore(tmp_path).save(7, {"model": {"w": torch.ones(1)}}, state)
+    loaded = CheckpointStore(tmp_path).load(saved.path)
     assert loaded.state == state
     assert loaded.step == 7
     assert saved.path == tmp_path / "step-000000007"
@@ -116,13 +116,13 @@ def test_state_comes_back_with_exact_numbers(tmp_path: Path) -> None:
 
 
 def test_newest_of_nothing_is_nothing(tmp_path: Path) -> None:
-    assert Store(tmp_path / "absent").newest().path is None
-    assert Store(tmp_path / "absent").steps() == []
-    assert Store(tmp_path / "absent").retain(keep_last=1) == []
+    assert CheckpointStore(tmp_path / "absent").newest().path is None
+    assert CheckpointStore(tmp_path / "absent").steps() == []
+    assert CheckpointStore(tmp_path / "absent").prune(keep_last=1) == []
 
 
 def test_newest_is_by_number_and_ignores_strangers(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     for step in (999_999_999, 5, 1_000_000_000):
         store.save(step, parts_of(step), {})
     for name in ("step-7", "step-x", "notes", ".tmp-step-000000077-1", "step-000000008.bak"):
@@ -130,7 +130,7 @@ def test_newest_is_by_number_and_ignores_strangers(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("mine")
     assert store.steps() == [5, 999_999_999, 1_000_000_000]
     assert store.newest().path == tmp_path / "step-1000000000"
-    store.sweep()
+    store.remove_leftovers()
     assert (tmp_path / "notes").is_dir() and (tmp_path / "readme.txt").is_file()
     assert not (tmp_path / ".tmp-step-000000077-1").exists()
 
@@ -221,7 +221,7 @@ def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> N
             return super().open(path)
 
     two_checkpoints(tmp_path)
-    newest = Store(tmp_path, BadSector()).newest()
+    newest = CheckpointStore(tmp_path, BadSector()).newest()
     assert newest.path == tmp_path / "step-000000010"
     assert "Input/output error" in newest.skipped[0][1]
 
@@ -236,10 +236,10 @@ def test_checkpoints_that_may_not_be_listed_are_told_so(tmp_path: Path) -> None:
     two_checkpoints(tmp_path)
     forbidden = {tmp_path.name}
     with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
-        Store(tmp_path, Forbidden()).newest()
+        CheckpointStore(tmp_path, Forbidden()).newest()
     assert caught.value.where == str(tmp_path)
     forbidden = {"step-000000020"}
-    newest = Store(tmp_path, Forbidden()).newest()
+    newest = CheckpointStore(tmp_path, Forbidden()).newest()
     assert newest.path == tmp_path / "step-000000010"
     assert [path.name for path, _ in newest.skipped] == ["step-000000020"]
 
@@ -259,18 +259,18 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert store.load(store.path(20)).state["again"] is True
     (store.path(20) / "ema.safetensors").write_bytes(b"torn")
     store.save(20, parts_of(3), {})
-    assert store.newest() == Newest(store.path(20), ())
+    assert store.newest() == NewestCheckpoint(store.path(20), ())
     assert sorted(os.listdir(tmp_path)) == ["step-000000010", "step-000000020"]
 
 
 def test_a_part_cannot_be_named_like_a_path(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot name a part"):
-        Store(tmp_path).save(1, {"../model": {}}, {})
-    assert Store(tmp_path).newest().path is None
+        CheckpointStore(tmp_path).save(1, {"../model": {}}, {})
+    assert CheckpointStore(tmp_path).newest().path is None
 
 
-def five_checkpoints(folder: Path) -> Store:
-    store = Store(folder)
+def five_checkpoints(folder: Path) -> CheckpointStore:
+    store = CheckpointStore(folder)
     for step in (1, 2, 3, 4, 5):
         store.save(step, parts_of(step), {})
     return store
@@ -291,7 +291,7 @@ def test_retention_keeps_the_last_the_best_and_the_pinned(
     tmp_path: Path, keep_last: int, best: int | None, pinned: tuple[int, ...], left: list[int]
 ) -> None:
     store = five_checkpoints(tmp_path)
-    deleted = store.retain(keep_last=keep_last, best_step=best, pinned=pinned)
+    deleted = store.prune(keep_last=keep_last, best_step=best, pinned=pinned)
     assert store.steps() == left
     assert sorted(deleted + left) == [1, 2, 3, 4, 5]
     assert all(store.load(store.path(step)).step == step for step in left)
@@ -307,14 +307,14 @@ def test_retention_never_deletes_the_only_valid_one(tmp_path: Path) -> None:
     store = five_checkpoints(tmp_path)
     for step in (2, 3, 4, 5):
         flip_last_byte(store.path(step) / "ema.safetensors")
-    assert store.retain(keep_last=1, best_step=4) == []
+    assert store.prune(keep_last=1, best_step=4) == []
     assert store.newest().path == store.path(1)
 
 
 def test_retention_does_not_count_damaged_ones_as_kept(tmp_path: Path) -> None:
     store = five_checkpoints(tmp_path)
     flip_last_byte(store.path(5) / "ema.safetensors")
-    assert store.retain(keep_last=2) == [1, 2]
+    assert store.prune(keep_last=2) == [1, 2]
     assert store.newest().path == store.path(4)
 
 
@@ -322,7 +322,7 @@ def test_retention_deletes_nothing_when_nothing_is_valid(tmp_path: Path) -> None
     store = five_checkpoints(tmp_path)
     for step in store.steps():
         flip_last_byte(store.path(step) / "state.json")
-    assert store.retain(keep_last=1) == []
+    assert store.prune(keep_last=1) == []
     assert store.steps() == [1, 2, 3, 4, 5]
 
 
@@ -330,5 +330,5 @@ def test_retention_keeps_whole_ones_in_place_of_older_torn_ones(tmp_path: Path) 
     store = five_checkpoints(tmp_path)
     torn = store.path(4) / "ema.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    assert store.retain(keep_last=2) == [1, 2, 4]
+    assert store.prune(keep_last=2) == [1, 2, 4]
     assert store.steps() == [3, 5]

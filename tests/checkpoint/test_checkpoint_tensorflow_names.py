@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from reconv.checkpoint.interop.tensorflow import read_tensorflow
 from reconv.checkpoint.interop.tensorflow_names import to_resnet
-from reconv.checkpoint.load_weights import apply
+from reconv.checkpoint.load_weights import load_weights
 from reconv.errors import CheckpointError
 from reconv.models import build_model
 
@@ -43,7 +43,7 @@ def network(which: str) -> nn.Module:
 @pytest.mark.parametrize("which", ["official", "scoped", "preactivated"])
 def test_our_network_with_these_weights_gives_the_logits_of_tensorflow(which: str) -> None:
     model = network(which)
-    apply(model, to_resnet(read_tensorflow(FIXTURES / which)), strict=True)
+    load_weights(model, to_resnet(read_tensorflow(FIXTURES / which)), strict=True)
     expected = torch.tensor(EXPECTED[which]["logits"], dtype=torch.float32)
     with torch.no_grad():
         logits = model(images())
@@ -53,7 +53,7 @@ def test_our_network_with_these_weights_gives_the_logits_of_tensorflow(which: st
 def test_without_same_padding_the_logits_are_others() -> None:
     shape = {"depths": tuple(EXPECTED["depths"]), "width": EXPECTED["width"]}
     model = build_model("resnet50", num_classes=11, **shape).eval()
-    apply(model, to_resnet(read_tensorflow(FIXTURES / "official")), strict=True)
+    load_weights(model, to_resnet(read_tensorflow(FIXTURES / "official")), strict=True)
     with torch.no_grad():
         difference = (model(images()) - torch.tensor(EXPECTED["official"]["logits"])).abs().max()
     assert difference > 0.05

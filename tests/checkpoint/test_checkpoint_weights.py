@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reconv.checkpoint.load_weights import apply, fit, read_weights
-from reconv.checkpoint.weight_average import average, exponential_weights
+from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights
+from reconv.checkpoint.load_weights import compare_weights, load_weights, read_weights
 from reconv.errors import CheckpointError, ExitCode, UsageError
 from reconv.models import build_model
 
@@ -165,8 +165,8 @@ def test_fit_tells_kept_missing_unexpected_and_reshaped_apart() -> None:
     tensors = weights_of(1, num_classes=10)
     del tensors["bn1.running_mean"]
     tensors["head.bias"] = torch.ones(1)
-    report = fit(network(4), tensors)
-    assert set(report.kept) == {
+    report = compare_weights(network(4), tensors)
+    assert set(report.loaded) == {
         "conv1.weight",
         "conv1.bias",
         "bn1.weight",
@@ -184,8 +184,8 @@ def test_fit_tells_kept_missing_unexpected_and_reshaped_apart() -> None:
 def test_apply_keeps_strides_type_and_identity_of_each_parameter() -> None:
     model = network().to(dtype=torch.float64, memory_format=torch.channels_last)
     before = {name: (t.data_ptr(), t.stride(), t.dtype) for name, t in model.state_dict().items()}
-    report = apply(model, RIGHT, strict=True)
-    assert report.is_exact and len(report.kept) == len(RIGHT) == 9
+    report = load_weights(model, RIGHT, strict=True)
+    assert report.is_exact and len(report.loaded) == len(RIGHT) == 9
     after = model.state_dict()
     assert {name: (t.data_ptr(), t.stride(), t.dtype) for name, t in after.items()} == before
     assert not after["conv1.weight"].is_contiguous()
@@ -199,7 +199,7 @@ def test_strict_refuses_another_model_and_changes_nothing() -> None:
         model = network()
         before = {name: t.clone() for name, t in model.state_dict().items()}
         with pytest.raises(CheckpointError, match="of another model") as caught:
-            apply(model, tensors, strict=True, source="runs/a/1")
+            load_weights(model, tensors, strict=True, source="runs/a/1")
         assert caught.value.where == "runs/a/1"
         assert any(name in caught.value.why for name in ("fc.weight", "extra", "conv1.weight"))
         assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
@@ -209,7 +209,7 @@ def test_strict_refuses_another_model_and_changes_nothing() -> None:
 def test_a_new_head_keeps_its_own_values_when_not_strict() -> None:
     model = network(4)
     head = model.state_dict()["fc.weight"].clone()
-    report = apply(model, weights_of(1, num_classes=1000), strict=False)
+    report = load_weights(model, weights_of(1, num_classes=1000), strict=False)
     assert [name for name, _, _ in report.reshaped] == ["fc.weight", "fc.bias"]
     assert torch.equal(model.state_dict()["fc.weight"], head)
     assert torch.equal(model.state_dict()["conv1.weight"], RIGHT["conv1.weight"])
@@ -217,14 +217,14 @@ def test_a_new_head_keeps_its_own_values_when_not_strict() -> None:
 
 def test_no_name_in_common_is_refused_even_when_not_strict() -> None:
     with pytest.raises(CheckpointError, match="of another model"):
-        apply(network(), {"features.0.weight": torch.ones(1)}, strict=False)
+        load_weights(network(), {"features.0.weight": torch.ones(1)}, strict=False)
 
 
 def test_a_backbone_is_unwrapped_only_where_the_network_has_none() -> None:
     wrapped = {**prefixed("backbone.", RIGHT), "projector.weight": torch.ones(2)}
-    assert fit(network(), wrapped).is_exact
+    assert compare_weights(network(), wrapped).is_exact
     detector = nn.ModuleDict({"backbone": network()})
-    assert fit(detector, wrapped).unexpected == ("projector.weight",)
+    assert compare_weights(detector, wrapped).unexpected == ("projector.weight",)
 
 
 @pytest.mark.parametrize("head", ["fc.", "linear.", "backbone.fc."])
@@ -233,8 +233,8 @@ def test_a_head_beside_a_backbone_does_not_hide_it(head: str) -> None:
     tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
     body = {name: t for name, t in tensors.items() if not name.startswith("fc.")}
     rest = {name.replace("fc.", head): t for name, t in tensors.items() if name.startswith("fc.")}
-    report = apply(model, {**prefixed("backbone.", body), **rest, "projector.bias": torch.ones(1)}, strict=False)
-    assert report.missing == () and len(report.kept) == len(tensors)
+    report = load_weights(model, {**prefixed("backbone.", body), **rest, "projector.bias": torch.ones(1)}, strict=False)
+    assert report.missing == () and len(report.loaded) == len(tensors)
     assert not report.is_mostly_new
     for name in ("conv1.weight", "fc.weight"):
         assert torch.equal(model.state_dict()[name], tensors[name])
@@ -243,26 +243,26 @@ def test_a_head_beside_a_backbone_does_not_hide_it(head: str) -> None:
 def test_weights_for_less_than_half_of_a_network_are_told_loudly_and_a_new_head_is_not() -> None:
     model = build_model("resnet8_cifar", num_classes=4)
     tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
-    few = fit(model, {name: tensors[name] for name in ("fc.weight", "conv1.weight")})
+    few = compare_weights(model, {name: tensors[name] for name in ("fc.weight", "conv1.weight")})
     assert few.is_mostly_new
     assert "WARNING: only 2 tensors kept, less than half of the network" in str(few)
-    headless = fit(model, {name: t for name, t in tensors.items() if not name.startswith("fc.")})
+    headless = compare_weights(model, {name: t for name, t in tensors.items() if not name.startswith("fc.")})
     assert not headless.is_mostly_new
     assert "WARNING" not in str(headless)
-    assert "1 tensor kept" in str(fit(network(), {"fc.weight": RIGHT["fc.weight"]}))
+    assert "1 tensor kept" in str(compare_weights(network(), {"fc.weight": RIGHT["fc.weight"]}))
 
 
 @pytest.mark.parametrize("prefix", ["net.", "encoder.trunk.", "module.classifier_model."])
 def test_a_network_inside_a_larger_program_is_found_under_whatever_it_was_called(prefix: str) -> None:
     wrapped = {**prefixed(prefix, RIGHT), "criterion.weight": torch.ones(3)}
     model = network()
-    assert apply(model, wrapped, strict=True).is_exact
+    assert load_weights(model, wrapped, strict=True).is_exact
     assert torch.equal(model.state_dict()["fc.weight"], RIGHT["fc.weight"])
 
 
 def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
     with pytest.raises(CheckpointError, match="of another model"):
-        apply(
+        load_weights(
             network(),
             {"layer1.0.bn1.weight": RIGHT["bn1.weight"], "layer1.0.conv2.weight": torch.ones(1)},
             strict=False,
@@ -271,7 +271,7 @@ def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
 
 def test_batch_counters_alone_are_no_match() -> None:
     with pytest.raises(CheckpointError, match="of another model"):
-        apply(network(), {"bn1.num_batches_tracked": torch.tensor(1), "other": torch.ones(1)}, strict=False)
+        load_weights(network(), {"bn1.num_batches_tracked": torch.tensor(1), "other": torch.ones(1)}, strict=False)
 
 
 def test_linear_and_shortcut_are_synonyms_only_where_the_network_does_not_know_them() -> None:
@@ -282,11 +282,11 @@ def test_linear_and_shortcut_are_synonyms_only_where_the_network_does_not_know_t
         for name, t in tensors.items()
     }
     assert sum(".shortcut." in name for name in foreign) > 6
-    assert apply(ours, foreign, strict=True).is_exact
+    assert load_weights(ours, foreign, strict=True).is_exact
     assert torch.equal(ours.state_dict()["fc.bias"], foreign["linear.bias"])
     own = nn.ModuleDict({"linear": nn.Linear(2, 2), "fc": nn.Linear(2, 2)})
-    report = fit(own, {"linear.weight": torch.ones(2, 2)})
-    assert (report.kept, set(report.missing)) == (("linear.weight",), {"linear.bias", "fc.weight", "fc.bias"})
+    report = compare_weights(own, {"linear.weight": torch.ones(2, 2)})
+    assert (report.loaded, set(report.missing)) == (("linear.weight",), {"linear.bias", "fc.weight", "fc.bias"})
 
 
 def test_a_tensorflow_checkpoint_is_read_under_torchvision_names_without_its_background() -> None:
@@ -303,7 +303,7 @@ def test_a_tensorflow_checkpoint_is_read_under_torchvision_names_without_its_bac
 
 def test_files_without_batch_counters_fit_exactly() -> None:
     old = {name: t for name, t in RIGHT.items() if not name.endswith("num_batches_tracked")}
-    assert apply(network(), old, strict=True).is_exact
+    assert load_weights(network(), old, strict=True).is_exact
 
 
 def save_weights(folder: Path, num: int) -> list[Path]:
@@ -314,7 +314,7 @@ def save_weights(folder: Path, num: int) -> list[Path]:
 
 
 def test_the_mean_of_files_is_the_float64_mean_with_statistics_and_the_last_counter(tmp_path: Path) -> None:
-    found = average(save_weights(tmp_path, 3))
+    found = average_checkpoints(save_weights(tmp_path, 3))
     assert found.keys() == RIGHT.keys()
     for name in RIGHT:
         stack = torch.stack([weights_of(i)[name] for i in range(3)])
@@ -327,7 +327,7 @@ def test_the_mean_of_files_is_the_float64_mean_with_statistics_and_the_last_coun
 @pytest.mark.parametrize("decay", [0.5, 0.99, 1.0])
 def test_an_exponential_mean_is_the_recursion_it_stands_for(tmp_path: Path, decay: float) -> None:
     """V = c0; V = d V + (1 - d) c for each next checkpoint: the first keeps the whole weight of what came before."""
-    found = average(save_weights(tmp_path, 4), exponential_weights(4, decay))
+    found = average_checkpoints(save_weights(tmp_path, 4), exponential_weights(4, decay))
     for name in ("fc.weight", "bn1.running_var"):
         value = weights_of(0)[name].double()
         for i in range(1, 4):
@@ -341,17 +341,17 @@ def test_the_mean_of_equal_half_precision_files_is_that_file(tmp_path: Path) -> 
     paths = [tmp_path / f"{i}.safetensors" for i in range(7)]
     for path in paths:
         save_file({"w": tensor}, path)
-    assert torch.equal(average(paths)["w"], tensor)
+    assert torch.equal(average_checkpoints(paths)["w"], tensor)
 
 
 def test_averaging_refuses_other_models_nothing_and_wrong_shares(tmp_path: Path) -> None:
     paths = save_weights(tmp_path, 2)
     save_file(weights_of(1, num_classes=5), paths[1])
     with pytest.raises(CheckpointError, match=r"(?s)another model.*fc\.bias"):
-        average(paths)
+        average_checkpoints(paths)
     with pytest.raises(UsageError, match="nothing to average"):
-        average([])
+        average_checkpoints([])
     with pytest.raises(UsageError, match="decay"):
         exponential_weights(3, 0.0)
     with pytest.raises(ValueError, match="sum to 1"):
-        average(paths[:1], [0.5])
+        average_checkpoints(paths[:1], [0.5])

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from reconv.checkpoint import download_weights as room
-from reconv.checkpoint.download_weights import TORCHVISION, Fetched, fetch_weights, is_remote
+from reconv.checkpoint.download_weights import TORCHVISION, DownloadedWeights, download_weights, is_remote
 from reconv.errors import CheckpointError, ExitCode, ResourceError, UsageError
 from reconv.io.cache import cache_folder
 from reconv.models import model_names
@@ -80,24 +80,24 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_published_name_is_fetched_once_and_then_comes_from_the_cache(server: Server, tiny: str) -> None:
-    first = fetch_weights(tiny, base_url=server.url)
+    first = download_weights(tiny, base_url=server.url)
     assert first.path.read_bytes() == BODY
     assert first.path.parent == cache_folder() / "weights"
     assert f"sha256 {SHA256[:8]} as published" in first.note
-    second = fetch_weights(tiny, base_url=server.url)
-    assert second == Fetched(first.path, f"from the cache, sha256 {SHA256[:8]}")
+    second = download_weights(tiny, base_url=server.url)
+    assert second == DownloadedWeights(first.path, f"from the cache, sha256 {SHA256[:8]}")
     assert server.asked == [(f"/models/{FILE}", None)]
 
 
 def test_a_mirror_can_be_named_in_the_environment(server: Server, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECONV_WEIGHTS_URL", server.url + "/")
-    assert fetch_weights(tiny).path.read_bytes() == BODY
+    assert download_weights(tiny).path.read_bytes() == BODY
 
 
 def test_a_cut_download_goes_on_where_it_stopped(server: Server, tiny: str) -> None:
     server.cut_after_bytes = [70_000]
     seen: list[tuple[int, int | None]] = []
-    path = fetch_weights(tiny, base_url=server.url, progress=lambda there, total: seen.append((there, total))).path
+    path = download_weights(tiny, base_url=server.url, progress=lambda there, total: seen.append((there, total))).path
     assert path.read_bytes() == BODY
     assert [asked for _, asked in server.asked] == [None, "bytes=70000-"]
     assert seen[-1] == (len(BODY), len(BODY))
@@ -106,55 +106,55 @@ def test_a_cut_download_goes_on_where_it_stopped(server: Server, tiny: str) -> N
 def test_another_file_than_the_published_one_is_refused_and_removed(server: Server, tiny: str) -> None:
     server.body = BODY[:-1] + b"?"
     with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as caught:
-        fetch_weights(tiny, base_url=server.url)
+        download_weights(tiny, base_url=server.url)
     assert caught.value.code == ExitCode.CHECKPOINT
     assert [p.suffix for p in (cache_folder() / "weights").iterdir()] == [".lock"]
     server.body = BODY
-    assert fetch_weights(tiny, base_url=server.url).path.read_bytes() == BODY
+    assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 
 
 def test_a_cached_file_that_was_damaged_is_refused(server: Server, tiny: str) -> None:
-    path = fetch_weights(tiny, base_url=server.url).path
+    path = download_weights(tiny, base_url=server.url).path
     path.write_bytes(BODY[:-1] + b"?")
     with pytest.raises(CheckpointError, match=r"(?s)not the file that was fetched.*rm '"):
-        fetch_weights(tiny, base_url=server.url)
+        download_weights(tiny, base_url=server.url)
     path.unlink()
-    assert fetch_weights(tiny, base_url=server.url).path.read_bytes() == BODY
+    assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 
 
 def test_an_address_is_checked_against_its_name_its_pin_or_its_first_download(server: Server) -> None:
-    assert "as published" in fetch_weights(f"{server.url}/{FILE}").note
-    assert "as published" in fetch_weights(f"{server.url}/plain.pth#sha256={SHA256.upper()}").note
+    assert "as published" in download_weights(f"{server.url}/{FILE}").note
+    assert "as published" in download_weights(f"{server.url}/plain.pth#sha256={SHA256.upper()}").note
     with pytest.raises(CheckpointError, match="not 00000000"):
-        fetch_weights(f"{server.url}/other.pth#sha256=00000000")
+        download_weights(f"{server.url}/other.pth#sha256=00000000")
     with pytest.raises(CheckpointError, match="not 00000000"):
-        fetch_weights(f"{server.url}/plain.pth#sha256=00000000")  # in the cache, but another one was meant
+        download_weights(f"{server.url}/plain.pth#sha256=00000000")  # in the cache, but another one was meant
     with pytest.raises(UsageError, match="#md5=1"):
-        fetch_weights(f"{server.url}/other.pth#md5=1")
-    unknown = fetch_weights(f"{server.url}/unknown.pth")
+        download_weights(f"{server.url}/other.pth#md5=1")
+    unknown = download_weights(f"{server.url}/unknown.pth")
     assert "not known beforehand" in unknown.note
     unknown.path.write_bytes(b"changed")
     with pytest.raises(CheckpointError, match="not the file that was fetched"):
-        fetch_weights(f"{server.url}/unknown.pth")
+        download_weights(f"{server.url}/unknown.pth")
 
 
 def test_files_of_one_name_from_two_places_are_two_files(server: Server) -> None:
-    one = fetch_weights(f"{server.url}/a/model.pth").path
+    one = download_weights(f"{server.url}/a/model.pth").path
     server.body = b"other"
-    two = fetch_weights(f"{server.url}/b/model.pth").path
+    two = download_weights(f"{server.url}/b/model.pth").path
     assert (one.read_bytes(), two.read_bytes()) == (BODY, b"other")
 
 
 def test_processes_that_start_together_fetch_once(server: Server, tiny: str) -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: fetch_weights(tiny, base_url=server.url).path, range(4)))
+        found = list(pool.map(lambda _: download_weights(tiny, base_url=server.url).path, range(4)))
     assert len(found) == 4 and set(found) == {found[0]}
     assert len(server.asked) == 1
 
 
 def test_without_a_network_the_message_says_what_to_do_instead(tiny: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        fetch_weights(tiny, base_url="http://127.0.0.1:9/closed")
+        download_weights(tiny, base_url="http://127.0.0.1:9/closed")
     assert caught.value.code == ExitCode.CHECKPOINT
     assert "cannot be reached" in caught.value.why
     assert "name the file" in caught.value.then and "RECONV_WEIGHTS_URL" in caught.value.then
@@ -162,14 +162,14 @@ def test_without_a_network_the_message_says_what_to_do_instead(tiny: str) -> Non
 
 def test_what_the_server_does_not_have_is_said_at_once(server: Server) -> None:
     with pytest.raises(CheckpointError, match="404"):
-        fetch_weights(f"{server.url}/absent.pth")
+        download_weights(f"{server.url}/absent.pth")
     assert len(server.asked) == 1
 
 
 def test_a_cache_that_cannot_be_written_gives_code_6(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ResourceError, match="RECONV_CACHE"):
-        fetch_weights(f"{server.url}/{FILE}", cache=tmp_path / "file")
+        download_weights(f"{server.url}/{FILE}", cache=tmp_path / "file")
 
 
 def test_every_published_file_is_of_a_network_we_have_and_carries_its_digest() -> None:
@@ -182,7 +182,7 @@ def test_every_published_file_is_of_a_network_we_have_and_carries_its_digest() -
 
 def test_a_mistyped_name_gets_the_nearest_one() -> None:
     with pytest.raises(UsageError, match="torchvision:resnet50") as caught:
-        fetch_weights("torchvision:resnt50")
+        download_weights("torchvision:resnt50")
     assert caught.value.code == ExitCode.USAGE
 
 
@@ -199,7 +199,7 @@ def test_names_that_mean_files_are_not_fetched() -> None:
 def test_timm_weights_without_timm_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"(?s)timm is not installed.*pip install timm"):
-        fetch_weights("timm:resnet50")
+        download_weights("timm:resnet50")
 
 
 def test_timm_is_asked_where_its_weights_lie(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,10 +216,10 @@ def test_timm_is_asked_where_its_weights_lie(server: Server, tmp_path: Path, mon
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     monkeypatch.setattr(room, "HUB_URL", server.url + "/")
-    assert fetch_weights("timm:a.in1k").path.read_bytes() == BODY
-    assert fetch_weights("timm:b.in1k").path.read_bytes() == BODY
+    assert download_weights("timm:a.in1k").path.read_bytes() == BODY
+    assert download_weights("timm:b.in1k").path.read_bytes() == BODY
     assert server.asked[1][0] == "/models/hub/b.in1k/resolve/main/model.safetensors"
     for name in ("c", "d.in1k"):
         with pytest.raises(UsageError, match=f"timm has no weights called {name}"):
-            fetch_weights(f"timm:{name}")
+            download_weights(f"timm:{name}")
     monkeypatch.delitem(sys.modules, "timm")

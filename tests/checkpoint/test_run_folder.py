@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from reconv.checkpoint.locate import find_run, locate
-from reconv.checkpoint.run_dir import Best, RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.run_dir import BestCheckpoint, RunDir
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import CheckpointError, ExitCode, ResourceError, RunLockedError, UsageError
 from reconv.io.atomic import FileSystem
 
@@ -23,7 +23,7 @@ def begun(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) 
     run.recipe.write_text("name: quickstart\n")
     for step in steps:
         tensors = {"w": torch.full((2,), float(step))}
-        Store(run.checkpoints).save(step, {"model": tensors, "ema": tensors}, {})
+        CheckpointStore(run.checkpoints).save(step, {"model": tensors, "ema": tensors}, {})
     return run
 
 
@@ -126,7 +126,7 @@ def test_a_lock_file_left_by_a_dead_process_does_not_hold(tmp_path: Path) -> Non
 def test_best_is_read_back_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     assert run.read_best() is None
-    for best in (Best(10, "top1", 0.1 + 0.2, "raw"), Best(20, "top1", 0.5, "ema")):
+    for best in (BestCheckpoint(10, "top1", 0.1 + 0.2, "raw"), BestCheckpoint(20, "top1", 0.5, "ema")):
         run.write_best(best)
         assert run.read_best() == best
     assert os.listdir(tmp_path) == ["best.json"]
@@ -152,7 +152,7 @@ def test_best_and_a_step_number_choose_a_checkpoint(tmp_path: Path) -> None:
     run = begun(tmp_path, steps=(10, 20))
     with pytest.raises(CheckpointError, match="no best checkpoint yet"):
         locate(run.path, which="best")
-    run.write_best(Best(10, "top1", 0.9, "raw"))
+    run.write_best(BestCheckpoint(10, "top1", 0.9, "raw"))
     assert locate(run.path, which="best").checkpoint == run.checkpoints / "step-000000010"
     assert locate(run.path, which=20).checkpoint == run.checkpoints / "step-000000020"
     with pytest.raises(CheckpointError, match=r"(?s)no such checkpoint.*steps there: 10, 20"):

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from reconv.device.affinity import shared_cpus
+from reconv.device.affinity import rank_cpus
 
 
 @pytest.mark.parametrize(("allowed", "local_world_size", "shares"), [
@@ -18,4 +18,4 @@ def test_each_process_has_neighbouring_cores_and_as_many_as_the_others(
     monkeypatch: pytest.MonkeyPatch, allowed: set[int], local_world_size: int, shares: list[set[int]]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
-    assert [shared_cpus(local_rank, local_world_size) for local_rank in range(local_world_size)] == shares
+    assert [rank_cpus(local_rank, local_world_size) for local_rank in range(local_world_size)] == shares

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from reconv.device import Cpu, choose_algorithms
+from reconv.device import Cpu, configure_algorithms
 from reconv.errors import RecipeError
 from reconv.recipe.loader import load
 from reconv.recipe.schema import EngineConfig
@@ -21,10 +21,10 @@ class Told(Cpu):
     tried: int | None = -1
     woke_with: tuple[bool, bool] | None = None
 
-    def autotune(self, num_tried: int | None) -> None:
-        self.tried = num_tried
+    def set_cudnn_benchmark(self, limit: int | None) -> None:
+        self.tried = limit
 
-    def wake(self) -> None:
+    def warm_up(self) -> None:
         self.woke_with = torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ
 
 
@@ -40,7 +40,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_auto_tries_unless_bits_are_promised(is_deterministic: bool, tried: int | None, again: bool) -> None:
     device = Told()
     for _ in range(1 + again):
-        choose_algorithms(device, EngineConfig(deterministic=is_deterministic))
+        configure_algorithms(device, EngineConfig(deterministic=is_deterministic))
     assert device.tried == tried
     assert torch.are_deterministic_algorithms_enabled() is is_deterministic
     assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is is_deterministic
@@ -48,17 +48,17 @@ def test_auto_tries_unless_bits_are_promised(is_deterministic: bool, tried: int 
 
 def test_off_tries_nothing_and_on_with_promised_bits_is_refused() -> None:
     device = Told()
-    choose_algorithms(device, EngineConfig(cudnn_benchmark="off"))
+    configure_algorithms(device, EngineConfig(cudnn_benchmark="off"))
     assert device.tried is None
     given = [("engine.cudnn_benchmark", "on", "--set"), ("engine.deterministic", "true", "--set")]
-    with pytest.raises(RecipeError, match="autotune"):
+    with pytest.raises(RecipeError, match="cudnn_benchmark"):
         load("quickstart", given)
 
 
 @pytest.mark.parametrize(("limit", "tried"), [(1, 1), ("all", 0)])
 def test_the_limit_is_what_the_device_is_told(limit: int | str, tried: int) -> None:
     device = Told()
-    choose_algorithms(device, EngineConfig(cudnn_benchmark_limit=limit))
+    configure_algorithms(device, EngineConfig(cudnn_benchmark_limit=limit))
     assert device.tried == tried
 
 
@@ -71,5 +71,5 @@ def test_a_limit_without_trials_is_said_to_have_no_effect() -> None:
 @pytest.mark.parametrize("is_deterministic", [False, True])
 def test_a_device_wakes_when_all_that_its_libraries_read_is_set(is_deterministic: bool) -> None:
     device = Told()
-    choose_algorithms(device, EngineConfig(deterministic=is_deterministic))
+    configure_algorithms(device, EngineConfig(deterministic=is_deterministic))
     assert device.woke_with == (is_deterministic, is_deterministic)

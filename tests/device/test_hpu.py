@@ -13,11 +13,11 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.device import device_kind, open_device
 from reconv.errors import UsageError
 from reconv.optim import build_optimizer
-from reconv.precision.accumulate import widest
+from reconv.precision.accumulate import accumulate_dtype
 from reconv.recipe.schema import OptimizerConfig
 
 GAUDI = Path(__file__).parents[1] / "fixtures" / "gaudi"
@@ -60,7 +60,7 @@ def trained(out: Path, device: str, settings: dict[str, str]) -> dict[str, torch
     given = [(field, value, "--set") for field, value in settings.items()]
     result = reconv.train("quickstart", out=out, overrides=given, device=device)
     assert result.exit_code == 0
-    newest = Store(result.folder / "checkpoints").newest().path
+    newest = CheckpointStore(result.folder / "checkpoints").newest().path
     assert newest is not None
     return safetensors.torch.load_file(newest / "model.safetensors")
 
@@ -96,7 +96,7 @@ def test_eager_mode_marks_nothing_and_names_the_vendors_compiler(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
-    assert open_device("hpu").compiler == "hpu_backend"
+    assert open_device("hpu").compile_backend == "hpu_backend"
     trained(tmp_path / "hpu", "hpu", {**SHORT, "engine.compile": "off"})
     assert named(gaudi, "mark_step") == []
     assert len(named(gaudi, "FusedSGD.step")) >= 3
@@ -142,11 +142,11 @@ def test_without_the_vendors_optimizer_torchs_operations_descend(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = open_device("hpu")
-    assert callable(device.descent())
+    assert callable(device.sgd_implementation())
     import habana_frameworks.torch.hpex.optimizers as extension
 
     monkeypatch.delattr(extension, "FusedSGD")
-    assert device.descent() == "foreach"
+    assert device.sgd_implementation() == "foreach"
 
 
 def test_processes_meet_through_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +176,12 @@ def test_a_vendors_optimizer_descends_as_ours_does_and_is_gated(nesterov: bool) 
     for descent in (torch.optim.SGD, "foreach"):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
-        optimizer = build_optimizer(section, model, descent=descent)
+        optimizer = build_optimizer(section, model, sgd=descent)
         for step, is_ok in enumerate((True, True, False, True)):
             for parameter in model.parameters():
                 parameter.grad = torch.full_like(parameter, float("nan") if not is_ok else 0.1 * (step + 1))
             optimizer.step(0.1 / (step + 1), torch.tensor(is_ok))
-        both.append({**dict(model.named_parameters()), **optimizer.state()})
+        both.append({**dict(model.named_parameters()), **optimizer.state_dict()})
     vendor, plain = both
     assert len(vendor) == 12
     for name, value in plain.items():
@@ -189,7 +189,7 @@ def test_a_vendors_optimizer_descends_as_ours_does_and_is_gated(nesterov: bool) 
 
 
 def test_sums_are_kept_in_a_type_that_the_device_has() -> None:
-    assert [widest(torch.device(kind)) for kind in ("cpu", "cuda", "mps", "hpu")] == [
+    assert [accumulate_dtype(torch.device(kind)) for kind in ("cpu", "cuda", "mps", "hpu")] == [
         torch.float64,
         torch.float64,
         torch.float32,

@@ -14,7 +14,7 @@ from reconv.errors import UsageError
 def test_cpu_moves_copies_and_counts_memory() -> None:
     device = open_device("cpu")
     value = torch.tensor(3.0)
-    wait = device.later(value)
+    wait = device.copy_to_host(value)
     value.fill_(4.0)
     assert wait().item() == 3.0
     device.synchronize()

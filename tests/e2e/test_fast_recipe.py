@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import reconv
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import PreemptedError
 from reconv.logging.events import Event, LogMessage, TrainProgress
 
@@ -42,7 +42,7 @@ def given(**changes: str) -> list[tuple[str, object, str]]:
 
 
 def bits(folder: Path) -> dict[str, Tensor]:
-    newest = Store(folder / "checkpoints").newest().path
+    newest = CheckpointStore(folder / "checkpoints").newest().path
     assert newest is not None
     found = {file.stem: safetensors.torch.load_file(file) for file in newest.glob("*.safetensors")}
     return {f"{part}/{name}": tensor for part, tensors in found.items() for name, tensor in tensors.items()}
@@ -96,7 +96,7 @@ def test_evaluate_and_training_average_the_same_views(tmp_path: Path) -> None:
     for tta in ("none", "flip-translate"):
         run = reconv.train("cifar10-fast", out=tmp_path / tta, overrides=given(evaluate__tta=tta), device="cpu")
         [again] = reconv.evaluate(run.folder, device="cpu")
-        history = Store(run.folder / "checkpoints").load(again.path).state["history"]
+        history = CheckpointStore(run.folder / "checkpoints").load(again.path).state["history"]
         assert again.metrics == history[-1]["metrics"]
         results[tta] = again.metrics["loss"]
     assert results["none"] != results["flip-translate"]

@@ -18,7 +18,7 @@ from failing_file_systems import (
 )
 from torch import Tensor
 
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import ExitCode, ResourceError
 
 OLD, NEW = 100, 200
@@ -31,7 +31,7 @@ def parts_of(value: float) -> dict[str, dict[str, Tensor]]:
     return {part: {"a": torch.full((3, 5), value), "b": torch.tensor(7)} for part in ("model", "ema", "optimizer")}
 
 
-def value_in(store: Store) -> float:
+def value_in(store: CheckpointStore) -> float:
     """What the newest valid checkpoint holds, the same in all its parts."""
     path = store.newest().path
     assert path is not None
@@ -42,7 +42,7 @@ def value_in(store: Store) -> float:
     return value
 
 
-def save(store: Store, step: int, value: float) -> None:
+def save(store: CheckpointStore, step: int, value: float) -> None:
     store.save(step, parts_of(value), {"value": value})
 
 
@@ -58,21 +58,21 @@ def test_crash_at_every_call_of_a_save_leaves_the_old_or_the_new(
     seen: list[float] = []
     for crash_at in range(1, 100):
         folder = tmp_path / str(crash_at)
-        save(Store(folder), OLD, 1.0)
+        save(CheckpointStore(folder), OLD, 1.0)
         files = kind(crash_at)
         try:
-            save(Store(folder, files), step, 2.0)
+            save(CheckpointStore(folder, files), step, 2.0)
         except Crash:
             if isinstance(files, PowerCutFileSystem):
                 files.cut()
-            seen.append(value_in(Store(folder)))
-            save(Store(folder), 300, 3.0)
-            assert value_in(Store(folder)) == 3.0
+            seen.append(value_in(CheckpointStore(folder)))
+            save(CheckpointStore(folder), 300, 3.0)
+            assert value_in(CheckpointStore(folder)) == 3.0
             assert hidden(folder) == []
-            assert set(Store(folder).steps()) in ({OLD, 300}, {OLD, NEW, 300})
+            assert set(CheckpointStore(folder).steps()) in ({OLD, 300}, {OLD, NEW, 300})
         else:
             assert files.num_calls == crash_at - 1
-            assert value_in(Store(folder)) == 2.0
+            assert value_in(CheckpointStore(folder)) == 2.0
             break
     assert len(seen) == num_calls
     assert seen == sorted(seen), "once the new one was found it must stay found"
@@ -84,9 +84,9 @@ def test_crash_at_every_call_of_a_save_leaves_the_old_or_the_new(
 def test_a_finished_save_survives_a_power_cut(tmp_path: Path) -> None:
     files = PowerCutFileSystem(crash_at=10**9)
     for step in (100, 200, 200):
-        save(Store(tmp_path / "checkpoints", files), step, float(step))
+        save(CheckpointStore(tmp_path / "checkpoints", files), step, float(step))
         files.cut()
-        assert value_in(Store(tmp_path / "checkpoints")) == step
+        assert value_in(CheckpointStore(tmp_path / "checkpoints")) == step
 
 
 def test_crash_in_the_very_first_save_leaves_nothing_that_looks_valid(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_crash_in_the_very_first_save_leaves_nothing_that_looks_valid(tmp_path: 
         folder = tmp_path / str(crash_at) / "checkpoints"
         folder.parent.mkdir()
         try:
-            save(Store(folder, CrashingFileSystem(crash_at)), NEW, 2.0)
+            save(CheckpointStore(folder, CrashingFileSystem(crash_at)), NEW, 2.0)
         except Crash:
-            newest = Store(folder).newest()
+            newest = CheckpointStore(folder).newest()
             num_without += newest.path is None
             assert newest.skipped == ()
         else:
@@ -110,17 +110,17 @@ def test_crash_at_every_call_of_a_sweep_after_a_crashed_replacement(tmp_path: Pa
     for first_crash in range(1, NUM_RESAVE_CALLS + 1):
         for crash_at in range(1, 100):
             folder = tmp_path / f"{first_crash}-{crash_at}"
-            save(Store(folder), OLD, 1.0)
+            save(CheckpointStore(folder), OLD, 1.0)
             with pytest.raises(Crash):
-                save(Store(folder, CrashingFileSystem(first_crash)), OLD, 2.0)
+                save(CheckpointStore(folder, CrashingFileSystem(first_crash)), OLD, 2.0)
             try:
-                Store(folder, CrashingFileSystem(crash_at)).sweep()
+                CheckpointStore(folder, CrashingFileSystem(crash_at)).remove_leftovers()
             except Crash:
                 num_crashes += 1
-                assert value_in(Store(folder)) in (1.0, 2.0)
+                assert value_in(CheckpointStore(folder)) in (1.0, 2.0)
             else:
                 assert hidden(folder) == []
-                assert Store(folder).steps() == [OLD]
+                assert CheckpointStore(folder).steps() == [OLD]
                 break
     assert num_crashes >= NUM_RESAVE_CALLS - 3
 
@@ -130,16 +130,16 @@ def test_crash_at_every_call_of_retention_keeps_the_newest_and_shows_no_halves(t
     for crash_at in range(1, 100):
         folder = tmp_path / str(crash_at)
         for step in (1, 2, 3, 4):
-            save(Store(folder), step, float(step))
+            save(CheckpointStore(folder), step, float(step))
         try:
-            assert Store(folder, CrashingFileSystem(crash_at)).retain(keep_last=2) == [1, 2]
+            assert CheckpointStore(folder, CrashingFileSystem(crash_at)).prune(keep_last=2) == [1, 2]
         except Crash:
             num_crashes += 1
-            store = Store(folder)
+            store = CheckpointStore(folder)
             assert value_in(store) == 4.0
             assert {3, 4} <= set(store.steps())
             assert all(store.load(store.path(step)).step == step for step in store.steps())
-            store.retain(keep_last=2)
+            store.prune(keep_last=2)
             assert sorted(os.listdir(folder)) == ["step-000000003", "step-000000004"]
         else:
             break
@@ -160,8 +160,8 @@ def test_a_refusal_at_every_call_of_a_save_is_explained_and_loses_nothing(tmp_pa
     num_refusals = 0
     for refuse_at in range(1, 100):
         folder = tmp_path / str(refuse_at)
-        save(Store(folder), OLD, 1.0)
-        store = Store(folder, RefusingFileSystem(refuse_at, code))
+        save(CheckpointStore(folder), OLD, 1.0)
+        store = CheckpointStore(folder, RefusingFileSystem(refuse_at, code))
         try:
             save(store, OLD, 2.0)
         except ResourceError as error:
@@ -170,10 +170,10 @@ def test_a_refusal_at_every_call_of_a_save_is_explained_and_loses_nothing(tmp_pa
             assert said in str(error)
             assert str(folder) in error.where
             assert error.then
-            assert value_in(Store(folder)) in (1.0, 2.0)
+            assert value_in(CheckpointStore(folder)) in (1.0, 2.0)
             assert not [name for name in hidden(folder) if name.startswith(".tmp")], "the space was not given back"
             save(store, OLD, 4.0)
-            assert value_in(Store(folder)) == 4.0
+            assert value_in(CheckpointStore(folder)) == 4.0
             assert hidden(folder) == []
         else:
             break
@@ -181,10 +181,10 @@ def test_a_refusal_at_every_call_of_a_save_is_explained_and_loses_nothing(tmp_pa
 
 
 def test_a_device_that_is_really_full_gives_code_6_with_path_and_free_space(tmp_path: Path) -> None:
-    save(Store(tmp_path), OLD, 1.0)
+    save(CheckpointStore(tmp_path), OLD, 1.0)
     with pytest.raises(ResourceError, match=r"(?s)disk is full.*step-000000200.*MB free.*--resume"):
-        save(Store(tmp_path, FullFileSystem()), NEW, 2.0)
-    assert value_in(Store(tmp_path)) == 1.0
+        save(CheckpointStore(tmp_path, FullFileSystem()), NEW, 2.0)
+    assert value_in(CheckpointStore(tmp_path)) == 1.0
     assert os.listdir(tmp_path) == ["step-000000100"]
 
 
@@ -195,5 +195,5 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> 
 
     files = SmallDisk()
     with pytest.raises(ResourceError, match=r"(?s)not enough disk space.*needed.*free"):
-        save(Store(tmp_path, files), NEW, 2.0)
+        save(CheckpointStore(tmp_path, files), NEW, 2.0)
     assert files.num_calls == 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import RunLockedError
 
 NUM_KILLS = 12
@@ -25,9 +25,9 @@ NURSERY = """
 import os, sys
 from pathlib import Path
 import torch
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 
-store = Store(Path(sys.argv[1]))
+store = CheckpointStore(Path(sys.argv[1]))
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
@@ -35,7 +35,7 @@ for line in sys.stdin:
         while True:
             tensors = {"w": torch.full((64, 1024), float(step)), "n": torch.tensor(step)}
             store.save(step, {"model": tensors, "ema": tensors, "optimizer": tensors}, {"step": step})
-            store.retain(keep_last=2)
+            store.prune(keep_last=2)
             os.write(1, b"%d saved\\n" % step)
             step += 1
     os.write(1, b"%d child\\n" % child)
@@ -101,7 +101,7 @@ def test_sigkill_at_random_moments_of_saving_always_leaves_a_valid_newest(tmp_pa
             os.kill(child, signal.SIGKILL)
             saved = max(saved, *read(nursery, "dead"))
             num_torn += any(name.startswith(".") for name in os.listdir(folder))
-            store = Store(folder)
+            store = CheckpointStore(folder)
             newest = store.newest()
             assert newest.skipped == ()
             assert newest.path is not None

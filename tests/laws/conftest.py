@@ -11,7 +11,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 
 Train = Callable[..., "Outcome"]
 
@@ -35,7 +35,7 @@ class Outcome:
     def __init__(self, folder: Path, summary: dict[str, object]) -> None:
         self.folder = RunDir(folder)
         self.summary = summary
-        newest = Store(self.folder.checkpoints).newest().path
+        newest = CheckpointStore(self.folder.checkpoints).newest().path
         assert newest is not None
         self.checkpoint = newest
         self.parts = {file.stem: safetensors.torch.load_file(file) for file in newest.glob("*.safetensors")}

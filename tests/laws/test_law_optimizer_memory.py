@@ -12,7 +12,7 @@ import reconv
 from reconv.distributed.sharded_optimizer import shard_owners
 from reconv.errors import RecipeError
 from reconv.optim import build_optimizer
-from reconv.optim import optimizer_state as slots_module
+from reconv.optim import optimizer as optimizer_module
 from reconv.recipe.loader import load
 from reconv.recipe.schema import OptimizerConfig
 
@@ -69,21 +69,21 @@ def test_a_divided_run_goes_on_with_another_number_of_ranks(train: Train) -> Non
 def test_state_on_the_host_gives_the_same_bits(train: Train, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SHORT, "optimizer.name": kind, "optimizer.nesterov": "false", "schedule.lr": "0.01"}
     whole = train("whole", settings)
-    monkeypatch.setattr(slots_module, "_TRAVELLING_BYTES", 10_000)
+    monkeypatch.setattr(optimizer_module, "_OFFLOAD_CHUNK_BYTES", 10_000)
     assert differing(whole, train("host", {**settings, "memory.offload_optimizer": "true"})) == []
 
 
 def test_state_on_the_host_is_not_where_the_parameters_are() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     optimizer = build_optimizer(OptimizerConfig(), model)
-    before = {name: tensor.data_ptr() for name, tensor in optimizer.state().items()}
+    before = {name: tensor.data_ptr() for name, tensor in optimizer.state_dict().items()}
     optimizer.offload()
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     for group in optimizer.groups():
-        stored = optimizer.state()
+        stored = optimizer.state_dict()
         assert {t.data_ptr() for t in group.slots["momentum"]}.isdisjoint(t.data_ptr() for t in stored.values())
-    assert all(tensor.data_ptr() != before[name] for name, tensor in optimizer.state().items())
+    assert all(tensor.data_ptr() != before[name] for name, tensor in optimizer.state_dict().items())
 
 
 def test_shares_are_whole_parameters_and_even() -> None:

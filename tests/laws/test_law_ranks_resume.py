@@ -64,11 +64,11 @@ def test_evaluation_and_its_pictures_do_not_depend_on_the_number_of_ranks() -> N
     settings["batch.micro"] = "auto"
     one = trained(1, settings)
     assert len(scores(one)) == 2  # raw and averaged
-    picture = (one.folder.pictures / "mistakes.png").read_bytes()
+    picture = (one.folder.images / "mistakes.png").read_bytes()
     for size in (2, 3, 4, 7):
         several = trained(size, settings)
         assert scores(several) == scores(one)
-        assert (several.folder.pictures / "mistakes.png").read_bytes() == picture
+        assert (several.folder.images / "mistakes.png").read_bytes() == picture
 
 
 def pictures_with_bad_ones(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.checkpoint import load_weights as weights
+from reconv.checkpoint.load_weights import load_weights
 from reconv.errors import UsageError
 from reconv.models import build_model, initialise, model_spec, stages_of
 from reconv.models.architecture import SSDOutput
@@ -127,7 +127,7 @@ def test_weights_of_a_resnet_fill_the_trunk_of_its_detector(trunk: str) -> None:
     classifier = build_model(trunk, num_classes=7)
     initialise(classifier, seed=9)
     detector = build_model("ssd_resnet34", 4, trunk=trunk, extra_widths=[8], boxes_per_cell=[2, 2])
-    report = weights.apply(detector, classifier.state_dict(), strict=False)
+    report = load_weights(detector, classifier.state_dict(), strict=False)
     new = [name for name in report.missing if not name.startswith(("extras.", "class_heads.", "box_heads."))]
     assert new == [] and report.reshaped == ()
     assert {name.partition(".")[0] for name in report.unexpected} <= {"layer4", "fc"}

@@ -27,7 +27,7 @@ def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: 
     expected = copy.deepcopy(model.state_dict())
     for step in range(4):
         disturb(model, 0.5)
-        ema.update(ema.share_at(step), OK)
+        ema.update(ema.weight_at(step), OK)
         decay = min(0.9, (1 + step) / (10 + step))
         for name, value in model.state_dict().items():
             is_float = value.is_floating_point()
@@ -41,7 +41,7 @@ def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: 
 
 def test_without_ramp_the_decay_is_constant() -> None:
     model = nn.Linear(1, 1)
-    assert ModelEma(model, decay=0.999, ramp=False).decay_at(0) == 0.999
+    assert ModelEma(model, decay=0.999, warmup=False).decay_at(0) == 0.999
     assert ModelEma(model, decay=0.999).decay_at(0) == 0.1
     assert ModelEma(model, decay=0.999).decay_at(10**6) == 0.999
 
@@ -50,12 +50,12 @@ def test_without_ramp_the_decay_is_constant() -> None:
 def test_a_step_that_is_not_ok_leaves_the_average(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
     ema = ModelEma(model, decay=0.5, is_fused=is_fused)
-    before = copy.deepcopy(ema.state())
+    before = copy.deepcopy(ema.state_dict())
     with torch.no_grad():
         for p in model.parameters():
             p.add_(1)
-    ema.update(ema.share_at(0), NOT_OK)
-    assert all(torch.equal(value, before[name]) for name, value in ema.state().items())
+    ema.update(ema.weight_at(0), NOT_OK)
+    assert all(torch.equal(value, before[name]) for name, value in ema.state_dict().items())
 
 
 def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
@@ -69,19 +69,19 @@ def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
 def test_a_saved_average_comes_back_in_our_strides() -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     ema = ModelEma(model, decay=0.5)
-    strides = {name: value.stride() for name, value in ema.state().items()}
-    saved = {name: (value + 1).contiguous() for name, value in ema.state().items()}
-    ema.restore(saved)
-    for name, value in ema.state().items():
+    strides = {name: value.stride() for name, value in ema.state_dict().items()}
+    saved = {name: (value + 1).contiguous() for name, value in ema.state_dict().items()}
+    ema.load_state_dict(saved)
+    for name, value in ema.state_dict().items():
         assert torch.equal(value, saved[name]), name
         assert value.stride() == strides[name], name
-    ema.update(ema.share_at(0), OK)
-    assert not torch.equal(ema.state()["conv1.weight"], saved["conv1.weight"])
+    ema.update(ema.weight_at(0), OK)
+    assert not torch.equal(ema.state_dict()["conv1.weight"], saved["conv1.weight"])
 
 
 def test_another_networks_average_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="average"):
-        ModelEma(nn.Linear(2, 2), decay=0.5).restore({"weight": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match="EMA"):
+        ModelEma(nn.Linear(2, 2), decay=0.5).load_state_dict({"weight": torch.zeros(2, 2)})
 
 
 def test_a_fused_average_takes_its_share_from_the_device() -> None:
@@ -90,6 +90,6 @@ def test_a_fused_average_takes_its_share_from_the_device() -> None:
     disturb(model, 0.5)
     plain.update(0.25, OK)
     fused.update(torch.tensor(0.25, dtype=torch.float64), OK)
-    expected = plain.state()
-    for name, value in fused.state().items():
+    expected = plain.state_dict()
+    for name, value in fused.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-6, atol=1e-6, msg=name)

@@ -64,7 +64,7 @@ def test_five_steps_equal_torch_with_a_parameter_group_for_norm_biases(path: str
 
 def test_the_saved_state_does_not_depend_on_the_rate() -> None:
     plain, fast = (build_optimizer(OptimizerConfig(norm_bias_lr_scale=rate), network()) for rate in (1, 64))
-    assert plain.state().keys() == fast.state().keys()
+    assert plain.state_dict().keys() == fast.state_dict().keys()
     assert len(plain.grads()) == 0
 
 

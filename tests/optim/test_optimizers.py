@@ -90,7 +90,15 @@ def assert_equals(model: nn.Module, expected: dict[str, Numbers]) -> None:
 def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
     model = network()
     groups = decay_groups(model, "norm-bias")
-    lars = LARS(groups, momentum=0.9, nesterov=False, weight_decay=0.05, trust=0.02, epsilon=1e-3, path=path)
+    lars = LARS(
+        groups,
+        momentum=0.9,
+        nesterov=False,
+        weight_decay=0.05,
+        trust_coefficient=0.02,
+        epsilon=1e-3,
+        implementation=path,
+    )
     weights = {name: flat(p) for name, p in model.named_parameters()}
     velocities = {name: [0.0] * len(w) for name, w in weights.items()}
     for step in range(NUM_STEPS):
@@ -107,7 +115,9 @@ def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
 def test_rmsprop_equals_a_loop_written_from_its_formula(path: Any, form: Any, momentum: float) -> None:
     model = network()
     groups = decay_groups(model, "norm")
-    rmsprop = RMSprop(groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05, path=path)
+    rmsprop = RMSprop(
+        groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05, implementation=path
+    )
     update = rmsprop_by_hand(form, momentum)
     weights = {name: flat(p) for name, p in model.named_parameters()}
     squares = {name: [1.0 if form == "tensorflow" else 0.0] * len(w) for name, w in weights.items()}
@@ -143,19 +153,19 @@ def test_a_fused_rmsprop_takes_rate_and_gate_from_the_device_and_a_bad_step_chan
     models = [network().float() for _ in range(2)]
     options: dict[str, Any] = {"form": form, "alpha": 0.8, "epsilon": 1e-3, "momentum": 0.9, "weight_decay": 0.05}
     plain = RMSprop(decay_groups(models[0], "norm"), **options)
-    fused = RMSprop(decay_groups(models[1], "norm"), **options, path="fused")
+    fused = RMSprop(decay_groups(models[1], "norm"), **options, implementation="fused")
     for step in range(3):
         for model, optimizer, lr in ((models[0], plain, 0.1), (models[1], fused, torch.tensor(0.1).double())):
             give_gradients(model, step)
             optimizer.step(lr, OK)
     before = {name: p.detach().clone() for name, p in models[1].named_parameters()} | {
-        name: tensor.clone() for name, tensor in fused.state().items()
+        name: tensor.clone() for name, tensor in fused.state_dict().items()
     }
     for grad in fused.grads():
         grad.fill_(float("nan"))
     fused.step(torch.tensor(0.1).double(), NOT_OK)
-    after = dict(models[1].named_parameters()) | fused.state()
-    expected = dict(models[0].named_parameters()) | plain.state()
+    after = dict(models[1].named_parameters()) | fused.state_dict()
+    expected = dict(models[0].named_parameters()) | plain.state_dict()
     assert len(before) == 3 * 6
     for name, value in before.items():
         assert torch.equal(after[name], value), name
@@ -167,9 +177,9 @@ def test_lars_that_skips_everything_is_sgd_at_a_constant_rate() -> None:
     model = network()
     twin = copy.deepcopy(model)
     skipped = decay_groups(model, "none")
-    skipped.free.update(skipped.decayed)
-    skipped.decayed.clear()
-    lars = LARS(skipped, momentum=0.9, nesterov=True, weight_decay=0.5, trust=0.001, epsilon=0.0)
+    skipped.no_decay.update(skipped.decay)
+    skipped.decay.clear()
+    lars = LARS(skipped, momentum=0.9, nesterov=True, weight_decay=0.5, trust_coefficient=0.001, epsilon=0.0)
     sgd = SGD(decay_groups(twin, "none"), momentum=0.9, nesterov=True, weight_decay=0.0)
     for step in range(NUM_STEPS):
         for m, optimizer in ((model, lars), (twin, sgd)):
@@ -210,14 +220,14 @@ def test_a_bad_step_changes_no_weight_and_no_state_of_any_optimizer(section: Opt
     give_gradients(model, 0)
     optimizer.step(0.1, OK)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    state = {name: tensor.clone() for name, tensor in optimizer.state_dict().items()}
     assert len(state) >= len(weights)
     for bad in (float("nan"), float("inf")):
         for grad in optimizer.grads():
             grad.fill_(bad)
         optimizer.step(0.1, NOT_OK)
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
-    assert all(torch.equal(tensor, state[name]) for name, tensor in optimizer.state().items())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in optimizer.state_dict().items())
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
@@ -229,15 +239,15 @@ def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: 
         first.step(0.1, OK)
     twin = copy.deepcopy(model)
     second = build_optimizer(section, twin)
-    second.restore({name: tensor.contiguous().clone() for name, tensor in first.state().items()})
+    second.load_state_dict({name: tensor.contiguous().clone() for name, tensor in first.state_dict().items()})
     strides = {name: p.stride() for name, p in twin.named_parameters()}
     assert strides["layer1.0.conv1.weight"] != twin.layer1[0].conv1.weight.contiguous().stride()
-    assert all(tensor.stride() == strides[name.split(".", 1)[1]] for name, tensor in second.state().items())
+    assert all(tensor.stride() == strides[name.split(".", 1)[1]] for name, tensor in second.state_dict().items())
     for m, optimizer in ((model, first), (twin, second)):
         give_gradients(m, 2)
         optimizer.step(0.1, OK)
-    assert first.state().keys() == second.state().keys()
-    assert all(torch.equal(tensor, second.state()[name]) for name, tensor in first.state().items())
+    assert first.state_dict().keys() == second.state_dict().keys()
+    assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in first.state_dict().items())
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
@@ -257,8 +267,8 @@ def test_a_step_reads_nothing_back_to_the_host(section: OptimizerConfig) -> None
 
 def test_the_vendors_rule_by_name_decays_shortcut_norms_and_the_last_bias() -> None:
     model = build_model("resnet8_cifar", num_classes=10, shortcut="B")
-    free = decay_groups(model, "nvidia-by-name").free
-    decayed = decay_groups(model, "nvidia-by-name").decayed
+    free = decay_groups(model, "nvidia-by-name").no_decay
+    decayed = decay_groups(model, "nvidia-by-name").decay
     assert sorted(free) == sorted(name for name, _ in model.named_parameters() if "bn" in name)
     assert len(free) == 2 * 7
     assert {"layer2.0.downsample.1.weight", "layer2.0.downsample.1.bias", "fc.bias", "conv1.weight"} <= decayed.keys()
@@ -271,7 +281,7 @@ def test_the_vendors_rule_by_name_is_refused_where_no_norm_has_such_a_name(name:
     with pytest.raises(UsageError, match="matches no norm") as caught:
         decay_groups(model, "nvidia-by-name")
     assert "optimizer.weight_decay_exclude=norm" in caught.value.then
-    assert len(decay_groups(model, "norm").free) > 50
+    assert len(decay_groups(model, "norm").no_decay) > 50
 
 
 def test_automatic_path_is_fused_and_foreach_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:

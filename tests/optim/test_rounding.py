@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from reconv.data.readers.factory import open_dataset
 from reconv.errors import CheckpointError
-from reconv.optim import HalfWeights, ModelEma, Rounding, build_optimizer
+from reconv.optim import HalfPrecisionOptimizer, ModelEma, Rounding, build_optimizer
 from reconv.optim.stochastic_rounding import round_stochastic
 from reconv.precision import build_precision
 from reconv.recipe.data_fields import DataConfig
@@ -57,13 +57,13 @@ PLAIN = OptimizerConfig(momentum=0.0, weight_decay=0.0)
 
 def optimizer_of(
     layer: nn.Module, *, is_stochastic: bool, seed: int = 0, section: OptimizerConfig = PLAIN
-) -> HalfWeights:
+) -> HalfPrecisionOptimizer:
     built = build_optimizer(section, layer, rounding=Rounding(is_stochastic, seed))
-    assert isinstance(built, HalfWeights)
+    assert isinstance(built, HalfPrecisionOptimizer)
     return built
 
 
-def descend(layer: nn.Linear, optimizer: HalfWeights, num_steps: int, lr: float, ok: Tensor = OK) -> None:
+def descend(layer: nn.Linear, optimizer: HalfPrecisionOptimizer, num_steps: int, lr: float, ok: Tensor = OK) -> None:
     for _ in range(num_steps):
         optimizer.zero_grad()
         for parameter in layer.parameters():
@@ -124,7 +124,7 @@ def loss_after(mode: str, rounding: Rounding | None, num_steps: int) -> float:
     with torch.no_grad():
         layer.weight.copy_(torch.rand(layer.weight.shape, generator=torch.Generator().manual_seed(0)) / 4 + 0.5)
         layer.bias.fill_(0.5)
-    policy.model(layer)
+    policy.cast_model(layer)
     optimizer = build_optimizer(PLAIN, layer, rounding=rounding)
     for _ in range(num_steps):
         optimizer.zero_grad()
@@ -165,10 +165,10 @@ def test_a_step_that_is_not_ok_changes_no_bit(kind: str) -> None:
     layer = half_layer()
     optimizer = optimizer_of(layer, is_stochastic=True, section=KINDS[kind])
     descend(layer, optimizer, 3, 0.01)
-    names = [name for name in optimizer.state() if name != "rounding.step"]
-    before = [t.clone() for t in (*layer.parameters(), *(optimizer.state()[n] for n in names))]
+    names = [name for name in optimizer.state_dict() if name != "rounding.step"]
+    before = [t.clone() for t in (*layer.parameters(), *(optimizer.state_dict()[n] for n in names))]
     descend(layer, optimizer, 1, 0.01, NOT_OK)
-    after = [*layer.parameters(), *(optimizer.state()[n] for n in names)]
+    after = [*layer.parameters(), *(optimizer.state_dict()[n] for n in names)]
     assert len(after) > 2 and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
@@ -179,12 +179,12 @@ def test_state_that_is_restored_goes_on_with_the_same_bits(kind: str) -> None:
     first = optimizer_of(stopped, is_stochastic=True, section=KINDS[kind])
     descend(stopped, first, 3, 0.003)
     second = optimizer_of(stopped, is_stochastic=True, section=KINDS[kind])
-    second.restore({name: tensor.clone() for name, tensor in first.state().items()})
+    second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()})
     descend(stopped, second, 3, 0.003)
     assert torch.equal(whole.weight, stopped.weight) and torch.equal(whole.bias, stopped.bias)
     assert whole.weight.dtype == torch.float16
     with pytest.raises(CheckpointError, match="rounding"):
-        optimizer_of(stopped, is_stochastic=False, section=KINDS[kind]).restore(first.state())
+        optimizer_of(stopped, is_stochastic=False, section=KINDS[kind]).load_state_dict(first.state_dict())
 
 
 def test_gradients_are_unscaled_where_a_half_would_lose_them() -> None:
@@ -200,12 +200,12 @@ def test_gradients_are_unscaled_where_a_half_would_lose_them() -> None:
 
 def test_an_average_of_half_weights_is_float32_and_follows_them() -> None:
     layer = half_layer()
-    average = ModelEma(layer, decay=0.999, ramp=False)
+    average = ModelEma(layer, decay=0.999, warmup=False)
     with torch.no_grad():
         layer.weight.fill_(1 + 2.0**-10)
     for step in range(100):
-        average.update(average.share_at(step), OK)
-    averaged = average.state()["weight"]
+        average.update(average.weight_at(step), OK)
+    averaged = average.state_dict()["weight"]
     assert averaged.dtype == torch.float32
     expected = 1 + 2.0**-10 * (1 - 0.999**100)
     torch.testing.assert_close(averaged, torch.full_like(averaged, expected), rtol=1e-6, atol=0)

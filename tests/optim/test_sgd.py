@@ -27,7 +27,9 @@ def give_gradients(model: nn.Module, seed: int) -> None:
 def test_sgd_equals_torchs(path: str, momentum: float, nesterov: bool, weight_decay: float) -> None:
     ours = build_model("resnet8_cifar", num_classes=10)
     theirs = copy.deepcopy(ours)
-    sgd = SGD(decay_groups(ours, "none"), momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, path=path)
+    sgd = SGD(
+        decay_groups(ours, "none"), momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, implementation=path
+    )
     reference = torch.optim.SGD(
         theirs.parameters(), lr=1.0, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay
     )
@@ -50,17 +52,17 @@ def test_sgd_equals_torchs(path: str, momentum: float, nesterov: bool, weight_de
 @pytest.mark.parametrize("path", ["foreach", "fused"])
 def test_a_step_that_is_not_ok_changes_nothing(path: str) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
-    sgd = SGD(decay_groups(model, "norm"), momentum=0.9, nesterov=True, weight_decay=1e-4, path=path)
+    sgd = SGD(decay_groups(model, "norm"), momentum=0.9, nesterov=True, weight_decay=1e-4, implementation=path)
     give_gradients(model, 0)
     sgd.step(0.1, OK)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    momenta = {name: b.clone() for name, b in sgd.state().items()}
+    momenta = {name: b.clone() for name, b in sgd.state_dict().items()}
     for grad in sgd.grads():
         grad.fill_(float("nan"))
     sgd.step(0.1, NOT_OK)
     for name, p in model.named_parameters():
         assert torch.equal(p, weights[name]), name
-    assert momenta and all(torch.equal(b, momenta[name]) for name, b in sgd.state().items())
+    assert momenta and all(torch.equal(b, momenta[name]) for name, b in sgd.state_dict().items())
 
 
 def test_parameters_without_gradient_stay_and_frozen_ones_are_not_taken() -> None:
@@ -74,18 +76,18 @@ def test_parameters_without_gradient_stay_and_frozen_ones_are_not_taken() -> Non
     assert len(sgd.grads()) == 2
     changed = [name for name, value in model.state_dict().items() if not torch.equal(value, before[name])]
     assert changed == ["1.weight", "1.bias"]
-    assert not any("0." in name for name in sgd.state())
+    assert not any("0." in name for name in sgd.state_dict())
 
 
 @pytest.mark.parametrize(("rule", "num_free"), [("none", 0), ("norm-bias", 2 * 9 + 1), ("norm", 2 * 9)])
 def test_decay_rules_go_by_module_type(rule: str, num_free: int) -> None:
     model = build_model("resnet8_cifar", num_classes=10, shortcut="B")
     groups = decay_groups(model, rule)
-    assert len(groups.free) == num_free
-    assert len(groups.free) + len(groups.decayed) == len(list(model.parameters()))
+    assert len(groups.no_decay) == num_free
+    assert len(groups.no_decay) + len(groups.decay) == len(list(model.parameters()))
     if rule != "none":
-        assert "layer2.0.downsample.1.weight" in groups.free  # a norm whose name does not say so
-        assert ("fc.bias" in groups.free) == (rule == "norm-bias")
+        assert "layer2.0.downsample.1.weight" in groups.no_decay  # a norm whose name does not say so
+        assert ("fc.bias" in groups.no_decay) == (rule == "norm-bias")
 
 
 def contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -97,15 +99,15 @@ def contiguous(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_restored_momentum_takes_the_parameters_strides(path: str) -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     twin = copy.deepcopy(model)
-    first = SGD(decay_groups(model, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path)
+    first = SGD(decay_groups(model, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, implementation=path)
     give_gradients(model, 0)
     first.step(0.1, OK)
     twin.load_state_dict(contiguous(model.state_dict()))
-    second = SGD(decay_groups(twin, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path)
-    second.restore(contiguous(first.state()))
+    second = SGD(decay_groups(twin, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, implementation=path)
+    second.load_state_dict(contiguous(first.state_dict()))
     strides = {name: p.stride() for name, p in twin.named_parameters()}
     assert strides["conv1.weight"] != twin.conv1.weight.contiguous().stride()
-    assert all(b.stride() == strides[name.removeprefix("momentum.")] for name, b in second.state().items())
+    assert all(b.stride() == strides[name.removeprefix("momentum.")] for name, b in second.state_dict().items())
     for m, sgd in ((model, first), (twin, second)):
         give_gradients(m, 1)
         sgd.step(0.1, OK)
@@ -119,15 +121,17 @@ def test_fused_takes_gradients_of_foreign_strides() -> None:
         conv = nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last)
         nn.init.ones_(conv.weight)
         conv.weight.grad = torch.arange(576.0).view(8, 8, 3, 3)
-        SGD(decay_groups(conv, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, path=path).step(0.01, OK)
+        SGD(decay_groups(conv, "none"), momentum=0.9, nesterov=False, weight_decay=0.0, implementation=path).step(
+            0.01, OK
+        )
         results.append(conv.weight.detach())
     torch.testing.assert_close(results[0], results[1])
 
 
 def test_restoring_another_networks_state_is_refused() -> None:
     sgd = build_optimizer(OptimizerConfig(), nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match="not this network"):
-        sgd.restore({"momentum.other": torch.zeros(2)})
-    wrong = {name: torch.zeros(7) for name in sgd.state()}
+    with pytest.raises(CheckpointError, match="does not match"):
+        sgd.load_state_dict({"momentum.other": torch.zeros(2)})
+    wrong = {name: torch.zeros(7) for name in sgd.state_dict()}
     with pytest.raises(CheckpointError, match="shape"):
-        sgd.restore(wrong)
+        sgd.load_state_dict(wrong)

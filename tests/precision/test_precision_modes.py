@@ -16,7 +16,7 @@ from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.models import build_model, initialise
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
-from reconv.precision import OPERATIONS, Policy, build_precision
+from reconv.precision import OPERATIONS, PrecisionPolicy, build_precision
 from reconv.precision.autocast import PARAMETRIC
 from reconv.recipe.loader import load
 from reconv.recipe.schema import OperationName, PrecisionConfig
@@ -24,11 +24,11 @@ from reconv.recipe.schema import OperationName, PrecisionConfig
 LOWER = {"bf16-all": torch.bfloat16, "16.32": torch.float16, "16.16": torch.float16}
 
 
-def policy_of(mode: str, **fields: Any) -> Policy:
+def policy_of(mode: str, **fields: Any) -> PrecisionPolicy:
     return build_precision(PrecisionConfig.model_validate({"mode": mode, **fields}), "cpu")
 
 
-def seen_types(policy: Policy, model: nn.Module, images: Tensor) -> dict[str, torch.dtype]:
+def seen_types(policy: PrecisionPolicy, model: nn.Module, images: Tensor) -> dict[str, torch.dtype]:
     """The type of every module's output."""
     found: dict[str, torch.dtype] = {}
 
@@ -51,7 +51,7 @@ def small_net(norm: str = "batch") -> nn.Module:
     return model
 
 
-def images_for(policy: Policy) -> Tensor:
+def images_for(policy: PrecisionPolicy) -> Tensor:
     return torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)).to(policy.input_dtype)
 
 
@@ -59,7 +59,7 @@ def images_for(policy: Policy) -> Tensor:
 @pytest.mark.parametrize("mode", list(LOWER))
 def test_every_layer_of_a_whole_mode_computes_in_the_lower_type(mode: str, norm: str) -> None:
     policy = policy_of(mode)
-    model = policy.model(small_net(norm))
+    model = policy.cast_model(small_net(norm))
     found = seen_types(policy, model, images_for(policy))
     assert len(found) > 20 and set(found.values()) == {LOWER[mode]}
 
@@ -69,7 +69,7 @@ def test_every_layer_of_a_whole_mode_computes_in_the_lower_type(mode: str, norm:
 )
 def test_a_mode_decides_the_type_of_weights_and_of_gradients(mode: str, weights: torch.dtype) -> None:
     policy = policy_of(mode)
-    model = policy.model(small_net())
+    model = policy.cast_model(small_net())
     with policy.autocast():
         outputs = model(images_for(policy))
     outputs.float().square().sum().backward()
@@ -81,7 +81,7 @@ def test_a_mode_decides_the_type_of_weights_and_of_gradients(mode: str, weights:
 def test_batch_norm_statistics_stay_float32_and_are_those_of_the_activations(mode: str) -> None:
     policy = policy_of(mode)
     norm = BatchNorm2d(3, momentum=1.0)
-    policy.model(norm)
+    policy.cast_model(norm)
     layers = LayerState(norm)
     images = (torch.randn(64, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 50).to(
         LOWER.get(mode, torch.float32)
@@ -105,13 +105,13 @@ def test_32_32_is_fp32_bit_for_bit() -> None:
     outputs = []
     for mode in ("fp32", "32.32"):
         policy = policy_of(mode)
-        model = policy.model(small_net()).eval()
+        model = policy.cast_model(small_net()).eval()
         with policy.autocast():
             outputs.append(model(images_for(policy)))
     assert torch.equal(*outputs) and outputs[0].dtype == torch.float32
 
 
-def output_types(policy: Policy) -> dict[str, torch.dtype]:
+def output_types(policy: PrecisionPolicy) -> dict[str, torch.dtype]:
     x, weight = torch.ones(2, 4, 4, 4), torch.ones(4, 4, 1, 1)
     with policy.autocast():
         return {
@@ -138,7 +138,7 @@ def test_listed_operations_compute_in_their_type_and_the_others_as_before() -> N
 
 def test_a_list_wins_over_a_whole_mode() -> None:
     policy = policy_of("bf16-all", ops={"float32": ["linear"]})
-    found = seen_types(policy, policy.model(small_net()), images_for(policy))
+    found = seen_types(policy, policy.cast_model(small_net()), images_for(policy))
     assert found["fc"] == torch.float32 and found["conv1"] == torch.bfloat16
 
 
@@ -157,7 +157,7 @@ def test_the_names_of_the_recipe_are_those_of_the_table() -> None:
 @pytest.mark.parametrize("mode", list(LOWER))
 def test_a_compiled_network_is_one_graph_and_gives_the_bits_of_the_eager_one(mode: str) -> None:
     policy = policy_of(mode)
-    model = policy.model(small_net()).eval()
+    model = policy.cast_model(small_net()).eval()
     graphs = CompileCounter()
     compiled = torch.compile(copy.deepcopy(model), backend=graphs, fullgraph=True)
     for _ in range(2):

@@ -27,7 +27,7 @@ class Parts:
         initialise(self.model, 0)
         self.model.fc = nn.Sequential(Dropout(dropout), self.model.fc)
         self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
-        self.model = self.precision.model(self.model).train()
+        self.model = self.precision.cast_model(self.model).train()
         self.average = ModelEma(self.model, 0.9)
         self.optimizer = build_optimizer(optimizer or schema.OptimizerConfig(), self.model)
         self.step = TrainStep(
@@ -45,8 +45,8 @@ class Parts:
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        found |= {f"average.{k}": v for k, v in self.average.state().items()}
-        return {k: v.clone() for k, v in (found | self.optimizer.state()).items()}
+        found |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
+        return {k: v.clone() for k, v in (found | self.optimizer.state_dict()).items()}
 
 
 def batch(rows: int = 8, first: int = 0, poison: float | None = None, dtype: torch.dtype = torch.float32) -> Batch:

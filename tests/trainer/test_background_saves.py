@@ -14,7 +14,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import ExitCode, ResourceError
 from reconv.logging.events import CheckpointSaved, Event, RunEnded, TrainProgress, read_events
 
@@ -38,7 +38,7 @@ def given(settings: dict[str, str]) -> list[tuple[str, object, str]]:
 
 
 def bits(out: Path, step: int) -> dict[str, Tensor]:
-    loaded = Store(out / "checkpoints").load(out / "checkpoints" / f"step-{step:09d}")
+    loaded = CheckpointStore(out / "checkpoints").load(out / "checkpoints" / f"step-{step:09d}")
     return {f"{part}/{name}": t for part, tensors in loaded.parts.items() for name, t in tensors.items()}
 
 
@@ -146,14 +146,14 @@ def test_a_second_write_waits_for_the_first_and_errors_are_heard_once() -> None:
         order.append("second")
         raise OSError(28, "No space left on device")
 
-    writer.begin(first, lambda result, waited_s: order.append(f"heard {result}"))
-    writer.settle(wait=False)
+    writer.submit(first, lambda result, waited_s: order.append(f"heard {result}"))
+    writer.wait(block=False)
     assert order == []
     goes_on.set()
-    writer.begin(second, lambda result, waited_s: order.append("never"))
+    writer.submit(second, lambda result, waited_s: order.append("never"))
     with pytest.raises(OSError, match="No space"):
-        writer.settle()
-    writer.settle()
+        writer.wait()
+    writer.wait()
     assert order == ["first", "heard written", "second"]
 
 
@@ -162,6 +162,6 @@ def test_an_error_of_the_last_write_is_a_note_to_the_error_that_ends_the_run() -
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ValueError, match="the news") as ended, AsyncWriter() as writer:
-        writer.begin(fail, lambda result, waited_s: None)
+        writer.submit(fail, lambda result, waited_s: None)
         raise ValueError("the news")
     assert "No space left" in ended.value.__notes__[0]

@@ -24,7 +24,7 @@ class Repeats:
         self.num_captured = 0
         self.num_launched = 0
 
-    def beside(self, work: Callable[[], StepResult]) -> StepResult:
+    def run_on_stream(self, work: Callable[[], StepResult]) -> StepResult:
         return work()
 
     def capture(self, work: Callable[[], StepResult]) -> tuple[StepResult, Callable[[], None]]:

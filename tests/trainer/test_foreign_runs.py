@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import PreemptedError
 from reconv.logging.events import Event, TrainProgress
 
@@ -66,7 +66,7 @@ def test_an_interrupted_run_of_a_network_with_random_layers_ends_with_the_same_b
     reconv.train("quickstart", out=tmp_path / "parts", overrides=given, resume=True)
     found = []
     for name in ("whole", "parts"):
-        newest = Store(RunDir(tmp_path / name).checkpoints).newest().path
+        newest = CheckpointStore(RunDir(tmp_path / name).checkpoints).newest().path
         assert newest is not None
         found.append(safetensors.torch.load_file(newest / "model.safetensors"))
     whole, parts = found

@@ -17,7 +17,7 @@ import reconv.data.pipeline.stage_timing as stages_module
 from reconv.data.pipeline.stage_timing import StageTimes, spent, timed
 from reconv.data.readers.digits import open_digits
 from reconv.device import open_device
-from reconv.device.affinity import bound, listed_cpus, near_cpus
+from reconv.device.affinity import cpu_affinity, numa_cpus, parse_cpu_list
 from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
@@ -272,17 +272,17 @@ def cores() -> Iterator[set[int]]:
 
 def test_a_list_of_cores_is_kept_to_and_given_back(cores: set[int]) -> None:
     first = min(cores)
-    with bound(f"{first}", lambda: None) as said:
+    with cpu_affinity(f"{first}", lambda: None) as said:
         assert os.sched_getaffinity(0) == {first}
         assert said == f"engine.cpu_affinity: bound to {first}"
     assert os.sched_getaffinity(0) == cores
-    with bound(f"{first},9000-9001", lambda: None) as said:
+    with cpu_affinity(f"{first},9000-9001", lambda: None) as said:
         assert said == f"engine.cpu_affinity: bound to {first}; 9000-9001 may not be used"
-    with bound("any", lambda: None) as said:
+    with cpu_affinity("any", lambda: None) as said:
         assert said == "" and os.sched_getaffinity(0) == cores
-    with pytest.raises(UsageError, match="none of the cores 9000"), bound("9000", lambda: None):
+    with pytest.raises(UsageError, match="none of the cores 9000"), cpu_affinity("9000", lambda: None):
         raise AssertionError
-    assert listed_cpus("0-2,7") == {0, 1, 2, 7}
+    assert parse_cpu_list("0-2,7") == {0, 1, 2, 7}
 
 
 def test_the_cores_near_a_device_are_those_of_its_memory_node(tmp_path: Path, cores: set[int]) -> None:
@@ -292,15 +292,15 @@ def test_the_cores_near_a_device_are_those_of_its_memory_node(tmp_path: Path, co
     node.mkdir(parents=True)
     (device / "numa_node").write_text("1\n")
     (node / "cpulist").write_text(f"{min(cores)},4000\n")
-    assert near_cpus("0000:17:00.0", tmp_path) == {min(cores), 4000}
-    with bound("near", lambda: "0000:17:00.0", tmp_path) as said:
+    assert numa_cpus("0000:17:00.0", tmp_path) == {min(cores), 4000}
+    with cpu_affinity("near", lambda: "0000:17:00.0", tmp_path) as said:
         assert os.sched_getaffinity(0) == {min(cores)}
         assert "4000 may not be used" in said
     (device / "numa_node").write_text("-1\n")
-    with bound("near", lambda: "0000:17:00.0", tmp_path) as said:
+    with cpu_affinity("near", lambda: "0000:17:00.0", tmp_path) as said:
         assert "no effect" in said and os.sched_getaffinity(0) == cores
-    assert near_cpus("0000:99:00.0", tmp_path) is None
-    assert near_cpus(None, tmp_path) is None
+    assert numa_cpus("0000:99:00.0", tmp_path) is None
+    assert numa_cpus(None, tmp_path) is None
 
 
 def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, cores: set[int]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import reconv
 from reconv.bench.bench_target import open_subject
 from reconv.bench.measure_step import job_of
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.device import Cpu
 from reconv.distributed.environment import read_launch_env
 from reconv.distributed.process_group import ProcessGroup, open_process_group
@@ -52,7 +52,7 @@ def machine_with(folder: Path, free_bytes: int) -> Machine:
 class Small(Cpu):
     """A device that says when it is full: a pass holds so many images."""
 
-    raises_when_full = True
+    raises_oom = True
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -153,8 +153,8 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
         "evaluate.every": "off",
     }
     folder = reconv.train("quickstart", out="found", overrides=given(settings)).folder
-    newest = Store(folder / "checkpoints").newest().path
-    assert newest is not None and Store(folder / "checkpoints").load(newest).state["micro_groups"] == 2
+    newest = CheckpointStore(folder / "checkpoints").newest().path
+    assert newest is not None and CheckpointStore(folder / "checkpoints").load(newest).state["micro_groups"] == 2
     longer = given({**settings, "length": "3step", "batch.micro": "128"})
     reconv.train("quickstart", out="found", overrides=longer, resume=True)
     said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, LogMessage)]

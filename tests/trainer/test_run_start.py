@@ -17,7 +17,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.cli import main
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def tensors_of(folder: Path, part: str = "model") -> dict[str, Tensor]:
-    newest = Store(RunDir(folder).checkpoints).newest().path
+    newest = CheckpointStore(RunDir(folder).checkpoints).newest().path
     assert newest is not None
     return safetensors.torch.load_file(newest / f"{part}.safetensors")
 
@@ -124,7 +124,7 @@ def test_a_run_of_a_run_starts_from_its_averaged_weights(run: Run) -> None:
     second = run("second", model__init=str(first), **tiny_step)
     assert tensors_of(second)["fc.weight"].equal(tensors_of(first, "ema")["fc.weight"])
     assert not tensors_of(first, "ema")["fc.weight"].equal(tensors_of(first)["fc.weight"])
-    named = Store(RunDir(first).checkpoints).newest().path
+    named = CheckpointStore(RunDir(first).checkpoints).newest().path
     assert named is not None
     third = run("third", model__init=str(named / "model.safetensors"), **tiny_step)
     assert tensors_of(third)["fc.weight"].equal(tensors_of(first)["fc.weight"])
@@ -237,7 +237,7 @@ def test_contradictions_of_freezing_are_refused(run: Run) -> None:
 
 def test_a_weights_file_of_a_checkpoint_needs_no_recipe(run: Run) -> None:
     folder = run("run", ema__decay="0.9")
-    checkpoint = Store(RunDir(folder).checkpoints).newest().path
+    checkpoint = CheckpointStore(RunDir(folder).checkpoints).newest().path
     assert checkpoint is not None
     for part, weights in (("model", "raw"), ("ema", "ema")):
         [whole] = reconv.evaluate(folder, weights=weights)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import reconv
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.errors import CheckpointError, ExitCode, PreemptedError, RecipeError, UsageError
 from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 
@@ -49,7 +49,7 @@ def teacher(run: Run) -> Path:
 
 
 def newest(folder: Path) -> Path:
-    path = Store(RunDir(folder).checkpoints).newest().path
+    path = CheckpointStore(RunDir(folder).checkpoints).newest().path
     assert path is not None
     return path
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from reconv.checkpoint import load_weights as saved_weights
 from reconv.checkpoint.download_weights import is_remote
 from reconv.checkpoint.interop.tensorflow import is_tensorflow
+from reconv.checkpoint.load_weights import first_few, load_weights, read_weights
 from reconv.errors import CheckpointError
 from reconv.inference.load_model import FoundWeights, find_weights
 from reconv.models.frozen import head_patterns, train_only
@@ -39,7 +39,7 @@ def refuse_unusable_weights(recipe: Recipe) -> None:
     refuse_absent_weights(recipe)
     name = recipe.model.init
     if name is not None and not is_remote(name):
-        saved_weights.read_weights(_file(find_weights(name)))
+        read_weights(_file(find_weights(name)))
 
 
 def start_network(
@@ -64,8 +64,8 @@ def _file(found: FoundWeights) -> Path:
 def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: Callable[[str], None]) -> list[str]:
     found = find_weights(name, log=tell)
     path = _file(found)
-    tensors = saved_weights.read_weights(path, num_classes=num_classes)
-    report = saved_weights.apply(network.model, tensors, strict=False, source=str(path))
+    tensors = read_weights(path, num_classes=num_classes)
+    report = load_weights(network.model, tensors, strict=False, source=str(path))
     if report.is_mostly_new and recipe.model.freeze_backbone:
         raise CheckpointError(
             "these weights are of another network: frozen, most of it would stay as it was drawn",
@@ -76,7 +76,7 @@ def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: C
     notes = [*found.notes, f"weights from {name}: {report}"]
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
     if new:
-        notes.append(f"new, drawn from the seed: {saved_weights.few(new)}")
+        notes.append(f"new, drawn from the seed: {first_few(new)}")
     if is_tensorflow(path) and recipe.model.options.get("padding") != "same":
         notes.append("TensorFlow's networks pad strided layers otherwise: --set model.options.padding=same is theirs")
     return notes

@@ -21,10 +21,10 @@ from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, make_sample
 from reconv.data.transforms.on_device import EvalPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
-from reconv.distributed.sharded_optimizer import Optimizer, ShardedOptimizer, shard_owners
+from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.logging.events import BadImageSkipped
 from reconv.logging.run_logger import RunLogger
-from reconv.optim import Rounding, build_optimizer, optimizer_groups
+from reconv.optim import Optimizer, Rounding, build_optimizer, optimizer_groups
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.tasks.classification import ClassificationTask
@@ -69,7 +69,7 @@ def build_run_optimizer(
         model,
         alpha=alpha,
         rounding=build_rounding(recipe),
-        descent=device.descent(),
+        sgd=device.sgd_implementation(),
         only=[name for name in sizes if owner[name] == process_group.rank],
     )
     if recipe.memory.offload_optimizer:
@@ -77,7 +77,7 @@ def build_run_optimizer(
     if not is_sharded:
         return optimizer
     groups = optimizer_groups(recipe.optimizer, model)
-    return ShardedOptimizer(optimizer, {**groups.decayed, **groups.free}, owner, process_group.rank)
+    return ShardedOptimizer(optimizer, groups.all(), owner, process_group.rank)
 
 
 def build_early_stop(recipe: Recipe) -> EarlyStopping:

@@ -39,7 +39,7 @@ from reconv.models.layers.batch_norm import LayerState
 from reconv.models.pipeline_split import check_splits
 from reconv.models.ssd import SSD
 from reconv.optim.param_groups import decay_groups
-from reconv.precision import Policy, build_precision
+from reconv.precision import PrecisionPolicy, build_precision
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.task_builder import (
     check_detector,
@@ -56,7 +56,7 @@ class Network:
     model: nn.Module
     forward: Callable[..., Any]
     layers: LayerState
-    precision: Policy
+    precision: PrecisionPolicy
     channels_last: bool
     recomputed: ActivationCheckpointing | None = None
 
@@ -121,20 +121,20 @@ def is_compiled(recipe: Recipe, device: Device) -> bool:
     memory = recipe.memory
     if memory.activation_checkpointing != "off" or memory.checkpoint_segments or recipe.parallel.pipeline_stages > 1:
         return False
-    if recipe.engine.compile == "on" and device.compiler is None:
+    if recipe.engine.compile == "on" and device.compile_backend is None:
         raise UsageError(
             f"engine.compile: nothing is compiled on {device.describe()}",
             why="lazy mode gathers whole graphs by itself",
             then="leave it at auto, or set PT_HPU_LAZY_MODE=0 in the environment",
         )
-    is_usual = device.kind == "cuda" or device.compiler == "hpu_backend"
+    is_usual = device.kind == "cuda" or device.compile_backend == "hpu_backend"
     return recipe.engine.compile == "on" or (recipe.engine.compile == "auto" and is_usual)
 
 
 def compiled(function: Callable[..., Any], device: Device) -> Callable[..., Any]:
     """The function, compiled by what the device has."""
-    assert device.compiler is not None
-    found: Callable[..., Any] = torch.compile(function, dynamic=False, backend=device.compiler)
+    assert device.compile_backend is not None
+    found: Callable[..., Any] = torch.compile(function, dynamic=False, backend=device.compile_backend)
     return found
 
 
@@ -160,7 +160,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     precision = build_precision(recipe.precision, device.kind)
     wish = recipe.engine.channels_last
     channels_last = device.channels_last if wish == "auto" else wish == "on"
-    model = precision.model(model).to(device.torch)
+    model = precision.cast_model(model).to(device.torch)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     has_kernels = wants_kernels(recipe, device) and fuse(model) > 0
@@ -222,7 +222,7 @@ def build_recorder(recipe: Recipe, device: Device, process_group: ProcessGroup) 
     recomputes = memory.activation_checkpointing != "off" or bool(memory.checkpoint_segments)
     if wish == "auto" and (recomputes or memory.offload_optimizer):
         return None  # none of them was ever recorded on a GPU
-    return device.recorder()
+    return device.graph_capture()
 
 
 def whiten(network: Network, recipe: Recipe, source: Dataset) -> str:

@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device, is_out_of_memory
 from reconv.distributed.process_group import ProcessGroup
@@ -110,7 +110,7 @@ def assemble(
         ),
         evaluate=_in_phase(job.process_group, "evaluating", evaluation),
         save=None if job.plan.save is None else _saving(job.process_group, saver),
-        settle_save=writer.settle,
+        settle_save=writer.wait,
         watch=build_watch(job, network, counters, logger),
         clock=clock,
         device=job.device,
@@ -169,7 +169,7 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
     network.model.train()
     if job.device.kind == "cuda" and job.process_group.world_size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
-        network.precision.cast_together(network.model)
+        network.precision.cast_weights_jointly(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
     compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), logger.warning)
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
@@ -220,7 +220,7 @@ def build_saver(
 ) -> Checkpointer:
     return Checkpointer(
         folder=job.folder,
-        store=Store(job.folder.checkpoints),
+        store=CheckpointStore(job.folder.checkpoints),
         recipe=job.recipe,
         plan=job.plan,
         network=learner.network,

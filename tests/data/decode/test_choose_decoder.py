@@ -15,7 +15,7 @@ from data_examples import encode
 from jpeg_examples import encoded, photograph
 
 import reconv
-from reconv.checkpoint.store import Store
+from reconv.checkpoint.store import CheckpointStore
 from reconv.data.decode import native
 from reconv.data.decode.native import Here, choose_decoder
 from reconv.data.pipeline.data_loader import TrainLoader
@@ -167,7 +167,7 @@ def test_a_run_goes_on_with_its_decoder_or_not_at_all(
 
 def _decoder_of(run: Path) -> str:
     newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    return str(Store(run / "checkpoints").load(newest).state["decoder"])
+    return str(CheckpointStore(run / "checkpoints").load(newest).state["decoder"])
 
 
 def test_without_the_library_everything_is_plain(tree: Path, tmp_path: Path) -> None:

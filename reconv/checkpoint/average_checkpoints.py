@@ -16,7 +16,7 @@ from reconv.checkpoint.load_weights import read_weights
 from reconv.errors import CheckpointError, UsageError
 
 
-def mean_weights(num: int) -> list[float]:
+def uniform_weights(num: int) -> list[float]:
     """Equal shares."""
     return [1.0 / num] * num
 
@@ -32,11 +32,11 @@ def exponential_weights(num: int, decay: float) -> list[float]:
     return [decay ** (num - 1), *later] if num else []
 
 
-def average(paths: Sequence[Path], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+def average_checkpoints(paths: Sequence[Path], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
     """The weighted mean of several weights files, batch norm statistics included; integers are the last file's."""
     if not paths:
         raise UsageError("nothing to average", then="name a run with checkpoints")
-    shares = mean_weights(len(paths)) if weights is None else list(weights)
+    shares = uniform_weights(len(paths)) if weights is None else list(weights)
     if len(shares) != len(paths) or abs(sum(shares) - 1.0) > 1e-9:
         raise ValueError(f"{len(paths)} files need as many shares that sum to 1, not {shares}")
     sums: dict[str, Tensor] = {}

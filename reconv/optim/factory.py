@@ -1,0 +1,100 @@
+"""Builds the optimizer that a recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from reconv.optim.lars import LARS
+from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
+from reconv.optim.rmsprop import RMSprop
+from reconv.optim.sgd import SGD, Implementation
+from reconv.optim.stochastic_rounding import HalfPrecisionOptimizer, Rounding, float32_groups
+from reconv.optim.vendor_sgd import SGDClass, VendorSGD
+
+if TYPE_CHECKING:
+    from reconv.recipe import schema
+
+
+def optimizer_groups(section: schema.OptimizerConfig, model: nn.Module) -> DecayGroups:
+    """The trainable parameters in the decay groups of a recipe's optimizer."""
+    return decay_groups(model, section.lars_exclude if section.name == "lars" else section.weight_decay_exclude)
+
+
+def build_optimizer(
+    section: schema.OptimizerConfig,
+    model: nn.Module,
+    *,
+    alpha: float | None = None,
+    rounding: Rounding | None = None,
+    sgd: str | SGDClass = "fused",
+    only: Collection[str] | None = None,
+) -> SGD | LARS | RMSprop | HalfPrecisionOptimizer:
+    """The optimizer of a recipe, over the trainable parameters of a model.
+
+    `alpha` is RMSprop's from the plan; `rounding` is for parameters in half precision; `sgd` is the device's fastest
+    implementation ("fused", "foreach", or a vendor's class); `only` names the parameters of a shard.
+    """
+    groups = optimizer_groups(section, model)
+    if only is not None:
+        groups = groups.subset(only)
+    if rounding is None:
+        return _build(section, groups, model, alpha, sgd)
+    float32 = float32_groups(groups)
+    return HalfPrecisionOptimizer(groups, float32, _build(section, float32, model, alpha, sgd), rounding)
+
+
+def _build(
+    section: schema.OptimizerConfig,
+    groups: DecayGroups,
+    model: nn.Module,
+    alpha: float | None,
+    sgd: str | SGDClass,
+) -> SGD | LARS | RMSprop:
+    if section.name == "sgd":
+        return SGD(
+            groups,
+            momentum=section.momentum,
+            nesterov=section.nesterov,
+            weight_decay=section.weight_decay,
+            implementation=_implementation(section.implementation, sgd),
+            lr_scales=_lr_scales(section, model),
+        )
+    if section.name == "lars":
+        return LARS(
+            groups,
+            momentum=section.momentum,
+            nesterov=section.nesterov,
+            weight_decay=section.weight_decay,
+            trust_coefficient=section.trust_coefficient,
+            epsilon=section.effective_eps,
+            # Its gradients are rescaled copies, and a vendor's optimizer would read those of the parameters.
+            implementation=_implementation(section.implementation, sgd if isinstance(sgd, str) else "foreach"),
+        )
+    return RMSprop(
+        groups,
+        form="tensorflow" if section.name == "rmsprop-tf" else "torch",
+        alpha=section.alpha if alpha is None else alpha,
+        epsilon=section.effective_eps,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        implementation="fused" if section.implementation == "auto" and _is_on_cuda(groups) else "foreach",
+    )
+
+
+def _lr_scales(section: schema.OptimizerConfig, model: nn.Module) -> dict[str, float]:
+    scale = section.norm_bias_lr_scale
+    return {} if scale == 1 else dict.fromkeys(norm_biases(model), scale)
+
+
+def _is_on_cuda(groups: DecayGroups) -> bool:
+    return all(p.is_cuda for p in (*groups.decay.values(), *groups.no_decay.values()))
+
+
+def _implementation(requested: str, sgd: str | SGDClass) -> Implementation:
+    """What the recipe asks for, else what the device does fastest."""
+    if requested == "foreach" or sgd == "foreach":
+        return "foreach"
+    return "fused" if isinstance(sgd, str) else VendorSGD(sgd)
