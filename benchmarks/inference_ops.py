@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from reconv.inference.compiler import answering
-from reconv.inference.fold import folded
-from reconv.kernels.autotune import on_device_ms, tolerance_of
-from reconv.kernels.conv_bias_act.candidates import Form, Given, Shape, forms_for, plain
-from reconv.kernels.conv_bias_act.ops import product
+from reconv.inference.compiler import compile_inference
+from reconv.inference.fold import fold_batch_norms
+from reconv.kernels.autotune import time_on_device_ms, tolerance
+from reconv.kernels.conv_bias_act.candidates import Candidate, ConvConfig, ConvInputs, find_candidates, torch_conv
+from reconv.kernels.conv_bias_act.ops import conv_bias_act
 from reconv.models import build_model, initialise
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -63,37 +63,37 @@ class TimingInterpreter(fx.Interpreter):
         self.times = Times()
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is product:
+        if target is conv_bias_act:
             *tensors, shape = args
-            self.times.add(_words(Given(*tensors), shape), partial(_forms_ms, Given(*tensors), shape))
+            self.times.add(_words(ConvInputs(*tensors), shape), partial(_forms_ms, ConvInputs(*tensors), shape))
         else:
             call = partial(target, *args, **kwargs)
             sides = [tuple(leaf.shape) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            self.times.add(f"{getattr(target, '__name__', target)} {sides}", lambda: {"once": on_device_ms(call)})
+            self.times.add(f"{getattr(target, '__name__', target)} {sides}", lambda: {"once": time_on_device_ms(call)})
         return super().call_function(target, args, kwargs)
 
 
-def _words(given: Given, shape: Shape) -> str:
+def _words(given: ConvInputs, shape: ConvConfig) -> str:
     joint = [word for word, there in (("+", given.other), ("gate", given.gate)) if there is not None]
     sides = f"{tuple(given.x.shape[1:])} by {tuple(given.weight.shape)} stride {shape.stride[0]}"
     return " ".join([sides, f"groups {shape.groups}", shape.act, *joint])
 
 
-def _forms_ms(given: Given, shape: Shape) -> dict[str, float]:
-    expected = plain(given, shape).float()
-    found = {"plain": on_device_ms(partial(plain, given, shape))}
-    for form in forms_for(given, shape):
+def _forms_ms(given: ConvInputs, shape: ConvConfig) -> dict[str, float]:
+    expected = torch_conv(given, shape).float()
+    found = {"plain": time_on_device_ms(partial(torch_conv, given, shape))}
+    for form in find_candidates(given, shape):
         name = _name(form)
         try:
             far = (form(given, shape).float() - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
         except RuntimeError:  # cuDNN has no plan for it
             continue
-        name += "" if float(far) <= tolerance_of(given.x.dtype) else f" {float(far):.1g} WRONG"
-        found[name] = on_device_ms(partial(form, given, shape))
+        name += "" if float(far) <= tolerance(given.x.dtype) else f" {float(far):.1g} WRONG"
+        found[name] = time_on_device_ms(partial(form, given, shape))
     return found
 
 
-def _name(form: Form) -> str:
+def _name(form: Candidate) -> str:
     if not isinstance(form, partial):
         return getattr(form, "__name__", str(form))
     inner = form.keywords.get("form")
@@ -117,10 +117,10 @@ def main() -> int:
     model = build_model(given.model, num_classes=1000)
     initialise(model, 0)
     shape = (3, given.size, given.size)
-    model, _ = folded(model.cuda().to(memory_format=torch.channels_last), shape)  # type: ignore[call-overload]
+    model, _ = fold_batch_norms(model.cuda().to(memory_format=torch.channels_last), shape)  # type: ignore[call-overload]
     images = torch.randn(given.batch, *shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        listed, num_joined = answering(model.to(dtype), images)
+        listed, num_joined = compile_inference(model.to(dtype), images)
         assert isinstance(listed, fx.GraphModule)
         timed = TimingInterpreter(listed)
         timed.run(images)

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import Norm, Operand
-from reconv.kernels.channels_last import rows_of
+from reconv.kernels.batch_norm.ops import NormInput, NormParams
+from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.norm_conv1x1 import ops as projection
 from reconv.kernels.norm_max_pool import ops as pool
 
@@ -41,9 +41,9 @@ def random_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
 
 
-def random_norm(channels: int) -> Norm:
+def random_norm(channels: int) -> NormParams:
     weight, bias = torch.randn(2, channels, device="cuda").unbind()
-    return Norm(weight.requires_grad_(), bias.requires_grad_(), torch.ones(channels, device="cuda"), 1e-5)
+    return NormParams(weight.requires_grad_(), bias.requires_grad_(), torch.ones(channels, device="cuda"), 1e-5)
 
 
 def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], dy: Tensor) -> tuple[Tensor, ...]:
@@ -77,10 +77,10 @@ def time_ms(calls: list[Callable[[], Any]]) -> float:
 Calls = dict[str, tuple[float, Callable[[], Any]]]  # bytes that must move, in tensors of the layer's size, and a call
 
 
-def pool_calls(a: Operand, groups: tuple[int, ...]) -> Calls:
+def pool_calls(a: NormInput, groups: tuple[int, ...]) -> Calls:
     """The kernels between a stem's statistics and the gradient of its convolution."""
     _, peak, place = pool.write_pooled(a, groups)
-    peaks, pooled = Operand(peak, a.stats, a.weight, a.bias), rows_of(peak, groups)
+    peaks, pooled = NormInput(peak, a.stats, a.weight, a.bias), channel_rows(peak, groups)
     first, second, dz = torch.randn_like(peak), torch.randn_like(peak), torch.empty_like(peak)
     sums = norm.gradient_sums(first, second, peaks, None, None, dz, pooled, "relu")
     return {
@@ -90,9 +90,9 @@ def pool_calls(a: Operand, groups: tuple[int, ...]) -> Calls:
     }
 
 
-def plain_calls(a: Operand, groups: tuple[int, ...]) -> Calls:
+def plain_calls(a: NormInput, groups: tuple[int, ...]) -> Calls:
     """The kernels of a norm and its ReLU."""
-    rows, dy = rows_of(a.x, groups), torch.randn_like(a.x)
+    rows, dy = channel_rows(a.x, groups), torch.randn_like(a.x)
     sums = norm.gradient_sums(dy, None, a, None, None, None, rows, "relu")
     return {
         "normalise": (2, lambda: norm.write_output(a, None, None, rows, "relu")),
@@ -101,12 +101,12 @@ def plain_calls(a: Operand, groups: tuple[int, ...]) -> Calls:
     }
 
 
-def join_calls(a: Operand, groups: tuple[int, ...], has_norm: bool) -> Calls:
+def join_calls(a: NormInput, groups: tuple[int, ...], has_norm: bool) -> Calls:
     """The kernels of a residual join, whose shortcut may have a norm of its own."""
-    rows, first, second = rows_of(a.x, groups), torch.randn_like(a.x), torch.randn_like(a.x)
-    other = Operand(torch.randn_like(a.x), a.stats, a.weight, a.bias)
+    rows, first, second = channel_rows(a.x, groups), torch.randn_like(a.x), torch.randn_like(a.x)
+    other = NormInput(torch.randn_like(a.x), a.stats, a.weight, a.bias)
     added, normed = (other, other) if has_norm else (other.x, None)
-    bits, dz = norm.empty_bits(rows, a.x.device, "relu"), torch.empty_like(a.x)
+    bits, dz = norm.empty_relu_mask(rows, a.x.device, "relu"), torch.empty_like(a.x)
     norm.write_output(a, added, bits, rows, "relu")
     sums = norm.gradient_sums(first, second, a, normed, bits, dz, rows, "relu")
     return {
@@ -119,8 +119,8 @@ def join_calls(a: Operand, groups: tuple[int, ...], has_norm: bool) -> Calls:
 def layer_calls(kind: str, channels: int, side: int, batch: int) -> Calls:
     """All kernels of one layer, on their own tensors."""
     x, of, groups = random_tensor(batch, channels, side, side, dtype=torch.bfloat16), random_norm(channels), (batch,)
-    rows = rows_of(x, groups)
-    a = Operand(x, norm.statistics(x, of, rows), of.weight.detach(), of.bias.detach())
+    rows = channel_rows(x, groups)
+    a = NormInput(x, norm.statistics(x, of, rows), of.weight.detach(), of.bias.detach())
     calls: Calls = {"statistics": (1, lambda: norm.statistics(x, of, rows))}
     if kind == "pool":
         return calls | pool_calls(a, groups)
@@ -182,8 +182,8 @@ def stock(batch: int) -> list[dict[str, Any]]:
 
         def fused(*given: Tensor) -> Tensor:
             if len(given) == 4:
-                return norm.join(given[0], of, given[3], (batch,), "relu")[0]  # noqa: B023
-            return norm.normalise(given[0], of, (batch,), "relu")[0]  # noqa: B023
+                return norm.batch_norm_add_act(given[0], of, given[3], (batch,), "relu")[0]  # noqa: B023
+            return norm.batch_norm_act(given[0], of, (batch,), "relu")[0]  # noqa: B023
 
         ms = {}
         for name, function in (("compiled", layer), ("fused", fused)):
@@ -215,19 +215,19 @@ def projection_calls(channels: int, outputs: int, side: int, batch: int) -> dict
     x = random_tensor(batch, channels, side, side, dtype=torch.bfloat16).requires_grad_()
     filters = random_tensor(outputs, channels, 1, 1, dtype=torch.bfloat16).requires_grad_()
     dy, of, groups = random_tensor(batch, outputs, side, side, dtype=torch.bfloat16), random_norm(channels), (batch,)
-    rows = rows_of(x, groups)
-    a = Operand(x.detach(), norm.statistics(x.detach(), of, rows), of.weight.detach(), of.bias.detach())
+    rows = channel_rows(x, groups)
+    a = NormInput(x.detach(), norm.statistics(x.detach(), of, rows), of.weight.detach(), of.bias.detach())
     sums, _ = projection.gradient_sums(dy, a, filters.detach(), rows, "relu6")
     inputs = [x, filters, of.weight, of.bias]
 
     def together(*_: Tensor) -> Tensor:
-        return projection.project(x, of, filters, groups, "relu6")[0]
+        return projection.batch_norm_act_conv1x1(x, of, filters, groups, "relu6")[0]
 
     def apart(*_: Tensor) -> Tensor:
-        return F.conv2d(norm.normalise(x, of, groups, "relu6")[0], filters)
+        return F.conv2d(norm.batch_norm_act(x, of, groups, "relu6")[0], filters)
 
     return {
-        "product": lambda: projection.write_product(a, filters.detach(), rows, "relu6"),
+        "product": lambda: projection.conv_output(a, filters.detach(), rows, "relu6"),
         "sums": lambda: projection.gradient_sums(dy, a, filters.detach(), rows, "relu6"),
         "gradient": lambda: projection.input_gradient(dy, a, filters.detach(), sums, rows, "relu6"),
         "all": partial(gradients, together, inputs, dy),

@@ -27,7 +27,7 @@ from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
 from reconv.environment_checks import Machine, usable_cores
 from reconv.errors import ResourceError, UsageError
-from reconv.inference.fold import folded
+from reconv.inference.fold import fold_batch_norms
 from reconv.inference.load_model import build_saved_model, read_saved_model
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
@@ -166,7 +166,7 @@ def _in_types(
 ) -> tuple[nn.Module, Callable[[Tensor], Any], int]:
     """The network with its norms folded in the type of its answers, the same in one that rounds less where there is
     one, and how many norms were folded."""
-    model, num_folded = folded(network.model, shape)
+    model, num_folded = fold_batch_norms(network.model, shape)
     wide = torch.promote_types(dtype, torch.float32)
     exact = copy.deepcopy(model).to(wide)
     return model.to(dtype), lambda images: exact(images.to(wide)), num_folded

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from reconv.bench.baselines import Peer
 from reconv.device import Device
 from reconv.errors import UsageError
-from reconv.inference.compiler import answering
+from reconv.inference.compiler import compile_inference
 
 MOST_DIFFERENT = 0.1  # of the largest value; in bf16 hundredths are usual
 MOST_SPREADS = 2.0  # or so many times what the plain answers are from exact ones: of untrained networks they may be far
@@ -63,7 +63,7 @@ class Serving:
         spread = _difference(expected, self._recorder.run_on_stream(lambda: self._exact(images)))
         try:
             if self._listed is None:
-                self._listed = answering(self._model, images)
+                self._listed = compile_inference(self._model, images)
             served = self._recorded(*self._listed, images, expected)
         except RuntimeError as error:  # a network that asks for values, or a list that holds its number of images
             why = f"they fail: {str(error).splitlines()[0]}"

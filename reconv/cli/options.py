@@ -141,7 +141,7 @@ def start_kernel_compiler(device: str, devices: int | None) -> None:
     from reconv.kernels.jit import compile_process
 
     if devices is None:
-        compile_process.begin(device)
+        compile_process.start_compiler(device)
 
 
 def emit_json(result: object, json_file: str) -> None:

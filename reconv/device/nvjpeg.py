@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.errors import UsageError
-from reconv.kernels.crop.ops import Box, crop
+from reconv.kernels.crop.ops import CropBox, crop
 
 _WHERE, _THEN = "data.backend: gpu", "--set data.backend=processes decodes on the host alone"
 
@@ -43,7 +43,13 @@ class NvJpegDecoder:
         self.crops([small], [(0, 0, _SIDE, _SIDE)], _SIDE)  # compiles the kernel, here in the main thread
 
     def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
+        self,
+        files: Sequence[Tensor],
+        boxes: Sequence[CropBox],
+        size: int,
+        *,
+        antialias: bool = True,
+        is_cut: bool = True,
     ) -> tuple[Tensor, list[int]]:
         """The boxes of the files' images, resized to [n, 3, size, size], and which files those are."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from reconv.kernels.conv_bias_act.candidates import Shape
-from reconv.kernels.conv_bias_act.ops import product
-from reconv.kernels.pointwise.ops import Ending, excited, largest, means, side_by_side
+from reconv.kernels.conv_bias_act.candidates import ConvConfig
+from reconv.kernels.conv_bias_act.ops import conv_bias_act
+from reconv.kernels.pointwise.ops import Epilogue, concat, gate_add_act, global_avg_pool, max_pool
 
 aten = torch.ops.aten
-_FUNCTIONS: dict[object, Ending] = {
+_FUNCTIONS: dict[object, Epilogue] = {
     aten.relu.default: "relu",
     aten.relu_.default: "relu",
     aten.silu.default: "silu",
@@ -34,7 +34,7 @@ _CLAMPS = (aten.hardtanh.default, aten.hardtanh_.default)  # with 0 and 6, ReLU6
 _LARGEST_WINDOW = 15
 
 
-def answering(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any], int]:
+def compile_inference(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any], int]:
     """The network's operations on images like these, and how many convolutions took in what follows them."""
     from torch.fx.experimental.proxy_tensor import make_fx  # 1 s of imports
 
@@ -103,7 +103,7 @@ def _take_values(graph: fx.Graph, pool: fx.Node) -> None:
     if not reads or not is_square or kernel[0] > _LARGEST_WINDOW or len(_values(x).shape) != 4:
         return
     with graph.inserting_after(pool):
-        values = graph.call_function(largest, (x, kernel[0], stride[0], padding[0], ceil))
+        values = graph.call_function(max_pool, (x, kernel[0], stride[0], padding[0], ceil))
     _replace(graph, [pool, *reads], values, reads[0])
 
 
@@ -126,7 +126,7 @@ def _take_means(graph: fx.Graph, mean: fx.Node) -> None:
         and not mean.kwargs
     ):
         with graph.inserting_after(mean):
-            _replace(graph, [mean], graph.call_function(means, (x,)), mean)
+            _replace(graph, [mean], graph.call_function(global_avg_pool, (x,)), mean)
 
 
 def _take_side_by_side(graph: fx.Graph, cat: fx.Node) -> None:
@@ -135,7 +135,7 @@ def _take_side_by_side(graph: fx.Graph, cat: fx.Node) -> None:
     parts, *sides = given
     if sides == [1] and all(len(_values(part).shape) == 4 for part in parts):
         with graph.inserting_after(cat):
-            _replace(graph, [cat], graph.call_function(side_by_side, (parts,)), cat)
+            _replace(graph, [cat], graph.call_function(concat, (parts,)), cat)
 
 
 def _join_gate(graph: fx.Graph, gated: fx.Node) -> None:
@@ -147,7 +147,7 @@ def _join_gate(graph: fx.Graph, gated: fx.Node) -> None:
         return
     chain, other, act = _chain(gated)
     with graph.inserting_after(chain[-1]):
-        _replace(graph, chain, graph.call_function(excited, (*found, other, act)), chain[-1])
+        _replace(graph, chain, graph.call_function(gate_add_act, (*found, other, act)), chain[-1])
 
 
 def _join(graph: fx.Graph, conv: fx.Node) -> bool:
@@ -162,17 +162,17 @@ def _join(graph: fx.Graph, conv: fx.Node) -> bool:
     if _is_pointwise(conv) and (found := _gate(x)) is not None:  # which others do not read: `_join_gate`
         chain.insert(0, x)
         x, gate = found
-    shape = Shape(tuple(stride), tuple(padding), tuple(dilation), groups, act)
+    shape = ConvConfig(tuple(stride), tuple(padding), tuple(dilation), groups, act)
     with graph.inserting_after(chain[-1]):
-        _replace(graph, chain, graph.call_function(product, (x, weight, bias, other, gate, shape)), chain[-1])
+        _replace(graph, chain, graph.call_function(conv_bias_act, (x, weight, bias, other, gate, shape)), chain[-1])
     return True
 
 
-def _chain(first: fx.Node) -> tuple[list[fx.Node], fx.Node | None, Ending]:
+def _chain(first: fx.Node) -> tuple[list[fx.Node], fx.Node | None, Epilogue]:
     """An operation with the sum and activation that alone read what comes before; what is added; which activation."""
     chain: list[fx.Node] = [first]
     other: fx.Node | None = None
-    act: Ending = "none"
+    act: Epilogue = "none"
     after = _only_user(first)
     if after is not None and _is_sum(after):
         chain.append(after)
@@ -227,7 +227,7 @@ def _is_sum(node: fx.Node) -> bool:
     return bool((_values(a).shape, _values(a).dtype) == (_values(b).shape, _values(b).dtype))
 
 
-def _activation(node: fx.Node) -> Ending | None:
+def _activation(node: fx.Node) -> Epilogue | None:
     if node.target in _CLAMPS:
         return "relu6" if tuple(node.args[1:]) == (0.0, 6.0) else None
     return _FUNCTIONS.get(node.target)

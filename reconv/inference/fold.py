@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from reconv.models.external import BatchNormThen
 
 
-def folded(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module, int]:
+def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module, int]:
     """A copy for evaluation with its norms folded where that is exact, and how many were; `shape` is one image's."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
     pairs = _pairs(model, shape)

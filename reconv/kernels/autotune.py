@@ -22,23 +22,23 @@ _TF32_TOLERANCE, _FP32_TOLERANCE = 1e-2, 1e-4  # the second tells TF32 from floa
 
 def fastest(plain: Call, others: Sequence[Call], time_ms: Callable[[Call], float] | None = None) -> int:
     """Which takes least time of those that run and give the plain values: its place among the others, -1 the plain."""
-    time_ms = time_ms or on_device_ms
+    time_ms = time_ms or time_on_device_ms
     result = plain()
-    expected, tolerance = result.float(), tolerance_of(result.dtype)
+    expected, limit = result.float(), tolerance(result.dtype)
     times_ms: dict[int, float] = {}
-    failures = _failures()
+    failures = _launch_errors()
     for place, call in [*enumerate(others), (-1, plain)]:
         try:
             y = call().float()
         except failures:
             continue
         error = (y - expected).abs().max() / expected.abs().max().clamp(min=1e-30)
-        if float(error) <= tolerance and _lie_alike(y, expected):
+        if float(error) <= limit and _have_same_layout(y, expected):
             times_ms[place] = time_ms(call)
     return min(times_ms, key=times_ms.__getitem__, default=-1)
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def _launch_errors() -> tuple[type[Exception], ...]:
     """What a form raises that cannot run: cuDNN has no plan, in many words; a tile does not fit the processor."""
     if not has_triton():
         return (RuntimeError,)
@@ -47,19 +47,19 @@ def _failures() -> tuple[type[Exception], ...]:
     return RuntimeError, TritonError
 
 
-def _lie_alike(a: Tensor, b: Tensor) -> bool:
+def _have_same_layout(a: Tensor, b: Tensor) -> bool:
     """Whether two image tensors have one layout: what reads them may rely on it."""
     layouts = (torch.channels_last, torch.contiguous_format)
     return any(a.is_contiguous(memory_format=layout) and b.is_contiguous(memory_format=layout) for layout in layouts)
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
+def tolerance(dtype: torch.dtype) -> float:
     """How far a form's values may be from the plain ones, of the largest."""
     has_tf32: bool = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return _TOLERANCE.get(dtype, _TF32_TOLERANCE if has_tf32 else _FP32_TOLERANCE)
 
 
-def on_device_ms(call: Call) -> float:
+def time_on_device_ms(call: Call) -> float:
     """What a call takes on the current CUDA device."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     call()

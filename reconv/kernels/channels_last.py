@@ -16,22 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reconv.kernels.jit.launch import MOST_ACROSS
+from reconv.kernels.jit.launch import MAX_GRID_YZ
 
-SLABS = 8
-_THREAD_VALUES = 8  # of a slab, 16 bytes of halves
+ROWS_PER_THREAD = 8
+_CHANNELS_PER_THREAD = 8  # of a slab, 16 bytes of halves
 _WARP_THREADS = 32
-_BLOCKS = (64, 32, 16)
-_USED_ENOUGH = 0.9
+_CHANNEL_BLOCKS = (64, 32, 16)
+_MIN_UTILISATION = 0.9
 _TILES_PER_PROGRAM = 2
 _INTERPRETED_SMS = 1
 _INTERPRETED_SHARED_BYTES = 224 * 1024
 _SUMS_BYTES = 8 * 1024  # of shared memory, for the columns' sums of a program
-_MOST_COUNTERS = 16384
+_MAX_COUNTERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class RowLayout:
+class LaunchConfig:
     """How a kernel is launched: warps of a program, tiles copied ahead of the one in work, programs per processor."""
 
     warps: int = 4
@@ -40,7 +40,7 @@ class RowLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ChannelRows:
     """Rows [n * height * width, channels] in groups: all of `group_rows` rows but the last, which has the rest."""
 
     num_rows: int
@@ -53,21 +53,21 @@ class Rows:
     @property
     def block(self) -> int:
         """Channels of a tile, a power of two: the widest that leaves few threads without a channel."""
-        widest = min(_BLOCKS[0], 1 << (self.channels - 1).bit_length())
-        blocks = [block for block in (*_BLOCKS, widest) if block <= widest]
-        return max(blocks, key=lambda block: (min(self._used(block), _USED_ENOUGH), block))
+        widest = min(_CHANNEL_BLOCKS[0], 1 << (self.channels - 1).bit_length())
+        blocks = [block for block in (*_CHANNEL_BLOCKS, widest) if block <= widest]
+        return max(blocks, key=lambda block: (min(self._used(block), _MIN_UTILISATION), block))
 
     def _used(self, block: int) -> float:
         """The share of threads that have a channel."""
         return self.channels / (-(-self.channels // block) * block)
 
-    def lanes(self, form: RowLayout) -> int:
+    def lanes(self, form: LaunchConfig) -> int:
         """Rows of a slab."""
-        return form.warps * _WARP_THREADS * _THREAD_VALUES // self.block
+        return form.warps * _WARP_THREADS * _CHANNELS_PER_THREAD // self.block
 
-    def tile_rows(self, form: RowLayout) -> int:
+    def tile_rows(self, form: LaunchConfig) -> int:
         """Rows of a tile."""
-        return SLABS * self.lanes(form)
+        return ROWS_PER_THREAD * self.lanes(form)
 
     @property
     def num_blocks(self) -> int:
@@ -79,43 +79,43 @@ class Rows:
         """Counts that programs keep who add up to one sum: blocks of channels of a group."""
         return self.num_blocks * self.num_groups
 
-    def num_tiles(self, form: RowLayout) -> int:
+    def num_tiles(self, form: LaunchConfig) -> int:
         """Tiles below each other, in the largest group."""
         last = self.num_rows - (self.num_groups - 1) * self.group_rows
         return -(-max(self.group_rows, last) // self.tile_rows(form))
 
-    def splits(self, form: RowLayout) -> int:
+    def splits(self, form: LaunchConfig) -> int:
         """Programs that share a block of channels of a group, all with nearly the same number of tiles."""
         tiles = self.num_tiles(form)
         wanted = max(1, tiles // _TILES_PER_PROGRAM)
         if form.programs_per_sm is not None:
             wanted = max(1, form.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
         tiles_each = -(-tiles // min(wanted, tiles))
-        return min(-(-tiles // tiles_each), MOST_ACROSS)
+        return min(-(-tiles // tiles_each), MAX_GRID_YZ)
 
-    def grid(self, form: RowLayout) -> tuple[int, int, int]:
+    def grid(self, form: LaunchConfig) -> tuple[int, int, int]:
         """Programs: blocks of channels, splits of the rows, groups."""
         return self.num_blocks, self.splits(form), self.num_groups
 
-    def stages(self, form: RowLayout, *tiles: Tensor) -> int:
+    def stages(self, form: LaunchConfig, *tiles: Tensor) -> int:
         """Tiles of these tensors that are copied ahead: as many as wished, if the processor has room for them."""
         ahead_bytes = self.tile_rows(form) * self.block * sum(tensor.element_size() for tensor in tiles)
         return min(form.stages, 1 + self.shared_bytes // ahead_bytes)
 
-    def slab_grid(self, form: RowLayout) -> tuple[int, int, int]:
+    def slab_grid(self, form: LaunchConfig) -> tuple[int, int, int]:
         """The same, of programs that take a slab at a time."""
-        return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, MOST_ACROSS), self.num_groups
+        return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, MAX_GRID_YZ), self.num_groups
 
 
-def rows_of(x: Tensor, groups: Sequence[int]) -> Rows:
+def channel_rows(x: Tensor, groups: Sequence[int]) -> ChannelRows:
     """The rows of an image tensor whose samples are in groups."""
     samples, channels, height, width = x.shape
-    sms, shared_bytes = _room(x.device)
-    return Rows(samples * height * width, channels, groups[0] * height * width, len(groups), sms, shared_bytes)
+    sms, shared_bytes = _device_limits(x.device)
+    return ChannelRows(samples * height * width, channels, groups[0] * height * width, len(groups), sms, shared_bytes)
 
 
 @cache
-def _room(device: torch.device) -> tuple[int, int]:
+def _device_limits(device: torch.device) -> tuple[int, int]:
     """Processors of a device, and the shared memory that a program may have, some of which its sums need."""
     if device.type != "cuda":
         return _INTERPRETED_SMS, _INTERPRETED_SHARED_BYTES
@@ -131,8 +131,8 @@ def counters(number: int, device: torch.device) -> Tensor:
 
     One set per device: the kernels that count run one after another, on one stream.
     """
-    if number > _MOST_COUNTERS:
+    if number > _MAX_COUNTERS:
         return torch.zeros(number, dtype=torch.int32, device=device)
     if device not in _counters:
-        _counters[device] = torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+        _counters[device] = torch.zeros(_MAX_COUNTERS, dtype=torch.int32, device=device)
     return _counters[device]

@@ -13,11 +13,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from reconv.kernels.jit.launch import is_rehearsed
+from reconv.kernels.jit.launch import is_traced
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 CHANNEL_MULTIPLE = 8  # 16 bytes of halves: one vector load
-MOST_VALUES = 2**31 - 1  # kernels count in 32 bits
+MAX_ELEMENTS = 2**31 - 1  # kernels count in 32 bits
 
 
 @cache
@@ -31,24 +31,24 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def reachable(x: Tensor) -> bool:
+def supports_device(x: Tensor) -> bool:
     """Whether kernels run where this tensor is."""
-    return (x.is_cuda or is_interpreted() or is_rehearsed(x)) and has_triton()
+    return (x.is_cuda or is_interpreted() or is_traced(x)) and has_triton()
 
 
-def available(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether the kernels take this image tensor [n, channels, height, width]."""
     return (
-        reachable(x)
+        supports_device(x)
         and x.dim() == 4
         and x.dtype in DTYPES
         and x.shape[1] % CHANNEL_MULTIPLE == 0
-        and 0 < x.numel() <= MOST_VALUES
+        and 0 < x.numel() <= MAX_ELEMENTS
         and x.is_contiguous(memory_format=torch.channels_last)
     )
 
 
-def product_dtype(x: Tensor) -> torch.dtype:
+def conv_output_dtype(x: Tensor) -> torch.dtype:
     """The type of a convolution's output: autocast's, else the input's; a rehearsed tensor may stand for any device."""
     for kind in ("cuda", "cpu") if x.is_meta else (x.device.type,):
         if torch.is_autocast_enabled(kind):
@@ -56,6 +56,6 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def even_groups(groups: Sequence[int]) -> bool:
+def supports_groups(groups: Sequence[int]) -> bool:
     """Whether all groups but the last are of one size, as kernels count them."""
     return len(set(groups[:-1])) <= 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 Activation = Literal["none", "relu", "relu6", "silu"]
 
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
     "relu": F.relu,
     "relu6": F.relu6,

@@ -20,25 +20,25 @@ from torch.autograd import Function, Variable
 from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
-from reconv.kernels.dispatch import product_dtype
+from reconv.kernels.dispatch import conv_output_dtype
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.kernels.jit.launch import Variant, rehearsed
+from reconv.kernels.jit.launch import KernelVariant, trace_launches
 from reconv.models.layers.batch_norm import LayerState
 
 _NUM_IMAGES = 2  # chooses no variant
 
 
-def variants_of(
+def trace_kernels(
     model: nn.Module, image: Sequence[int], dtype: torch.dtype, autocast: AbstractContextManager[None]
-) -> list[Variant]:
+) -> list[KernelVariant]:
     """The variants of kernels that a training pass over images [channels, height, width] launches, in that order."""
-    twin = _without_memory(model).train()
+    twin = _meta_copy(model).train()
     positions = torch.empty(_NUM_IMAGES, dtype=torch.int64, device="meta")
     LayerState(twin).enter(Batch({}, positions, (_NUM_IMAGES,)), step=0)
     images = torch.empty(_NUM_IMAGES, *image, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
-    with rehearsed() as noted, _Shapes():
+    with trace_launches() as noted, _MetaOps():
         with autocast:
-            ends = _judged(twin(images))
+            ends = _with_losses(twin(images))
         outputs = tuple(y for y in _tensors(ends) if y.requires_grad)
         gradients = tuple(torch.empty_like(y) for y in outputs)
         trained = tuple(p for p in twin.parameters() if p.requires_grad)
@@ -49,17 +49,17 @@ def variants_of(
     return list(noted)
 
 
-def _judged(output: Any) -> Any:
+def _with_losses(output: Any) -> Any:
     """A network's output, or the losses of a detector's maps: those are kernels too."""
     if not isinstance(output, SSDFeatureMaps):
         return output
-    from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, nothing_shown
+    from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
 
     layout = AnchorLayout(output.per_cell, output.num_classes)
-    return box_losses(output.maps, output.biases, layout, nothing_shown(output.maps, layout))
+    return box_losses(output.maps, output.biases, layout, empty_ground_truth(output.maps, layout))
 
 
-def _without_memory(model: nn.Module) -> nn.Module:
+def _meta_copy(model: nn.Module) -> nn.Module:
     """The same modules, parameters and buffers, their numbers left out."""
     twins: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -80,7 +80,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-class _Shapes(TorchFunctionMode):
+class _MetaOps(TorchFunctionMode):
     """Products and joined tensors that answer with an empty tensor of the right shape, type and layout.
 
     torch's own answers for tensors without memory know no autocast, and import its compiler first: 1.5 s.
@@ -91,16 +91,16 @@ class _Shapes(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.conv2d:
-            return _product(*args[:2], *_sides(*args, **kwargs))
+            return _meta_matmul(*args[:2], *_conv_output_sides(*args, **kwargs))
         if func is F.linear:
-            return _product(*args[:2])
+            return _meta_matmul(*args[:2])
         if func is F.adaptive_avg_pool2d and args[1] == 1:
             x = args[0]
-            return _Product.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
+            return _MetaMatmul.apply(x, None, (*x.shape[:2], 1, 1), x.dtype)  # type: ignore[no-untyped-call]
         if func is F.pad:
-            return _Product.apply(args[0], None, _padded(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
+            return _MetaMatmul.apply(args[0], None, _padded_shape(*args[:2]), args[0].dtype)  # type: ignore[no-untyped-call]
         if func is torch.cat:
-            return _Joined.apply(args[1] if len(args) > 1 else kwargs.get("dim", 0), *args[0])  # type: ignore[no-untyped-call]
+            return _MetaCat.apply(args[1] if len(args) > 1 else kwargs.get("dim", 0), *args[0])  # type: ignore[no-untyped-call]
         if func is torch.empty_like:
             return _empty_like(*args, **kwargs)
         return func(*args, **kwargs)
@@ -110,15 +110,15 @@ def _empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device="meta")
 
 
-def _product(x: Tensor, weight: Tensor, *sides: int) -> Tensor:
+def _meta_matmul(x: Tensor, weight: Tensor, *sides: int) -> Tensor:
     middle = () if sides else x.shape[1:-1]
-    output: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-        x, weight, (x.shape[0], *middle, weight.shape[0], *sides), product_dtype(x)
+    output: Tensor = _MetaMatmul.apply(  # type: ignore[no-untyped-call]
+        x, weight, (x.shape[0], *middle, weight.shape[0], *sides), conv_output_dtype(x)
     )
     return output
 
 
-def _sides(
+def _conv_output_sides(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -133,7 +133,7 @@ def _sides(
         yield (x.shape[2 + axis] + 2 * pad - spread * (weight.shape[2 + axis] - 1) - 1) // step + 1
 
 
-def _padded(x: Tensor, pad: Sequence[int]) -> tuple[int, ...]:
+def _padded_shape(x: Tensor, pad: Sequence[int]) -> tuple[int, ...]:
     """The shape of a tensor padded before and after its last axes, the last one first."""
     shape = list(x.shape)
     for axis, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
@@ -141,7 +141,7 @@ def _padded(x: Tensor, pad: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape)
 
 
-class _Product(Function):
+class _MetaMatmul(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -154,7 +154,7 @@ class _Product(Function):
         return torch.empty_like(x), None if weight is None else torch.empty_like(weight), None, None
 
 
-class _Joined(Function):
+class _MetaCat(Function):
     @staticmethod
     def forward(ctx: Any, dim: int, *tensors: Tensor) -> Tensor:
         ctx.save_for_backward(*tensors)

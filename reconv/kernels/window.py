@@ -41,4 +41,4 @@ STEM_KERNELS = (
     3,
     7,
 )  # of a stem's convolution: with a tap more in front, its windows begin where blocks of 2x2 pixels do
-MOST_STEM_CHANNELS = 4
+MAX_STEM_CHANNELS = 4

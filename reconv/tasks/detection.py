@@ -95,12 +95,12 @@ class DetectionTask:
 
     def _map_losses(self, outputs: SSDFeatureMaps, batch: Batch) -> Losses:
         """The losses by kernels, where those take all of it."""
-        from reconv.kernels.box_losses.ops import AnchorLayout, Truth, accepts, box_losses
+        from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses, supports
 
         layout, rules = AnchorLayout(outputs.per_cell, outputs.num_classes), self.rules
         shown = (batch["boxes"], batch["labels"], batch["num_boxes"], self.anchors_cxcywh)
-        truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
-        if accepts(outputs.maps, layout, truth):
+        truth = GroundTruthBatch(*shown, rules.variances, rules.threshold, rules.negatives)
+        if supports(outputs.maps, layout, truth):
             return Losses(*box_losses(outputs.maps, outputs.biases, layout, truth))
         return self._losses(outputs.output(), batch)
 

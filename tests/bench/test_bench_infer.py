@@ -18,7 +18,7 @@ from reconv.bench.inference_baselines import Other, Serving, others
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.errors import UsageError
-from reconv.inference.fold import folded
+from reconv.inference.fold import fold_batch_norms
 from reconv.inference.load_model import read_saved_model
 from reconv.models import build_model
 
@@ -113,7 +113,7 @@ class Repeats:
 
 
 def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_follows() -> None:
-    model, num_folded = folded(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
+    model, num_folded = fold_batch_norms(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
     recorder = Repeats()
     serving = Serving(model, recorder)
     for rows in (2, 1):

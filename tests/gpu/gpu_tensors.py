@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.kernels.batch_norm.ops import Norm
+from reconv.kernels.batch_norm.ops import NormParams
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 HALF_DTYPES = (torch.float16, torch.bfloat16)  # cuDNN may multiply float32 in TF32
@@ -22,9 +22,9 @@ def random_tensor(*shape: int, dtype: torch.dtype) -> Tensor:
     return values.to(dtype).contiguous(memory_format=torch.channels_last)
 
 
-def random_norm(channels: int) -> Norm:
+def random_norm(channels: int) -> NormParams:
     weight, bias = torch.randn(2, channels, device="cuda").unbind()
-    return Norm(weight.requires_grad_(), bias.requires_grad_(), torch.ones(channels, device="cuda"), 1e-5)
+    return NormParams(weight.requires_grad_(), bias.requires_grad_(), torch.ones(channels, device="cuda"), 1e-5)
 
 
 def in_float64(tensor: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 from reconv.bench.bench_target import BenchTarget, open_subject
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
-from reconv.kernels.crop.ops import crop, crop_plainly
+from reconv.kernels.crop.ops import crop, crop_reference
 from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.data_context import open_data_context
 
@@ -82,4 +82,4 @@ def test_the_crop_kernel_is_within_one_level_of_the_plain_crop(tree: Path, antia
         corners = random.uniform((0, 0, 0.6, 0.6), (0.4, 0.4, 1, 1)) * (width, height, width, height)
         boxes.append(tuple(corners.astype(int).tolist()))  # left, top, right, bottom
     fused = crop(decoded, boxes, 224, antialias=antialias).int()
-    assert (fused - crop_plainly(decoded, boxes, 224, antialias=antialias).int()).abs().max() <= 1
+    assert (fused - crop_reference(decoded, boxes, 224, antialias=antialias).int()).abs().max() <= 1

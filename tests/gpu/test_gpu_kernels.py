@@ -25,15 +25,15 @@ from torch import Tensor
 from reconv.detection.anchors import generate_anchors
 from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.batch_norm.ops import Norm
-from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses
-from reconv.kernels.depthwise.ops import depthwise
+from reconv.kernels.batch_norm.ops import NormParams
+from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses
+from reconv.kernels.depthwise.ops import depthwise_conv
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.max_pool import ops as max_pool
-from reconv.kernels.norm_conv1x1.ops import project
+from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1
 from reconv.kernels.norm_max_pool import ops as pool
 from reconv.kernels.norm_squeeze_excite import ops as gated
-from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
 from reconv.kernels.window import STEM_KERNELS, PoolWindow
@@ -63,7 +63,7 @@ def to_sixteenths(tensor: Tensor) -> Tensor:
     return (tensor.float() * 16).round().div(16).to(tensor.dtype)
 
 
-def batch_norm64(x: Tensor, of: Norm, groups: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+def batch_norm64(x: Tensor, of: NormParams, groups: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
     """The batch norm of x in float64, and its parameters there."""
     weight, bias = in_float64(of.weight), in_float64(of.bias)
     return reference.batch_norm(x, weight, bias, of.running_var.double(), of.eps, groups)[0], [weight, bias]
@@ -85,23 +85,23 @@ def norm_errors(form: str, channels: int, side: int, groups: tuple[int, ...], dt
     z, parameters = batch_norm64(x64, of, groups)
     leaves, leaves64 = [x.requires_grad_(), of.weight, of.bias], [x64, *parameters]
     if form == "pool":
-        y64, outputs = F.max_pool2d(F.relu(z), 3, 2, 1), list(pool.normalise_pool(x, of, groups)[:2])
+        y64, outputs = F.max_pool2d(F.relu(z), 3, 2, 1), list(pool.batch_norm_relu_max_pool(x, of, groups)[:2])
     elif form == "pool_same":
         y64 = SameMaxPool2d(3, 2)(F.relu(z))
-        outputs = list(pool.normalise_pool(x, of, groups, PoolWindow(3, 2, "same"))[:2])
+        outputs = list(pool.batch_norm_relu_max_pool(x, of, groups, PoolWindow(3, 2, "same"))[:2])
     elif form == "join":
         leaves.append(other.requires_grad_())
         leaves64.append(other64)
         z = z + other64
-        y64, outputs = F.relu(z), list(norm.join(x, of, other, groups, "relu")[:2])
+        y64, outputs = F.relu(z), list(norm.batch_norm_add_act(x, of, other, groups, "relu")[:2])
     elif form == "join_norms":
         leaves += [other.requires_grad_(), other_of.weight, other_of.bias]
         added, parameters = batch_norm64(other64, other_of, groups)
         leaves64 += [other64, *parameters]
         z = z + added
-        y64, outputs = F.relu(z), list(norm.join_norms(x, of, other, other_of, groups, "relu")[:2])
+        y64, outputs = F.relu(z), list(norm.batch_norm_add_norm_act(x, of, other, other_of, groups, "relu")[:2])
     else:
-        y64, outputs = reference.FUNCTIONS[form](z), [norm.normalise(x, of, groups, form)[0]]  # type: ignore[arg-type]
+        y64, outputs = reference.ACTIVATION_FUNCTIONS[form](z), [norm.batch_norm_act(x, of, groups, form)[0]]  # type: ignore[arg-type]
     keep = 1 if form.startswith("pool") else far_from_kinks(z)
     dy = [torch.randn_like(output) * keep for output in outputs]
     torch.autograd.backward(outputs, dy)
@@ -124,7 +124,7 @@ def test_batch_norm(form: str, dtype: torch.dtype) -> None:
 def test_stem_over_blocks_of_pixels(kernel: int) -> None:
     images = random_tensor(4, 3, 224, 224, dtype=torch.bfloat16)
     weight = torch.randn(64, 3, kernel, kernel, device="cuda").double()
-    blocks = F.conv2d(stem.stem_images(images, kernel, images.dtype).double(), stem.stem_weight(weight))
+    blocks = F.conv2d(stem.space_to_depth(images, kernel, images.dtype).double(), stem.space_to_depth_weight(weight))
     assert relative_error(blocks, F.conv2d(images.double(), weight, stride=2, padding=kernel // 2)) < 1e-12
 
 
@@ -134,7 +134,7 @@ def test_normalize_images(dtype: torch.dtype) -> None:
     flips = torch.rand(64, device="cuda") < 0.5
     factor, shift = torch.rand(1, 3, 1, 1, device="cuda") / 50, torch.randn(1, 3, 1, 1, device="cuda")
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images).double() * factor + shift
-    assert relative_error(prepare_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
+    assert relative_error(normalize_images(images, flips, factor, shift, dtype), expected) <= TOLERANCES[dtype]
 
 
 @all_dtypes
@@ -145,7 +145,7 @@ def test_strided_depthwise_convolution(channels: int, side: int, kernel: int, dt
         random_tensor(channels, 1, kernel, kernel, dtype=dtype),
     ]
     plain = partial(F.conv2d, stride=2, padding=kernel // 2, groups=channels)
-    assert worst_error(leaves, partial(depthwise, stride=2), plain) <= TOLERANCES[dtype]
+    assert worst_error(leaves, partial(depthwise_conv, stride=2), plain) <= TOLERANCES[dtype]
 
 
 @half_dtypes
@@ -156,12 +156,12 @@ def test_norm_and_conv1x1(groups: tuple[int, ...], act: reference.Activation, dt
         x = to_sixteenths(random_tensor(sum(groups), channels, side, side, dtype=dtype))
         filters = random_tensor(outputs, channels, 1, 1, dtype=dtype)
 
-        def fused(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: Norm = of) -> Tensor:
-            return project(x, Norm(weight, bias, of.running_var, of.eps), filters, groups, act)[0]
+        def fused(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: NormParams = of) -> Tensor:
+            return batch_norm_act_conv1x1(x, NormParams(weight, bias, of.running_var, of.eps), filters, groups, act)[0]
 
-        def plain(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: Norm = of) -> Tensor:
+        def plain(x: Tensor, filters: Tensor, weight: Tensor, bias: Tensor, of: NormParams = of) -> Tensor:
             z = reference.batch_norm(x, weight, bias, of.running_var.double(), of.eps, groups)[0]
-            return F.conv2d(reference.FUNCTIONS[act](z), filters)
+            return F.conv2d(reference.ACTIVATION_FUNCTIONS[act](z), filters)
 
         error = worst_error([x, filters, of.weight.detach(), of.bias.detach()], fused, plain)
         assert error <= TOLERANCES[dtype], (channels, outputs, side)
@@ -184,7 +184,7 @@ def test_max_pool_gives_the_bits_of_torch(window: PoolWindow, dtype: torch.dtype
     expected.backward(dy)
     assert torch.equal(y, expected)
     assert x.grad is not None and again.grad is not None and torch.equal(x.grad, again.grad)
-    assert torch.equal(max_pool.max_pool_values(x.detach(), window), expected)
+    assert torch.equal(max_pool.max_pool_inference(x.detach(), window), expected)
 
 
 @all_dtypes
@@ -211,11 +211,11 @@ def test_norm_and_squeeze_excite(form: str, dtype: torch.dtype) -> None:
         y64 = activation * torch.sigmoid(activation.mean((2, 3), keepdim=True))
         keep: Tensor | int = 1
         if form == "silu":
-            y, _ = gated.excite(x, of, groups, "silu", torch.sigmoid)
+            y, _ = gated.batch_norm_act_squeeze_excite(x, of, groups, "silu", torch.sigmoid)
         else:
             keep = ((y64 + other64).abs() > 0.1).contiguous(memory_format=torch.channels_last)  # the gate is rounded
             y64 = F.relu(y64 + other64)
-            y, _, _ = gated.excite_join(x, of, other, groups, torch.sigmoid)
+            y, _, _ = gated.batch_norm_squeeze_excite_add_relu(x, of, other, groups, torch.sigmoid)
         dy = torch.randn_like(y) * keep
         y.backward(dy)
         y64.backward(dy.double())
@@ -235,7 +235,7 @@ def test_box_losses(dtype: torch.dtype) -> None:
     labels = torch.randint(1, num_classes, (n, 200), device="cuda")
     counts = torch.tensor([0, 1, 2, 5, 10, 20, 50, 200], device="cuda")
     shown = (boxes, labels, counts, anchors.cuda())
-    truth = Truth(*shown, rules.variances, rules.threshold, rules.negatives)
+    truth = GroundTruthBatch(*shown, rules.variances, rules.threshold, rules.negatives)
     pairs = zip(sides, per_cell, strict=True)
     maps = [random_tensor(n, layout.channels(b), s, s, dtype=dtype).requires_grad_() for s, b in pairs]
     again = [x.detach().clone().requires_grad_() for x in maps]

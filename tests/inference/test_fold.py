@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.inference.fold import folded
+from reconv.inference.fold import fold_batch_norms
 from reconv.models import build_model
 from reconv.models.external import BatchNormThen
 
@@ -44,7 +44,7 @@ def _num_norms(model: nn.Module) -> int:
 def test_a_folded_network_gives_the_outputs_of_the_original(case: str) -> None:
     name, options, side = CASES[case]
     model = _trained(build_model(name, num_classes=7, **options))
-    answers, num_folded = folded(model, (3, side, side))
+    answers, num_folded = fold_batch_norms(model, (3, side, side))
     images = torch.randn(2, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(answers(images), model(images), rtol=1e-9, atol=1e-9)
@@ -55,7 +55,7 @@ def test_a_folded_network_gives_the_outputs_of_the_original(case: str) -> None:
 def test_every_norm_of_a_resnet_is_folded_and_the_original_stays_as_it_was() -> None:
     model = _trained(build_model("resnet50"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    answers, num_folded = folded(model, (3, 64, 64))
+    answers, num_folded = fold_batch_norms(model, (3, 64, 64))
     assert (num_folded, _num_norms(answers), _num_norms(model)) == (53, 0, 53)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -90,7 +90,7 @@ class _Twice(nn.Module):
 @pytest.mark.parametrize("kind", [_Shared, _Twice])
 def test_a_norm_stays_where_folding_would_change_another_reader(kind: type[nn.Module]) -> None:
     model = _trained(kind())
-    answers, num_folded = folded(model, (3, 8, 8))
+    answers, num_folded = fold_batch_norms(model, (3, 8, 8))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert num_folded == 0
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_a_norm_stays_where_folding_would_change_another_reader(kind: type[nn.Mo
 def test_what_another_package_does_after_its_norm_is_kept() -> None:
     theirs = nn.BatchNorm2d(4)
     model = _trained(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormThen(theirs, nn.Identity(), nn.ReLU())))
-    answers, num_folded = folded(model, (3, 8, 8))
+    answers, num_folded = fold_batch_norms(model, (3, 8, 8))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert num_folded == 1
     with torch.no_grad():

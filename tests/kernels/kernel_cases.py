@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reconv.kernels import reference
-from reconv.kernels.batch_norm.ops import Norm
+from reconv.kernels.batch_norm.ops import NormParams
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -19,22 +19,22 @@ def draw(shape: Sequence[int], dtype: torch.dtype, seed: int, offset: float = 0.
     return values.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
 
 
-def parameters(channels: int, seed: int) -> Norm:
+def parameters(channels: int, seed: int) -> NormParams:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(channels, generator=generator).requires_grad_()
     bias = torch.randn(channels, generator=generator).requires_grad_()
-    return Norm(weight, bias, torch.rand(channels, generator=generator) + 0.5, EPS)
+    return NormParams(weight, bias, torch.rand(channels, generator=generator) + 0.5, EPS)
 
 
 def wide(tensor: Tensor) -> Tensor:
     return tensor.detach().double().requires_grad_()
 
 
-def wide_norm(narrow: Norm) -> Norm:
-    return Norm(wide(narrow.weight), wide(narrow.bias), narrow.running_var.double(), narrow.eps)
+def wide_norm(narrow: NormParams) -> NormParams:
+    return NormParams(wide(narrow.weight), wide(narrow.bias), narrow.running_var.double(), narrow.eps)
 
 
-def plain(x: Tensor, of: Norm, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+def plain(x: Tensor, of: NormParams, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
     return reference.batch_norm(x, of.weight, of.bias, of.running_var, of.eps, groups)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import launch
-from reconv.kernels.trace_kernels import variants_of
+from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model
 from reconv.models.layers.batch_norm import BatchNorm2d
 
@@ -45,7 +45,7 @@ def test_each_family_launches_its_fused_kernels(name: str, monkeypatch: pytest.M
         model = build_model(name, num_classes=5, **OPTIONS.get(name, {})).to(torch.bfloat16)
     fuse(model.to(memory_format=torch.channels_last))
     side = 300 if name.startswith("ssd") else 64
-    variants_of(model, (3, side, side), torch.bfloat16, nullcontext())
+    trace_kernels(model, (3, side, side), torch.bfloat16, nullcontext())
     assert dict(launched) == LAUNCHES[name]
 
 

@@ -16,7 +16,7 @@ from reconv.detection.anchors import generate_anchors
 from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import PostprocessConfig
-from reconv.kernels.box_losses.ops import AnchorLayout, Truth, box_losses, matched
+from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses, match_anchors_fused
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
 
@@ -26,13 +26,15 @@ LAYOUT = AnchorLayout(PER_CELL, NUM_CLASSES)
 RULES = MatchConfig()
 
 
-def truth(counts: list[int], seed: int, most: int = 6) -> Truth:
+def truth(counts: list[int], seed: int, most: int = 6) -> GroundTruthBatch:
     random = torch.Generator().manual_seed(seed)
     n = len(counts)
     low = torch.rand(n, most, 2, generator=random) * 0.6
     boxes = torch.cat([low, low + 0.1 + 0.4 * torch.rand(n, most, 2, generator=random)], dim=2)
     labels = torch.randint(1, NUM_CLASSES, (n, most), generator=random)
-    return Truth(boxes, labels, torch.tensor(counts), ANCHORS, RULES.variances, RULES.threshold, RULES.negatives)
+    return GroundTruthBatch(
+        boxes, labels, torch.tensor(counts), ANCHORS, RULES.variances, RULES.threshold, RULES.negatives
+    )
 
 
 def no_annotation(index: int) -> Annotation:
@@ -61,7 +63,7 @@ def draw_biases(seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
     )
 
 
-def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: Truth) -> tuple[Tensor, Tensor]:
+def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: GroundTruthBatch) -> tuple[Tensor, Tensor]:
     codes, logits = SSDFeatureMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).output()
     return image_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
 
@@ -118,7 +120,7 @@ def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], thresh
         rows[i, : len(image)] = torch.tensor(image).view(-1, 4)
     counts = torch.tensor([len(image) for image in images])
     labels = torch.ones(len(images), 5, dtype=torch.int64)
-    found = matched(Truth(rows, labels, counts, anchors, RULES.variances, threshold, 3.0))
+    found = match_anchors_fused(GroundTruthBatch(rows, labels, counts, anchors, RULES.variances, threshold, 3.0))
     expected = match_anchors(cxcywh_to_xyxy(anchors), rows, counts, threshold)
     assert torch.equal(found >= 0, expected.positive)
     assert torch.equal(found[found >= 0].long(), expected.box_index[expected.positive])

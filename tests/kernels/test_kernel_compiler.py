@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reconv.kernels.jit import compile_process as compiler
-from reconv.kernels.jit.compile_process import Compiler
+from reconv.kernels.jit.compile_process import CompilerProcess
 
 TARGET = ("cuda", 90, 32)
 PATIENCE_S = 120
@@ -21,8 +21,8 @@ import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
-from reconv.kernels.jit.compile_variants import NamedGpu
-from reconv.kernels.jit.compile_process import Compiler
+from reconv.kernels.jit.compile_variants import TargetGpu
+from reconv.kernels.jit.compile_process import CompilerProcess
 from reconv.kernels.jit.launch import variant_of
 from reconv.kernels.stem.triton import space_to_depth
 
@@ -32,9 +32,9 @@ images = torch.empty(2, dtype=torch.float32), torch.empty(2, dtype=torch.bfloat1
 constants = {"AFTER": 1, "BEFORE": 2, "CHANNELS": 3, "DEPTH": 16, "PIXELS": 256}
 variant = variant_of(space_to_depth, (*images, 1, 2, 3, 4, 5, 6, 7), constants)
 target = ("cuda", 90, 32)
-for answer in Compiler().ask(target, [variant.named(), ("no_such_module", "kernel", [], {})]):
+for answer in CompilerProcess().ask(target, [variant.named(), ("no_such_module", "kernel", [], {})]):
     answer.result()
-driver.set_active(NamedGpu(GPUTarget(*target)))
+driver.set_active(TargetGpu(GPUTarget(*target)))
 compiled = space_to_depth.warmup(*variant.arguments(), grid=(1,), **dict(variant.constants))
 print(found, "cubin" in compiled.asm)
 """
@@ -53,46 +53,46 @@ def test_what_the_compiler_leaves_in_the_cache_is_what_a_launch_asks_for(
 
 
 def test_a_compiler_without_work_ends() -> None:
-    process = Compiler()
+    process = CompilerProcess()
     assert process.ask(TARGET, []) == []
     assert process.process.wait(PATIENCE_S) == 0
 
 
 def test_a_compiler_that_cannot_run_leaves_everything_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    answers = Compiler().ask(TARGET, [("module", "kernel", [], {})] * 3)
+    answers = CompilerProcess().ask(TARGET, [("module", "kernel", [], {})] * 3)
     assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiler]]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CompilerProcess]]:
     """Those that were begun and not taken, on a machine that seems to have a GPU."""
     monkeypatch.setattr(compiler, "_NVIDIA", Path("/dev/null"))
     monkeypatch.setattr(sys, "executable", "/bin/cat")  # waits for its input, as the program does
-    yield compiler._begun
-    compiler.dismiss()
+    yield compiler._started
+    compiler.stop_compiler()
 
 
 def test_a_compiler_is_begun_once_and_only_for_a_gpu_that_may_be_there(
-    begun: list[Compiler], monkeypatch: pytest.MonkeyPatch
+    begun: list[CompilerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiler.begin("cpu")
+    compiler.start_compiler("cpu")
     assert not begun
-    compiler.begin("auto")
-    compiler.begin("cuda:1")
+    compiler.start_compiler("auto")
+    compiler.start_compiler("cuda:1")
     [first] = begun
-    assert compiler.take() is first and not begun
+    assert compiler.acquire_compiler() is first and not begun
     first.ask(TARGET, [])
     first.process.wait(PATIENCE_S)
     monkeypatch.setattr(compiler, "_NVIDIA", Path("/no/such/device"))
-    compiler.begin("auto")
+    compiler.start_compiler("auto")
     assert not begun
 
 
-def test_a_compiler_that_is_not_needed_is_let_go(begun: list[Compiler]) -> None:
-    compiler.begin("cuda")
+def test_a_compiler_that_is_not_needed_is_let_go(begun: list[CompilerProcess]) -> None:
+    compiler.start_compiler("cuda")
     [first] = begun
-    compiler.dismiss()
+    compiler.stop_compiler()
     assert not begun
     first.process.wait(PATIENCE_S)
 
@@ -114,7 +114,7 @@ kernel = Kernel()
 def test_what_is_compiled_finds_no_torch_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "asking.py").write_text(TORCHLESS)
     monkeypatch.syspath_prepend(tmp_path)
-    [answer] = Compiler().ask(TARGET, [("asking", "kernel", [], {})])
+    [answer] = CompilerProcess().ask(TARGET, [("asking", "kernel", [], {})])
     answer.result(PATIENCE_S)
     assert (tmp_path / "torchless").exists()
 
@@ -131,5 +131,5 @@ kernel = Kernel()
 def test_what_is_printed_while_compiling_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "talking.py").write_text(TALKATIVE)
     monkeypatch.syspath_prepend(tmp_path)
-    answers = Compiler().ask(TARGET, [("talking", "kernel", [], {})] * 3)
+    answers = CompilerProcess().ask(TARGET, [("talking", "kernel", [], {})] * 3)
     assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reconv.data.decode.decode import eval_box, host_eval
 from reconv.data.transforms.train_sample import resize_into
-from reconv.kernels.crop.ops import Box, crop, crop_plainly
+from reconv.kernels.crop.ops import CropBox, crop, crop_reference
 from reconv.recipe.data_fields import PreprocessConfig
 
 SIZE = 13  # fills no tile, and makes few exact halves
@@ -27,7 +27,7 @@ class Case:
     """Images, a box of each, and what the kernel made of them."""
 
     pictures: list[Tensor]
-    boxes: list[Box]
+    boxes: list[CropBox]
     antialias: bool
     found: Tensor
 
@@ -36,7 +36,7 @@ class Case:
 def case(request: pytest.FixtureRequest) -> Case:
     """Random images and boxes; one pixel, a line, a large image, a box made much smaller, one made larger."""
     rng = np.random.default_rng(5)
-    wanted: list[tuple[int, int, Box | None]] = [
+    wanted: list[tuple[int, int, CropBox | None]] = [
         (1, 1, (0, 0, 1, 1)),
         (1, 40, (3, 0, 40, 1)),
         (3000, 2500, (2440, 2991, 2500, 3000)),
@@ -45,7 +45,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         *[(int(h), int(w), None) for h, w in rng.integers(1, 40, (6, 2))],
     ]
     pictures: list[Tensor] = []
-    boxes: list[Box] = []
+    boxes: list[CropBox] = []
     for height, width, box in wanted:
         pictures.append(torch.from_numpy(rng.integers(0, 256, (3, height, width), dtype=np.uint8)))
         left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
@@ -54,7 +54,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def test_the_kernel_makes_the_plain_forms_pixels(case: Case) -> None:
-    expected = crop_plainly(case.pictures, case.boxes, SIZE, antialias=case.antialias)
+    expected = crop_reference(case.pictures, case.boxes, SIZE, antialias=case.antialias)
     assert case.found.shape == (11, 3, SIZE, SIZE)
     apart = (case.found.int() - expected.int()).abs()
     assert apart.max() <= 1
@@ -89,7 +89,7 @@ def test_a_box_that_is_not_cut_out_is_resized_as_evaluation_resizes_the_whole_pi
     boxes = [eval_box(picture.shape[1], picture.shape[0], spec) for picture in pictures]
     planes = [picture.permute(2, 0, 1).contiguous() for picture in pictures]
     found = crop(planes, boxes, SIZE, is_cut=False)
-    plain = crop_plainly(planes, boxes, SIZE, is_cut=False)
+    plain = crop_reference(planes, boxes, SIZE, is_cut=False)
     expected = torch.stack([torch.from_numpy(host_eval(picture.numpy(), spec)) for picture in pictures])
     assert (found.int() - plain.int()).abs().max() <= 1
     assert (found.int() - expected.int()).abs().max() <= 1

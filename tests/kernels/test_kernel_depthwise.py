@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, wide
 
-from reconv.kernels.depthwise.ops import depthwise
-from reconv.kernels.jit.launch import rehearsed
+from reconv.kernels.depthwise.ops import depthwise_conv
+from reconv.kernels.jit.launch import trace_launches
 
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])
@@ -19,7 +19,7 @@ def test_values_and_gradients_equal_torchs(shape: tuple[int, ...], kernel: int) 
     weight = torch.randn(shape[1], 1, kernel, kernel, generator=draw, dtype=torch.float64)
     dy = torch.randn(shape, generator=draw, dtype=torch.float64)
     results = []
-    for convolve in (depthwise, lambda x, w: F.conv2d(x, w, padding=kernel // 2, groups=shape[1])):
+    for convolve in (depthwise_conv, lambda x, w: F.conv2d(x, w, padding=kernel // 2, groups=shape[1])):
         leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
         y = convolve(*leaves)
         y.backward(dy)
@@ -32,7 +32,7 @@ def test_values_and_gradients_equal_torchs(shape: tuple[int, ...], kernel: int) 
 @pytest.mark.parametrize("shape", [(2, 24, 9, 7), (3, 8, 1, 1), (1, 72, 4, 6), (2, 16, 2, 13)], ids=str)
 def test_values_and_gradients_at_stride_2_equal_torchs(shape: tuple[int, ...], kernel: int, dtype: torch.dtype) -> None:
     x, weight = draw(shape, dtype, 0), draw((shape[1], 1, kernel, kernel), dtype, 1)
-    y = depthwise(x, weight, 2)
+    y = depthwise_conv(x, weight, 2)
     exact = wide(x), wide(weight)
     expected = F.conv2d(*exact, stride=2, padding=kernel // 2, groups=shape[1])
     assert_near(y, expected, TOLERANCE[dtype])
@@ -47,7 +47,7 @@ def test_a_frozen_filter_and_a_first_layer_get_no_gradient() -> None:
     x, weight = torch.randn(2, 8, 5, 5), torch.randn(8, 1, 3, 3)
     for wanted in ((True, False), (False, True)):
         leaves = x.clone().requires_grad_(wanted[0]), weight.clone().requires_grad_(wanted[1])
-        depthwise(*leaves).sum().backward()
+        depthwise_conv(*leaves).sum().backward()
         assert [leaf.grad is not None for leaf in leaves] == list(wanted)
 
 
@@ -55,6 +55,6 @@ def test_the_largest_batches_have_a_grid_too() -> None:
     """MobileNetV2's first layer of stride 2, of as many images as kernels count."""
     x = torch.empty(1783, 96, 112, 112, dtype=torch.bfloat16, device="meta", requires_grad=True)
     weight = torch.empty(96, 1, 3, 3, dtype=torch.bfloat16, device="meta")
-    with rehearsed() as noted:
-        depthwise(x.contiguous(memory_format=torch.channels_last), weight, 2).sum().backward()
+    with trace_launches() as noted:
+        depthwise_conv(x.contiguous(memory_format=torch.channels_last), weight, 2).sum().backward()
     assert [variant.kernel.__name__ for variant in noted] == ["input_gradient"]

@@ -11,10 +11,14 @@ from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, 
 from torch import Tensor, nn
 
 from reconv.kernels import reference
-from reconv.kernels.batch_norm.ops import Norm, join
+from reconv.kernels.batch_norm.ops import NormParams, batch_norm_add_act
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused_modules.fused_norm import DualUse, norm_squeeze_excite_add_relu, single
-from reconv.kernels.norm_squeeze_excite.ops import accepts, excite, excite_join
+from reconv.kernels.norm_squeeze_excite.ops import (
+    batch_norm_act_squeeze_excite,
+    batch_norm_squeeze_excite_add_relu,
+    supports,
+)
 from reconv.kernels.reference import Activation
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.conv import SqueezeExcitation
@@ -26,7 +30,7 @@ def gate_by(weight: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda means: torch.sigmoid(torch.einsum("oixy,nixy->noxy", weight, means))
 
 
-def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Norm, Tensor]:
+def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, NormParams, Tensor]:
     return (
         draw(shape, dtype, seed=1, offset=0.3),
         parameters(shape[1], seed=2),
@@ -42,9 +46,9 @@ def test_gated_activations_of_a_norm_and_all_gradients_equal_plain_operations(
 ) -> None:
     x, norm, weight = drawn(shape, dtype)
     exact_x, exact_norm, exact_weight = wide(x), wide_norm(norm), wide(weight)
-    y, stats = excite(x, norm, groups, act, gate_by(weight))
+    y, stats = batch_norm_act_squeeze_excite(x, norm, groups, act, gate_by(weight))
     z, records = plain(exact_x, exact_norm, groups)
-    activation = reference.FUNCTIONS[act](z)
+    activation = reference.ACTIVATION_FUNCTIONS[act](z)
     expected = activation * gate_by(exact_weight)(activation.mean((2, 3), keepdim=True))
     assert_near(y, expected, TOLERANCE[dtype])
     assert_near(stats[:, :2], records, TOLERANCE[dtype])
@@ -66,7 +70,7 @@ def test_a_gated_residual_sum_and_all_gradients_equal_plain_operations(
     x, norm, weight = drawn(shape, dtype)
     other = draw(shape, dtype, seed=5)
     exact_x, exact_norm, exact_weight, exact_other = wide(x), wide_norm(norm), wide(weight), wide(other)
-    first, second, _ = excite_join(x, norm, other, groups, gate_by(weight))
+    first, second, _ = batch_norm_squeeze_excite_add_relu(x, norm, other, groups, gate_by(weight))
     z = plain(exact_x, exact_norm, groups)[0]
     total = z * gate_by(exact_weight)(z.mean((2, 3), keepdim=True)) + exact_other
     expected = F.relu(total)
@@ -87,8 +91,8 @@ def test_the_gradient_of_a_residual_sum_goes_where_it_is_above_zero_or_no_number
     shape = (2, 8, 3, 3)
     x, norm, weight = drawn(shape, torch.float32)
     for sum_of in (
-        lambda other: excite_join(x, norm, other, (2,), gate_by(weight))[0],
-        lambda other: join(x, norm, other, (2,), "relu")[0],
+        lambda other: batch_norm_squeeze_excite_add_relu(x, norm, other, (2,), gate_by(weight))[0],
+        lambda other: batch_norm_add_act(x, norm, other, (2,), "relu")[0],
     ):
         other = draw(shape, torch.float32, seed=5)
         with torch.no_grad():
@@ -101,7 +105,7 @@ def test_the_gradient_of_a_residual_sum_goes_where_it_is_above_zero_or_no_number
 
 
 def test_more_images_than_a_grid_has_room_for_are_not_taken() -> None:
-    assert accepts(torch.empty(65535, 8, 1, 1)) and not accepts(torch.empty(65536, 8, 1, 1))
+    assert supports(torch.empty(65535, 8, 1, 1)) and not supports(torch.empty(65536, 8, 1, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -9,9 +9,9 @@ from kernel_cases import draw
 from torch import nn
 
 from reconv.kernels.fused_modules.fused_layers import FusedMaxPool2d, FusedSameMaxPool2d
-from reconv.kernels.jit.launch import rehearsed
-from reconv.kernels.max_pool.ops import max_pool, max_pool_values
-from reconv.kernels.pointwise.ops import largest
+from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.max_pool.ops import max_pool, max_pool_inference
+from reconv.kernels.pointwise import ops as pointwise
 from reconv.kernels.window import PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
 
@@ -41,7 +41,7 @@ def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: PoolWin
     y = max_pool(x, window)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(y, expected)
-    values = max_pool_values(x.detach(), window)
+    values = max_pool_inference(x.detach(), window)
     assert torch.equal(values, expected) and values.stride() == y.stride()
     dy = draw(tuple(y.shape), torch.float32, seed=2).detach().round().to(dtype)  # whole numbers add up exactly
     y.backward(dy)
@@ -56,7 +56,7 @@ def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
     window = PoolWindow(3, 1, 1, False)
     expected = F.max_pool2d(x, 3, 1, 1)
     assert torch.equal(max_pool(x, window).isnan(), expected.isnan())
-    torch.testing.assert_close(max_pool_values(x, window), expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(max_pool_inference(x, window), expected, rtol=0, atol=0, equal_nan=True)
     x.requires_grad_()
     max_pool(x, window).nan_to_num(0, 0, 0)[0, 1].sum().backward()
     assert x.grad is not None and torch.isfinite(x.grad).all()
@@ -65,12 +65,12 @@ def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
 @pytest.mark.parametrize("channels", [8, 5])  # the second are not for kernels
 def test_at_evaluation_a_pool_gives_torchs_values(channels: int) -> None:
     x = draw((2, channels, 9, 6), torch.float32, seed=1).detach()
-    assert torch.equal(largest(x, 3, 2, 1, True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
+    assert torch.equal(pointwise.max_pool(x, 3, 2, 1, True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
 
 
 def test_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
     x = draw((65536, 8, 1, 2), torch.float16, seed=1).detach()
-    assert torch.equal(largest(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))
+    assert torch.equal(pointwise.max_pool(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))
 
 
 @pytest.mark.parametrize("pool", [FusedMaxPool2d(2, 2), FusedSameMaxPool2d(2, 2)])
@@ -81,6 +81,6 @@ def test_more_images_or_tiles_than_a_grid_has_are_left_to_torch(
     pool: nn.Module, shape: tuple[int, ...], num_kernels: int
 ) -> None:
     x = torch.empty(shape, device="meta").contiguous(memory_format=torch.channels_last).requires_grad_()
-    with rehearsed() as noted:
+    with trace_launches() as noted:
         pool(x).sum().backward()
     assert len(noted) == num_kernels

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reconv.kernels import reference
 from reconv.kernels.batch_norm import ops as norm
-from reconv.kernels.channels_last import SLABS, counters, rows_of
+from reconv.kernels.channels_last import ROWS_PER_THREAD, channel_rows, counters
 
 # samples, channels, height, width, groups: odd row counts, channels that fill no block, several groups, a longer and
 # a shorter last group, groups of one value.
@@ -33,9 +33,9 @@ SHAPES = [
 def test_normalise_equals_the_reference(shape, groups, act, dtype) -> None:
     x, of = draw(shape, dtype, 1, offset=0.5), parameters(shape[1], 2)
     x64, of64 = wide(x), wide_norm(of)
-    y, stats = norm.normalise(x, of, groups, act)
+    y, stats = norm.batch_norm_act(x, of, groups, act)
     z64, recorded = plain(x64, of64, groups)
-    y64 = reference.FUNCTIONS[act](z64)
+    y64 = reference.ACTIVATION_FUNCTIONS[act](z64)
     assert y.dtype == dtype and y.is_contiguous(memory_format=torch.channels_last)
     assert_near(y, y64, TOLERANCE[dtype])
     assert_near(stats[:, :2], recorded, 2e-5)
@@ -76,15 +76,15 @@ def test_join_equals_the_reference(shape, groups, has_norm, act, uses, dtype) ->
     )
     x64, of64, other64, other_of64 = wide(x), wide_norm(of), wide(other), wide_norm(other_of)
     if has_norm:
-        first, second, *stats = norm.join_norms(x, of, other, other_of, groups, act)
+        first, second, *stats = norm.batch_norm_add_norm_act(x, of, other, other_of, groups, act)
         added, recorded = plain(other64, other_of64, groups)
         assert_near(stats[1][:, :2], recorded, 2e-5)
     else:
-        first, second, *stats = norm.join(x, of, other, groups, act)
+        first, second, *stats = norm.batch_norm_add_act(x, of, other, groups, act)
         added = other64
     z64, recorded = plain(x64, of64, groups)
     z64 = z64 + added
-    y64 = reference.FUNCTIONS[act](z64)
+    y64 = reference.ACTIVATION_FUNCTIONS[act](z64)
     assert first.data_ptr() == second.data_ptr()
     assert_near(first, y64, TOLERANCE[dtype])
     assert_near(stats[0][:, :2], recorded, 2e-5)
@@ -105,21 +105,21 @@ def test_a_value_that_is_no_number_stays_visible_and_in_its_group() -> None:
     x = draw((4, 16, 3, 3), torch.float32, 1).detach()
     x[3, 5, 0, 0] = float("nan")
     for act in ("none", "relu", "relu6", "silu"):
-        y, _ = norm.normalise(x, parameters(16, 2), (2, 2), act)
+        y, _ = norm.batch_norm_act(x, parameters(16, 2), (2, 2), act)
         assert y[2:, 5].isnan().all() and not y[:2].isnan().any()
 
 
 def test_a_large_mean_does_not_eat_the_variance() -> None:
     x = draw((8, 16, 6, 6), torch.float32, 1, offset=1000.0).detach()
-    _, stats = norm.normalise(x, parameters(16, 2), (8,), "none")
+    _, stats = norm.batch_norm_act(x, parameters(16, 2), (8,), "none")
     _, recorded = plain(x.double(), wide_norm(parameters(16, 2)), (8,))
     assert_near(stats[:, 1], recorded[:, 1], 1e-5)
 
 
 def test_statistics_of_many_programs_equal_those_of_one() -> None:
     x, of = draw((9, 24, 16, 16), torch.float32, 1), parameters(24, 2)
-    one, many = rows_of(x, (4, 5)), replace(rows_of(x, (4, 5)), num_sms=8)
-    form = norm.FORMS["statistics"]
+    one, many = channel_rows(x, (4, 5)), replace(channel_rows(x, (4, 5)), num_sms=8)
+    form = norm.CONFIGS["statistics"]
     assert one.splits(form) < many.splits(form)
     torch.testing.assert_close(norm.statistics(x, of, one), norm.statistics(x, of, many), rtol=1e-5, atol=1e-5)
     assert not counters(many.num_counts, x.device).any()
@@ -129,10 +129,10 @@ def test_statistics_of_many_programs_equal_those_of_one() -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_tiles_copied_ahead_fit_the_processor(dtype, shared_bytes) -> None:
     x = draw((4, 64, 16, 16), dtype, 1)
-    rows = replace(rows_of(x, (4,)), shared_bytes=shared_bytes)
-    for form in norm.FORMS.values():
+    rows = replace(channel_rows(x, (4,)), shared_bytes=shared_bytes)
+    for form in norm.CONFIGS.values():
         for tiles in ((x,), (x, x), (x, x, x)):
             stages = rows.stages(form, *tiles)
-            ahead_bytes = sum(t.element_size() for t in tiles) * SLABS * rows.lanes(form) * rows.block
+            ahead_bytes = sum(t.element_size() for t in tiles) * ROWS_PER_THREAD * rows.lanes(form) * rows.block
             assert 1 <= stages <= form.stages and (stages - 1) * ahead_bytes <= shared_bytes
             assert stages == form.stages or stages * ahead_bytes > shared_bytes  # no fewer than need be

@@ -6,7 +6,7 @@ import pytest
 import torch
 from kernel_cases import TOLERANCE, assert_near, draw
 
-from reconv.kernels.pointwise.ops import FUNCTIONS, Ending, excited, means, side_by_side
+from reconv.kernels.pointwise.ops import EPILOGUES, Epilogue, concat, gate_add_act, global_avg_pool
 
 SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not for kernels
 
@@ -15,7 +15,7 @@ SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_means_are_over_the_pixels_of_each_image(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = draw(shape, dtype, 1, offset=1.0).detach()
-    y = means(x)
+    y = global_avg_pool(x)
     assert y.dtype == dtype
     assert_near(y, x.double().mean((2, 3), keepdim=True), TOLERANCE[dtype])
 
@@ -24,20 +24,22 @@ def test_means_are_over_the_pixels_of_each_image(shape: tuple[int, ...], dtype: 
 @pytest.mark.parametrize("act", ["none", "relu", "silu"])
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_image_has_a_gate_of_its_own(shape: tuple[int, ...], adds: bool, act: Ending, dtype: torch.dtype) -> None:
+def test_every_image_has_a_gate_of_its_own(
+    shape: tuple[int, ...], adds: bool, act: Epilogue, dtype: torch.dtype
+) -> None:
     x, gate = draw(shape, dtype, 1).detach(), draw((*shape[:2], 1, 1), dtype, 2).detach()
     other = draw(shape, dtype, 3).detach() if adds else None
-    y = excited(x, gate, other, act)
+    y = gate_add_act(x, gate, other, act)
     total = x.double() * gate.double() + (0 if other is None else other.double())
-    assert_near(y, FUNCTIONS[act](total), TOLERANCE[dtype])
+    assert_near(y, EPILOGUES[act](total), TOLERANCE[dtype])
     assert y.dtype == dtype and y.stride() == x.stride()
 
 
 def test_a_nan_goes_through() -> None:
     x, gate = draw((2, 8, 3, 3), torch.float32, 1).detach(), torch.ones(2, 8, 1, 1)
     x[1, 2, 0, 0] = torch.nan
-    assert torch.equal(excited(x, gate, x, "relu").isnan(), x.isnan())
-    assert int(means(x).isnan().sum()) == 1
+    assert torch.equal(gate_add_act(x, gate, x, "relu").isnan(), x.isnan())
+    assert int(global_avg_pool(x).isnan().sum()) == 1
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -45,14 +47,14 @@ def test_a_nan_goes_through() -> None:
 def test_channels_come_one_after_the_other(widths: tuple[int, ...], dtype: torch.dtype) -> None:
     parts = [draw((2, width, 5, 7), dtype, seed).detach() for seed, width in enumerate(widths)]
     parts[0][0, 0, 0, 0] = torch.nan
-    y = side_by_side(parts)
+    y = concat(parts)
     torch.testing.assert_close(y, torch.cat(parts, 1), rtol=0, atol=0, equal_nan=True)
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_parts_of_several_types_are_joined_in_the_widest() -> None:
     parts = [draw((2, 8, 3, 3), dtype, 1).detach() for dtype in (torch.float16, torch.float32)]
-    y = side_by_side(parts)
+    y = concat(parts)
     assert y.dtype == torch.float32 and torch.equal(y, torch.cat(parts, 1))
 
 
@@ -60,11 +62,11 @@ def test_a_gate_may_lie_in_memory_in_any_way() -> None:
     x, gate = draw((3, 8, 2, 2), torch.float32, 1).detach(), draw((8, 3, 1, 1), torch.float32, 2).detach()
     gate = gate.transpose(0, 1)
     assert not gate.is_contiguous()
-    assert_near(excited(x, gate, None, "none"), x.double() * gate, 2e-5)
+    assert_near(gate_add_act(x, gate, None, "none"), x.double() * gate, 2e-5)
     one = torch.full((1, 1, 1, 1), 0.5).expand(3, 8, 1, 1)
-    assert torch.equal(excited(x, one, None, "none"), x / 2)
+    assert torch.equal(gate_add_act(x, one, None, "none"), x / 2)
 
 
 def test_means_of_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
     x = draw((65536, 8, 1, 1), torch.float32, 1).detach()
-    assert torch.equal(means(x), x)
+    assert torch.equal(global_avg_pool(x), x)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
 from torch import Tensor
 
-from reconv.kernels.norm_max_pool.ops import normalise_pool
+from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
 from reconv.kernels.window import STEM_WINDOWS, PoolWindow, same_padding
 
 SHAPES = [((3, 24, 7, 9), (3,)), ((3, 16, 8, 6), (2, 1)), ((2, 72, 1, 5), (2,))]
@@ -27,7 +27,7 @@ def plain_pool(x: Tensor, window: PoolWindow) -> Tensor:
 def test_norm_relu_pool_equals_the_reference(shape, groups, uses, dtype, window) -> None:
     x, of = draw(shape, dtype, 1), parameters(shape[1], 2)
     x64, of64 = wide(x), wide_norm(of)
-    first, second, stats = normalise_pool(x, of, groups, window)
+    first, second, stats = batch_norm_relu_max_pool(x, of, groups, window)
     z64, recorded = plain(x64, of64, groups)
     y64 = plain_pool(F.relu(z64), window)
     assert first.is_contiguous(memory_format=torch.channels_last)
@@ -47,7 +47,7 @@ def test_of_equal_values_in_a_window_the_first_wins(window) -> None:
     x[:, :, 1:3, 1:3] = 1.0
     x.requires_grad_()
     of = parameters(8, 2)
-    y, _, _ = normalise_pool(x, of, (1,), window)
+    y, _, _ = batch_norm_relu_max_pool(x, of, (1,), window)
     y.sum().backward()
     x64, of64 = wide(x), wide_norm(of)
     plain_pool(F.relu(plain(x64, of64, (1,))[0]), window).sum().backward()

@@ -11,8 +11,8 @@ from reconv.batch import Batch
 from reconv.data.transforms.mixup import draw_mix
 from reconv.data.transforms.on_device import TrainPreprocess
 from reconv.data.transforms.random_params import ERASED, JITTERED
-from reconv.kernels.jit.launch import rehearsed
-from reconv.kernels.normalize_images.ops import prepare_images
+from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 
@@ -22,7 +22,7 @@ def test_images_prepared_in_one_pass_equal_those_of_tensor_operations(has_flips,
     images = torch.randint(0, 256, (3, 3, 9, 7), dtype=torch.uint8).contiguous(memory_format=layout)
     flips = torch.tensor([True, False, True])
     factor, shift = torch.rand(1, 3, 1, 1) / 50, torch.randn(1, 3, 1, 1)
-    out = prepare_images(images, flips if has_flips else None, factor, shift, torch.float32)
+    out = normalize_images(images, flips if has_flips else None, factor, shift, torch.float32)
     expected = torch.where(flips.view(-1, 1, 1, 1), images.flip(-1), images) if has_flips else images
     assert out.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(out, expected.float() * factor + shift, rtol=1e-6, atol=1e-6)
@@ -62,7 +62,7 @@ def both(
 def test_a_batch_is_prepared_in_one_pass_and_boxes_follow() -> None:
     boxes = torch.tensor([[[0.1, 0.2, 0.4, 0.5]]]).expand(4, 1, 4)
     given = batch(boxes=boxes, labels=torch.ones(4, 1, dtype=torch.int64))
-    plain, quick, copies = both({"flip": 0.5}, given)
+    plain, quick, copies = both({"hflip": 0.5}, given)
     assert copies == 0
     assert quick["images"].is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(quick["images"], plain["images"], rtol=1e-6, atol=1e-6)
@@ -76,7 +76,7 @@ MIXED = draw_mix(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 
 @pytest.mark.parametrize(
     "more, augment, given",
     [
-        ({}, {"erase": {"probability": 1.0}}, {ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
+        ({}, {"random_erasing": {"probability": 1.0}}, {ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
         ({}, {}, {JITTERED: torch.tensor([[0.1, 1.2, 0.8, 0.1]]).expand(4, 4)}),
         ({}, MIXUP, {name: torch.from_numpy(drawn) for name, drawn in MIXED.items()}),
         ({"spec": PreprocessConfig(per_image_standardization=True)}, {}, {}),
@@ -85,7 +85,7 @@ MIXED = draw_mix(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 
     ids=["erased", "jittered", "mixed", "standardised", "in planes"],
 )
 def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, augment, given) -> None:
-    plain, quick, copies = both({"flip": 0.5, **augment}, batch(**given), **more)
+    plain, quick, copies = both({"hflip": 0.5, **augment}, batch(**given), **more)
     assert copies == 1
     assert torch.equal(quick["images"], plain["images"])
     assert quick["images"].stride() == plain["images"].stride()
@@ -94,7 +94,7 @@ def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, a
 def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:
     prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(hflip=0.5), 4, torch.float32, True, kernels=True)
     before = prepare(batch(), 0)["images"]
-    with rehearsed() as noted:
+    with trace_launches() as noted:
         prepare.rehearse((3, 8, 6), torch.uint8)
-    assert [variant.kernel.__name__ for variant in noted] == ["prepare"]
+    assert [variant.kernel.__name__ for variant in noted] == ["normalize"]
     assert torch.equal(prepare(batch(), 0)["images"], before)

@@ -10,7 +10,7 @@ from torch import nn
 
 from reconv.kernels import reference
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, norm_act_conv1x1
-from reconv.kernels.norm_conv1x1.ops import accepts, project
+from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1, supports
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -23,10 +23,10 @@ from reconv.kernels.norm_conv1x1.ops import accepts, project
 def test_values_and_gradients_equal_the_plain_ones(shape, outputs, groups, act, dtype) -> None:
     x, filters = draw(shape, dtype, 0), draw((outputs, shape[1], 1, 1), dtype, 1)
     norm = parameters(shape[1], 2)
-    y, statistics = project(x, norm, filters, groups, act)
+    y, statistics = batch_norm_act_conv1x1(x, norm, filters, groups, act)
     exact, exact_norm, exact_filters = wide(x), wide_norm(norm), wide(filters)
     z, records = plain(exact, exact_norm, groups)
-    expected = F.conv2d(reference.FUNCTIONS[act](z), exact_filters)
+    expected = F.conv2d(reference.ACTIVATION_FUNCTIONS[act](z), exact_filters)
     assert y.is_contiguous(memory_format=torch.channels_last)
     tolerance = TOLERANCE[dtype]
     assert_near(y, expected, tolerance)
@@ -42,11 +42,11 @@ def test_values_and_gradients_equal_the_plain_ones(shape, outputs, groups, act, 
 
 def test_other_convolutions_are_not_taken() -> None:
     x = draw((2, 64, 4, 4), torch.float16, 0)
-    assert accepts(x, torch.empty(32, 64, 1, 1))
-    assert not accepts(x.float(), torch.empty(32, 64, 1, 1))  # products of float32 are not for tensor cores
+    assert supports(x, torch.empty(32, 64, 1, 1))
+    assert not supports(x.float(), torch.empty(32, 64, 1, 1))  # products of float32 are not for tensor cores
     for shape in ((96, 64, 1, 1), (32, 64, 3, 3), (32, 32, 1, 1), (20, 64, 1, 1)):
-        assert not accepts(x, torch.empty(shape))
-    assert not accepts(draw((2, 512, 4, 4), torch.float16, 0), torch.empty(160, 512, 1, 1))
+        assert not supports(x, torch.empty(shape))
+    assert not supports(draw((2, 512, 4, 4), torch.float16, 0), torch.empty(160, 512, 1, 1))
 
 
 def test_a_norm_takes_in_no_convolution_of_a_stride_or_with_biases() -> None:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from triton.runtime.interpreter import InterpretedFunction
 
 from reconv.batch import Batch
-from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, nothing_shown
+from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
 from reconv.kernels.fuse import fuse
 from reconv.kernels.fused_modules.fused_norm import single
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.kernels.jit.launch import Variant, expect, launch, variant_of
-from reconv.kernels.trace_kernels import variants_of
+from reconv.kernels.jit.launch import KernelVariant, launch, register_compilations, variant_of
+from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
@@ -29,9 +29,9 @@ from reconv.models.mobilenet import InvertedResidual, MobileNetV2Spec
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> set[Variant]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[KernelVariant]:
     """The variants that the interpreter is told to run."""
-    found: set[Variant] = set()
+    found: set[KernelVariant] = set()
     run = InterpretedFunction.run
 
     def noting(self, *args, grid, warmup, **constants):  # type: ignore[no-untyped-def]
@@ -49,7 +49,7 @@ def train_once(model: nn.Module, images: Tensor) -> None:
     ends: Sequence[Tensor] = (single(outputs),)
     if isinstance(outputs, SSDFeatureMaps):
         layout = AnchorLayout(outputs.per_cell, outputs.num_classes)
-        truth = nothing_shown(outputs.maps, layout)
+        truth = empty_ground_truth(outputs.maps, layout)
         for tensor in (truth.boxes_xyxy, truth.labels, truth.num_boxes, truth.anchors_cxcywh):
             tensor.zero_()
         ends = box_losses(outputs.maps, outputs.biases, layout, truth)
@@ -108,7 +108,7 @@ def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launch
     def autocast():  # type: ignore[no-untyped-def]
         return nullcontext() if lower is None else torch.autocast("cpu", lower)
 
-    rehearsed = variants_of(model, (3, 8, 8), torch.float32, autocast())
+    rehearsed = trace_kernels(model, (3, 8, 8), torch.float32, autocast())
     assert not launched, "a rehearsal launches nothing"
     with autocast():
         train_once(model, images)
@@ -120,7 +120,7 @@ def test_a_rehearsal_leaves_the_network_as_it_was() -> None:
     model = build_model("resnet8_cifar", num_classes=4).to(memory_format=torch.channels_last).eval()
     fuse(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert variants_of(model, (3, 16, 16), torch.float32, nullcontext())
+    assert trace_kernels(model, (3, 16, 16), torch.float32, nullcontext())
     assert not model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and len(before) > 20
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -145,7 +145,7 @@ def test_a_launch_waits_for_its_kernel_and_tells_once_that_it_was_not_compiled_a
     kernel, other, told = Counted(), Counted(), []
     failed: Future[None] = Future()
     never: Future[None] = Future()
-    expect({kernel: [failed], other: [never]}, told.append)
+    register_compilations({kernel: [failed], other: [never]}, told.append)
     thread = Thread(target=launch, args=(kernel, (1,), torch.zeros(1)))
     thread.start()
     assert kernel.launches == 0, "its compilation is under way"
@@ -166,12 +166,12 @@ import torch
 from reconv.models import build_model
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.kernels.fuse import fuse
-from reconv.kernels.trace_kernels import variants_of
+from reconv.kernels.trace_kernels import trace_kernels
 
 for name, options in (("resnet14", {}), ("ssd_resnet34", {"trunk": "resnet10"})):
     model = build_model(name, num_classes=4, **options).to(memory_format=torch.channels_last)
     fuse(model)
-    assert variants_of(model, (3, 300, 300), torch.bfloat16, nullcontext())
+    assert trace_kernels(model, (3, 300, 300), torch.bfloat16, nullcontext())
 print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reconv.kernels.stem.ops import accepts, stem_images, stem_weight
+from reconv.kernels.stem.ops import space_to_depth, space_to_depth_weight, supports
 from reconv.kernels.window import STEM_KERNELS
 
 
@@ -17,9 +17,9 @@ def test_the_convolution_over_blocks_equals_the_plain_one(shape, layout, kernel)
     images = torch.randn(*shape).contiguous(memory_format=layout)
     plain = torch.randn(8, shape[1], kernel, kernel, dtype=torch.float64, requires_grad=True)
     weight = plain.detach().clone().requires_grad_()
-    assert accepts(images, weight)
+    assert supports(images, weight)
     y64 = F.conv2d(images.double(), plain, stride=2, padding=kernel // 2)
-    y = F.conv2d(stem_images(images, kernel, torch.float32).double(), stem_weight(weight))
+    y = F.conv2d(space_to_depth(images, kernel, torch.float32).double(), space_to_depth_weight(weight))
     torch.testing.assert_close(y, y64, rtol=1e-12, atol=1e-12)
     dy = torch.randn_like(y64)
     y.backward(dy)
@@ -29,4 +29,4 @@ def test_the_convolution_over_blocks_equals_the_plain_one(shape, layout, kernel)
 
 @pytest.mark.parametrize("shape, kernel", [((2, 3, 15, 12), 7), ((2, 5, 16, 16), 7), ((2, 3, 16, 16), 5)])
 def test_other_convolutions_keep_their_form(shape, kernel) -> None:
-    assert not accepts(torch.randn(*shape), torch.randn(8, shape[1], kernel, kernel))
+    assert not supports(torch.randn(*shape), torch.randn(8, shape[1], kernel, kernel))

@@ -19,7 +19,7 @@ from reconv.data.pipeline.gpu_decoder import JpegDecoderDevice
 from reconv.data.pipeline.sample_pipeline import Rows
 from reconv.data.pipeline.thread_pool import cut_rows
 from reconv.errors import DataError, RecipeError
-from reconv.kernels.crop.ops import Box
+from reconv.kernels.crop.ops import CropBox
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _NUM_PICTURES = 64
@@ -60,7 +60,7 @@ def measured_share(
         )
     images = rows[1.0]["images"]
     files = [torch.from_numpy(images[number].reshape(-1)[: int(handed[number][0])]) for number in is_handed]
-    boxes: list[Box] = [tuple(handed[number][1:]) for number in is_handed]
+    boxes: list[CropBox] = [tuple(handed[number][1:]) for number in is_handed]
     size, antialias = preprocess.size, augment.antialias
     engine_s = _fastest(lambda: engine.crops(files, boxes, size, antialias=antialias, is_cut=True))
     return balanced(host_s / num, handing_s / num, engine_s / num)

@@ -17,7 +17,7 @@ from reconv.data.decode.decode import MAX_PIXELS, eval_box
 from reconv.data.decode.jpeg_header import head
 from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Rows, labelled
 from reconv.data.transforms.random_params import resized_box
-from reconv.kernels.crop.ops import Box
+from reconv.kernels.crop.ops import CropBox
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 HANDED = "handed"  # float64 [n, 5]: bytes of the file that lies in the row (0: its pixels do), and the box to resize
@@ -75,7 +75,7 @@ class HandOver:
                 rows[HANDED][row] = (len(sample.data), *box)
                 image.reshape(-1)[: len(sample.data)] = np.frombuffer(sample.data, np.uint8)
 
-    def _box(self, data: bytes | U8, draws: Draws, room_bytes: int) -> Box | None:
+    def _box(self, data: bytes | U8, draws: Draws, room_bytes: int) -> CropBox | None:
         """The part of the image that the row is to show; None: the file is not for the device."""
         if not isinstance(data, bytes) or len(data) > room_bytes:
             return None

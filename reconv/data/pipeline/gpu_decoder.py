@@ -21,14 +21,14 @@ from reconv.data.dataset import I64, LabelError
 from reconv.data.pipeline.gpu_decode import HANDED, HandoverLayout, keep_here
 from reconv.data.pipeline.prefetcher import Pending
 from reconv.errors import DataError
-from reconv.kernels.crop.ops import Box
+from reconv.kernels.crop.ops import CropBox
 
 
 class JpegDecoderDevice(Protocol):
     """What decodes JPEG files on a device."""
 
     def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool, is_cut: bool
+        self, files: Sequence[Tensor], boxes: Sequence[CropBox], size: int, *, antialias: bool, is_cut: bool
     ) -> tuple[Tensor, Sequence[int]]:
         """The boxes of the files' images [n, 3, size, size], once they are there, and which files those are."""
         ...
@@ -99,7 +99,7 @@ class GpuDecoder:
             torch.from_numpy(images[row].reshape(-1)[: int(num_bytes)])
             for row, (num_bytes, *_) in zip(rows.tolist(), handed, strict=True)
         ]
-        boxes: list[Box] = [(left, top, right, bottom) for _, left, top, right, bottom in handed]
+        boxes: list[CropBox] = [(left, top, right, bottom) for _, left, top, right, bottom in handed]
         size = images.shape[-1]
         crops, taken = self._engine.crops(files, boxes, size, antialias=form.antialias, is_cut=form.is_cut)
         return DeviceRows(rows[list(taken)], crops, time.perf_counter() - began_s)

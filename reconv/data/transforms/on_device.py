@@ -16,7 +16,7 @@ from reconv.batch import Batch
 from reconv.data.transforms.mixup import DRAWN, apply_mix, inside
 from reconv.data.transforms.random_params import ERASED, JITTERED, effective
 from reconv.data.transforms.tf_color_jitter import jittered
-from reconv.kernels.normalize_images.ops import accepts, prepare_images
+from reconv.kernels.normalize_images.ops import normalize_images, supports
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 
@@ -61,7 +61,7 @@ class TrainPreprocess:
 
     def __call__(self, batch: Batch, step: int | Tensor) -> Batch:
         """The batch as the network sees it; what is random was drawn by the loader."""
-        if self._one_pass and JITTERED not in batch.tensors and accepts(batch["images"], self._dtype):
+        if self._one_pass and JITTERED not in batch.tensors and supports(batch["images"], self._dtype):
             return self._prepared_at_once(batch)
         batch = mirrored(batch) if self._augment.hflip > 0 else batch
         images = batch["images"]
@@ -85,7 +85,7 @@ class TrainPreprocess:
 
     def _prepared_at_once(self, batch: Batch) -> Batch:
         images, flips = batch["images"], batch["flips"] if self._augment.hflip > 0 else None
-        images = prepare_images(images, flips, *self._normalise.line(images.device), self._dtype)
+        images = normalize_images(images, flips, *self._normalise.line(images.device), self._dtype)
         return (batch if flips is None else _boxes_mirrored(batch)).replace(images=images)
 
 

@@ -17,30 +17,30 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm import triton as device
-from reconv.kernels.channels_last import RowLayout, Rows, counters, rows_of
+from reconv.kernels.channels_last import ChannelRows, LaunchConfig, channel_rows, counters
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.reference import Activation
 
-ACTIVATIONS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
-_JOINED = ("none", "relu")
+ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
+_SUM_ACTIVATIONS = ("none", "relu")
 _PLAIN, _SUM, _SUM_OF_NORMS = range(3)
 
 # Measured on an H200 over shapes of ResNet-50 (docs/results/gpu-kernels.md). Where values are added up or packed,
 # ptxas puts loads between the arithmetic and few are in flight: there tiles are copied ahead, by few long programs.
 # The two kernels of a join share their mask, so also their warps.
-FORMS = {
-    "statistics": RowLayout(8, 3, 1),
-    "normalise": RowLayout(),
-    "join": RowLayout(4, 2, 2),
-    "sums": RowLayout(8, 3, 1),
-    "join_sums": RowLayout(4, 1, 4),
-    "gradient": RowLayout(),
-    "pool": RowLayout(),
+CONFIGS = {
+    "statistics": LaunchConfig(8, 3, 1),
+    "normalise": LaunchConfig(),
+    "join": LaunchConfig(4, 2, 2),
+    "sums": LaunchConfig(8, 3, 1),
+    "join_sums": LaunchConfig(4, 1, 4),
+    "gradient": LaunchConfig(),
+    "pool": LaunchConfig(),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormParams:
     """The parameters of one batch norm; a group of one value keeps the running variance."""
 
     weight: Tensor
@@ -50,7 +50,7 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class NormInput:
     """An image tensor and what normalises it; stats [groups, 3, channels]: mean, unbiased variance, 1 / deviation."""
 
     x: Tensor
@@ -63,43 +63,45 @@ class Operand:
         return self.x, self.stats, self.weight, self.bias
 
 
-def normalise(x: Tensor, norm: Norm, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
+def batch_norm_act(x: Tensor, norm: NormParams, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
     """The activation of the norm of x, and mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
-    output: tuple[Tensor, Tensor] = _Normalise.apply(  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, Tensor] = _BatchNormAct.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, norm, groups, act
     )
     return output
 
 
-def join(x: Tensor, norm: Norm, identity: Tensor, groups: Sequence[int], act: Activation) -> tuple[Tensor, ...]:
+def batch_norm_add_act(
+    x: Tensor, norm: NormParams, identity: Tensor, groups: Sequence[int], act: Activation
+) -> tuple[Tensor, ...]:
     """The activation of norm(x) + identity, twice, and the statistics of x.
 
     The output comes as two tensors of one memory, so that each use has a gradient of its own and the backward pass
     adds them while it reads them.
     """
-    output: tuple[Tensor, ...] = _Join.apply(  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, ...] = _BatchNormAddAct.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, identity, norm, groups, act
     )
     return output
 
 
-def join_norms(
-    x: Tensor, norm: Norm, other: Tensor, other_norm: Norm, groups: Sequence[int], act: Activation
+def batch_norm_add_norm_act(
+    x: Tensor, norm: NormParams, other: Tensor, other_norm: NormParams, groups: Sequence[int], act: Activation
 ) -> tuple[Tensor, ...]:
     """The activation of norm(x) + other_norm(other), twice, and the statistics of both."""
-    output: tuple[Tensor, ...] = _JoinNorms.apply(  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, ...] = _BatchNormAddNormAct.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, other, other_norm.weight, other_norm.bias, norm, other_norm, groups, act
     )
     return output
 
 
-class _Normalise(Function):
+class _BatchNormAct(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], act: Activation
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: NormParams, groups: Sequence[int], act: Activation
     ) -> tuple[Tensor, Tensor]:
-        rows = rows_of(x, groups)
-        operand = Operand(x, statistics(x, norm, rows), weight, bias)
+        rows = channel_rows(x, groups)
+        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
         ctx.save_for_backward(*operand.tensors())
         ctx.rows, ctx.act = rows, act
         ctx.mark_non_differentiable(operand.stats)
@@ -108,14 +110,14 @@ class _Normalise(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        operand = Operand(*ctx.saved_tensors)
+        operand = NormInput(*ctx.saved_tensors)
         gradient = dy.contiguous(memory_format=torch.channels_last)
         sums = gradient_sums(gradient, None, operand, None, None, None, ctx.rows, ctx.act)
         dx, _other = input_gradients(gradient, operand, None, sums, ctx.rows, ctx.act)
-        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), None, None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None
 
 
-class _Join(Function):
+class _BatchNormAddAct(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -123,13 +125,13 @@ class _Join(Function):
         weight: Tensor,
         bias: Tensor,
         identity: Tensor,
-        norm: Norm,
+        norm: NormParams,
         groups: Sequence[int],
         act: Activation,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        rows = rows_of(x, groups)
-        operand = Operand(x, statistics(x, norm, rows), weight, bias)
-        bits = empty_bits(rows, x.device, act)
+        rows = channel_rows(x, groups)
+        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        bits = empty_relu_mask(rows, x.device, act)
         y = write_output(operand, identity, bits, rows, act)
         ctx.save_for_backward(*operand.tensors(), bits)
         ctx.rows, ctx.act = rows, act
@@ -140,16 +142,16 @@ class _Join(Function):
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         *saved, bits = ctx.saved_tensors
-        operand = Operand(*saved)
-        gradient, gradient2 = uses(first, second)
+        operand = NormInput(*saved)
+        gradient, gradient2 = output_gradients(first, second)
         dz = torch.empty_like(operand.x) if bits.numel() or gradient2 is not None else None
         sums = gradient_sums(gradient, gradient2, operand, None, bits, dz, ctx.rows, ctx.act)
         dz = gradient if dz is None else dz
         dx, _other = input_gradients(dz, operand, None, sums, ctx.rows, "none")
-        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), dz, None, None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), dz, None, None, None
 
 
-class _JoinNorms(Function):
+class _BatchNormAddNormAct(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -159,15 +161,15 @@ class _JoinNorms(Function):
         other_x: Tensor,
         other_weight: Tensor,
         other_bias: Tensor,
-        norm: Norm,
-        other_norm: Norm,
+        norm: NormParams,
+        other_norm: NormParams,
         groups: Sequence[int],
         act: Activation,
     ) -> tuple[Tensor, ...]:
-        rows = rows_of(x, groups)
-        operand = Operand(x, statistics(x, norm, rows), weight, bias)
-        other = Operand(other_x, statistics(other_x, other_norm, rows), other_weight, other_bias)
-        bits = empty_bits(rows, x.device, act)
+        rows = channel_rows(x, groups)
+        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
+        other = NormInput(other_x, statistics(other_x, other_norm, rows), other_weight, other_bias)
+        bits = empty_relu_mask(rows, x.device, act)
         y = write_output(operand, other, bits, rows, act)
         ctx.save_for_backward(*operand.tensors(), *other.tensors(), bits)
         ctx.rows, ctx.act = rows, act
@@ -178,70 +180,70 @@ class _JoinNorms(Function):
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         *saved, bits = ctx.saved_tensors
-        operand, other = Operand(*saved[:4]), Operand(*saved[4:])
-        gradient, gradient2 = uses(first, second)
+        operand, other = NormInput(*saved[:4]), NormInput(*saved[4:])
+        gradient, gradient2 = output_gradients(first, second)
         dz = torch.empty_like(operand.x) if bits.numel() or gradient2 is not None else None
         sums = gradient_sums(gradient, gradient2, operand, other, bits, dz, ctx.rows, ctx.act)
         dx, dother = input_gradients(gradient if dz is None else dz, operand, other, sums, ctx.rows, "none")
-        dbias = over_groups(sums[0], operand.bias)
-        dother_bias = over_groups(sums[0], other.bias).clone()  # two parameters never share a gradient's memory
-        dweight, dother_weight = over_groups(sums[1], operand.weight), over_groups(sums[2], other.weight)
+        dbias = sum_groups(sums[0], operand.bias)
+        dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters never share a gradient's memory
+        dweight, dother_weight = sum_groups(sums[1], operand.weight), sum_groups(sums[2], other.weight)
         return dx, dweight, dbias, dother, dother_weight, dother_bias, None, None, None, None
 
 
-def uses(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def output_gradients(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The gradients of an output's uses, in the layout that kernels read: one at least."""
     given = [g.contiguous(memory_format=torch.channels_last) for g in (first, second) if g is not None]
     return given[0], given[1] if len(given) == 2 else None
 
 
-def empty_bits(rows: Rows, on: torch.device, act: Activation) -> Tensor:
+def empty_relu_mask(rows: ChannelRows, on: torch.device, act: Activation) -> Tensor:
     """Room for the mask of a join's ReLU; none where nothing is masked."""
-    if act not in _JOINED:
-        raise ValueError(f"a join ends in {' or '.join(_JOINED)}, not in {act}")
-    num_bytes = rows.num_groups * rows.num_tiles(FORMS["join"]) * rows.lanes(FORMS["join"]) * rows.channels
+    if act not in _SUM_ACTIVATIONS:
+        raise ValueError(f"a join ends in {' or '.join(_SUM_ACTIVATIONS)}, not in {act}")
+    num_bytes = rows.num_groups * rows.num_tiles(CONFIGS["join"]) * rows.lanes(CONFIGS["join"]) * rows.channels
     return torch.empty(num_bytes if act == "relu" else 0, dtype=torch.uint8, device=on)
 
 
-def counts(rows: Rows) -> tuple[int, int, int]:
+def row_counts(rows: ChannelRows) -> tuple[int, int, int]:
     """What every kernel is told of its rows."""
     return rows.channels // 8, rows.num_rows, rows.group_rows
 
 
-def shape(rows: Rows, form: RowLayout) -> dict[str, int]:
+def tile_constants(rows: ChannelRows, form: LaunchConfig) -> dict[str, int]:
     """The tile of a kernel."""
     return {"LANES": rows.lanes(form), "BLOCK": rows.block, "num_warps": form.warps}
 
 
-def statistics(x: Tensor, norm: Norm, rows: Rows) -> Tensor:
+def statistics(x: Tensor, norm: NormParams, rows: ChannelRows) -> Tensor:
     """Mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
-    form = FORMS["statistics"]
+    form = CONFIGS["statistics"]
     splits = rows.splits(form)
     stats = torch.empty(rows.num_groups, 3, rows.channels, dtype=torch.float32, device=x.device)
     partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
     launch(
         device.statistics, rows.grid(form),
-        x, norm.running_var, stats, partials, counters(rows.num_counts, x.device), *counts(rows), norm.eps,
-        STAGES=rows.stages(form, x), **shape(rows, form),
+        x, norm.running_var, stats, partials, counters(rows.num_counts, x.device), *row_counts(rows), norm.eps,
+        STAGES=rows.stages(form, x), **tile_constants(rows, form),
     )  # fmt: skip
     return stats
 
 
 def write_output(
-    operand: Operand, other: Operand | Tensor | None, bits: Tensor | None, rows: Rows, act: Activation
+    operand: NormInput, other: NormInput | Tensor | None, bits: Tensor | None, rows: ChannelRows, act: Activation
 ) -> Tensor:
     """The activation of the normalised operand, plus the other one, normalised too or as it is."""
     y = torch.empty_like(operand.x)
-    form = FORMS["normalise" if other is None else "join"]
+    form = CONFIGS["normalise" if other is None else "join"]
     # A place that the kernel's form does not touch gets any pointer.
-    added = other.tensors() if isinstance(other, Operand) else operand.tensors()
+    added = other.tensors() if isinstance(other, NormInput) else operand.tensors()
     if isinstance(other, Tensor):
         added = (other, *added[1:])
     launch(
         device.normalise, rows.grid(form),
-        *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *counts(rows),
-        rows.num_tiles(form), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
-        STAGES=rows.stages(form, operand.x, added[0]), **shape(rows, form),
+        *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *row_counts(rows),
+        rows.num_tiles(form), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
+        STAGES=rows.stages(form, operand.x, added[0]), **tile_constants(rows, form),
     )  # fmt: skip
     return y
 
@@ -249,52 +251,52 @@ def write_output(
 def gradient_sums(
     gradient: Tensor,
     gradient2: Tensor | None,
-    operand: Operand,
-    other: Operand | None,
+    operand: NormInput,
+    other: NormInput | None,
     bits: Tensor | None,
     dz: Tensor | None,
-    rows: Rows,
+    rows: ChannelRows,
     act: Activation,
 ) -> Tensor:
     """Sums of dz, dz * xhat and dz * xhat of the other, [3, groups, channels]; with bits: of a join; dz is written."""
-    form = FORMS["sums" if bits is None else "join_sums"]
+    form = CONFIGS["sums" if bits is None else "join_sums"]
     splits = rows.splits(form)
     sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=gradient.device)
     partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
-    join = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
+    kind = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
     x, stats = (operand if other is None else other).tensors()[:2]
     read = [gradient, operand.x, *([] if gradient2 is None else [gradient2])]
     launch(
         device.gradient_sums, rows.grid(form),
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
-        counters(rows.num_counts, gradient.device), *counts(rows), rows.num_tiles(form),
-        ACT=ACTIVATIONS[act], JOIN=join, TWO=gradient2 is not None, KEEP=dz is not None,
-        STAGES=rows.stages(form, *read), **shape(rows, form),
+        counters(rows.num_counts, gradient.device), *row_counts(rows), rows.num_tiles(form),
+        ACT=ACTIVATION_IDS[act], JOIN=kind, TWO=gradient2 is not None, KEEP=dz is not None,
+        STAGES=rows.stages(form, *read), **tile_constants(rows, form),
     )  # fmt: skip
     return sums
 
 
 def input_gradients(
-    dz: Tensor, operand: Operand, other: Operand | None, sums: Tensor, rows: Rows, act: Activation
+    dz: Tensor, operand: NormInput, other: NormInput | None, sums: Tensor, rows: ChannelRows, act: Activation
 ) -> tuple[Tensor, Tensor | None]:
     """The gradient of the operand's input and, of a sum of norms, of the other's."""
     dx = torch.empty_like(operand.x)
     dother = None if other is None else torch.empty_like(other.x)
-    form = FORMS["gradient"]
+    form = CONFIGS["gradient"]
     launch(
         device.gradient, rows.grid(form),
         dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
-        dx if dother is None else dother, *counts(rows), ACT=ACTIVATIONS[act], JOIN=_join_of(other),
-        STAGES=rows.stages(form, dz, operand.x), **shape(rows, form),
+        dx if dother is None else dother, *row_counts(rows), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
+        STAGES=rows.stages(form, dz, operand.x), **tile_constants(rows, form),
     )  # fmt: skip
     return dx, dother
 
 
-def over_groups(sums: Tensor, parameter: Tensor) -> Tensor:
+def sum_groups(sums: Tensor, parameter: Tensor) -> Tensor:
     """The gradient of a parameter, from sums [groups, channels]."""
     return (sums[0] if sums.shape[0] == 1 else sums.sum(0)).to(parameter.dtype)
 
 
-def _join_of(other: Operand | Tensor | None) -> int:
-    return _PLAIN if other is None else _SUM_OF_NORMS if isinstance(other, Operand) else _SUM
+def _sum_kind(other: NormInput | Tensor | None) -> int:
+    return _PLAIN if other is None else _SUM_OF_NORMS if isinstance(other, NormInput) else _SUM

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.batch_norm.ops import Operand, gradient_sums, over_groups, uses, write_output
-from reconv.kernels.channels_last import rows_of
+from reconv.kernels.batch_norm.ops import NormInput, gradient_sums, output_gradients, sum_groups, write_output
+from reconv.kernels.channels_last import channel_rows
 
 
 def bias_relu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def bias_relu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 class _BiasReLU(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        y = write_output(_operand(x, bias), None, None, rows_of(x, (len(x),)), "relu")
+        y = write_output(_operand(x, bias), None, None, channel_rows(x, (len(x),)), "relu")
         ctx.save_for_backward(x, bias)
         ctx.set_materialize_grads(False)
         return y, y.detach()
@@ -35,22 +35,22 @@ class _BiasReLU(Function):
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor]:
         x, bias = ctx.saved_tensors
-        gradient, gradient2 = uses(first, second)
-        dx, rows = torch.empty_like(x), rows_of(x, (len(x),))
+        gradient, gradient2 = output_gradients(first, second)
+        dx, rows = torch.empty_like(x), channel_rows(x, (len(x),))
         sums = gradient_sums(gradient, gradient2, _operand(x, bias), None, None, dx, rows, "relu")
-        return dx, over_groups(sums[0], bias)
+        return dx, sum_groups(sums[0], bias)
 
 
 def channel_sums(x: Tensor) -> Tensor:
     """The sum of each channel of x [n, channels, height, width], in float32."""
     _, ones = _neutral(x.shape[1], x.device)
-    sums = gradient_sums(x, None, _operand(x, ones), None, None, None, rows_of(x, (len(x),)), "none")
+    sums = gradient_sums(x, None, _operand(x, ones), None, None, None, channel_rows(x, (len(x),)), "none")
     return sums[0, 0]
 
 
-def _operand(x: Tensor, bias: Tensor) -> Operand:
+def _operand(x: Tensor, bias: Tensor) -> NormInput:
     stats, ones = _neutral(x.shape[1], x.device)
-    return Operand(x, stats, ones, bias)
+    return NormInput(x, stats, ones, bias)
 
 
 @cache

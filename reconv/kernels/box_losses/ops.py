@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from reconv.kernels import dispatch
 from reconv.kernels.bias_relu.ops import channel_sums
 from reconv.kernels.box_losses import triton as device
-from reconv.kernels.dispatch import CHANNEL_MULTIPLE, available
 from reconv.kernels.jit.launch import launch
 
 Biases = Sequence[tuple[Tensor, Tensor]]  # of each map: its class head's and its box head's
 
-MOST_ANCHORS = 65536  # whose losses one program sorts
-MOST_CLASSES = 4096
+MAX_ANCHORS = 65536  # whose losses one program sorts
+MAX_CLASSES = 4096
 # Compiled for sm_90 the first needs 80 registers a thread and the second 48: most programs of that one end at once.
-_JUDGED_VALUES, _GRADIENT_VALUES = 2048, 1024
+_LOSS_TILE_VALUES, _GRADIENT_TILE_VALUES = 2048, 1024
 _LANES = 256
-_CLAIMING_PROGRAMS = 16  # of an image; each takes every 16th true box
-_MINED_PER_WARP = 512
+_CLAIM_PROGRAMS = 16  # of an image; each takes every 16th true box
+_ANCHORS_PER_WARP = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
+class GroundTruthBatch:
     """What n images show, and the rule by which default boxes learn it."""
 
     boxes_xyxy: Tensor  # [n, rows, 4]
@@ -54,50 +54,52 @@ class AnchorLayout:
     def channels(self, boxes: int) -> int:
         """Channels of a map with so many boxes a pixel: a multiple of what kernels and convolutions read at once."""
         wanted = boxes * (self.num_classes + 4)
-        return -(-wanted // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+        return -(-wanted // dispatch.CHANNEL_MULTIPLE) * dispatch.CHANNEL_MULTIPLE
 
 
-def nothing_shown(maps: Sequence[Tensor], layout: AnchorLayout) -> Truth:
+def empty_ground_truth(maps: Sequence[Tensor], layout: AnchorLayout) -> GroundTruthBatch:
     """Images without boxes, for a pass in which nothing but shapes matters."""
     num_anchors = sum(b * x.shape[2] * x.shape[3] for x, b in zip(maps, layout.per_cell, strict=True))
     empty, n = maps[0].new_empty, len(maps[0])
     boxes, anchors = (empty(*shape, 4, dtype=torch.float32) for shape in ((n, 1), (num_anchors,)))
     labels, num_boxes = empty(n, 1, dtype=torch.int64), empty(n, dtype=torch.int64)
-    return Truth(boxes, labels, num_boxes, anchors, variances=(0.1, 0.2), threshold=0.5, negatives=3.0)
+    return GroundTruthBatch(boxes, labels, num_boxes, anchors, variances=(0.1, 0.2), threshold=0.5, negatives=3.0)
 
 
-def accepts(maps: Sequence[Tensor], layout: AnchorLayout, truth: Truth) -> bool:
+def supports(maps: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch) -> bool:
     """Whether the kernels take these maps [n, channels, height, width] and boxes."""
     tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)
     return (
-        truth.anchors_cxcywh.shape[0] <= MOST_ANCHORS
-        and layout.num_classes <= MOST_CLASSES
-        and all(available(x) for x in maps)
+        truth.anchors_cxcywh.shape[0] <= MAX_ANCHORS
+        and layout.num_classes <= MAX_CLASSES
+        and all(dispatch.supports(x) for x in maps)
         and all(x.dtype == torch.float32 for x in tensors)
     )
 
 
-def box_losses(maps: Sequence[Tensor], biases: Biases, layout: AnchorLayout, truth: Truth) -> tuple[Tensor, Tensor]:
+def box_losses(
+    maps: Sequence[Tensor], biases: Biases, layout: AnchorLayout, truth: GroundTruthBatch
+) -> tuple[Tensor, Tensor]:
     """The class loss and the box loss of each image [n], over its number of positives."""
     flat = (bias for pair in biases for bias in pair)
-    losses: tuple[Tensor, Tensor] = _Losses.apply(layout, truth, *maps, *flat)  # type: ignore[no-untyped-call]
+    losses: tuple[Tensor, Tensor] = _BoxLosses.apply(layout, truth, *maps, *flat)  # type: ignore[no-untyped-call]
     return losses
 
 
-class _Losses(Function):
+class _BoxLosses(Function):
     @staticmethod
-    def forward(ctx: Any, layout: AnchorLayout, truth: Truth, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, layout: AnchorLayout, truth: GroundTruthBatch, *given: Tensor) -> tuple[Tensor, Tensor]:
         n, num_anchors = len(truth.num_boxes), len(truth.anchors_cxcywh)
         shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
-        rows = matched(truth)
+        rows = match_anchors_fused(truth)
         by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
-        for read, numbers, grid, known in _calls(given, layout, truth, _JUDGED_VALUES):
-            launch(device.judge, grid, *read, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
+        for read, numbers, grid, known in _calls(given, layout, truth, _LOSS_TILE_VALUES):
+            launch(device.losses, grid, *read, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
         losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
         block = 1 << (num_anchors - 1).bit_length()
         launch(
-            device.mine, (n,), by_class, by_box, rows, *losses.unbind(), num_anchors, truth.negatives,
-            BLOCK=block, BITS=block.bit_length() - 1, num_warps=max(1, min(32, block // _MINED_PER_WARP)),
+            device.hard_negatives, (n,), by_class, by_box, rows, *losses.unbind(), num_anchors, truth.negatives,
+            BLOCK=block, BITS=block.bit_length() - 1, num_warps=max(1, min(32, block // _ANCHORS_PER_WARP)),
         )  # fmt: skip
         ctx.save_for_backward(rows, *shown, log_sums, losses, *given)
         ctx.layout, ctx.truth = layout, truth
@@ -108,7 +110,7 @@ class _Losses(Function):
         rows, boxes, labels, anchors, log_sums, losses, *given = ctx.saved_tensors
         known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
         gradients, of_biases = [], []
-        for read, numbers, grid, constants in _calls(given, ctx.layout, ctx.truth, _GRADIENT_VALUES):
+        for read, numbers, grid, constants in _calls(given, ctx.layout, ctx.truth, _GRADIENT_TILE_VALUES):
             dx = torch.empty_like(read[0]).zero_()
             launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
             gradients.append(dx)
@@ -117,7 +119,7 @@ class _Losses(Function):
         return None, None, *gradients, *of_biases
 
 
-def matched(truth: Truth) -> Tensor:
+def match_anchors_fused(truth: GroundTruthBatch) -> Tensor:
     """The row of the true box that each default box belongs to [n, num_anchors] int32; below 0 where none does."""
     n, num_rows = truth.labels.shape
     num_anchors, on = len(truth.anchors_cxcywh), truth.labels.device
@@ -126,7 +128,7 @@ def matched(truth: Truth) -> Tensor:
     given = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), claimed)
     # Ties and the threshold are those of the plain form, whose products are rounded before they are added.
     known = {"LANES": _LANES, "enable_fp_fusion": False}
-    programs = min(num_rows, _CLAIMING_PROGRAMS)
+    programs = min(num_rows, _CLAIM_PROGRAMS)
     launch(device.claim, (programs, n), *given, num_rows, num_anchors, **known)
     grid = (-(-num_anchors // _LANES), n)
     launch(device.match, grid, *given, rows, num_rows, num_anchors, truth.threshold, **known)
@@ -134,7 +136,7 @@ def matched(truth: Truth) -> Tensor:
 
 
 def _calls(
-    given: Sequence[Tensor], layout: AnchorLayout, truth: Truth, tile_values: int
+    given: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch, tile_values: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], tuple[float, ...], tuple[int, int], dict[str, int]]]:
     """Of each map: itself and its two biases, the numbers that kernels are told, their programs and constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()

@@ -122,7 +122,7 @@ def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexp
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def judge(
+def losses(
     x, class_bias, box_bias, rows, boxes, labels, anchors_cxcywh, by_class, by_box, log_sums, num_rows, num_anchors,
     num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
@@ -158,7 +158,7 @@ def judge(
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def mine(
+def hard_negatives(
     by_class, by_box, rows, class_loss, box_loss, shares, num_anchors, ratio, BLOCK: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
     """An image's losses over its positives, with so many times as many of the negatives that have the highest.

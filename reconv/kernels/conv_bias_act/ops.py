@@ -12,24 +12,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from reconv.kernels.autotune import fastest, tolerance_of
-from reconv.kernels.conv_bias_act.candidates import Form, Given, Shape, forms_for, plain
+from reconv.kernels.autotune import fastest, tolerance
+from reconv.kernels.conv_bias_act.candidates import Candidate, ConvConfig, ConvInputs, find_candidates, torch_conv
 
-_chosen: dict[tuple[object, ...], Form] = {}
+_chosen: dict[tuple[object, ...], Candidate] = {}
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, gate: Tensor | None, shape: Shape) -> Tensor:
+def conv_bias_act(
+    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, gate: Tensor | None, shape: ConvConfig
+) -> Tensor:
     """The activation of the convolution of x (times its gate [n, channels, 1, 1]) plus bias (plus the other)."""
-    given = Given(x, weight, bias, other, gate)
+    given = ConvInputs(x, weight, bias, other, gate)
     if not x.is_cuda:
-        return plain(given, shape)
+        return torch_conv(given, shape)
     layouts = tuple(None if t is None else (t.shape, t.stride()) for t in given)
-    key = (*layouts, x.dtype, x.device, shape, tolerance_of(x.dtype))
+    key = (*layouts, x.dtype, x.device, shape, tolerance(x.dtype))
     if key not in _chosen:
         if torch.cuda.is_current_stream_capturing():
-            return plain(given, shape)
-        forms = forms_for(given, shape)
+            return torch_conv(given, shape)
+        forms = find_candidates(given, shape)
         calls = [partial(form, given, shape) for form in forms]
-        place = fastest(partial(plain, given, shape), calls)
-        _chosen[key] = plain if place < 0 else forms[place]
+        place = fastest(partial(torch_conv, given, shape), calls)
+        _chosen[key] = torch_conv if place < 0 else forms[place]
     return _chosen[key](given, shape)

@@ -7,11 +7,11 @@ products are of the tensors' type and added in float32.
 import triton
 import triton.language as tl
 
-from reconv.kernels.pointwise.triton import ended
+from reconv.kernels.pointwise.triton import epilogue
 
 
 @triton.jit(do_not_specialize=["pixels", "in_parts", "out_parts"])
-def multiply(
+def gemm_epilogue(
     x, weight, bias, gate, other, y, pixels, in_parts, out_parts, IN_PART: tl.constexpr, OUT_PART: tl.constexpr,
     GATES: tl.constexpr, ADDS: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     OUT: tl.constexpr, STAGES: tl.constexpr,
@@ -43,4 +43,4 @@ def multiply(
     at, mask = row * out_channels + out[None, :], here & wanted[None, :]
     if ADDS:
         total += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, ended(total, ACT).to(y.dtype.element_ty), mask=mask)
+    tl.store(y + at, epilogue(total, ACT).to(y.dtype.element_ty), mask=mask)

@@ -14,20 +14,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from reconv.kernels.dispatch import reachable
+from reconv.kernels.dispatch import supports_device
 from reconv.kernels.jit.launch import launch
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom
+CropBox = tuple[float, float, float, float]  # left, top, right, bottom
 
 _TALL, _WIDE = 8, 32
 
 
 def crop(
-    pictures: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
+    pictures: Sequence[Tensor], boxes: Sequence[CropBox], size: int, *, antialias: bool = True, is_cut: bool = True
 ) -> Tensor:
     """The box of each image [3, height, width], resized to [n, 3, size, size]."""
-    if not reachable(pictures[0]):
-        return crop_plainly(pictures, boxes, size, antialias=antialias, is_cut=is_cut)
+    if not supports_device(pictures[0]):
+        return crop_reference(pictures, boxes, size, antialias=antialias, is_cut=is_cut)
     from reconv.kernels.crop import triton as device
 
     for picture in pictures:
@@ -35,25 +35,25 @@ def crop(
             raise ValueError(f"three planes of uint8 in one piece, not {picture.dtype} {tuple(picture.shape)}")
     entries, inside = [], []
     for picture, box in zip(pictures, boxes, strict=True):
-        seen = _seen(picture, box, is_cut)
+        seen = _visible_box(picture, box, is_cut)
         entries.append((picture.data_ptr(), *picture.shape[1:], *seen))
         inside.append([side - seen[number % 2] for number, side in enumerate(box)])
     where = pictures[0].device
-    table = _on(where, torch.tensor(entries, dtype=torch.int64))
+    table = _to_device(where, torch.tensor(entries, dtype=torch.int64))
     out = torch.empty((len(pictures), 3, size, size), dtype=torch.uint8, device=where)
     across, down = -(-size // _WIDE), -(-size // _TALL)
     grid, known = (across * down, len(pictures)), {"ANTIALIAS": int(antialias), "TALL": _TALL, "WIDE": _WIDE}
-    launch(device.crop, grid, table, _on(where, torch.tensor(inside)), out, size, across, **known)
+    launch(device.crop, grid, table, _to_device(where, torch.tensor(inside)), out, size, across, **known)
     return out
 
 
-def crop_plainly(
-    pictures: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool = True, is_cut: bool = True
+def crop_reference(
+    pictures: Sequence[Tensor], boxes: Sequence[CropBox], size: int, *, antialias: bool = True, is_cut: bool = True
 ) -> Tensor:
     """The same as two products of matrices in float64, one image after the other."""
     rows = []
     for picture, box in zip(pictures, boxes, strict=True):
-        left, top, right, bottom = _seen(picture, box, is_cut)
+        left, top, right, bottom = _visible_box(picture, box, is_cut)
         part = picture[:, top:bottom, left:right].double()
         across = _weights(box[0] - left, box[2] - left, right - left, size, antialias).to(part.device)
         down = _weights(box[1] - top, box[3] - top, bottom - top, size, antialias).to(part.device)
@@ -61,7 +61,7 @@ def crop_plainly(
     return torch.stack(rows)
 
 
-def _seen(picture: Tensor, box: Box, is_cut: bool) -> tuple[int, int, int, int]:
+def _visible_box(picture: Tensor, box: CropBox, is_cut: bool) -> tuple[int, int, int, int]:
     """The part of an image that may be looked at."""
     left, top, right, bottom = (int(side) for side in box) if is_cut else (0, 0, picture.shape[2], picture.shape[1])
     return left, top, right, bottom
@@ -77,6 +77,6 @@ def _weights(low: float, high: float, length: int, size: int, antialias: bool) -
     return weights / weights.sum(1, keepdim=True)
 
 
-def _on(device: torch.device, table: Tensor) -> Tensor:
+def _to_device(device: torch.device, table: Tensor) -> Tensor:
     """The table on the device; from ordinary memory its copy would wait for the stream."""
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.channels_last import rows_of
-from reconv.kernels.dispatch import available
+from reconv.kernels.channels_last import channel_rows
+from reconv.kernels.dispatch import supports
 from reconv.kernels.jit.launch import launch
 
 _SMALL, _VALUES = 3, {True: 2048, False: 1024}  # of a tile: a large filter's threads would run out of registers
 
 
-def depthwise(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
+def depthwise_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
     """Each channel of images [n, channels, height, width] filtered by its own weights [channels, 1, k, k]."""
     output: Tensor = _Depthwise.apply(x, weight, stride)  # type: ignore[no-untyped-call]
     return output
@@ -36,7 +36,7 @@ class _Depthwise(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.stride = stride
-        return _filtered(x, weight, stride)
+        return _conv(x, weight, stride)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -45,7 +45,7 @@ class _Depthwise(Function):
         wants_dx, wants_dweight, _ = ctx.needs_input_grad
         dx = None
         if wants_dx:
-            dx = _filtered(dy, weight.flip(2, 3), 1) if ctx.stride == 1 else _spread(dy, weight, x)
+            dx = _conv(dy, weight.flip(2, 3), 1) if ctx.stride == 1 else _input_gradient_stride2(dy, weight, x)
         if not wants_dweight:
             return dx, None, None
         half = weight.shape[-1] // 2
@@ -56,18 +56,18 @@ class _Depthwise(Function):
         return dx, dweight, None
 
 
-def _filtered(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+def _conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
     return F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=len(weight))
 
 
-def _spread(dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
+def _input_gradient_stride2(dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
     """The gradient of the input of a convolution of stride 2."""
-    if not available(dy):
+    if not supports(dy):
         raise ValueError(f"images that kernels take, not {dy.dtype} {tuple(dy.shape)} on {dy.device}")
     from reconv.kernels.depthwise.triton import input_gradient
 
     dx = torch.empty_like(x)
-    block = rows_of(dy, (len(dy),)).block
+    block = channel_rows(dy, (len(dy),)).block
     squares, num_squares = _VALUES[weight.shape[-1] <= _SMALL] // block, dy.numel() // dy.shape[1]
     grid = (-(-dy.shape[1] // block) * -(-num_squares // squares),)  # one axis: there may be more than a second has
     sides = (*x.shape[2:], *dy.shape[2:])

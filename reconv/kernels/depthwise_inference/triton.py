@@ -9,7 +9,7 @@ half empty.
 import triton
 import triton.language as tl
 
-from reconv.kernels.pointwise.triton import ended
+from reconv.kernels.pointwise.triton import epilogue
 
 _COUNTS = ["images", "eighths", "height", "width", "out_height", "out_width"]
 
@@ -24,11 +24,11 @@ def _with(total, value, row_of_taps, exists, channels, J: tl.constexpr, KERNEL: 
 
 @triton.jit
 def _leave(y, at, total, mask, ACT: tl.constexpr):
-    tl.store(y + at, ended(total, ACT).to(y.dtype.element_ty), mask=mask)
+    tl.store(y + at, epilogue(total, ACT).to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def filter_each(
+def depthwise_conv(
     x, weight, bias, y, images, eighths, height, width, out_height, out_width, KERNEL: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,

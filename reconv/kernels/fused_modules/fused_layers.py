@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch
-from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS, PoolWindow
+from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d, SqueezeExcitation
 
 
@@ -17,12 +17,12 @@ class FusedStemConv2d(nn.Conv2d):
     """A convolution of stride 2 over few channels, computed over blocks of 2x2 pixels."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and dispatch.reachable(x):
-            from reconv.kernels.stem.ops import accepts, stem_images, stem_weight
+        if self.training and dispatch.supports_device(x):
+            from reconv.kernels.stem.ops import space_to_depth, space_to_depth_weight, supports
 
-            if accepts(x, self.weight):
-                blocks = stem_images(x, self.kernel_size[0], dispatch.product_dtype(x))
-                return F.conv2d(blocks, stem_weight(self.weight))
+            if supports(x, self.weight):
+                blocks = space_to_depth(x, self.kernel_size[0], dispatch.conv_output_dtype(x))
+                return F.conv2d(blocks, space_to_depth_weight(self.weight))
         return super().forward(x)
 
 
@@ -30,11 +30,11 @@ class FusedDepthwiseConv2d(nn.Conv2d):
     """A depthwise convolution whose input gradient is not left to cuDNN."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and dispatch.available(x):
-            from reconv.kernels.depthwise.ops import depthwise
+        if self.training and dispatch.supports(x):
+            from reconv.kernels.depthwise.ops import depthwise_conv
 
-            dtype = dispatch.product_dtype(x)
-            return depthwise(x.to(dtype), self.weight.to(dtype), self.stride[0])
+            dtype = dispatch.conv_output_dtype(x)
+            return depthwise_conv(x.to(dtype), self.weight.to(dtype), self.stride[0])
         return super().forward(x)
 
 
@@ -45,7 +45,7 @@ def fused_conv_class(conv: nn.Conv2d) -> type[nn.Conv2d] | None:
     is_centered = conv.padding == (kernel // 2, kernel // 2) and kernel % 2 == 1 and conv.dilation == (1, 1)
     if type(conv) is not nn.Conv2d or conv.bias is not None or not (is_square and is_centered):
         return None
-    if kernel in STEM_KERNELS and (stride, conv.groups) == (2, 1) and conv.in_channels <= MOST_STEM_CHANNELS:
+    if kernel in STEM_KERNELS and (stride, conv.groups) == (2, 1) and conv.in_channels <= MAX_STEM_CHANNELS:
         return FusedStemConv2d
     if stride <= 2 and kernel > 1 and conv.in_channels == conv.out_channels == conv.groups:
         return FusedDepthwiseConv2d
@@ -84,11 +84,11 @@ class FusedSameMaxPool2d(SameMaxPool2d):
 def _max_pool(pool: nn.Module, x: Tensor) -> Tensor | None:
     """The pooled images, or None where kernels do not support them."""
     window = pool_window(pool)
-    if window is None or not (pool.training and dispatch.available(x)):
+    if window is None or not (pool.training and dispatch.supports(x)):
         return None
-    from reconv.kernels.max_pool.ops import accepts, max_pool
+    from reconv.kernels.max_pool.ops import max_pool, supports
 
-    return max_pool(x, window) if accepts(x, window) else None
+    return max_pool(x, window) if supports(x, window) else None
 
 
 class FusedSqueezeExcitation(SqueezeExcitation):
@@ -96,7 +96,7 @@ class FusedSqueezeExcitation(SqueezeExcitation):
 
     def supports(self, x: Tensor) -> bool:
         """Whether kernels compute the passes over these images."""
-        return self.training and dispatch.available(x)
+        return self.training and dispatch.supports(x)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.supports(x):

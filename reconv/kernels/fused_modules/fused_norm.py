@@ -21,7 +21,7 @@ from reconv.models.external import BatchNormThen
 from reconv.models.layers.batch_norm import BatchNorm2d
 
 if TYPE_CHECKING:
-    from reconv.kernels.batch_norm.ops import Norm
+    from reconv.kernels.batch_norm.ops import NormParams
 
 # Importing any of the operations' modules imports Triton, so that happens only after `supports` said yes.
 
@@ -56,24 +56,24 @@ class FusedBatchNorm2d(BatchNorm2d):
             and not self.fixed
             and self.spread is None
             and self.groups is not None
-            and dispatch.even_groups(self.groups)
-            and all(dispatch.available(x) for x in tensors)
+            and dispatch.supports_groups(self.groups)
+            and all(dispatch.supports(x) for x in tensors)
         )
 
     def forward_act(self, x: Tensor, act: Activation) -> Tensor:
         """The activation of the norm of x, by kernels."""
-        from reconv.kernels.batch_norm.ops import normalise
+        from reconv.kernels.batch_norm.ops import batch_norm_act
 
-        y, statistics = normalise(x, self.parameters_of_kernels(), self.group_sizes(), act)
+        y, statistics = batch_norm_act(x, self.parameters_of_kernels(), self.group_sizes(), act)
         self.record(statistics)
         return y
 
-    def parameters_of_kernels(self) -> Norm:
+    def parameters_of_kernels(self) -> NormParams:
         """The tensors that kernels read."""
-        from reconv.kernels.batch_norm.ops import Norm
+        from reconv.kernels.batch_norm.ops import NormParams
 
         assert self.running_var is not None
-        return Norm(self.weight, self.bias, self.running_var, self.eps)
+        return NormParams(self.weight, self.bias, self.running_var, self.eps)
 
     def group_sizes(self) -> tuple[int, ...]:
         """The samples of each group of the current batch."""
@@ -108,13 +108,13 @@ def norm_act(norm: nn.Module, x: Tensor, act: nn.Module) -> Tensor:
 
 def norm_act_concat(norms: Sequence[FusedBatchNorm2d], x: Tensor, act: Activation) -> tuple[Tensor, ...]:
     """The activations of several norms over consecutive channels of x, by one kernel, split again."""
-    from reconv.kernels.batch_norm.ops import Norm, normalise
+    from reconv.kernels.batch_norm.ops import NormParams, batch_norm_act
 
     parameters = [norm.parameters_of_kernels() for norm in norms]
     weight, bias, running_var = (
         torch.cat([getattr(own, name) for own in parameters]) for name in ("weight", "bias", "running_var")
     )
-    y, statistics = normalise(x, Norm(weight, bias, running_var, norms[0].eps), norms[0].group_sizes(), act)
+    y, statistics = batch_norm_act(x, NormParams(weight, bias, running_var, norms[0].eps), norms[0].group_sizes(), act)
     widths = [norm.num_features for norm in norms]
     for norm, own in zip(norms, statistics.split(widths, 2), strict=True):
         norm.record(own)
@@ -153,14 +153,14 @@ def _before_norm(
 def _add_norms(
     norm: FusedBatchNorm2d, x: Tensor, other: Tensor, other_norm: FusedBatchNorm2d | None, act: Activation
 ) -> DualUse:
-    from reconv.kernels.batch_norm.ops import join, join_norms
+    from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_norm_act
 
     own, groups = norm.parameters_of_kernels(), norm.group_sizes()
     if other_norm is None:
-        main, shortcut, statistics = join(x, own, other, groups, act)
+        main, shortcut, statistics = batch_norm_add_act(x, own, other, groups, act)
     else:
         theirs = other_norm.parameters_of_kernels()
-        main, shortcut, statistics, other_statistics = join_norms(x, own, other, theirs, groups, act)
+        main, shortcut, statistics, other_statistics = batch_norm_add_norm_act(x, own, other, theirs, groups, act)
         other_norm.record(other_statistics)
     norm.record(statistics)
     return DualUse(main, shortcut)
@@ -171,9 +171,11 @@ def norm_act_pool(norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module) -
     window = pool_window(pool)
     is_stem = type(act) is nn.ReLU and window in STEM_WINDOWS
     if isinstance(norm, FusedBatchNorm2d) and is_stem and window is not None and norm.supports(x):
-        from reconv.kernels.norm_max_pool.ops import normalise_pool
+        from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
 
-        main, shortcut, statistics = normalise_pool(x, norm.parameters_of_kernels(), norm.group_sizes(), window)
+        main, shortcut, statistics = batch_norm_relu_max_pool(
+            x, norm.parameters_of_kernels(), norm.group_sizes(), window
+        )
         norm.record(statistics)
         return DualUse(main, shortcut)
     out: Tensor = pool(norm_act(norm, x, act))
@@ -184,11 +186,11 @@ def norm_act_conv1x1(norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module
     """conv(act(norm(x)))"""
     name = _ACTIVATIONS.get(type(act))
     if isinstance(norm, FusedBatchNorm2d) and isinstance(conv, nn.Conv2d) and name is not None and norm.supports(x):
-        from reconv.kernels.norm_conv1x1.ops import accepts, project
+        from reconv.kernels.norm_conv1x1.ops import batch_norm_act_conv1x1, supports
 
-        if conv.stride == (1, 1) and conv.bias is None and accepts(x, conv.weight):
+        if conv.stride == (1, 1) and conv.bias is None and supports(x, conv.weight):
             filters = conv.weight.to(x.dtype)
-            y, statistics = project(x, norm.parameters_of_kernels(), filters, norm.group_sizes(), name)
+            y, statistics = batch_norm_act_conv1x1(x, norm.parameters_of_kernels(), filters, norm.group_sizes(), name)
             norm.record(statistics)
             return y
     out: Tensor = conv(norm_act(norm, x, act))
@@ -199,10 +201,12 @@ def norm_act_squeeze_excite(norm: nn.Module, x: Tensor, act: nn.Module, se: nn.M
     """se(act(norm(x)))"""
     name = _ACTIVATIONS.get(type(act))
     if name is not None and isinstance(norm, FusedBatchNorm2d) and _supports_excite(norm, se, x):
-        from reconv.kernels.norm_squeeze_excite.ops import excite
+        from reconv.kernels.norm_squeeze_excite.ops import batch_norm_act_squeeze_excite
 
         assert isinstance(se, FusedSqueezeExcitation)
-        y, statistics = excite(x, norm.parameters_of_kernels(), norm.group_sizes(), name, se.gate)
+        y, statistics = batch_norm_act_squeeze_excite(
+            x, norm.parameters_of_kernels(), norm.group_sizes(), name, se.gate
+        )
         norm.record(statistics)
         return y
     out: Tensor = se(norm_act(norm, x, act))
@@ -213,10 +217,12 @@ def norm_squeeze_excite_add_relu(norm: nn.Module, x: Tensor, se: nn.Module, shor
     """act(se(norm(x)) + shortcut)"""
     is_same = (shortcut.shape, shortcut.dtype) == (x.shape, x.dtype)
     if isinstance(norm, FusedBatchNorm2d) and is_same and _supports_excite(norm, se, x, shortcut):
-        from reconv.kernels.norm_squeeze_excite.ops import excite_join
+        from reconv.kernels.norm_squeeze_excite.ops import batch_norm_squeeze_excite_add_relu
 
         assert isinstance(se, FusedSqueezeExcitation)
-        main, again, statistics = excite_join(x, norm.parameters_of_kernels(), shortcut, norm.group_sizes(), se.gate)
+        main, again, statistics = batch_norm_squeeze_excite_add_relu(
+            x, norm.parameters_of_kernels(), shortcut, norm.group_sizes(), se.gate
+        )
         norm.record(statistics)
         return DualUse(main, again)
     return act(se(norm(x)) + shortcut)
@@ -225,6 +231,6 @@ def norm_squeeze_excite_add_relu(norm: nn.Module, x: Tensor, se: nn.Module, shor
 def _supports_excite(norm: FusedBatchNorm2d, se: nn.Module, x: Tensor, *others: Tensor) -> bool:
     if not (isinstance(se, FusedSqueezeExcitation) and se.supports(x) and norm.supports(x, *others)):
         return False
-    from reconv.kernels.norm_squeeze_excite.ops import accepts
+    from reconv.kernels.norm_squeeze_excite.ops import supports
 
-    return accepts(x)
+    return supports(x)

@@ -47,7 +47,7 @@ class FusedExtra(Extra):
 
     def _conv_norm_act(self, x: Tensor, conv: nn.Module, norm: nn.Module, act: nn.Module) -> Tensor | DualUse:
         assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-        is_supported = dispatch.available(x) and conv.out_channels % dispatch.CHANNEL_MULTIPLE == 0
+        is_supported = dispatch.supports(x) and conv.out_channels % dispatch.CHANNEL_MULTIPLE == 0
         if not (isinstance(norm, nn.Identity) and self.training and is_supported):
             return norm_act(norm, conv(x), act)
         from reconv.kernels.bias_relu.ops import bias_relu
@@ -67,7 +67,7 @@ class FusedSSD(FusedResNetTrunk, SSD):
 
     def heads(self, maps: tuple[Tensor | DualUse, ...]) -> Any:
         inputs = tuple(single(x) for x in maps)
-        if not (self.training and all(dispatch.available(x) for x in inputs)):
+        if not (self.training and all(dispatch.supports(x) for x in inputs)):
             return super().heads(inputs)
         pairs = list(zip(self.class_heads, self.box_heads, strict=True))
         outputs = tuple(_both_heads(*pair, x) for pair, x in zip(pairs, inputs, strict=True))
@@ -80,6 +80,6 @@ def _both_heads(class_head: nn.Module, box_head: nn.Module, x: Tensor) -> Tensor
     weights = [head.get_parameter("weight") for head in (class_head, box_head)]
     num_zeros = -sum(map(len, weights)) % dispatch.CHANNEL_MULTIPLE
     # In the convolution's dtype: torch.cat promotes to the widest of its inputs.
-    zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=dispatch.product_dtype(x))
+    zeros = x.new_zeros(num_zeros, *weights[0].shape[1:], dtype=dispatch.conv_output_dtype(x))
     zeros = zeros.contiguous(memory_format=torch.channels_last)
     return F.conv2d(x, torch.cat([*weights, zeros]), padding=1)

@@ -17,29 +17,29 @@ from typing import Any
 import torch
 
 from reconv.kernels.jit import compile_process as compiler
-from reconv.kernels.jit.launch import Variant, expect
+from reconv.kernels.jit.launch import KernelVariant, register_compilations
 
 _MOST_THREADS = 16
 _WARP_THREADS = 32
 _binding = Lock()
 
 
-def compile_ahead(variants: Collection[Variant], device: torch.device, tell: Callable[[str], None]) -> int:
+def compile_ahead(variants: Collection[KernelVariant], device: torch.device, tell: Callable[[str], None]) -> int:
     """Begin to compile variants for a CUDA device, and return how many; their first launches wait for them."""
     major, minor = torch.cuda.get_device_capability(device)
     target = ("cuda", 10 * major + minor, _WARP_THREADS)
-    answers = compiler.take().ask(target, [variant.named() for variant in variants])
+    answers = compiler.acquire_compiler().ask(target, [variant.named() for variant in variants])
     threads = max(1, min(len(variants), os.cpu_count() or 1, _MOST_THREADS))
     pool = ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (device,))
     under_way: dict[Any, list[Future[None]]] = {}
     for variant, answer in zip(variants, answers, strict=True):
         under_way.setdefault(variant.kernel, []).append(pool.submit(_load, variant, answer))
-    expect(under_way, tell)
+    register_compilations(under_way, tell)
     pool.shutdown(wait=False)  # its threads end with their work
     return len(variants)
 
 
-def _load(variant: Variant, answer: Future[None]) -> None:
+def _load(variant: KernelVariant, answer: Future[None]) -> None:
     """Take a variant from the cache when it is there, for this thread's device, and load it with what launches it."""
     from triton.runtime.cache import triton_key
 

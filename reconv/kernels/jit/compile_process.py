@@ -22,7 +22,7 @@ _PROGRAM = "reconv.kernels.jit.compile_variants"
 _NVIDIA = Path("/dev/nvidiactl")
 
 
-class Compiler:
+class CompilerProcess:
     """The program, started and waiting to be asked once."""
 
     def __init__(self) -> None:
@@ -57,23 +57,23 @@ class Compiler:
                 answer.set_result(None)
 
 
-_begun: list[Compiler] = []
+_started: list[CompilerProcess] = []
 
 
-def begin(device: str) -> None:
+def start_compiler(device: str) -> None:
     """Start the compiler where a run on this device may need it; it prepares itself while torch is imported."""
     is_meant = device == "auto" or device.startswith("cuda")
-    if not _begun and is_meant and sys.executable and _NVIDIA.exists() and find_spec("triton") is not None:
+    if not _started and is_meant and sys.executable and _NVIDIA.exists() and find_spec("triton") is not None:
         with suppress(OSError):  # where no process may be started, kernels are compiled in this one
-            _begun.append(Compiler())
+            _started.append(CompilerProcess())
 
 
-def take() -> Compiler:
+def acquire_compiler() -> CompilerProcess:
     """The compiler that was begun, else a new one."""
-    return _begun.pop() if _begun else Compiler()
+    return _started.pop() if _started else CompilerProcess()
 
 
-def dismiss() -> None:
+def stop_compiler() -> None:
     """Let a compiler that was begun end: there is nothing to compile."""
-    if _begun:
-        _begun.pop().ask((), ())
+    if _started:
+        _started.pop().ask((), ())

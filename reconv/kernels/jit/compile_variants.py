@@ -22,11 +22,11 @@ from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction, MockTensor
 
-_PATIENCE_S = 120.0
+_IDLE_TIMEOUT_S = 120.0
 _NUMBERS: dict[str, int | float] = {"int": 16, "float": 1.0}  # counts are not specialised
 
 
-class NamedGpu:
+class TargetGpu:
     """What Triton asks of a driver while it compiles, told of a GPU that may be elsewhere."""
 
     def __init__(self, target: GPUTarget) -> None:
@@ -55,7 +55,7 @@ class NoTorch(MetaPathFinder):
             raise ModuleNotFoundError(fullname)
 
 
-def settle_key(kernel: Any) -> None:
+def resolve_cache_key(kernel: Any) -> None:
     """Give a kernel its key in the cache after those that it calls have theirs.
 
     Triton 3.6 leaves out of a key the constants of a called function that has none yet, so that a kernel has another
@@ -64,22 +64,22 @@ def settle_key(kernel: Any) -> None:
     if not isinstance(kernel, JITFunction):
         return  # interpreted, or not a kernel
     for name in kernel.fn.__code__.co_names:
-        settle_key(kernel.__globals__.get(name))
+        resolve_cache_key(kernel.__globals__.get(name))
     kernel.cache_key  # noqa: B018 (a property that is computed once)
 
 
-def compiled(module: str, name: str, types: list[str], constants: dict[str, int]) -> Any:
+def compile_variant(module: str, name: str, types: list[str], constants: dict[str, int]) -> Any:
     """The variant of a kernel, from the cache or left in it."""
     kernel = getattr(import_module(module), name)
-    settle_key(kernel)
+    resolve_cache_key(kernel)
     arguments = [_NUMBERS[kind] if kind in _NUMBERS else MockTensor(kind) for kind in types]
     return kernel.warmup(*arguments, grid=(1,), **constants)
 
 
 def _compile(target: list[Any], variant: list[Any]) -> None:
     """Compile a variant, and what launches it: where that is C code of its own, it takes as long."""
-    driver.set_active(NamedGpu(GPUTarget(*target)))
-    found = compiled(*variant)
+    driver.set_active(TargetGpu(GPUTarget(*target)))
+    found = compile_variant(*variant)
     import_module("triton.backends.nvidia.driver").CudaLauncher(found.src, found.metadata)
 
 
@@ -107,19 +107,19 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Triton prints where its dumps are wanted is no answer
     _forked(_build_driver)
     triton_key()  # a digest of Triton's own 400 MB, which the children would each compute
-    if not select.select([sys.stdin], [], [], _PATIENCE_S)[0] or not (line := sys.stdin.readline()):
+    if not select.select([sys.stdin], [], [], _IDLE_TIMEOUT_S)[0] or not (line := sys.stdin.readline()):
         return
     target, variants = json.loads(line)
     running: dict[int, int] = {}
     for number, variant in enumerate(variants):
         if len(running) >= len(os.sched_getaffinity(0)):
-            _tell_one(running, answers)
+            _report_one(running, answers)
         running[_forked(partial(_compile, target, variant))] = number
     while running:
-        _tell_one(running, answers)
+        _report_one(running, answers)
 
 
-def _tell_one(running: dict[int, int], answers: TextIO) -> None:
+def _report_one(running: dict[int, int], answers: TextIO) -> None:
     """Wait for a child; what it was to compile is told."""
     pid, _ = os.wait()
     if pid in running:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST_ACROSS = 65535  # programs of a grid's second and third axis, on CUDA
+MAX_GRID_YZ = 65535  # programs of a grid's second and third axis, on CUDA
 _SAMPLES: dict[type, int | float] = {
     int: 16,
     float: 1.0,
@@ -26,7 +26,7 @@ _SAMPLES: dict[type, int | float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class KernelVariant:
     """What Triton compiles once: a kernel, the types of its arguments, and all that is constant in it."""
 
     kernel: Any
@@ -43,33 +43,33 @@ class Variant:
         return self.kernel.__module__, self.kernel.__name__, types, dict(self.constants)
 
 
-def variant_of(kernel: Any, args: Sequence[Tensor | float], constants: dict[str, int]) -> Variant:
+def variant_of(kernel: Any, args: Sequence[Tensor | float], constants: dict[str, int]) -> KernelVariant:
     """The variant that a call launches."""
     types = tuple(arg.dtype if isinstance(arg, Tensor) else type(arg) for arg in args)
-    return Variant(kernel, types, tuple(sorted(constants.items())))
+    return KernelVariant(kernel, types, tuple(sorted(constants.items())))
 
 
-_noted: ContextVar[dict[Variant, None] | None] = ContextVar("noted", default=None)
+_traced: ContextVar[dict[KernelVariant, None] | None] = ContextVar("noted", default=None)
 
 
 @contextmanager
-def rehearsed() -> Iterator[dict[Variant, None]]:
+def trace_launches() -> Iterator[dict[KernelVariant, None]]:
     """Note the variants of the calls inside, in the order of their first call."""
-    noted: dict[Variant, None] = {}
-    token = _noted.set(noted)
+    noted: dict[KernelVariant, None] = {}
+    token = _traced.set(noted)
     try:
         yield noted
     finally:
-        _noted.reset(token)
+        _traced.reset(token)
 
 
-def is_rehearsed(x: Tensor) -> bool:
+def is_traced(x: Tensor) -> bool:
     """Whether a call with this tensor would be noted instead of launched."""
-    return x.is_meta and _noted.get() is not None
+    return x.is_meta and _traced.get() is not None
 
 
 @dataclass(slots=True)
-class _Ahead:
+class _Compilations:
     """Kernels that other threads are compiling, and who is told if that failed."""
 
     under_way: dict[Any, list[Future[None]]]
@@ -84,28 +84,28 @@ class _Ahead:
             tell(f"kernels were not compiled ahead of the first step, which is slower for it: {failures[0]!r}")
 
 
-_ahead = _Ahead({}, lambda text: None)
+_compilations = _Compilations({}, lambda text: None)
 
 
-def expect(under_way: dict[Any, list[Future[None]]], tell: Callable[[str], None]) -> None:
+def register_compilations(under_way: dict[Any, list[Future[None]]], tell: Callable[[str], None]) -> None:
     """Let launches wait for these kernels' compilations, and tell if one failed."""
     for kernel, futures in under_way.items():
-        _ahead.under_way.setdefault(kernel, []).extend(futures)
-    _ahead.tell = tell
+        _compilations.under_way.setdefault(kernel, []).extend(futures)
+    _compilations.tell = tell
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Tensor | float, **constants: int) -> None:
     """Run a kernel's programs: tensors and numbers are given in order, constants by name."""
-    if max(grid[1:], default=0) > MOST_ACROSS:
-        raise ValueError(f"a grid of {grid} programs: only the first axis may have more than {MOST_ACROSS:,}")
-    if isinstance(args[0], Tensor) and is_rehearsed(args[0]):
-        from reconv.kernels.jit.compile_variants import settle_key
+    if max(grid[1:], default=0) > MAX_GRID_YZ:
+        raise ValueError(f"a grid of {grid} programs: only the first axis may have more than {MAX_GRID_YZ:,}")
+    if isinstance(args[0], Tensor) and is_traced(args[0]):
+        from reconv.kernels.jit.compile_variants import resolve_cache_key
 
-        settle_key(kernel)  # before anybody asks for its hash, which is made of its key
-        noted = _noted.get()
+        resolve_cache_key(kernel)  # before anybody asks for its hash, which is made of its key
+        noted = _traced.get()
         assert noted is not None
         noted[variant_of(kernel, args, constants)] = None
         return
-    if _ahead.under_way:
-        _ahead.wait_for(kernel)
+    if _compilations.under_way:
+        _compilations.wait_for(kernel)
     kernel[grid](*args, **constants)

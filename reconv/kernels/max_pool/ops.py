@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.jit.launch import MOST_ACROSS, launch
+from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
 from reconv.kernels.max_pool import triton as device
 from reconv.kernels.window import PoolWindow
 
@@ -28,33 +28,33 @@ def max_pool(x: Tensor, window: PoolWindow) -> Tensor:
     return output
 
 
-def accepts(x: Tensor, window: PoolWindow) -> bool:
+def supports(x: Tensor, window: PoolWindow) -> bool:
     """Whether there are few enough images and tiles, of inputs and outputs."""
     images, channels, height, width = x.shape
     inputs, _, _ = _tiles(images, channels, height, width, window)
     outputs, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
-    return max(*inputs[1:], *outputs[1:]) <= MOST_ACROSS
+    return max(*inputs[1:], *outputs[1:]) <= MAX_GRID_YZ
 
 
-def max_pool_values(x: Tensor, window: PoolWindow) -> Tensor:
+def max_pool_inference(x: Tensor, window: PoolWindow) -> Tensor:
     """The same where no gradient is asked for: no places are written."""
-    return _pooled(x, window, None)
+    return _forward(x, window, None)
 
 
-def _pooled(x: Tensor, window: PoolWindow, place: Tensor | None) -> Tensor:
+def _forward(x: Tensor, window: PoolWindow, place: Tensor | None) -> Tensor:
     """The largest values, and in `place`, if there is one, where each lies in its window."""
     images, channels, height, width = x.shape
     sides = (window.out_side(height), window.out_side(width))
     y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     grid, across, known = _tiles(images, channels, *sides, window)
-    known |= _before(x, window) | {"PLACES": int(place is not None)}
+    known |= _padding_before(x, window) | {"PLACES": int(place is not None)}
     launch(
         device.pool, grid, x, y, y if place is None else place, channels // 8, height, width, *sides, across, **known
     )
     return y
 
 
-def _before(x: Tensor, window: PoolWindow) -> dict[str, int]:
+def _padding_before(x: Tensor, window: PoolWindow) -> dict[str, int]:
     return {"ABOVE": window.before(x.shape[2]), "LEFT": window.before(x.shape[3])}
 
 
@@ -65,9 +65,9 @@ class _MaxPool(Function):
         out = (images, channels, window.out_side(height), window.out_side(width))
         place = torch.empty(out, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
         ctx.sides = (height, width, out[2], out[3])
-        ctx.window, ctx.shape, ctx.before = window, x.shape, _before(x, window)
+        ctx.window, ctx.shape, ctx.before = window, x.shape, _padding_before(x, window)
         ctx.save_for_backward(place)
-        return _pooled(x, window, place)
+        return _forward(x, window, place)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from reconv.kernels.batch_norm.ops import ACTIVATIONS, Norm, Operand, counts, over_groups, statistics
-from reconv.kernels.channels_last import Rows, counters, rows_of
+from reconv.kernels.batch_norm.ops import ACTIVATION_IDS, NormInput, NormParams, row_counts, statistics, sum_groups
+from reconv.kernels.channels_last import ChannelRows, channel_rows, counters
 from reconv.kernels.dispatch import CHANNEL_MULTIPLE
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.norm_conv1x1 import triton as device
 from reconv.kernels.reference import Activation
 
-MOST_OUTPUTS = 64  # with 96 separate kernels were faster, over the layers of MobileNetV2 on an H200
+MAX_OUTPUTS = 64  # with 96 separate kernels were faster, over the layers of MobileNetV2 on an H200
 _LEAST = 16  # what tensor cores multiply at once
 _STAGES = 3  # tiles copied ahead
 _NARROW, _WIDE = 32, 64  # channels of a tile
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _TileConfig:
     """How a kernel is launched: rows and channels of a tile, its warps, programs per processor."""
 
     rows: int
@@ -42,30 +42,32 @@ class _Form:
 
 # Counted in machine code for Hopper: 11 instructions a value forward, 22 for the sums, 17 for the gradient. With other
 # tiles Triton computes the activation up to four times, or keeps too many of the norms' numbers in registers.
-_FORWARD = _Form(128, _NARROW, 4, 1)
-_SUMS = {_NARROW: _Form(64, _NARROW, 4, 4, 128), _WIDE: _Form(64, _WIDE, 8, 2, 128)}
-_GRADIENT = {_NARROW: _Form(64, _NARROW, 4, 4), _WIDE: _Form(64, _WIDE, 8, 4)}
+_FORWARD = _TileConfig(128, _NARROW, 4, 1)
+_SUMS = {_NARROW: _TileConfig(64, _NARROW, 4, 4, 128), _WIDE: _TileConfig(64, _WIDE, 8, 2, 128)}
+_GRADIENT = {_NARROW: _TileConfig(64, _NARROW, 4, 4), _WIDE: _TileConfig(64, _WIDE, 8, 4)}
 
 
-def accepts(x: Tensor, filters: Tensor) -> bool:
+def supports(x: Tensor, filters: Tensor) -> bool:
     """Whether a norm's input and filters [out, channels, 1, 1] are of a kind that this is worth it for."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and tuple(filters.shape[1:]) == (x.shape[1], 1, 1)
         and len(filters) % CHANNEL_MULTIPLE == 0
-        and len(filters) <= min(MOST_OUTPUTS, x.shape[1])
+        and len(filters) <= min(MAX_OUTPUTS, x.shape[1])
     )
 
 
-def project(x: Tensor, norm: Norm, filters: Tensor, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
+def batch_norm_act_conv1x1(
+    x: Tensor, norm: NormParams, filters: Tensor, groups: Sequence[int], act: Activation
+) -> tuple[Tensor, Tensor]:
     """The convolution of the activation of the norm of x, and mean, unbiased variance and 1 / deviation of x."""
-    output: tuple[Tensor, Tensor] = _Project.apply(  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, Tensor] = _BatchNormActConv1x1.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, filters, norm, groups, act
     )
     return output
 
 
-class _Project(Function):
+class _BatchNormActConv1x1(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -73,43 +75,45 @@ class _Project(Function):
         weight: Tensor,
         bias: Tensor,
         filters: Tensor,
-        norm: Norm,
+        norm: NormParams,
         groups: Sequence[int],
         act: Activation,
     ) -> tuple[Tensor, Tensor]:
-        rows = rows_of(x, groups)
-        operand = Operand(x, statistics(x, norm, rows), weight, bias)
+        rows = channel_rows(x, groups)
+        operand = NormInput(x, statistics(x, norm, rows), weight, bias)
         filters = filters.contiguous()
         ctx.save_for_backward(*operand.tensors(), filters)
         ctx.rows, ctx.act = rows, act
         ctx.mark_non_differentiable(operand.stats)
         ctx.set_materialize_grads(False)
-        return write_product(operand, filters, rows, act), operand.stats
+        return conv_output(operand, filters, rows, act), operand.stats
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
         *saved, filters = ctx.saved_tensors
-        operand = Operand(*saved)
+        operand = NormInput(*saved)
         dy = dy.contiguous(memory_format=torch.channels_last)
         sums, dfilters = gradient_sums(dy, operand, filters, ctx.rows, ctx.act)
         dx = input_gradient(dy, operand, filters, sums, ctx.rows, ctx.act)
-        dweight, dbias = over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias)
+        dweight, dbias = sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias)
         return dx, dweight, dbias, dfilters, None, None, None
 
 
-def write_product(operand: Operand, filters: Tensor, rows: Rows, act: Activation) -> Tensor:
+def conv_output(operand: NormInput, filters: Tensor, rows: ChannelRows, act: Activation) -> Tensor:
     """The convolution's output."""
     samples, _, height, width = operand.x.shape
     y = torch.empty(samples, height, width, len(filters), dtype=operand.x.dtype, device=operand.x.device)
     launch(
         device.project, (_num_tiles(rows, _FORWARD), 1, rows.num_groups),
-        *operand.tensors(), filters, y, *counts(rows), len(filters) // 8,
-        ACT=ACTIVATIONS[act], **_shape(filters, _FORWARD),
+        *operand.tensors(), filters, y, *row_counts(rows), len(filters) // 8,
+        ACT=ACTIVATION_IDS[act], **_shape(filters, _FORWARD),
     )  # fmt: skip
     return y.permute(0, 3, 1, 2)
 
 
-def gradient_sums(dy: Tensor, operand: Operand, filters: Tensor, rows: Rows, act: Activation) -> tuple[Tensor, Tensor]:
+def gradient_sums(
+    dy: Tensor, operand: NormInput, filters: Tensor, rows: ChannelRows, act: Activation
+) -> tuple[Tensor, Tensor]:
     """Sums of dz and dz * xhat [2, groups, channels], and the gradient of the filters."""
     form = _SUMS[_block(rows)]
     grid = _grid(rows, form)
@@ -120,41 +124,43 @@ def gradient_sums(dy: Tensor, operand: Operand, filters: Tensor, rows: Rows, act
     launch(
         device.gradient_sums, grid,
         dy, *operand.tensors(), filters, sums, parts, partials, counters(grid[0] * grid[2], dy.device),
-        *counts(rows), len(filters) // 8,
-        ACT=ACTIVATIONS[act], **_shape(filters, form),
+        *row_counts(rows), len(filters) // 8,
+        ACT=ACTIVATION_IDS[act], **_shape(filters, form),
     )  # fmt: skip
     return sums, parts.sum(0).to(filters.dtype).view(filters.shape)
 
 
-def input_gradient(dy: Tensor, operand: Operand, filters: Tensor, sums: Tensor, rows: Rows, act: Activation) -> Tensor:
+def input_gradient(
+    dy: Tensor, operand: NormInput, filters: Tensor, sums: Tensor, rows: ChannelRows, act: Activation
+) -> Tensor:
     """The gradient of the norm's input."""
     form, dx = _GRADIENT[_block(rows)], torch.empty_like(operand.x)
     launch(
         device.gradient, _grid(rows, form),
-        dy, *operand.tensors(), filters, sums, dx, *counts(rows), len(filters) // 8,
-        ACT=ACTIVATIONS[act], **_shape(filters, form),
+        dy, *operand.tensors(), filters, sums, dx, *row_counts(rows), len(filters) // 8,
+        ACT=ACTIVATION_IDS[act], **_shape(filters, form),
     )  # fmt: skip
     return dx
 
 
-def _block(rows: Rows) -> int:
+def _block(rows: ChannelRows) -> int:
     return _NARROW if rows.channels <= _NARROW else _WIDE
 
 
-def _num_tiles(rows: Rows, form: _Form) -> int:
+def _num_tiles(rows: ChannelRows, form: _TileConfig) -> int:
     """Tiles below each other, in the largest group."""
     last = rows.num_rows - (rows.num_groups - 1) * rows.group_rows
     return -(-max(rows.group_rows, last) // form.rows)
 
 
-def _grid(rows: Rows, form: _Form) -> tuple[int, int, int]:
+def _grid(rows: ChannelRows, form: _TileConfig) -> tuple[int, int, int]:
     """Blocks of channels, splits of the rows, groups."""
     num_blocks = -(-rows.channels // form.block)
     wanted = max(1, form.programs_per_sm * rows.num_sms // (num_blocks * rows.num_groups))
     return num_blocks, min(wanted, _num_tiles(rows, form)), rows.num_groups
 
 
-def _shape(filters: Tensor, form: _Form) -> dict[str, int]:
+def _shape(filters: Tensor, form: _TileConfig) -> dict[str, int]:
     outputs = max(_LEAST, 1 << (len(filters) - 1).bit_length())
     tile = {"ROWS": form.rows, "BLOCK": form.block, "OUT": outputs, "STAGES": _STAGES, "num_warps": form.warps}
     return tile if form.registers is None else tile | {"maxnreg": form.registers}

@@ -16,38 +16,38 @@ from torch import Tensor
 from torch.autograd import Function
 
 from reconv.kernels.batch_norm.ops import (
-    FORMS,
-    Norm,
-    Operand,
-    counts,
+    CONFIGS,
+    NormInput,
+    NormParams,
     gradient_sums,
-    over_groups,
-    shape,
+    output_gradients,
+    row_counts,
     statistics,
-    uses,
+    sum_groups,
+    tile_constants,
 )
-from reconv.kernels.channels_last import rows_of
+from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.norm_max_pool import triton as device
 from reconv.kernels.window import STEM_WINDOW, PoolWindow
 
 
-def normalise_pool(
-    x: Tensor, norm: Norm, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
+def batch_norm_relu_max_pool(
+    x: Tensor, norm: NormParams, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The max-pool of the ReLU of the norm of x, twice (as of a join), and the statistics."""
-    output: tuple[Tensor, Tensor, Tensor] = _Pool.apply(  # type: ignore[no-untyped-call]
+    output: tuple[Tensor, Tensor, Tensor] = _BatchNormReluMaxPool.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, norm, tuple(groups), window
     )
     return output
 
 
-class _Pool(Function):
+class _BatchNormReluMaxPool(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: Norm, groups: Sequence[int], window: PoolWindow
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: NormParams, groups: Sequence[int], window: PoolWindow
     ) -> tuple[Tensor, Tensor, Tensor]:
-        operand = Operand(x, statistics(x, norm, rows_of(x, groups)), weight, bias)
+        operand = NormInput(x, statistics(x, norm, channel_rows(x, groups)), weight, bias)
         y, peak, place = write_pooled(operand, groups, window)
         ctx.save_for_backward(*operand.tensors(), peak, place)
         ctx.groups, ctx.window = groups, window
@@ -58,17 +58,17 @@ class _Pool(Function):
     @staticmethod
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         *saved, peak, place = ctx.saved_tensors
-        operand = Operand(*saved)
-        gradient, gradient2 = uses(first, second)
+        operand = NormInput(*saved)
+        gradient, gradient2 = output_gradients(first, second)
         dz = None if gradient2 is None else torch.empty_like(peak)
-        peaks = Operand(peak, operand.stats, operand.weight, operand.bias)
-        sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, rows_of(peak, ctx.groups), "relu")
+        peaks = NormInput(peak, operand.stats, operand.weight, operand.bias)
+        sums = gradient_sums(gradient, gradient2, peaks, None, None, dz, channel_rows(peak, ctx.groups), "relu")
         dx = input_gradient(gradient if dz is None else dz, place, operand, sums, ctx.groups, ctx.window)
-        return dx, over_groups(sums[1], operand.weight), over_groups(sums[0], operand.bias), None, None, None
+        return dx, sum_groups(sums[1], operand.weight), sum_groups(sums[0], operand.bias), None, None, None
 
 
 def write_pooled(
-    operand: Operand, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
+    operand: NormInput, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pooled output, the inputs it came from, and their places in their windows."""
     samples, channels, height, width = operand.x.shape
@@ -76,26 +76,26 @@ def write_pooled(
     y = torch.empty(samples, channels, *sides[2:], dtype=operand.x.dtype, device=operand.x.device,
                     memory_format=torch.channels_last)  # fmt: skip
     peak, place = torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
-    rows = rows_of(y, groups)
+    rows = channel_rows(y, groups)
     launch(
-        device.pool, rows.slab_grid(FORMS["pool"]),
-        *operand.tensors(), y, peak, place, *counts(rows), *sides, window.before(height), window.before(width),
-        **shape(rows, FORMS["pool"]),
+        device.pool, rows.slab_grid(CONFIGS["pool"]),
+        *operand.tensors(), y, peak, place, *row_counts(rows), *sides, window.before(height), window.before(width),
+        **tile_constants(rows, CONFIGS["pool"]),
     )  # fmt: skip
     return y, peak, place
 
 
 def input_gradient(
-    dz: Tensor, place: Tensor, operand: Operand, sums: Tensor, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
+    dz: Tensor, place: Tensor, operand: NormInput, sums: Tensor, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> Tensor:
     """The gradient of the input of norm, ReLU and pool."""
     dx = torch.empty_like(operand.x)
-    rows = rows_of(operand.x, groups)
+    rows = channel_rows(operand.x, groups)
     height, width = operand.x.shape[2:]
     sides = (height, width, *place.shape[2:])
     launch(
-        device.pool_gradient, rows.slab_grid(FORMS["pool"]),
-        dz, place, *operand.tensors(), sums, dx, *counts(rows), *sides, window.before(height), window.before(width),
-        **shape(rows, FORMS["pool"]),
+        device.pool_gradient, rows.slab_grid(CONFIGS["pool"]),
+        dz, place, *operand.tensors(), sums, dx, *row_counts(rows), *sides, window.before(height), window.before(width),
+        **tile_constants(rows, CONFIGS["pool"]),
     )  # fmt: skip
     return dx

@@ -9,26 +9,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reconv.kernels.dispatch import DTYPES, MOST_VALUES, reachable
+from reconv.kernels.dispatch import DTYPES, MAX_ELEMENTS, supports_device
 from reconv.kernels.jit.launch import launch
 
 _VALUES = 1024
 
 
-def accepts(images: Tensor, dtype: torch.dtype) -> bool:
+def supports(images: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernel takes these images [n, channels, height, width]."""
-    return reachable(images) and dtype in DTYPES and 0 < images.numel() <= MOST_VALUES
+    return supports_device(images) and dtype in DTYPES and 0 < images.numel() <= MAX_ELEMENTS
 
 
-def prepare_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+def normalize_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
     """Images times factor plus shift, of each channel, those with a flip mirrored, channels_last."""
-    from reconv.kernels.normalize_images.triton import prepare
+    from reconv.kernels.normalize_images.triton import normalize
 
     samples, channels, height, width = images.shape
     out = torch.empty(samples, height, width, channels, dtype=dtype, device=images.device)
     num_pixels = samples * height * width
     launch(
-        prepare, (-(-num_pixels * channels // _VALUES),),
+        normalize, (-(-num_pixels * channels // _VALUES),),
         images, images if flips is None else flips, factor.view(-1), shift.view(-1), out, num_pixels, height, width,
         *images.stride(), CHANNELS=channels, FLIPS=flips is not None, VALUES=_VALUES,
     )  # fmt: skip

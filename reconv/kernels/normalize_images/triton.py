@@ -7,7 +7,7 @@ _COUNTS = ["num_pixels", "height", "width", "stride_n", "stride_c", "stride_h", 
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def prepare(
+def normalize(
     images, flips, factor, shift, out, num_pixels, height, width, stride_n, stride_c, stride_h, stride_w,
     CHANNELS: tl.constexpr, FLIPS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip

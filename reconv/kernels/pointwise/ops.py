@@ -15,33 +15,33 @@ from torch import Tensor
 
 from reconv.kernels import dispatch as fused
 from reconv.kernels import reference
-from reconv.kernels.jit.launch import MOST_ACROSS, launch
+from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
 from reconv.kernels.window import PoolWindow
 
-Ending = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # of an operation: an activation, or a gate's
-FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {**reference.FUNCTIONS, "sigmoid": torch.sigmoid}
-ENDINGS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "sigmoid": 4}  # as device code counts them
+Epilogue = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # of an operation: an activation, or a gate's
+EPILOGUES: dict[str, Callable[[Tensor], Tensor]] = {**reference.ACTIVATION_FUNCTIONS, "sigmoid": torch.sigmoid}
+EPILOGUE_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "sigmoid": 4}  # as device code counts them
 _VALUES = 2048  # of a program: two loads of eight a thread
 _BLOCKS = (64, 32, 16, 8)  # channels of a tile whose rows are added up
-_MOST_PARTS = 4  # tensors side by side
+_MAX_INPUTS = 4  # tensors side by side
 _SUMMED = 8192  # values of such a tile: so many bytes of few programs are on their way
 _SUM_WARPS = 8
 
 
-def largest(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
+def max_pool(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
     """The largest value of each window of images."""
-    if fused.available(x):
-        from reconv.kernels.max_pool.ops import accepts, max_pool_values
+    if fused.supports(x):
+        from reconv.kernels.max_pool.ops import max_pool_inference, supports
 
         window = PoolWindow(side, stride, pad, ceil)
-        if accepts(x, window):
-            return max_pool_values(x, window)
+        if supports(x, window):
+            return max_pool_inference(x, window)
     return F.max_pool2d(x, side, stride, pad, ceil_mode=ceil)
 
 
-def means(x: Tensor) -> Tensor:
+def global_avg_pool(x: Tensor) -> Tensor:
     """The means [n, channels, 1, 1] over the pixels of images."""
-    if not fused.available(x) or len(x) > MOST_ACROSS:
+    if not fused.supports(x) or len(x) > MAX_GRID_YZ:
         return x.mean((2, 3), keepdim=True)
     from reconv.kernels.squeeze_excite import triton as device
 
@@ -53,46 +53,46 @@ def means(x: Tensor) -> Tensor:
     return y
 
 
-def excited(x: Tensor, gate: Tensor, other: Tensor | None, act: Ending) -> Tensor:
+def gate_add_act(x: Tensor, gate: Tensor, other: Tensor | None, act: Epilogue) -> Tensor:
     """The activation of images times their gate [n, channels, 1, 1] (plus the other)."""
     added = x if other is None else other
-    if not (fused.available(x) and fused.available(added)):
-        return FUNCTIONS[act](x * gate if other is None else x * gate + other)
-    from reconv.kernels.pointwise.triton import excite
+    if not (fused.supports(x) and fused.supports(added)):
+        return EPILOGUES[act](x * gate if other is None else x * gate + other)
+    from reconv.kernels.pointwise.triton import gate_add_act
 
     images, channels, height, width = x.shape
     y = torch.empty_like(x)
     counts = (images, height * width, channels // 8)
-    launch(excite, _programs(x), x, gate.flatten(1).contiguous(), added, y, *counts, **_known(other, act))
+    launch(gate_add_act, _programs(x), x, gate.flatten(1).contiguous(), added, y, *counts, **_constants(other, act))
     return y
 
 
-def finished(y: Tensor, bias: Tensor, other: Tensor | None, act: Ending) -> Tensor:
+def bias_add_act(y: Tensor, bias: Tensor, other: Tensor | None, act: Epilogue) -> Tensor:
     """The activation of images plus a bias (plus the other), in their place where kernels take them."""
     added = y if other is None else other
-    if not (fused.available(y) and fused.available(added)):
+    if not (fused.supports(y) and fused.supports(added)):
         y = y + bias.view(1, -1, 1, 1)
-        return FUNCTIONS[act](y if other is None else y + other)
-    from reconv.kernels.pointwise.triton import finish
+        return EPILOGUES[act](y if other is None else y + other)
+    from reconv.kernels.pointwise.triton import bias_add_act
 
     channels = y.shape[1]
-    launch(finish, _programs(y), y, bias, added, y.numel() // channels, channels // 8, **_known(other, act))
+    launch(bias_add_act, _programs(y), y, bias, added, y.numel() // channels, channels // 8, **_constants(other, act))
     return y
 
 
-def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+def concat(parts: Sequence[Tensor]) -> Tensor:
     """Images with the channels of several, one after the other."""
     first, num_channels = parts[0], sum(part.shape[1] for part in parts)
     num_rows = first.numel() // first.shape[1]
-    are_taken = all(fused.available(part) and part.dtype == first.dtype for part in parts)
-    if not are_taken or len(parts) > _MOST_PARTS or num_rows * num_channels > fused.MOST_VALUES:
+    are_taken = all(fused.supports(part) and part.dtype == first.dtype for part in parts)
+    if not are_taken or len(parts) > _MAX_INPUTS or num_rows * num_channels > fused.MAX_ELEMENTS:
         return torch.cat(list(parts), 1)
-    from reconv.kernels.pointwise.triton import beside
+    from reconv.kernels.pointwise.triton import concat
 
     y = torch.empty(len(first), *first.shape[2:], num_channels, dtype=first.dtype, device=first.device)
-    nothing = _MOST_PARTS - len(parts)
+    nothing = _MAX_INPUTS - len(parts)
     eighths = [part.shape[1] // 8 for part in parts] + [0] * nothing
-    launch(beside, _programs(y), *parts, *[first] * nothing, y, num_rows, *eighths, VALUES=_VALUES)
+    launch(concat, _programs(y), *parts, *[first] * nothing, y, num_rows, *eighths, VALUES=_VALUES)
     return y.permute(0, 3, 1, 2)
 
 
@@ -100,5 +100,5 @@ def _programs(y: Tensor) -> tuple[int]:
     return (-(-y.numel() // _VALUES),)
 
 
-def _known(other: Tensor | None, act: Ending) -> dict[str, int]:
-    return {"ADDS": int(other is not None), "ACT": ENDINGS[act], "VALUES": _VALUES}
+def _constants(other: Tensor | None, act: Epilogue) -> dict[str, int]:
+    return {"ADDS": int(other is not None), "ACT": EPILOGUE_IDS[act], "VALUES": _VALUES}

@@ -14,7 +14,7 @@ SIGMOID: tl.constexpr = tl.constexpr(4)  # of a gate; others are a norm's
 
 
 @triton.jit
-def ended(value, ACT: tl.constexpr):
+def epilogue(value, ACT: tl.constexpr):
     """The activation at the end of an operation."""
     if ACT == SIGMOID:
         return 1.0 / (1.0 + tl.exp(-value))
@@ -29,7 +29,7 @@ def _places(num_values, VALUES: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_rows", "eighths"])
-def finish(y, bias, other, num_rows, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr):
+def bias_add_act(y, bias, other, num_rows, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr):
     """The activation of rows of channels plus their bias (plus the other), in place of y."""
     channels = eighths * 8
     at, mask = _places(num_rows * channels, VALUES)
@@ -37,11 +37,13 @@ def finish(y, bias, other, num_rows, eighths, ADDS: tl.constexpr, ACT: tl.conste
     value += tl.load(bias + at % channels, mask=mask, other=0.0).to(tl.float32)
     if ADDS:
         value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, ended(value, ACT).to(y.dtype.element_ty), mask=mask)
+    tl.store(y + at, epilogue(value, ACT).to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["images", "pixels", "eighths"])
-def excite(x, gate, other, y, images, pixels, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr):
+def gate_add_act(
+    x, gate, other, y, images, pixels, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr
+):
     """The activation of every pixel times its image's gate (plus the other)."""
     channels = eighths * 8
     each = pixels * channels
@@ -50,7 +52,7 @@ def excite(x, gate, other, y, images, pixels, eighths, ADDS: tl.constexpr, ACT: 
     value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) * factor
     if ADDS:
         value += tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y + at, ended(value, ACT).to(y.dtype.element_ty), mask=mask)
+    tl.store(y + at, epilogue(value, ACT).to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -61,7 +63,7 @@ def _part(value, x, row, channel, first, eighths, mask):
 
 
 @triton.jit(do_not_specialize=["num_rows", "a_eighths", "b_eighths", "c_eighths", "d_eighths"])
-def beside(a, b, c, d, y, num_rows, a_eighths, b_eighths, c_eighths, d_eighths, VALUES: tl.constexpr):
+def concat(a, b, c, d, y, num_rows, a_eighths, b_eighths, c_eighths, d_eighths, VALUES: tl.constexpr):
     """Rows of up to four tensors side by side."""
     channels = (a_eighths + b_eighths + c_eighths + d_eighths) * 8
     at, mask = _places(num_rows * channels, VALUES)

@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reconv.kernels.dispatch import DTYPES, MOST_VALUES
+from reconv.kernels.dispatch import DTYPES, MAX_ELEMENTS
 from reconv.kernels.jit.launch import launch
 from reconv.kernels.stem import triton as device
-from reconv.kernels.window import MOST_STEM_CHANNELS, STEM_KERNELS
+from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS
 
-_DEPTH = 4 * MOST_STEM_CHANNELS  # 2 x 2 pixels of 3 channels and zeros: 16 are what tensor cores read at once
+_DEPTH = 4 * MAX_STEM_CHANNELS  # 2 x 2 pixels of 3 channels and zeros: 16 are what tensor cores read at once
 _PIXELS = 256
 
 
-def accepts(images: Tensor, weight: Tensor) -> bool:
+def supports(images: Tensor, weight: Tensor) -> bool:
     """Whether images and weights [out, channels, k, k] have the space-to-depth form: few channels, even sides."""
     channels, height, width = images.shape[1:]
     kernel = weight.shape[-1]
@@ -30,13 +30,13 @@ def accepts(images: Tensor, weight: Tensor) -> bool:
         and not images.requires_grad
         and kernel in STEM_KERNELS
         and tuple(weight.shape[1:]) == (channels, kernel, kernel)
-        and channels <= MOST_STEM_CHANNELS
+        and channels <= MAX_STEM_CHANNELS
         and height % 2 == width % 2 == 0
-        and images.shape[0] * (height // 2 + kernel // 2) * (width // 2 + kernel // 2) * _DEPTH <= MOST_VALUES
+        and images.shape[0] * (height // 2 + kernel // 2) * (width // 2 + kernel // 2) * _DEPTH <= MAX_ELEMENTS
     )
 
 
-def stem_images(images: Tensor, kernel: int, dtype: torch.dtype) -> Tensor:
+def space_to_depth(images: Tensor, kernel: int, dtype: torch.dtype) -> Tensor:
     """Blocks [n, 16, height / 2 + k // 2, width / 2 + k // 2] of images [n, channels, height, width] with padding."""
     samples, channels, height, width = images.shape
     before = (kernel + 1) // 4
@@ -52,7 +52,7 @@ def stem_images(images: Tensor, kernel: int, dtype: torch.dtype) -> Tensor:
     return out.permute(0, 3, 1, 2)
 
 
-def stem_weight(weight: Tensor) -> Tensor:
+def space_to_depth_weight(weight: Tensor) -> Tensor:
     """Weights [out, 16, h, h] of the form over blocks, h = (k + 1) / 2, from [out, channels, k, k]."""
     out_channels, channels, kernel, _ = weight.shape
     half = (kernel + 1) // 2

@@ -24,8 +24,8 @@ from reconv.errors import RecipeError, UsageError
 from reconv.kernels import dispatch as fused
 from reconv.kernels.fuse import fuse
 from reconv.kernels.jit import compile_process as compiler
-from reconv.kernels.jit.launch import rehearsed
-from reconv.kernels.trace_kernels import variants_of
+from reconv.kernels.jit.launch import trace_launches
+from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model
 from reconv.models.activation_checkpoint import (
     ActivationCheckpointing,
@@ -195,16 +195,16 @@ def compile_ahead(
 ) -> None:
     """Begin to compile the kernels of a training step on images of this side, beside the rest of the start."""
     if not (wants_kernels(recipe, device) and network.channels_last):
-        compiler.dismiss()
+        compiler.stop_compiler()
         return
     from reconv.kernels.jit import compile_ahead as warm
 
     image = (recipe.data.preprocess.channels, side, side)
     policy = network.precision
     try:
-        with rehearsed() as noted:
+        with trace_launches() as noted:
             prepare.rehearse(image, getattr(torch, recipe.data.transfer_dtype))
-        variants = variants_of(network.model, image, policy.input_dtype, policy.autocast())
+        variants = trace_kernels(network.model, image, policy.input_dtype, policy.autocast())
         warm.compile_ahead([*noted, *variants], device.torch, tell)
     except Exception as failure:  # any: this is a matter of speed alone
         tell(f"kernels are compiled one after another, as the first step needs them: {failure!r}")

@@ -26,7 +26,7 @@ from reconv.data.pipeline.process_pool import ProcessPool
 from reconv.data.pipeline.thread_pool import ThreadPool, Workers
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, RecipeError
-from reconv.kernels.crop.ops import Box, crop_plainly
+from reconv.kernels.crop.ops import CropBox, crop_reference
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
@@ -46,7 +46,7 @@ class PillowEngine:
         self.num_files = 0
 
     def crops(
-        self, files: Sequence[Tensor], boxes: Sequence[Box], size: int, *, antialias: bool, is_cut: bool
+        self, files: Sequence[Tensor], boxes: Sequence[CropBox], size: int, *, antialias: bool, is_cut: bool
     ) -> tuple[Tensor, list[int]]:
         data = [bytes(file.numpy()) for file in files]
         taken = [number for number, file in enumerate(data) if file not in self.refused]
@@ -57,7 +57,7 @@ class PillowEngine:
             torch.from_numpy(np.array(Image.open(io.BytesIO(data[number])))).permute(2, 0, 1) for number in taken
         ]
         own = [boxes[number] for number in taken]
-        return crop_plainly(pictures, own, size, antialias=antialias, is_cut=is_cut) + BRIGHTER, taken
+        return crop_reference(pictures, own, size, antialias=antialias, is_cut=is_cut) + BRIGHTER, taken
 
     def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
         images.index_copy_(0, rows, crops[numbers])
