@@ -1,9 +1,10 @@
-"""docs/coverage.md is made from docs/coverage.yaml, and every field, command, recipe and test named there exists."""
+"""docs/coverage.md is made from docs/coverage.yaml; what it and the other pages tell people to type exists."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -124,6 +125,13 @@ def test_everything_the_table_names_exists() -> None:
         assert [use for use in uses(row) if not is_true(use)] == [], row["capability"]
         assert [name for name in row.get("tests", "").split() if name not in make_coverage.TESTS] == []
         assert ("missing" in row) == ("tests" not in row), row["capability"]
+
+
+def test_every_field_that_the_docs_set_exists() -> None:
+    pages = [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]
+    fields = {(page.name, field) for page in pages for field in re.findall(r"--set '?([a-z_.0-9]+)=", page.read_text())}
+    assert len(fields) > 30
+    assert sorted(f"{page}: {field}" for page, field in fields if field != "a.b" and not field_exists(field)) == []
 
 
 @pytest.mark.parametrize(
