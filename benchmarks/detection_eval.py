@@ -24,7 +24,7 @@ from reconv.detection.box_ops import cxcywh_to_xyxy
 from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device, open_device
-from reconv.metrics.coco_eval import can_score_coco
+from reconv.metrics.coco_eval import has_coco_eval
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.models.architecture import SSDOutput
 from reconv.recipe.loader import load
@@ -84,7 +84,7 @@ def _timed(
     return (
         f"{len(truths):,} images, {num_found / len(truths):.0f} detections each: "
         f"decoding and NMS {found_s - began_s:.2f} s, "
-        f"{'COCO and VOC' if can_score_coco() else 'VOC'} metrics {ended_s - found_s:.2f} s, "
+        f"{'COCO and VOC' if has_coco_eval() else 'VOC'} metrics {ended_s - found_s:.2f} s, "
         f"in all {ended_s - began_s:.2f} s; voc10 {numbers['voc10']:.3f}; {device.describe()}"
     )
 

@@ -19,10 +19,10 @@ import torch
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
 from reconv.detection.postprocess import Detections
-from reconv.metrics.coco_eval import coco_scores
+from reconv.metrics.coco_eval import evaluate_coco
+from reconv.metrics.detection_matches import match_detections
 from reconv.metrics.detection_metrics import DetectionMetrics
-from reconv.metrics.overlaps import overlaps_of
-from reconv.metrics.voc_eval import class_precisions
+from reconv.metrics.voc_eval import precision_recall_by_class
 
 NUM_CLASSES, WIDTH, BATCH = 80, 200, 128
 
@@ -64,13 +64,13 @@ def _timed(truths: list[Annotation], batches: list[tuple[Batch, Detections]]) ->
     marks.append(time.perf_counter())
     images = evaluator.images()
     marks.append(time.perf_counter())
-    coco_scores(images, NUM_CLASSES)
+    evaluate_coco(images, NUM_CLASSES)
     marks.append(time.perf_counter())
-    class_precisions(overlaps_of(images), NUM_CLASSES)
+    precision_recall_by_class(match_detections(images), NUM_CLASSES)
     marks.append(time.perf_counter())
     evaluator.compute()
     marks.append(time.perf_counter())
-    evaluator.scores().findings()
+    evaluator.result().analysis()
     marks.append(time.perf_counter())
     update, read, coco, voc, result, errors = (round(b - a, 3) for a, b in pairwise(marks))
     return {

@@ -31,7 +31,7 @@ import yaml
 from benchmarks import as_overrides
 from reconv import train
 from reconv.errors import ReconvError
-from reconv.logging.events import EvalResult, Event
+from reconv.logging.events import EvalFinished, Event
 from reconv.recipe.loader import Override, load
 
 
@@ -70,7 +70,7 @@ def train_run(
     batch = load(recipe, overrides).recipe.batch.size
 
     def on_event(event: Event) -> None:
-        if isinstance(event, EvalResult):
+        if isinstance(event, EvalFinished):
             result.add_point(event.step * batch, event.metrics)
 
     began_s = time.perf_counter()

@@ -11,8 +11,8 @@ from reconv.errors import CheckpointError, UsageError
 from reconv.inference.load_model import read_saved_model
 from reconv.inference.predictor import EvalResult, LogFunction, Predictor, find_model, no_log, validation_set
 from reconv.io.atomic import disk_errors
+from reconv.report.evaluation_files import CheckpointScore, read_scores, write_scores
 from reconv.report.html import write_report
-from reconv.report.scores import CheckpointScore, read_scores, write_scores
 
 _CANNOT_WRITE = "copy the run to a folder you can write to, and evaluate it there"
 

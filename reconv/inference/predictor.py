@@ -24,7 +24,7 @@ from reconv.device import Device, open_device
 from reconv.errors import DataError, UsageError
 from reconv.inference.evaluate import InferenceStep, eval_mode, evaluate
 from reconv.inference.load_model import build_saved_model, find_weights, read_saved_model
-from reconv.metrics.coco_eval import INSTALL, can_score_coco
+from reconv.metrics.coco_eval import INSTALL, has_coco_eval
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build import loaders as build
@@ -204,7 +204,7 @@ class Predictor:
         recipe, whole = self.recipe, validation_set(self.recipe, data)
         dataset = part_of(whole, samples)
         self._check_classes(dataset)
-        if self.is_detector and not can_score_coco():
+        if self.is_detector and not has_coco_eval():
             log(f"COCO metrics are not computed: {INSTALL}")
         task = build.build_task(recipe, dataset, self.device)
         bad = BadSamples(recipe.data.bad_images.limit, lambda bad: log(f"skipped {bad.path}: {bad.why}"))

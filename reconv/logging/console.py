@@ -23,7 +23,7 @@ from reconv.logging.events import (
     BadImageSkipped,
     CheckpointSaved,
     DataWait,
-    EvalResult,
+    EvalFinished,
     Event,
     LogMessage,
     NonFiniteStep,
@@ -111,7 +111,7 @@ def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
         result = f"ended early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     report = run_dir / summary["report"] if run_dir else None
     lines = [f"{result} · report: {report}" if report and report.exists() else result]
-    if summary["resume"] and summary["exit_code"] != ExitCode.OK:
+    if summary["resume_command"] and summary["exit_code"] != ExitCode.OK:
         lines.append(f"to go on: {summary['resume']}")
     return lines
 
@@ -247,7 +247,7 @@ def _style(event: Event) -> str:
             return "bold red"
         case LogMessage(level="warning") | BadImageSkipped():
             return "yellow"
-        case EvalResult(best=True):
+        case EvalFinished(best=True):
             return "bold"
         case CheckpointSaved():
             return "dim"
@@ -293,7 +293,7 @@ class ConsoleLines:
                 return self._attempt(event)
             case RunPlanned():
                 return self._plan(event)
-            case EvalResult():
+            case EvalFinished():
                 return [self._evaluated(event)]
             case CheckpointSaved():
                 where = f"{self.run_dir / event.path}" if self.run_dir else event.path
@@ -318,7 +318,7 @@ class ConsoleLines:
     def _plan(self, event: RunPlanned) -> list[str]:
         self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
         length = f"{self._epochs} epochs, {event.total_steps:,} steps"
-        size = f"{fmt.big(event.parameters)} parameters" if event.parameters else ""
+        size = f"{fmt.big(event.num_parameters)} parameters" if event.num_parameters else ""
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
         return [first, *(f"  {line}" for line in event.lines), *report]
@@ -330,7 +330,7 @@ class ConsoleLines:
             return []
         return [fmt.waiting(event.fraction, event.seconds, event.bottleneck, event.advice)]
 
-    def _evaluated(self, event: EvalResult) -> str:
+    def _evaluated(self, event: EvalFinished) -> str:
         metrics = "  ".join(
             f"{fmt.metric_name(name)} {fmt.metric_text(name, event.metrics[name])}"
             for name in dict.fromkeys((*fmt.HEADLINES, *(event.metrics if len(event.metrics) < 5 else ())))

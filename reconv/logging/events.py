@@ -47,9 +47,9 @@ class RunPlanned(Event):
     task: str
     total_steps: int
     steps_per_epoch: float
-    global_batch: int
+    global_batch_size: int
     lines: tuple[str, ...]
-    parameters: int = 0  # 0: not told
+    num_parameters: int = 0  # 0: not told
     model: str = ""
     num_devices: int = 1
 
@@ -75,7 +75,7 @@ class TrainProgress(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class EvalResult(Event):
+class EvalFinished(Event):
     kind: ClassVar[str] = "eval"
     step: int
     epoch: float
@@ -180,7 +180,7 @@ _CLASSES: dict[str, type[Event]] = {
         AttemptStarted,
         RunPlanned,
         TrainProgress,
-        EvalResult,
+        EvalFinished,
         CheckpointSaved,
         NonFiniteStep,
         BadImageSkipped,
@@ -362,7 +362,9 @@ def _step(event: Event) -> int:
         return event.step + 1  # it was met in the step after
     return (
         event.step
-        if isinstance(event, TrainProgress | EvalResult | CheckpointSaved | NonFiniteStep | BadImageSkipped | DataWait)
+        if isinstance(
+            event, TrainProgress | EvalFinished | CheckpointSaved | NonFiniteStep | BadImageSkipped | DataWait
+        )
         else -1
     )
 
@@ -372,7 +374,7 @@ def _name(event: Event, number: int) -> tuple[Any, ...]:
     match event:
         case TrainProgress() | CheckpointSaved() | NonFiniteStep():
             return (event.kind, event.step)
-        case EvalResult():
+        case EvalFinished():
             return (event.kind, event.step, event.weights)
         case BadImageSkipped():
             return (event.kind, event.split, event.index)

@@ -130,8 +130,8 @@ def result(summary: Mapping[str, Any]) -> str:
     if summary["metric"] is None:
         return "no evaluation yet"
     value = f"{metric_name(summary['metric'])} {metric_text(summary['metric'], summary['value'])}"
-    if summary.get("bad_images_in_value"):
-        value += f" {without_bad(summary['bad_images_in_value'])}"
+    if summary.get("bad_val_images"):
+        value += f" {without_bad(summary['bad_val_images'])}"
     if summary.get("partial"):
         value += f", {partial(summary['num_samples'])}"
     expect = summary["expect"]

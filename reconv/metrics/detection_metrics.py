@@ -1,9 +1,4 @@
-"""Scores of a detector over a validation set: the 12 COCO numbers, VOC's mean precision, and what lies behind them.
-
-Owns what is kept of each image and which numbers are computed. Refuses to know how a network's outputs become
-detections (a function it is given) and how scores are shown. Invariant: an image counts once, by its index; detections
-stay on the device, padded, until a result is asked for or many have gathered, so no batch waits for the host.
-"""
+"""Metrics of a detector on a validation set: COCO and VOC average precision, and the analysis behind them."""
 
 from __future__ import annotations
 
@@ -17,146 +12,148 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation
 from reconv.detection.postprocess import Detections
-from reconv.metrics.coco_eval import CocoScores, can_score_coco, coco_scores
-from reconv.metrics.detection_errors import error_kinds, size_buckets
-from reconv.metrics.overlaps import Overlaps, Scored, overlaps_of
-from reconv.metrics.voc_eval import CURVE_RECALLS, ClassPrecision, class_precisions, voc_numbers
+from reconv.metrics.coco_eval import CocoResult, evaluate_coco, has_coco_eval
+from reconv.metrics.detection_errors import ERROR_KINDS, count_error_kinds, recall_by_size
+from reconv.metrics.detection_matches import DetectionMatches, ImageDetections, match_detections
+from reconv.metrics.voc_eval import CURVE_RECALLS, PrecisionRecall, precision_recall_by_class, voc_metrics
 
-NUM_ON_DEVICE = 8192  # images; 200 detections of one are 7 kB
-NUM_SHOWN = 8
+MAX_IMAGES_ON_DEVICE = 8192  # 200 detections of an image take 7 kB
+MAX_CURVES = 8
 
 Postprocess = Callable[[Any], Detections]
-Truth = Callable[[int], Annotation]
+GroundTruth = Callable[[int], Annotation]  # of the image with this index
 
 
 class DetectionMetrics:
-    """Detections of a validation set by the index of their image."""
+    """Accumulates the detections of each image by its index; an image counts once.
 
-    def __init__(self, postprocess: Postprocess, truth: Truth, class_names: Sequence[str]) -> None:
+    Detections stay on the device until a result is needed or there are many, so that no batch waits for the host.
+    """
+
+    def __init__(self, postprocess: Postprocess, truth: GroundTruth, class_names: Sequence[str]) -> None:
         self.num_samples = 0
         self._postprocess = postprocess
         self._truth = truth
         self._class_names = tuple(class_names)
         self._on_device: list[tuple[Tensor, Detections]] = []
         self._num_on_device = 0
-        self._images: dict[int, Scored] = {}
-        self._scores: DetectionScores | None = None  # of all that was seen so far
+        self._images: dict[int, ImageDetections] = {}
+        self._result: DetectionResult | None = None  # None: not computed since the last update
 
     def update(self, outputs: Any, batch: Batch) -> None:
-        """Find the boxes in a network's outputs and keep them."""
+        """Add the detections in a model's outputs for a batch with `indices`."""
         self._on_device.append((batch["indices"], self._postprocess(outputs)))
         self.num_samples += len(batch)
         self._num_on_device += len(batch)
-        self._scores = None
-        if self._num_on_device >= NUM_ON_DEVICE:
-            self._read()
+        self._result = None
+        if self._num_on_device >= MAX_IMAGES_ON_DEVICE:
+            self._move_to_host()
 
-    def state(self) -> dict[int, Scored]:
+    def state(self) -> dict[int, ImageDetections]:
         """What this rank has accumulated, as plain data for the others."""
-        self._read()
+        self._move_to_host()
         return self._images
 
-    def merge(self, states: Sequence[dict[int, Scored]]) -> None:
+    def merge(self, states: Sequence[dict[int, ImageDetections]]) -> None:
         """Replace what was accumulated by the states of all ranks, this one included."""
-        images = {index: scored for state in states for index, scored in state.items()}
+        images = {index: image for state in states for index, image in state.items()}
         num_twice = sum(map(len, states)) - len(images)
         if num_twice:
-            raise ValueError(f"{num_twice} images were scored twice")
-        self._images, self.num_samples, self._scores = images, len(images), None
+            raise ValueError(f"{num_twice} images were evaluated twice")
+        self._images, self.num_samples, self._result = images, len(images), None
 
-    def images(self) -> list[Scored]:
+    def images(self) -> list[ImageDetections]:
         """Every image in the order of the validation set."""
-        self._read()
+        self._move_to_host()
         return [self._images[index] for index in sorted(self._images)]
 
     def compute(self) -> dict[str, float]:
-        """VOC's means, and the 12 COCO numbers where their library is installed, as fractions."""
-        return self.scores().numbers
+        """The VOC metrics, and the COCO metrics if hotcoco is installed, as fractions."""
+        return self.result().metrics
 
-    def scores(self) -> DetectionScores:
-        """Everything there is to know of the images seen so far."""
-        if self._scores is None:
-            self._scores = score(self.images(), self._class_names)
-        return self._scores
+    def result(self) -> DetectionResult:
+        """The metrics and the analysis of all images so far."""
+        if self._result is None:
+            self._result = evaluate_detections(self.images(), self._class_names)
+        return self._result
 
-    def _read(self) -> None:
-        """Move what lies on the device to the host."""
-        for indices, padded in self._on_device:
-            found = padded.cpu()
-            boxes, scores = found.boxes_xyxy.double().numpy(), found.scores.double().numpy()
-            labels = found.labels.numpy()
-            for row, (index, count) in enumerate(zip(indices.tolist(), found.counts.tolist(), strict=True)):
+    def _move_to_host(self) -> None:
+        for indices, on_device in self._on_device:
+            detections = on_device.cpu()
+            boxes, scores = detections.boxes_xyxy.double().numpy(), detections.scores.double().numpy()
+            labels = detections.labels.numpy()
+            for row, (index, count) in enumerate(zip(indices.tolist(), detections.counts.tolist(), strict=True)):
                 if index in self._images:
-                    raise ValueError(f"the image with index {index} was scored twice")
+                    raise ValueError(f"the image with index {index} was evaluated twice")
                 truth = self._truth(index)
-                sides = np.array([truth.width, truth.height, truth.width, truth.height], np.float64)
-                self._images[index] = Scored(
-                    index, truth, boxes[row, :count] * sides, scores[row, :count].copy(), labels[row, :count] - 1
+                size = np.array([truth.width, truth.height, truth.width, truth.height], np.float64)
+                self._images[index] = ImageDetections(
+                    index, truth, boxes[row, :count] * size, scores[row, :count].copy(), labels[row, :count] - 1
                 )
         self._on_device, self._num_on_device = [], 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DetectionScores:
-    """The numbers of a validation set, and what they are made of."""
+class DetectionResult:
+    """The metrics of a validation set, and what they were computed from."""
 
-    numbers: dict[str, float]
+    metrics: dict[str, float]
     class_names: tuple[str, ...]
-    precisions: tuple[ClassPrecision, ...]
-    coco: CocoScores | None
-    overlaps: Overlaps
+    curves: tuple[PrecisionRecall, ...]  # of each class
+    coco: CocoResult | None
+    matches: DetectionMatches
     num_images: int
 
-    def findings(self) -> dict[str, Any]:
-        """What the report shows, as plain data."""
+    def analysis(self) -> dict[str, Any]:
+        """Curves, sizes, error kinds and classes as plain data, for the report."""
         return {
             "num_images": self.num_images,
-            "numbers": self.numbers,
-            "classes": [self._class(precision) for precision in self.precisions],
+            "metrics": self.metrics,
+            "classes": [self._class_row(curve) for curve in self.curves],
             "curves": [
-                {"name": "mean over the classes", "precision": self._mean_curve()},
-                *({"name": self.class_names[p.label], "precision": _curve(p)} for p in self._shown()),
+                {"name": "mean over classes", "precision": self._mean_curve()},
+                *({"name": self.class_names[curve.label], "precision": _points(curve)} for curve in self._selected()),
             ],
-            "sizes": [asdict(bucket) for bucket in size_buckets(self.overlaps)],
-            "errors": error_kinds(self.overlaps, len(self.class_names)),
+            "sizes": [asdict(size) for size in recall_by_size(self.matches)],
+            "errors": count_error_kinds(self.matches, len(self.class_names)),
+            "error_kinds": ERROR_KINDS,
         }
 
-    def _class(self, precision: ClassPrecision) -> dict[str, Any]:
-        is_known = precision.num_objects > 0
+    def _class_row(self, curve: PrecisionRecall) -> dict[str, Any]:
         row: dict[str, Any] = {
-            "name": self.class_names[precision.label],
-            "num_objects": precision.num_objects,
-            "num_detections": precision.num_detections,
-            "voc10": precision.voc10 if is_known else None,
-            "recall": float(precision.recall[-1]) if len(precision.recall) else 0.0,
+            "name": self.class_names[curve.label],
+            "num_objects": curve.num_objects,
+            "num_detections": curve.num_detections,
+            "voc10": curve.voc10 if curve.num_objects else None,
+            "recall": float(curve.recall[-1]) if len(curve.recall) else 0.0,
         }
         if self.coco is not None:
-            row |= {"ap": self.coco.class_ap[precision.label], "ap50": self.coco.class_ap50[precision.label]}
+            row |= {"ap": self.coco.class_ap[curve.label], "ap50": self.coco.class_ap50[curve.label]}
         return row
 
-    def _known(self) -> list[ClassPrecision]:
-        return [precision for precision in self.precisions if precision.num_objects]
+    def _with_objects(self) -> list[PrecisionRecall]:
+        return [curve for curve in self.curves if curve.num_objects]
 
-    def _shown(self) -> list[ClassPrecision]:
-        """The classes whose curves are worth a look: all where they are few, else the best and the worst."""
-        ranked = sorted(self._known(), key=lambda precision: -precision.voc10)
-        half = (NUM_SHOWN - 1) // 2
-        return ranked if len(ranked) < NUM_SHOWN else [*ranked[:half], *ranked[-half:]]
+    def _selected(self) -> list[PrecisionRecall]:
+        """All classes if there are few, else the best and the worst."""
+        ranked = sorted(self._with_objects(), key=lambda curve: -curve.voc10)
+        half = (MAX_CURVES - 1) // 2
+        return ranked if len(ranked) < MAX_CURVES else [*ranked[:half], *ranked[-half:]]
 
     def _mean_curve(self) -> list[float]:
-        curves = [_curve(precision) for precision in self._known()]
+        curves = [_points(curve) for curve in self._with_objects()]
         return [float(value) for value in np.mean(curves, axis=0)] if curves else [0.0] * len(CURVE_RECALLS)
 
 
-def score(images: Sequence[Scored], class_names: Sequence[str]) -> DetectionScores:
-    """The numbers of some images; VOC's alone where the COCO library is not installed."""
-    overlaps = overlaps_of(images)
-    precisions = class_precisions(overlaps, len(class_names))
-    coco = coco_scores(images, len(class_names)) if can_score_coco() else None
-    numbers = {**(coco.numbers if coco else {}), **voc_numbers(precisions)}
-    return DetectionScores(numbers, tuple(class_names), tuple(precisions), coco, overlaps, len(images))
+def evaluate_detections(images: Sequence[ImageDetections], class_names: Sequence[str]) -> DetectionResult:
+    """The metrics of some images; only those of VOC if hotcoco is not installed."""
+    matches = match_detections(images)
+    curves = precision_recall_by_class(matches, len(class_names))
+    coco = evaluate_coco(images, len(class_names)) if has_coco_eval() else None
+    metrics = {**(coco.metrics if coco else {}), **voc_metrics(curves)}
+    return DetectionResult(metrics, tuple(class_names), tuple(curves), coco, matches, len(images))
 
 
-def _curve(precision: ClassPrecision) -> list[float]:
-    """Precision at 101 recalls from 0 to 1."""
-    return [round(float(value), 5) for value in precision.best_at(CURVE_RECALLS)]
+def _points(curve: PrecisionRecall) -> list[float]:
+    """The interpolated precision at 101 recalls from 0 to 1."""
+    return [round(float(value), 5) for value in curve.interpolated(CURVE_RECALLS)]

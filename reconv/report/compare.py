@@ -14,13 +14,13 @@ from reconv.report import page
 from reconv.report.charts import NUM_COLOURS, draw
 from reconv.report.curves import charts_of_runs
 from reconv.report.markup import Html, el
-from reconv.report.run_record import Record
+from reconv.report.run_record import RunRecord
 from reconv.report.sections import chart_grid, flat, moment, scalar
 
 _ABSENT = "–"
 
 
-def comparison(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) -> str:
+def comparison(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]]) -> str:
     """The page that compares runs."""
     names = " and ".join(dict.fromkeys(record.name for record in records))
     charts = charts_of_runs(records, summaries)
@@ -44,7 +44,7 @@ def comparison(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]
     )
 
 
-def _verdict(number: int, record: Record, summary: Mapping[str, Any]) -> Html:
+def _verdict(number: int, record: RunRecord, summary: Mapping[str, Any]) -> Html:
     swatch = el("span", {"class": f"swatch c{number % NUM_COLOURS}", "aria-hidden": "true"})
     return el(
         "li",
@@ -56,7 +56,7 @@ def _verdict(number: int, record: Record, summary: Mapping[str, Any]) -> Html:
     )
 
 
-def _results(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) -> Html:
+def _results(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]]) -> Html:
     """One row a run."""
     rows = [
         [
@@ -69,9 +69,9 @@ def _results(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) 
             fmt.rate(s["compute_images_per_s"]),
             fmt.percent(s["data_wait_fraction"], 1),
             fmt.size(s["peak_memory_bytes"]),
-            fmt.big(s["parameters"]) if s["parameters"] else _ABSENT,
+            fmt.big(s["num_parameters"]) if s["num_parameters"] else _ABSENT,
             str(s["attempts"]),
-            moment(started) if record.tries and (started := record.tries[0].start.time_s) is not None else _ABSENT,
+            _started(record),
         ]
         for record, s in zip(records, summaries, strict=True)
     ]
@@ -79,7 +79,7 @@ def _results(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) 
     return page.table([*head, "attempts", "started"], rows, range(1, 11))
 
 
-def _differences(records: Sequence[Record]) -> Html:
+def _differences(records: Sequence[RunRecord]) -> Html:
     """The recipe fields whose values are not the same in every run."""
     recipes = [flat(record.recipe) for record in records]
     fields = sorted({name for recipe in recipes for name in recipe})
@@ -91,3 +91,8 @@ def _differences(records: Sequence[Record]) -> Html:
     if not rows:
         return el("p", None, "They do not: every field is the same.")
     return page.table(["field", *(record.label for record in records)], rows, (), "Recipe fields that differ")
+
+
+def _started(record: RunRecord) -> str:
+    time_s = record.attempts[0].start.time_s if record.attempts else None
+    return _ABSENT if time_s is None else moment(time_s)

@@ -15,7 +15,7 @@ from typing import Any
 from reconv.logging import formatting as fmt
 from reconv.logging.events import TrainProgress
 from reconv.report.charts import NUM_COLOURS, Band, Chart, Mark, Series
-from reconv.report.run_record import Record
+from reconv.report.run_record import RunRecord
 
 Lines = tuple[Series, ...]
 _WAIT_TITLE = "Share of time waiting for data"
@@ -24,7 +24,7 @@ _TRAIN, _RAW, _EMA = 0, 1, 2  # colours of the page's palette
 _WEIGHTS = {"raw": ("validation", _RAW, 0), "ema": ("validation, EMA", _EMA, 1)}
 
 
-def charts_of_run(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
+def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
     """The charts of one run, the most telling first."""
     plan, metric = record.plan, summary["metric"]
     chart = partial(
@@ -55,7 +55,7 @@ def charts_of_run(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
     return [c for c in charts if _has_values(c)]
 
 
-def charts_of_runs(records: Sequence[Record], summaries: Sequence[Mapping[str, Any]]) -> list[Chart]:
+def charts_of_runs(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """The charts that lay several runs over each other."""
     chart = partial(Chart, x_max=max((r.epoch(r.plan.total_steps) for r in records if r.plan), default=0.0))
     small = partial(chart, small=True)
@@ -86,7 +86,7 @@ def charts_of_runs(records: Sequence[Record], summaries: Sequence[Mapping[str, A
     return [c for c in charts if _has_values(c)]
 
 
-def _verdict_charts(record: Record, summary: Mapping[str, Any]) -> list[Chart]:
+def _verdict_charts(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
     """The metric that the verdict is about, with the expected level and the best evaluation; then a close-up."""
     metric, expect, plan = summary["metric"], summary["expect"], record.plan
     notes = sorted({e.metrics_note for e in record.progress if e.metrics_note})
@@ -127,7 +127,7 @@ def _title(metric: str) -> str:
     return f"Accuracy, {fmt.metric_name(metric)}" if metric.startswith("top") else fmt.metric_name(metric)
 
 
-def _train_and_validation(record: Record, metric: str) -> Lines:
+def _train_and_validation(record: RunRecord, metric: str) -> Lines:
     notes = sorted({e.metrics_note for e in record.progress if e.metrics_note}) if metric != "loss" else []
     label = f"training, last interval, {'; '.join(notes)}" if notes else "training, last interval"
 
@@ -138,13 +138,13 @@ def _train_and_validation(record: Record, metric: str) -> Lines:
     return (*_train(record, label, value), *(line for lines in validations for line in lines))
 
 
-def _by_size(record: Record, weights: str) -> Lines:
+def _by_size(record: RunRecord, weights: str) -> Lines:
     """A detector's precision for small, medium and large objects."""
     sizes = enumerate(("small", "medium", "large"))
     return tuple(line for n, size in sizes for line in _validation(record, f"ap_{size}", weights, size, n, n))
 
 
-def _throughput(record: Record) -> Lines:
+def _throughput(record: RunRecord) -> Lines:
     return (
         *_train(record, "all in", lambda e: e.images_per_s, _TRAIN),
         *_train(record, "waits for data left out", lambda e: e.compute_images_per_s, _EMA, 1),
@@ -152,7 +152,7 @@ def _throughput(record: Record) -> Lines:
 
 
 def _train(
-    record: Record, label: str, value: Callable[[TrainProgress], float | None], colour: int = _TRAIN, dash: int = 0
+    record: RunRecord, label: str, value: Callable[[TrainProgress], float | None], colour: int = _TRAIN, dash: int = 0
 ) -> Lines:
     """The line of a value over the log points; none where no log point has it."""
     told = [(e.epoch, value(e)) for e in record.progress]
@@ -160,27 +160,27 @@ def _train(
     return (Series(label, points, colour, dash),) if points else ()
 
 
-def _validation(record: Record, metric: str, weights: str, label: str, colour: int, dash: int) -> Lines:
+def _validation(record: RunRecord, metric: str, weights: str, label: str, colour: int, dash: int) -> Lines:
     """The line of a metric over the evaluations of one set of weights; none where there are none."""
     having = [e for e in record.evaluations if e.weights == weights and metric in e.metrics]
     points = tuple((e.epoch, e.metrics[metric]) for e in having)
     return (Series(label, points, colour, dash, dots=True),) if points else ()
 
 
-def _scored(record: Record, metric: str) -> Lines:
+def _scored(record: RunRecord, metric: str) -> Lines:
     """The line of a metric over the checkpoints that were scored after the fact."""
     points = tuple((record.epoch(s.step), s.metrics[metric]) for s in record.scores if metric in s.metrics)
     return (Series("scored by eval --all", points, _RAW, dots=True),) if points else ()
 
 
-def _marks(record: Record) -> tuple[Mark, ...]:
+def _marks(record: RunRecord) -> tuple[Mark, ...]:
     resumes = [
         Mark(
             record.epoch(t.start.from_step),
             "resume",
             f"attempt {t.start.attempt} went on from step {t.start.from_step:,}",
         )
-        for t in record.tries
+        for t in record.attempts
         if t.start.from_step > 0
     ]
     broken = [

@@ -1,8 +1,4 @@
-"""The report's section about a detector: precision over recall, sizes, kinds of errors and every class.
-
-Owns what is said of the findings. Refuses to know how they were made. Invariant: pure functions of the findings; a run
-without them has no section.
-"""
+"""The report's section about a detector: precision-recall curves, object sizes, error kinds and classes."""
 
 from __future__ import annotations
 
@@ -13,25 +9,31 @@ from reconv.logging import formatting as fmt
 from reconv.report import page
 from reconv.report.charts import Chart, Series, draw
 from reconv.report.markup import Html, el
-from reconv.report.run_record import Record
+from reconv.report.run_record import RunRecord
 
-_OPEN_ROWS = 25  # a longer table of classes opens on demand
-_COLUMNS = ("num_objects", "num_detections", "recall", "ap", "ap50", "voc10")
-_WORDS = {"num_objects": "objects", "num_detections": "detections", "recall": "found", "voc10": "VOC AP"}
+_MAX_OPEN_ROWS = 25  # a longer table of classes is collapsed
+_COLUMNS = {
+    "num_objects": "objects",
+    "num_detections": "detections",
+    "recall": "recall",
+    "ap": "AP",
+    "ap50": "AP50",
+    "voc10": "VOC AP",
+}
 
 
-def detection(record: Record) -> Html:
-    """Everything beyond the numbers of the evaluations."""
-    findings = record.findings
-    if findings is None:
+def detection(record: RunRecord) -> Html:
+    """The analysis of the last evaluation; empty for a run without one."""
+    analysis = record.detection
+    if analysis is None:
         return Html("")
-    partial = ", a part of the validation set" if findings["partial"] else ""
+    partial = ", a part of the validation set" if analysis["partial"] else ""
     intro = (
-        f"Of the evaluation at step {findings['step']:,} ({findings['weights']} weights), over "
-        f"{findings['num_images']:,} images{partial}. An object counts as found from an overlap of 0.5 on."
+        f"Evaluation at step {analysis['step']:,} ({analysis['weights']} weights) on {analysis['num_images']:,} "
+        f"images{partial}. An object counts as found at an IoU of 0.5 or more."
     )
-    panels = el("div", {"class": "charts"}, _curves(findings), _sizes(findings))
-    return page.section("What was found", panels, _errors(findings), _classes(findings), intro=intro)
+    panels = el("div", {"class": "charts"}, _curves(analysis), _sizes(analysis))
+    return page.section("Detection analysis", panels, _errors(analysis), _classes(analysis), intro=intro)
 
 
 def _panel(title: str, note: str, table: Html) -> Html:
@@ -39,67 +41,66 @@ def _panel(title: str, note: str, table: Html) -> Html:
     return el("figure", {"class": "panel"}, el("figcaption", None, el("h3", None, title), el("p", None, note)), table)
 
 
-def _curves(findings: Mapping[str, Any]) -> Html:
-    """Precision over recall of the mean and of some classes."""
+def _curves(analysis: Mapping[str, Any]) -> Html:
     series = []
-    for number, curve in enumerate(findings["curves"]):
+    for number, curve in enumerate(analysis["curves"]):
         last = len(curve["precision"]) - 1
         points = tuple((place / last, value) for place, value in enumerate(curve["precision"]))
         series.append(Series(curve["name"], points, number, dash=0 if number == 0 else 1))
-    num_known = sum(row["num_objects"] > 0 for row in findings["classes"])
-    some = len(series) - 1 < num_known
-    which = "; of the classes, the best and the worst." if some else "."
-    note = f"The best precision at or above each recall, at an overlap of 0.5{which}"
+    num_with_objects = sum(row["num_objects"] > 0 for row in analysis["classes"])
+    which = " Classes: the best and the worst." if len(series) - 1 < num_with_objects else ""
+    note = f"Interpolated precision at IoU 0.5: the best at or above each recall.{which}"
     chart = Chart(
-        "Precision over recall", "percent", tuple(series), x_max=1.0, note=note, x_name="recall", y_range=(0.0, 1.0)
+        "Precision-recall", "percent", tuple(series), x_max=1.0, note=note, x_name="recall", y_range=(0.0, 1.0)
     )
     return draw(chart)
 
 
-def _errors(findings: Mapping[str, Any]) -> Html:
-    """How many of the best detections are of each kind."""
-    errors: Mapping[str, int] = findings["errors"]
-    looked = sum(number for name, number in errors.items() if name != "missed")
-    objects = sum(row["num_objects"] for row in findings["classes"])
+def _errors(analysis: Mapping[str, Any]) -> Html:
+    errors: Mapping[str, int] = analysis["errors"]
+    examined = sum(number for name, number in errors.items() if name != "missed")
+    objects = sum(row["num_objects"] for row in analysis["classes"])
     rows = [
-        [name, f"{number:,}", _share(number, objects if name == "missed" else looked), findings["kinds"][name]]
+        [
+            name,
+            f"{number:,}",
+            _percent_of(number, objects if name == "missed" else examined),
+            analysis["error_kinds"][name],
+        ]
         for name, number in errors.items()
     ]
     note = (
-        f"The best detections of each class are looked at, as many as it has objects: {looked:,} in all. Shares are of "
-        f"these; of what was missed, of the {objects:,} objects."
+        f"Of each class, as many of the best-scored detections are examined as it has objects: {examined:,} in total. "
+        f"Percentages are of these; for missed objects, of the {objects:,} objects."
     )
-    table = page.table(["kind", "number", "share", "what it is"], rows, (1, 2), "Kinds of errors")
-    return el("div", {"class": "charts"}, _panel("Right and wrong", note, table))
+    table = page.table(["kind", "count", "percent", "definition"], rows, (1, 2), "Error kinds")
+    return el("div", {"class": "charts"}, _panel("Error kinds", note, table))
 
 
-def _sizes(findings: Mapping[str, Any]) -> Html:
-    """Small, medium and large objects."""
-    numbers: Mapping[str, float] = findings["numbers"]
+def _sizes(analysis: Mapping[str, Any]) -> Html:
+    metrics: Mapping[str, float] = analysis["metrics"]
     rows = [
         [
-            bucket["name"],
-            f"{bucket['num_objects']:,}",
-            _share(bucket["num_found"], bucket["num_objects"]),
-            fmt.percent(numbers.get(f"ap_{bucket['name']}")),
+            size["name"],
+            f"{size['num_objects']:,}",
+            _percent_of(size["num_found"], size["num_objects"]),
+            fmt.percent(metrics.get(f"ap_{size['name']}")),
         ]
-        for bucket in findings["sizes"]
+        for size in analysis["sizes"]
     ]
-    note = "Objects by their area in pixels of the original image: below 32 x 32, up to 96 x 96, and above."
-    table = page.table(["size", "objects", "found", fmt.metric_name("ap")], rows, (1, 2, 3), "Sizes of objects")
-    return _panel("Small, medium and large objects", note, table)
+    note = "By area in pixels of the original image: below 32 x 32, up to 96 x 96, and above, as in COCO."
+    table = page.table(["size", "objects", "recall", fmt.metric_name("ap")], rows, (1, 2, 3), "Object sizes")
+    return _panel("Object sizes", note, table)
 
 
-def _classes(findings: Mapping[str, Any]) -> Html:
+def _classes(analysis: Mapping[str, Any]) -> Html:
     """Every class, the one with the most objects first."""
-    classes = sorted(findings["classes"], key=lambda row: -row["num_objects"])
-    columns = [
-        name for name in ("num_objects", "num_detections", "recall", "ap", "ap50", "voc10") if name in classes[0]
-    ]
+    classes = sorted(analysis["classes"], key=lambda row: -row["num_objects"])
+    columns = [name for name in _COLUMNS if name in classes[0]]
     rows = [[row["name"], *(_cell(row, name) for name in columns)] for row in classes]
-    head = ["class", *(_WORDS.get(name) or fmt.metric_name(name) for name in columns)]
+    head = ["class", *(_COLUMNS[name] for name in columns)]
     table = page.table(head, rows, range(1, len(head)), "Classes")
-    return page.fold(f"Classes: {len(rows):,}", table, is_open=len(rows) <= _OPEN_ROWS)
+    return page.fold(f"Classes: {len(rows):,}", table, is_open=len(rows) <= _MAX_OPEN_ROWS)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> str:
@@ -108,5 +109,5 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     return fmt.percent(row[name]) if row["num_objects"] else "no objects" if name == "recall" else "–"
 
 
-def _share(number: int, whole: int) -> str:
-    return fmt.percent(number / whole, 1) if whole else "–"
+def _percent_of(number: int, total: int) -> str:
+    return fmt.percent(number / total, 1) if total else "–"

@@ -15,18 +15,18 @@ from reconv.report import page, sections
 from reconv.report.compare import comparison
 from reconv.report.detector_section import detection
 from reconv.report.markup import el
-from reconv.report.run_record import Record, load_record
-from reconv.report.summary import summary_of
+from reconv.report.run_record import RunRecord, load_run_record
+from reconv.report.summary import summarize_record
 
 
 def render(run_dirs: Sequence[Path]) -> str:
     """The page: the report of one run folder, or the comparison of several."""
     if not run_dirs:
         raise UsageError("a report needs a run folder", then="reconv report runs/RECIPE/1")
-    records = [load_record(run_dir) for run_dir in run_dirs]
+    records = [load_run_record(run_dir) for run_dir in run_dirs]
     if len(records) == 1:
         return _report(records[0])
-    return comparison(records, [summary_of(record) for record in records])
+    return comparison(records, [summarize_record(record) for record in records])
 
 
 def write_report(run_dir: Path) -> Path:
@@ -36,8 +36,8 @@ def write_report(run_dir: Path) -> Path:
     return path
 
 
-def _report(record: Record) -> str:
-    summary = summary_of(record)
+def _report(record: RunRecord) -> str:
+    summary = summarize_record(record)
     return page.document(
         f"{record.name} · Reconv report",
         el(

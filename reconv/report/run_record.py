@@ -17,7 +17,7 @@ from reconv.logging.events import (
     BadImageSkipped,
     CheckpointSaved,
     DataWait,
-    EvalResult,
+    EvalFinished,
     Event,
     ImageLogged,
     LogMessage,
@@ -28,14 +28,13 @@ from reconv.logging.events import (
     latest_by_step,
     read_events,
 )
-from reconv.report.detection_json import read_findings
-from reconv.report.scores import CheckpointScore, read_scores
+from reconv.report.evaluation_files import CheckpointScore, read_detection_analysis, read_scores
 
 E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class Attempt:
     """One attempt and what it did; `timed_images` were trained on in `train_s`."""
 
     start: AttemptStarted
@@ -50,24 +49,24 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRecord:
     """Everything a run folder says about its run."""
 
     folder: Path
     recipe: Mapping[str, Any]
     recipe_text: str
     plan: RunPlanned | None
-    tries: tuple[Try, ...]
+    attempts: tuple[Attempt, ...]
     progress: tuple[TrainProgress, ...]  # by step; superseded ones left out, as below
-    evaluations: tuple[EvalResult, ...]
-    saves: tuple[CheckpointSaved, ...]
+    evaluations: tuple[EvalFinished, ...]
+    checkpoints: tuple[CheckpointSaved, ...]
     non_finite: tuple[NonFiniteStep, ...]
     bad_images: tuple[BadImageSkipped, ...]
-    pictures: tuple[ImageLogged, ...]
-    notes: tuple[LogMessage, ...]
-    waited: DataWait | None
+    images: tuple[ImageLogged, ...]
+    messages: tuple[LogMessage, ...]
+    data_wait: DataWait | None
     scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
-    findings: Mapping[str, Any] | None = None  # of a detector's last evaluation
+    detection: Mapping[str, Any] | None = None  # of a detector's last evaluation
 
     @property
     def label(self) -> str:
@@ -82,40 +81,40 @@ class Record:
     @property
     def steps(self) -> int:
         """Optimizer steps done in the run as it now stands."""
-        return self.tries[-1].last_step if self.tries else 0
+        return self.attempts[-1].last_step if self.attempts else 0
 
     @property
     def end(self) -> RunEnded | None:
         """How the last attempt ended, if it said so."""
-        return self.tries[-1].end if self.tries else None
+        return self.attempts[-1].end if self.attempts else None
 
     def epoch(self, step: int) -> float:
         """The step as a number of epochs."""
         return step / self.plan.steps_per_epoch if self.plan and self.plan.steps_per_epoch > 0 else float(step)
 
 
-def load_record(run_dir: Path) -> Record:
+def load_run_record(run_dir: Path) -> RunRecord:
     """Read a run folder."""
     events = read_events(run_dir / "events.jsonl")
     kept = latest_by_step(events)
     text, recipe = _read_recipe(run_dir / "recipe.yaml")
     plan = next(iter(_of(kept, RunPlanned)), None)
-    return Record(
+    return RunRecord(
         folder=run_dir,
         recipe=recipe,
         recipe_text=text,
         plan=plan,
-        tries=tuple(_tries(events, plan.global_batch if plan else 0)),
+        attempts=tuple(_attempts(events, plan.global_batch_size if plan else 0)),
         progress=tuple(sorted(_of(kept, TrainProgress), key=lambda e: e.step)),
-        evaluations=tuple(sorted(_of(kept, EvalResult), key=lambda e: (e.step, e.weights))),
-        saves=tuple(sorted(_of(kept, CheckpointSaved), key=lambda e: e.step)),
+        evaluations=tuple(sorted(_of(kept, EvalFinished), key=lambda e: (e.step, e.weights))),
+        checkpoints=tuple(sorted(_of(kept, CheckpointSaved), key=lambda e: e.step)),
         non_finite=tuple(sorted(_of(kept, NonFiniteStep), key=lambda e: e.step)),
         bad_images=tuple(sorted(_of(kept, BadImageSkipped), key=lambda e: (e.step, e.split, e.index))),
-        pictures=tuple(_of(kept, ImageLogged)),
-        notes=tuple(_of(kept, LogMessage)),
-        waited=next(iter(_of(kept, DataWait)), None),
+        images=tuple(_of(kept, ImageLogged)),
+        messages=tuple(_of(kept, LogMessage)),
+        data_wait=next(iter(_of(kept, DataWait)), None),
         scores=tuple(read_scores(run_dir)),
-        findings=read_findings(run_dir),
+        detection=read_detection_analysis(run_dir),
     )
 
 
@@ -136,14 +135,14 @@ def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
     return text, recipe if isinstance(recipe, dict) else {}
 
 
-def _tries(events: Sequence[Event], global_batch: int) -> list[Try]:
+def _attempts(events: Sequence[Event], global_batch_size: int) -> list[Attempt]:
     """The attempts of a record, each with the events up to its end or to the next attempt."""
     starts = [number for number, event in enumerate(events) if isinstance(event, AttemptStarted)]
     stops = [*starts[1:], len(events)]
-    return [_try(events[start:stop], global_batch) for start, stop in zip(starts, stops, strict=False)]
+    return [_attempt(events[start:stop], global_batch_size) for start, stop in zip(starts, stops, strict=False)]
 
 
-def _try(events: Sequence[Event], global_batch: int) -> Try:
+def _attempt(events: Sequence[Event], global_batch_size: int) -> Attempt:
     start = events[0]
     assert isinstance(start, AttemptStarted)
     end = next(iter(_of(events, RunEnded)), None)
@@ -151,16 +150,16 @@ def _try(events: Sequence[Event], global_batch: int) -> Try:
     steps = [start.from_step, *(e.step for e in events if isinstance(e, TrainProgress | CheckpointSaved))]
     last_step = end.step if end else max(steps)
     peak_memory_bytes = max([end.peak_memory_bytes if end else 0, *(e.memory_bytes for e in progress)])
-    timed_images, train_s, wait_s = _timed(start.from_step, progress, global_batch)
+    timed_images, train_s, wait_s = _timed(start.from_step, progress, global_batch_size)
     if end and end.train_s > 0 and (end.timed_images is not None or not timed_images):
         timed_images = end.images if end.timed_images is None else end.timed_images
         train_s, wait_s = end.train_s, end.wait_s
-    return Try(
+    return Attempt(
         start=start,
         end=end,
         last_step=last_step,
         wall_s=end.wall_s if end else _seen_s(events),
-        images=end.images if end else (last_step - start.from_step) * global_batch,
+        images=end.images if end else (last_step - start.from_step) * global_batch_size,
         timed_images=timed_images,
         train_s=train_s,
         wait_s=wait_s,
@@ -168,11 +167,11 @@ def _try(events: Sequence[Event], global_batch: int) -> Try:
     )
 
 
-def _timed(from_step: int, progress: Sequence[TrainProgress], global_batch: int) -> tuple[int, float, float]:
+def _timed(from_step: int, progress: Sequence[TrainProgress], global_batch_size: int) -> tuple[int, float, float]:
     """Images, seconds and seconds waited, put together again from the rates of the log points."""
     images, train_s, wait_s, last = 0, 0.0, 0.0, from_step
     for event in progress:
-        interval_images = (event.step - last) * global_batch
+        interval_images = (event.step - last) * global_batch_size
         last = event.step
         if event.images_per_s:
             seconds = interval_images / event.images_per_s

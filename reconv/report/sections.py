@@ -18,17 +18,17 @@ from reconv.report import page
 from reconv.report.charts import draw
 from reconv.report.curves import charts_of_run
 from reconv.report.markup import Html, el, join
-from reconv.report.run_record import Record
+from reconv.report.run_record import RunRecord
 
 _MAX_ROWS = 200
 
 
-def header(record: Record, summary: Mapping[str, Any]) -> Html:
+def header(record: RunRecord, summary: Mapping[str, Any]) -> Html:
     """What was trained, the verdict, and the commands to repeat it or go on."""
-    command = record.tries[-1].start.command if record.tries else ()
+    command = record.attempts[-1].start.command if record.attempts else ()
     commands = [
         *([page.command("repeat", fmt.repeat_command(command))] if command else []),
-        *([page.command("resume", summary["resume"])] if summary["resume"] and command else []),
+        *([page.command("resume", summary["resume_command"])] if summary["resume_command"] and command else []),
     ]
     facts = [el("li", None, el("span", None, name), f" {value}") for name, value in _facts(record, summary) if value]
     return el(
@@ -43,11 +43,11 @@ def header(record: Record, summary: Mapping[str, Any]) -> Html:
     )
 
 
-def _facts(record: Record, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    environment = record.tries[-1].start.environment if record.tries else {}
+def _facts(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    environment = record.attempts[-1].start.environment if record.attempts else {}
     model = record.plan.model if record.plan and record.plan.model else _field(record.recipe, "model", "name")
     data = environment.get("data") or _field(record.recipe, "data", "source")
-    started = record.tries[0].start.time_s if record.tries else None
+    started = record.attempts[0].start.time_s if record.attempts else None
     attempts = summary["attempts"]
     return [
         ("model", str(model)),
@@ -68,15 +68,15 @@ def moment(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def cards(record: Record, summary: Mapping[str, Any]) -> Html:
+def cards(record: RunRecord, summary: Mapping[str, Any]) -> Html:
     """The numbers one asks for first."""
     metric, shown = summary["metric"], []
     if metric:
         best = f"best {fmt.metric_text(metric, summary['best'])} at step {summary['best_step'] or 0:,}"
         names = {"ema": ", averaged weights", "averaged": ", average of the last checkpoints"}
         averaged = names.get(summary["weights"] or "", "")
-        if summary["bad_images_in_value"]:
-            averaged += f", {fmt.without_bad(summary['bad_images_in_value'])}"
+        if summary["bad_val_images"]:
+            averaged += f", {fmt.without_bad(summary['bad_val_images'])}"
         if summary["partial"]:
             averaged += f"; {fmt.partial(summary['num_samples'])}"
         shown.append(page.card(fmt.metric_name(metric), fmt.metric_text(metric, summary["value"]), best + averaged))
@@ -88,7 +88,9 @@ def cards(record: Record, summary: Mapping[str, Any]) -> Html:
         page.card("images/s", fmt.rate(summary["images_per_s"]), compute),
         page.card("data wait", fmt.percent(summary["data_wait_fraction"], 1), _waited_for(summary)),
         page.card("peak memory", fmt.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
-        page.card("parameters", fmt.big(summary["parameters"]), "trained") if summary["parameters"] else Html(""),
+        page.card("parameters", fmt.big(summary["num_parameters"]), "trained")
+        if summary["num_parameters"]
+        else Html(""),
         page.card("epochs", f"{summary['epochs']:.4g}", steps),
     ]
     return el("dl", {"class": "cards"}, *shown)
@@ -102,11 +104,11 @@ def _waited_for(summary: Mapping[str, Any]) -> str:
     return f"{said}, most for {summary['data_bottleneck']}; to try: {summary['data_advice']}"
 
 
-def curves(record: Record, summary: Mapping[str, Any]) -> Html:
+def curves(record: RunRecord, summary: Mapping[str, Any]) -> Html:
     """The curves, with a word on the signs in them."""
     charts = charts_of_run(record, summary)
     signs = [
-        *(["A dashed line with a flag is a resume."] if any(t.start.from_step for t in record.tries) else []),
+        *(["A dashed line with a flag is a resume."] if any(t.start.from_step for t in record.attempts) else []),
         *(["A triangle is a step whose loss or gradient was not finite."] if record.non_finite else []),
         *(["The ring is the best evaluation."] if summary["best"] is not None else []),
     ]
@@ -126,10 +128,10 @@ def chart_grid(figures: Sequence[Html], are_small: Sequence[bool]) -> Html:
     )
 
 
-def picture_sections(record: Record) -> Html:
+def picture_sections(record: RunRecord) -> Html:
     """The images of the run, each with its captions, as far as they fit into the page."""
     sections, left_bytes = [], pictures.BUDGET_BYTES * 4 // 3
-    for event in record.pictures:
+    for event in record.images:
         uris = pictures.embed(record.folder, event, left_bytes)
         left_bytes -= sum(map(len, uris or ()))
         sections.append(page.section(event.title, _picture(event, uris), intro=event.note))
@@ -161,9 +163,9 @@ def _image(uri: str, text: str) -> Html:
     return el("img", {"class": uri.startswith("data:image/png") and "crisp", "src": uri, "alt": text})
 
 
-def notes(record: Record) -> Html:
+def notes(record: RunRecord) -> Html:
     """What a person should know: warnings first, then steps that were not finite, then the rest."""
-    ordered = sorted(record.notes, key=lambda note: note.level == "info")
+    ordered = sorted(record.messages, key=lambda note: note.level == "info")
     lines = [
         el(
             "li",
@@ -181,7 +183,7 @@ def notes(record: Record) -> Html:
         )
         for e in record.non_finite[:_MAX_ROWS]
     ]
-    hidden = len(record.notes) + len(record.non_finite) - len(lines) - len(broken)
+    hidden = len(record.messages) + len(record.non_finite) - len(lines) - len(broken)
     more = [el("li", {"class": "info"}, f"{hidden:,} more in events.jsonl")] if hidden else []
     return page.section("Notes", el("ul", {"class": "notes"}, *broken, *lines, *more) if lines or broken else Html(""))
 
@@ -192,7 +194,7 @@ def _lines(text: str) -> list[str]:
     return [first, el("pre", {"tabindex": 0}, table)] if table else [first]
 
 
-def bad_images(record: Record) -> Html:
+def bad_images(record: RunRecord) -> Html:
     """Every file that was left out because it cannot be read or decoded."""
     rows = [[f"{e.step:,}", e.split, e.path, e.why] for e in record.bad_images[:_MAX_ROWS]]
     if not rows:
@@ -207,7 +209,7 @@ def bad_images(record: Record) -> Html:
     return page.section("Images left out", table, intro=intro)
 
 
-def evaluations(record: Record) -> Html:
+def evaluations(record: RunRecord) -> Html:
     """Every evaluation with all its metrics."""
     if not record.evaluations:
         return Html("")
@@ -230,19 +232,19 @@ def evaluations(record: Record) -> Html:
     return page.fold(shown, page.table(head, rows, numeric, "Evaluations"))
 
 
-def checkpoints(record: Record) -> Html:
+def checkpoints(record: RunRecord) -> Html:
     """The checkpoints the run has written; old ones may be deleted since."""
-    if not record.saves:
+    if not record.checkpoints:
         return Html("")
     rows = [
         [
             *(f"{s.step:,}", s.path, fmt.size(s.num_bytes), fmt.duration(s.wall_s)),
             *(fmt.duration(s.wall_s if s.stall_s is None else s.stall_s), s.reason),
         ]
-        for s in record.saves[-_MAX_ROWS:]
+        for s in record.checkpoints[-_MAX_ROWS:]
     ]
     head = ["step", "path", "size", "time", "training stood still", "reason"]
-    shown = f"Checkpoints written: {_last_of(len(rows), len(record.saves))}"
+    shown = f"Checkpoints written: {_last_of(len(rows), len(record.checkpoints))}"
     return page.fold(shown, page.table(head, rows, (0, 2, 3, 4), "Checkpoints"))
 
 
@@ -250,7 +252,7 @@ def _last_of(num_shown: int, num_all: int) -> str:
     return f"{num_all:,}" if num_shown == num_all else f"the last {num_shown:,} of {num_all:,}"
 
 
-def attempts(record: Record) -> Html:
+def attempts(record: RunRecord) -> Html:
     """Each start of the process and how it ended."""
     rows = [
         [
@@ -261,21 +263,21 @@ def attempts(record: Record) -> Html:
             fmt.duration(t.wall_s),
             f"{t.end.reason} (exit code {t.end.exit_code})" if t.end else "no end recorded: killed, or still running",
         ]
-        for t in record.tries[-_MAX_ROWS:]
+        for t in record.attempts[-_MAX_ROWS:]
     ]
     table = page.table(["attempt", "started", "from step", "to step", "time", "end"], rows, (0, 2, 3, 4), "Attempts")
-    return page.fold(f"Attempts: {len(record.tries)}", table, is_open=len(record.tries) > 1) if rows else Html("")
+    return page.fold(f"Attempts: {len(record.attempts)}", table, is_open=len(record.attempts) > 1) if rows else Html("")
 
 
-def plan(record: Record) -> Html:
+def plan(record: RunRecord) -> Html:
     """The plan's arithmetic in its own words."""
     lines = record.plan.lines if record.plan else ()
     return page.fold("Plan", el("pre", {"class": "plan"}, "\n".join(lines)), is_open=True) if lines else Html("")
 
 
-def environment(record: Record) -> Html:
+def environment(record: RunRecord) -> Html:
     """Where the last attempt ran."""
-    facts = record.tries[-1].start.environment if record.tries else {}
+    facts = record.attempts[-1].start.environment if record.attempts else {}
     rows = [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         for name, value in facts.items()
@@ -283,7 +285,7 @@ def environment(record: Record) -> Html:
     return page.fold("Environment", page.pairs(rows), is_open=True) if rows else Html("")
 
 
-def recipe(record: Record) -> Html:
+def recipe(record: RunRecord) -> Html:
     """The resolved recipe, its fields that differ from the defaults set apart."""
     if not record.recipe_text:
         return Html("")

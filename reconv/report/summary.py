@@ -15,22 +15,22 @@ from typing import Any
 from reconv.errors import ExitCode
 from reconv.io.atomic import write_atomic
 from reconv.logging.clock import rates_of
-from reconv.logging.events import EvalResult
+from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
-from reconv.report.run_record import Record, load_record
+from reconv.report.run_record import RunRecord, load_run_record
 
 # A recipe without an expectation is judged by the first of these that its evaluations have.
 _USUAL_METRICS = ("top1", "ap", "voc10", "loss")
 
 
-def summarise(run_dir: Path) -> dict[str, Any]:
+def summarize(run_dir: Path) -> dict[str, Any]:
     """The summary of a run folder, per the contract of `summary.json`."""
-    return summary_of(load_record(run_dir))
+    return summarize_record(load_run_record(run_dir))
 
 
 def write_summary(run_dir: Path) -> dict[str, Any]:
     """Write `summary.json` in one move and return what it says."""
-    summary = summarise(run_dir)
+    summary = summarize(run_dir)
     write_atomic(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return summary
 
@@ -41,7 +41,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def summary_of(record: Record) -> dict[str, Any]:
+def summarize_record(record: RunRecord) -> dict[str, Any]:
     """The summary of a run that has been read."""
     plan, end = record.plan, record.end
     whole = [e for e in record.evaluations if not e.partial]
@@ -64,56 +64,56 @@ def summary_of(record: Record) -> dict[str, Any]:
         "epochs": round(record.epoch(record.steps), 4),
         **_speed(record),
         **_saves(record),
-        "peak_memory_bytes": max((t.peak_memory_bytes for t in record.tries), default=0),
-        "parameters": (plan.parameters or None) if plan else None,
+        "peak_memory_bytes": max((t.peak_memory_bytes for t in record.attempts), default=0),
+        "num_parameters": (plan.num_parameters or None) if plan else None,
         "expect": _expect(record.recipe, final),
         "exit_code": end.exit_code if end else None,
         "reason": end.reason if end else None,
         "stopped_early": None,
-        "attempts": len(record.tries),
+        "attempts": len(record.attempts),
         "non_finite_steps": len(record.non_finite),
         "bad_images": len(record.bad_images),
-        "bad_images_in_value": final.skipped if final else 0,
+        "bad_val_images": final.skipped if final else 0,
         "partial": final.partial if final else False,  # not all of the validation set was scored
         "num_samples": final.num_samples if final else None,
-        "resume": _resume(record),
+        "resume_command": _resume(record),
         "report": "report.html",
         **(dict(end.fields) if end else {}),
     }
 
 
-def _speed(record: Record) -> dict[str, Any]:
+def _speed(record: RunRecord) -> dict[str, Any]:
     """Time and throughput over all attempts: what was paid for, steps done twice included."""
-    train_s, wait_s = sum(t.train_s for t in record.tries), sum(t.wait_s for t in record.tries)
-    rates = rates_of(sum(t.timed_images for t in record.tries), train_s, wait_s)
+    train_s, wait_s = sum(t.train_s for t in record.attempts), sum(t.wait_s for t in record.attempts)
+    rates = rates_of(sum(t.timed_images for t in record.attempts), train_s, wait_s)
     num_devices = record.plan.num_devices if record.plan else 1
     both = {"images_per_s": rates.images_per_s, "compute_images_per_s": rates.compute_images_per_s}
     return {
-        "images": sum(t.images for t in record.tries),
-        "wall_s": round(sum(t.wall_s for t in record.tries), 3),
+        "images": sum(t.images for t in record.attempts),
+        "wall_s": round(sum(t.wall_s for t in record.attempts), 3),
         "num_devices": num_devices,
         **both,
         **{f"{name}_per_device": None if value is None else value / num_devices for name, value in both.items()},
         "data_wait_fraction": rates.data_wait_fraction,
-        "data_bottleneck": (record.waited.bottleneck or None) if record.waited else None,
-        "data_advice": (record.waited.advice or None) if record.waited else None,
-        "data_stage_s": {k: round(v, 3) for k, v in record.waited.seconds.items()} if record.waited else None,
+        "data_bottleneck": (record.data_wait.bottleneck or None) if record.data_wait else None,
+        "data_advice": (record.data_wait.advice or None) if record.data_wait else None,
+        "data_stage_s": {k: round(v, 3) for k, v in record.data_wait.seconds.items()} if record.data_wait else None,
     }
 
 
-def _saves(record: Record) -> dict[str, Any]:
+def _saves(record: RunRecord) -> dict[str, Any]:
     """What the checkpoints cost: how long training stood still for one, and how long writing it took."""
-    stalls_s = [s.wall_s if s.stall_s is None else s.stall_s for s in record.saves]
-    writes_s = [s.wall_s if s.write_s is None else s.write_s for s in record.saves]
+    stalls_s = [s.wall_s if s.stall_s is None else s.stall_s for s in record.checkpoints]
+    writes_s = [s.wall_s if s.write_s is None else s.write_s for s in record.checkpoints]
     return {
-        "saves": len(record.saves),
+        "num_checkpoints": len(record.checkpoints),
         "save_stall_s": round(sum(stalls_s), 4),
-        "save_stall_s_most": round(max(stalls_s), 4) if stalls_s else None,
+        "save_stall_s_max": round(max(stalls_s), 4) if stalls_s else None,
         "save_write_s": round(sum(writes_s), 4),
     }
 
 
-def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalResult]) -> str | None:
+def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalFinished]) -> str | None:
     """The metric by which the run is judged: the recipe's, or the usual one."""
     seen = {name for e in evaluations for name in e.metrics}
     expected = (recipe.get("expect") or {}).get("metric", "top1") if recipe.get("expect") else None
@@ -122,21 +122,21 @@ def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalResult]) -> str
     return next((name for name in wanted if name in seen), None)
 
 
-def _judged(evaluations: Sequence[EvalResult], metric: str | None) -> list[EvalResult]:
+def _judged(evaluations: Sequence[EvalFinished], metric: str | None) -> list[EvalFinished]:
     """The evaluations that count: those of the average of the weights where there is one, else the raw ones."""
     having = [e for e in evaluations if metric in e.metrics and e.weights != "averaged"]
     averaged = [e for e in having if e.weights == "ema"]
     return averaged or having
 
 
-def _final(judged: Sequence[EvalResult], averaged: Sequence[EvalResult]) -> EvalResult | None:
+def _final(judged: Sequence[EvalFinished], averaged: Sequence[EvalFinished]) -> EvalFinished | None:
     """The result: the average of the last checkpoints, if one was made of them, else the last evaluation."""
     if averaged and (not judged or averaged[-1].step >= judged[-1].step):
         return averaged[-1]
     return judged[-1] if judged else None
 
 
-def _best(evaluations: Sequence[EvalResult], metric: str | None) -> EvalResult | None:
+def _best(evaluations: Sequence[EvalFinished], metric: str | None) -> EvalFinished | None:
     finite = [e for e in evaluations if metric and math.isfinite(e.metrics[metric])]
     if not metric or not finite:
         return None
@@ -144,7 +144,7 @@ def _best(evaluations: Sequence[EvalResult], metric: str | None) -> EvalResult |
     return max(finite, key=lambda e: (sign * e.metrics[metric], -e.step))
 
 
-def _expect(recipe: Mapping[str, Any], final: EvalResult | None) -> dict[str, Any] | None:
+def _expect(recipe: Mapping[str, Any], final: EvalFinished | None) -> dict[str, Any] | None:
     """What the recipe promises and whether the final value keeps it; more than promised is met."""
     promise = recipe.get("expect")
     if not promise:
@@ -157,11 +157,11 @@ def _expect(recipe: Mapping[str, Any], final: EvalResult | None) -> dict[str, An
     return {"metric": metric, "value": expected, "tolerance": tolerance, "met": met}
 
 
-def _resume(record: Record) -> str | None:
+def _resume(record: RunRecord) -> str | None:
     """The command to go on with, unless the run is done."""
-    if not record.tries or (record.end and record.end.exit_code == ExitCode.OK):
+    if not record.attempts or (record.end and record.end.exit_code == ExitCode.OK):
         return None
-    return resume_command(record.tries[-1].start.command)
+    return resume_command(record.attempts[-1].start.command)
 
 
 def _finite(value: float) -> float | None:

@@ -1,7 +1,6 @@
-"""Image classification: cross-entropy in training, exact top-1 and top-5 in evaluation.
+"""Image classification: cross-entropy loss with label smoothing, auxiliary heads and distillation; top-1 and top-5.
 
-Owns the loss and the metrics. Refuses to know loops, devices and networks. Invariant: everything returned to the
-engine is a sum over samples; evaluation counts are integers and its loss is summed in fp64.
+Everything returned to the trainer is a sum over samples.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from reconv.models.architecture import Auxiliary
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.task import LossSums
 
-FOREIGN_HEAD_WEIGHT = 0.3  # GoogLeNet's, which says it of its own heads
+AUX_LOSS_WEIGHT = 0.3  # of auxiliary heads of other packages' models, as in the GoogLeNet paper
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationTask:
-    """The task: batches with `images` and `targets` (and `soft_targets` when images are mixed)."""
+    """Batches have `images` and `targets`, and `soft_targets` where images are mixed."""
 
     num_classes: int
     label_smoothing: float = 0.0
@@ -37,38 +36,38 @@ class ClassificationTask:
     def __post_init__(self) -> None:
         if self.smooth_over == "other-classes" and self.label_smoothing * self.num_classes > self.num_classes - 1:
             raise RecipeError(
-                f"loss.label_smoothing {self.label_smoothing:g} leaves the right one of {self.num_classes} classes "
-                "less than each of the others",
-                why="loss.smooth_over: other-classes gives every other class share / (classes - 1)",
-                then="a smaller share, as in --set loss.label_smoothing=0.1",
+                f"loss.label_smoothing {self.label_smoothing:g} gives the correct one of {self.num_classes} classes a "
+                "lower target than the others",
+                why="loss.smooth_over: other-classes gives every other class label_smoothing / (num_classes - 1)",
+                then="use a smaller value, as in --set loss.label_smoothing=0.1",
             )
 
     def weight(self, batch: Batch) -> int:
         return len(batch)
 
     def loss(self, outputs: Any, batch: Batch) -> LossSums:
-        """The cross-entropy sum, in at least fp32, and the number of right answers."""
-        main, heads, head_weight = _answers(outputs)
-        logits = _full(main)
+        """The cross-entropy sum, in at least fp32, and the number of correct predictions."""
+        main, aux_logits, aux_weight = _split_outputs(outputs)
+        logits = _at_least_float32(main)
         loss = self._cross_entropy(logits, batch)
-        for head in heads:
-            loss = loss + head_weight * self._cross_entropy(_full(head), batch)
+        for aux in aux_logits:
+            loss = loss + aux_weight * self._cross_entropy(_at_least_float32(aux), batch)
         if self.teacher is not None:
             loss = self.teacher.blend(loss, logits, batch["images"])
-        right = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
-        return LossSums(loss, {"top1": right})
+        correct = (logits.detach().argmax(dim=1) == batch["targets"]).sum()
+        return LossSums(loss, {"top1": correct})
 
     def _cross_entropy(self, logits: Tensor, batch: Batch) -> Tensor:
         targets = batch.tensors.get("soft_targets", batch["targets"])
         if targets.is_floating_point():
             targets = targets.to(logits.dtype)
-        smoothing = self._uniform_share(logits.shape[1])
+        smoothing = self._uniform_smoothing(logits.shape[1])
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
 
-    def _uniform_share(self, num_classes: int) -> float:
-        """The share spread over all classes that gives the targets of either form, mixed targets included.
+    def _uniform_smoothing(self, num_classes: int) -> float:
+        """The `label_smoothing` of torch, spread over all C classes, that gives the targets of either form.
 
-        (1 - u) t + u / C with u = s C / (C - 1) is (1 - s) t + s (1 - t) / (C - 1).
+        (1 - u) t + u / C with u = s C / (C - 1) is (1 - s) t + s (1 - t) / (C - 1), for mixed targets t too.
         """
         if self.smooth_over == "all-classes" or self.label_smoothing == 0:
             return self.label_smoothing
@@ -81,10 +80,10 @@ class ClassificationTask:
         return {name: value / weight for name, value in sums.items()}
 
 
-def _answers(outputs: Any) -> Auxiliary:
-    """What a network gave in training: logits, those of its auxiliary heads, and the weight of each head's loss.
+def _split_outputs(outputs: Any) -> Auxiliary:
+    """The logits, the auxiliary heads' logits, and the weight of an auxiliary loss, of a model in training mode.
 
-    Other packages' networks name theirs `logits` and `aux_logits...`, None where a head is switched off.
+    Models of other packages return named tuples of `logits` and `aux_logits...`, None for a head that is off.
     """
     if isinstance(outputs, Auxiliary):
         return outputs
@@ -95,14 +94,13 @@ def _answers(outputs: Any) -> Auxiliary:
     heads = {name: value for name, value in fields.items() if name.startswith("aux") and value is not None}
     if not fields or len(heads) + 1 < sum(value is not None for value in fields.values()):
         raise UsageError(
-            f"this network answers with a {type(outputs).__name__} in training, not with logits",
-            why="known are a tensor of logits, and named tuples of logits and aux_logits",
-            then="take a network, or options of it, that gives one answer per image",
+            f"this model returns a {type(outputs).__name__} in training, not logits",
+            why="supported are a tensor of logits, and named tuples of logits and aux_logits",
+            then="use a model, or options of it, that returns logits",
         )
-    return Auxiliary(fields["logits"], tuple(heads.values()), FOREIGN_HEAD_WEIGHT)
+    return Auxiliary(fields["logits"], tuple(heads.values()), AUX_LOSS_WEIGHT)
 
 
-def _full(outputs: Any) -> Tensor:
-    """The logits in at least fp32: half precision is for the network, not for the loss."""
+def _at_least_float32(outputs: Any) -> Tensor:
     logits: Tensor = outputs
     return logits if logits.dtype == torch.float64 else logits.float()

@@ -1,8 +1,4 @@
-"""Learning from a teacher: its softened answers beside the labels (Hinton et al., 2015).
-
-Owns the loss between two sets of logits. Refuses to know where the teacher comes from. Invariant: sums over samples,
-and nothing of the teacher is differentiated.
-"""
+"""Knowledge distillation: a teacher's softened logits beside the labels (Hinton et al., 2015)."""
 
 from __future__ import annotations
 
@@ -16,22 +12,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
-    """A network that is asked what it makes of the images the student sees."""
+    """A trained model that sees the images the student sees; nothing of it is differentiated."""
 
-    answer: Callable[[Tensor], Tensor]  # images [n, c, h, w] to logits [n, classes]
-    alpha: float  # the teacher's share in the loss; the labels have the rest
+    forward: Callable[[Tensor], Tensor]  # images [n, c, h, w] to logits [n, num_classes]
+    alpha: float  # the teacher's weight in the loss; the labels have 1 - alpha
     temperature: float
 
     def blend(self, loss: Tensor, logits: Tensor, images: Tensor) -> Tensor:
-        """(1 - alpha) x loss + alpha x T^2 x the sum of KL(teacher || student), both softened by T.
+        """(1 - alpha) x loss + alpha x T^2 x the sum over samples of KL(teacher || student), both softened by T.
 
-        T^2 keeps the size of the gradients, which softening by T divides by about that.
+        Softening by T divides gradients by about T^2, which the factor restores.
         """
         with torch.no_grad():
-            answers = self.answer(images).to(logits.dtype)
+            teacher_logits = self.forward(images).to(logits.dtype)
         divergence = F.kl_div(
             F.log_softmax(logits / self.temperature, dim=1),
-            F.log_softmax(answers / self.temperature, dim=1),
+            F.log_softmax(teacher_logits / self.temperature, dim=1),
             reduction="sum",
             log_target=True,
         )

@@ -25,7 +25,7 @@ from reconv.recipe.loader import load
 from reconv.recipe.plan import Plan, averaging_window
 from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
-from reconv.report.run_record import load_record
+from reconv.report.run_record import load_run_record
 from reconv.trainer.evaluator import Evaluation
 
 AVERAGED = "averaged"
@@ -118,7 +118,7 @@ def _duration(last: str | Duration) -> Duration:
 def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> list[int]:
     """The steps on disk that the run's own saving interval wrote within `last` of the newest."""
     present = store.steps()
-    planned = load_record(folder.path).plan
+    planned = load_run_record(folder.path).plan
     if not present or planned is None:
         raise CheckpointError(
             "there is no checkpoint to average", where=str(folder.checkpoints), then="wait for the first save"

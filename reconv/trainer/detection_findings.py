@@ -19,11 +19,10 @@ from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, dra
 from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger
-from reconv.metrics.detection_errors import KINDS
+from reconv.metrics.detection_matches import ImageDetections, MatchOutcomes, match_detections
 from reconv.metrics.detection_metrics import DetectionMetrics
-from reconv.metrics.overlaps import Scored, Verdicts, overlaps_of
-from reconv.metrics.voc_eval import THRESHOLD
-from reconv.report.detection_json import write_findings
+from reconv.metrics.voc_eval import IOU_THRESHOLD
+from reconv.report.evaluation_files import write_detection_analysis
 
 NUM_IMAGES = 12
 LEAST_SCORE = 0.3  # of a detection that is drawn and counted as a mistake, as the note says
@@ -41,13 +40,13 @@ NOTE = (
 class Judged:
     """An image with the detections worth drawing, and which of them and of its objects are right and found."""
 
-    image: Scored
-    verdicts: Verdicts
+    image: ImageDetections
+    outcomes: MatchOutcomes
     found: Sequence[bool]  # for each true box
 
     @property
     def num_wrong(self) -> int:
-        return int((~self.verdicts.right & ~self.verdicts.ignored).sum())
+        return int((~self.outcomes.true_positive & ~self.outcomes.ignored).sum())
 
     @property
     def num_objects(self) -> int:
@@ -56,7 +55,7 @@ class Judged:
 
     @property
     def num_found(self) -> int:
-        return int(self.verdicts.right.sum())
+        return int(self.outcomes.true_positive.sum())
 
 
 def tell_findings(
@@ -69,9 +68,9 @@ def tell_findings(
     logger: RunLogger,
 ) -> None:
     """Write what the report says beyond numbers."""
-    findings = evaluator.scores().findings()
-    about = {"step": step, "weights": weights, "partial": is_partial, "kinds": KINDS}
-    write_findings(folder.path, {**about, **findings})
+    analysis = evaluator.result().analysis()
+    about = {"step": step, "weights": weights, "partial": is_partial}
+    write_detection_analysis(folder.path, {**about, **analysis})
     chosen = _chosen([_judged(image) for image in evaluator.images()])
     if not chosen:
         return
@@ -82,15 +81,15 @@ def tell_findings(
     logger.log(ImageLogged(TITLE, f"{folder.images.name}/detections.png", captions, step, COLUMNS, note=NOTE))
 
 
-def _judged(image: Scored) -> Judged:
+def _judged(image: ImageDetections) -> Judged:
     keep = image.scores >= LEAST_SCORE
-    likely = Scored(image.index, image.truth, image.boxes_xyxy[keep], image.scores[keep], image.labels[keep])
-    overlaps = overlaps_of([likely])
-    verdicts = overlaps.verdicts(THRESHOLD)
+    likely = ImageDetections(image.index, image.truth, image.boxes_xyxy[keep], image.scores[keep], image.labels[keep])
+    matches = match_detections([likely])
+    outcomes = matches.outcomes(IOU_THRESHOLD)
     objects = np.flatnonzero(~image.truth.is_crowd)
     found = np.zeros(len(image.truth), bool)
-    found[objects[overlaps.same[verdicts.right]]] = True
-    return Judged(likely, verdicts, found.tolist())
+    found[objects[matches.match[outcomes.true_positive]]] = True
+    return Judged(likely, outcomes, found.tolist())
 
 
 def _chosen(images: Sequence[Judged]) -> list[Judged]:
@@ -118,7 +117,7 @@ def _beside(judged: Judged, source: DetectionDataset) -> Image.Image:
     ]
     colours = [
         GOOD if right else INDIFFERENT if ignored else BAD
-        for right, ignored in zip(judged.verdicts.right, judged.verdicts.ignored, strict=True)
+        for right, ignored in zip(judged.outcomes.true_positive, judged.outcomes.ignored, strict=True)
     ]
     found = [
         DrawnBox(_scaled(box, scale), f"{source.class_names[label]} {score:.0%}", colour)

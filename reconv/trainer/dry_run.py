@@ -30,7 +30,7 @@ from reconv.logging.clock import rates_of
 from reconv.logging.events import (
     CheckpointSaved,
     DataWait,
-    EvalResult,
+    EvalFinished,
     Event,
     EventLog,
     RunEnded,
@@ -198,7 +198,7 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
     first_s, *later_s = _times_s(_all(events, TrainProgress))
     ended = _all(events, RunEnded)[-1]
     rates = rates_of(ended.timed_images or 0, ended.train_s, ended.wait_s)
-    scored, saved = _all(events, EvalResult), _all(events, CheckpointSaved)
+    scored, saved = _all(events, EvalFinished), _all(events, CheckpointSaved)
     evaluation_s = sum(e.wall_s for e in scored) * whole.num_val / cut.num_val if scored else None
     save_s = saved[-1].wall_s if saved else None
     copy_s = save_s - (saved[-1].write_s or 0.0) if save_s is not None and recipe.save.background else save_s

@@ -19,7 +19,7 @@ from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
-from reconv.logging.events import EvalResult
+from reconv.logging.events import EvalFinished
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.topk import ClassificationMetrics
 from reconv.optim import ModelEma
@@ -51,13 +51,13 @@ class Evaluation:
     def chosen_weights(self) -> str:
         return "raw" if self.average is None else "ema"
 
-    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[EvalResult]:
+    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[EvalFinished]:
         results = [self._score("raw", self.network.model, done, epoch, stop_requested)]
         if self.average is not None:
             results.append(self._score("ema", self.average.model, done, epoch, stop_requested))
         return results
 
-    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> EvalResult:
+    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> EvalFinished:
         """Score other weights of this network, under the name they go by."""
         model = copy.deepcopy(self.network.model).requires_grad_(False)
         tensors = self.process_group.on_rank0(lambda: read_weights(path))
@@ -66,7 +66,7 @@ class Evaluation:
 
     def _score(
         self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
-    ) -> EvalResult:
+    ) -> EvalFinished:
         start_s = time.perf_counter()
         evaluator = self.task.metrics()
         was_stopped = False
@@ -82,7 +82,7 @@ class Evaluation:
         self.last, self.last_weights = evaluator, weights
         metrics = evaluator.compute()
         wall_s = time.perf_counter() - start_s
-        return EvalResult(
+        return EvalFinished(
             done,
             epoch,
             weights,

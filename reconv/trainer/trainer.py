@@ -18,7 +18,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.errors import ExitCode, PreemptedError, ReconvError
 from reconv.inference.evaluate import EvaluationStopped
-from reconv.logging.events import EvalResult, TrainProgress
+from reconv.logging.events import EvalFinished, TrainProgress
 from reconv.logging.run_logger import RunLogger
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.plan import Plan
@@ -95,7 +95,7 @@ class Trainer:
     step: Step
     rate: Callable[[int], float]
     batches: TrainBatches
-    evaluate: Callable[[int, float, Callable[[], bool]], list[EvalResult]]
+    evaluate: Callable[[int, float, Callable[[], bool]], list[EvalFinished]]
     save: Callable[[Counters, str], None] | None  # None: nothing is ever written
     watch: NanGuard
     clock: ClockProtocol

@@ -38,7 +38,7 @@ from reconv.kernels.squeeze_excite import ops as excite
 from reconv.kernels.stem import ops as stem
 from reconv.kernels.window import STEM_KERNELS, PoolWindow
 from reconv.models.layers.conv import SameMaxPool2d
-from reconv.tasks.detection import MatchConfig, image_losses
+from reconv.tasks.detection import MatchConfig, ssd_losses
 
 NORM_SHAPES = (  # channels, side
     (64, 112), (64, 56), (256, 56), (128, 28), (512, 28), (256, 14), (1024, 14), (512, 7), (2048, 7),
@@ -235,13 +235,13 @@ def test_box_losses(dtype: torch.dtype) -> None:
     labels = torch.randint(1, num_classes, (n, 200), device="cuda")
     counts = torch.tensor([0, 1, 2, 5, 10, 20, 50, 200], device="cuda")
     shown = (boxes, labels, counts, anchors.cuda())
-    truth = GroundTruthBatch(*shown, rules.variances, rules.threshold, rules.negatives)
+    truth = GroundTruthBatch(*shown, rules.variances, rules.match_iou, rules.negative_ratio)
     pairs = zip(sides, per_cell, strict=True)
     maps = [random_tensor(n, layout.channels(b), s, s, dtype=dtype).requires_grad_() for s, b in pairs]
     again = [x.detach().clone().requires_grad_() for x in maps]
     biases = tuple((torch.randn(num_classes * b, device="cuda"), torch.randn(4 * b, device="cuda")) for b in per_cell)
     found = box_losses(maps, biases, layout, truth)
-    expected = image_losses(*SSDFeatureMaps(tuple(again), biases, per_cell, num_classes).output(), *shown, rules)
+    expected = ssd_losses(*SSDFeatureMaps(tuple(again), biases, per_cell, num_classes).output(), *shown, rules)
     torch.stack(found).sum().backward()
     torch.stack(expected).sum().backward()
     errors = [relative_error(a, b) for a, b in zip(found, expected, strict=True)]

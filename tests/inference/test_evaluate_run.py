@@ -9,11 +9,11 @@ import pytest
 
 import reconv
 from reconv.errors import CheckpointError, ResourceError, UsageError
-from reconv.logging.events import EvalResult, read_events
+from reconv.logging.events import EvalFinished, read_events
 
 
 def test_evaluation_repeats_the_metrics_of_training(classifier: Path) -> None:
-    recorded = [e for e in read_events(classifier / "events.jsonl") if isinstance(e, EvalResult) and e.step == 66]
+    recorded = [e for e in read_events(classifier / "events.jsonl") if isinstance(e, EvalFinished) and e.step == 66]
     assert [e.weights for e in recorded] == ["raw", "ema"]
     for event in recorded:
         [result] = reconv.evaluate(classifier, weights=event.weights)

@@ -18,7 +18,7 @@ from reconv.detection.matcher import match_anchors
 from reconv.detection.postprocess import PostprocessConfig
 from reconv.kernels.box_losses.ops import AnchorLayout, GroundTruthBatch, box_losses, match_anchors_fused
 from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
-from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
+from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 
 SIDES, PER_CELL, NUM_CLASSES = (5, 2), (4, 6), 7
 ANCHORS = generate_anchors([0.2, 0.5], SIDES, [0.3, 0.5, 0.8], [(2.0,), (2.0, 3.0)])
@@ -33,7 +33,7 @@ def truth(counts: list[int], seed: int, most: int = 6) -> GroundTruthBatch:
     boxes = torch.cat([low, low + 0.1 + 0.4 * torch.rand(n, most, 2, generator=random)], dim=2)
     labels = torch.randint(1, NUM_CLASSES, (n, most), generator=random)
     return GroundTruthBatch(
-        boxes, labels, torch.tensor(counts), ANCHORS, RULES.variances, RULES.threshold, RULES.negatives
+        boxes, labels, torch.tensor(counts), ANCHORS, RULES.variances, RULES.match_iou, RULES.negative_ratio
     )
 
 
@@ -65,7 +65,7 @@ def draw_biases(seed: int) -> tuple[tuple[Tensor, Tensor], ...]:
 
 def plain(maps: list[Tensor], biases: tuple[tuple[Tensor, Tensor], ...], of: GroundTruthBatch) -> tuple[Tensor, Tensor]:
     codes, logits = SSDFeatureMaps(tuple(maps), biases, PER_CELL, NUM_CLASSES).output()
-    return image_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
+    return ssd_losses(codes, logits, of.boxes_xyxy, of.labels, of.num_boxes, ANCHORS, RULES)
 
 
 @pytest.mark.parametrize("equal", [False, True])

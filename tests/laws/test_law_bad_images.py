@@ -18,7 +18,7 @@ from reconv.errors import DataError, ExitCode, PreemptedError
 from reconv.logging.events import (
     AttemptStarted,
     BadImageSkipped,
-    EvalResult,
+    EvalFinished,
     Event,
     TrainProgress,
     latest_by_step,
@@ -91,10 +91,10 @@ def test_a_run_with_bad_images_lists_each_once_and_marks_its_metric(damaged: Pat
     expected = {damaged / "train/cat/03.png", damaged / "train/dog/11.png", damaged / "val/dog/02.png"}
     assert {Path(e.path) for e in bad} == expected
     assert len(bad) == 3
-    scored = [e for e in events if isinstance(e, EvalResult)]
+    scored = [e for e in events if isinstance(e, EvalFinished)]
     assert len(scored) == 6  # raw and averaged weights, three times
     assert {(e.num_samples, e.skipped) for e in scored} == {(7, 1)}
-    assert (outcome.summary["bad_images"], outcome.summary["bad_images_in_value"]) == (3, 1)
+    assert (outcome.summary["bad_images"], outcome.summary["bad_val_images"]) == (3, 1)
     page = (outcome.folder.path / "report.html").read_text()
     assert "Images left out" in page
     assert all(page.count(str(path)) == 1 for path in expected)
@@ -130,7 +130,7 @@ def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: P
     good = (damaged / "val/dog/01.png").read_bytes()
 
     def stop(event: Event) -> None:
-        if isinstance(event, EvalResult):
+        if isinstance(event, EvalFinished):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(PreemptedError):
@@ -142,7 +142,7 @@ def test_a_repaired_tree_may_be_gone_on_with_strictly(damaged: Path, tmp_path: P
         assert len(small.getvalue()) < size < len(good)
         (damaged / path).write_bytes(small.getvalue().ljust(size, b"\0"))  # the fingerprint looks at sizes
     outcome = run(damaged, tmp_path / "run", resume=True, data__bad_images="stop")
-    scored = [e for e in read_events(outcome.folder.events) if isinstance(e, EvalResult)]
+    scored = [e for e in read_events(outcome.folder.events) if isinstance(e, EvalFinished)]
     assert [(e.num_samples, e.skipped) for e in (scored[0], scored[-1])] == [(7, 1), (8, 0)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ranks import in_ranks
 
 import reconv
-from reconv.logging.events import EvalResult, TrainProgress, read_events
+from reconv.logging.events import EvalFinished, TrainProgress, read_events
 
 from .conftest import Outcome
 from .test_law_detection import TINY, assert_same_bits
@@ -45,8 +45,8 @@ def losses(outcome: Outcome) -> list[tuple[float, float]]:
     return [(e.loss, e.metrics["box_loss"]) for e in events if isinstance(e, TrainProgress)]
 
 
-def evaluations(outcome: Outcome) -> list[EvalResult]:
-    return [event for event in read_events(outcome.folder.events) if isinstance(event, EvalResult)]
+def evaluations(outcome: Outcome) -> list[EvalFinished]:
+    return [event for event in read_events(outcome.folder.events) if isinstance(event, EvalFinished)]
 
 
 def test_a_detector_learns_and_scores_the_same_on_2_3_and_4_ranks_as_on_one() -> None:

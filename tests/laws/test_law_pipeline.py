@@ -10,7 +10,7 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import RecipeError
-from reconv.logging.events import EvalResult, TrainProgress, read_events
+from reconv.logging.events import EvalFinished, TrainProgress, read_events
 from reconv.models import build_model
 from reconv.models.pipeline_split import balanced, parts_of, work_of_stages
 
@@ -54,7 +54,7 @@ def differing(one: Outcome, other: Outcome) -> list[str]:
 def told(outcome: Outcome) -> list[object]:
     events = read_events(outcome.folder.events)
     losses = [(event.loss, event.metrics) for event in events if isinstance(event, TrainProgress)]
-    scores = [dict(event.metrics) for event in events if isinstance(event, EvalResult)]
+    scores = [dict(event.metrics) for event in events if isinstance(event, EvalFinished)]
     assert len(losses) == 4 and scores
     return [*losses, *scores]
 

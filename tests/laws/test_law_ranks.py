@@ -9,7 +9,7 @@ import torch
 from ranks import in_ranks
 
 import reconv
-from reconv.logging.events import EvalResult, TrainProgress, read_events
+from reconv.logging.events import EvalFinished, TrainProgress, read_events
 
 from .conftest import Outcome
 
@@ -52,7 +52,7 @@ def losses(outcome: Outcome) -> list[float]:
 
 def scores(outcome: Outcome) -> list[dict[str, float]]:
     events = read_events(outcome.folder.events)
-    return [dict(event.metrics) for event in events if isinstance(event, EvalResult)]
+    return [dict(event.metrics) for event in events if isinstance(event, EvalFinished)]
 
 
 def test_ordered_reduction_gives_the_same_bits_on_1_2_3_and_4_ranks() -> None:

@@ -11,7 +11,7 @@ from ranks import in_ranks
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalResult, Event, TrainProgress, read_events
+from reconv.logging.events import AttemptStarted, BadImageSkipped, EvalFinished, Event, TrainProgress, read_events
 
 from .conftest import Outcome
 from .test_law_ranks import MIXED, SHORT, differing, losses, scores, trained
@@ -113,7 +113,7 @@ def test_bad_images_are_left_out_and_counted_as_on_one_rank() -> None:
     assert by_place[0] == by_place[1]
     assert differing(one, several) == []
     assert losses(one) == losses(several)
-    scored = [[e for e in read_events(run.folder.events) if isinstance(e, EvalResult)] for run in (one, several)]
+    scored = [[e for e in read_events(run.folder.events) if isinstance(e, EvalFinished)] for run in (one, several)]
     assert [(e.num_samples, e.skipped, e.metrics) for e in scored[0]] == [
         (e.num_samples, e.skipped, e.metrics) for e in scored[1]
     ]

@@ -18,7 +18,7 @@ from reconv.errors import PreemptedError, RecipeError
 from reconv.logging.events import (
     AttemptStarted,
     CheckpointSaved,
-    EvalResult,
+    EvalFinished,
     Event,
     LogMessage,
     TrainProgress,
@@ -231,7 +231,7 @@ def test_a_stop_during_an_evaluation_is_made_good_by_the_resume(train: Train, tm
         reconv.train("quickstart", out=tmp_path / "parts", overrides=given, on_event=stop)
     resumed = train("parts", settings, resume=True)
     assert_same_bits(whole, resumed)
-    scored = [(e.step, e.weights) for e in read_events(resumed.folder.events) if isinstance(e, EvalResult)]
+    scored = [(e.step, e.weights) for e in read_events(resumed.folder.events) if isinstance(e, EvalFinished)]
     assert scored == [(5, "raw"), (5, "ema"), (10, "raw"), (10, "ema")]
     assert resumed.summary["value"] == whole.summary["value"]
 

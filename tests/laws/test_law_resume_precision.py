@@ -11,7 +11,7 @@ import torch
 
 import reconv
 from reconv.errors import PreemptedError
-from reconv.logging.events import EvalResult, Event, TrainProgress, read_events
+from reconv.logging.events import EvalFinished, Event, TrainProgress, read_events
 
 from .conftest import EVERYTHING, Train
 
@@ -54,7 +54,7 @@ def test_stop_and_resume_equals_uninterrupted_run_in(mode: str, train: Train, tm
 @pytest.mark.parametrize("mode", list(MODES))
 def test_a_saved_run_is_scored_with_the_numbers_of_its_training_in(mode: str, train: Train) -> None:
     run = train("whole", {**EVERYTHING, **SHORT, **MODES[mode], "evaluate.every": "4step"})
-    during = {e.weights: e.metrics for e in read_events(run.folder.events) if isinstance(e, EvalResult)}
+    during = {e.weights: e.metrics for e in read_events(run.folder.events) if isinstance(e, EvalFinished)}
     assert set(during) == {"raw", "ema"}
     for weights, metrics in during.items():
         assert reconv.evaluate(run.folder.path, weights=weights)[0].metrics == metrics

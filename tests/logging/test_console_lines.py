@@ -15,9 +15,9 @@ import pytest
 
 from reconv.errors import UsageError
 from reconv.logging.console import make_console
-from reconv.logging.events import BadImageSkipped, EvalResult, LogMessage, RunPlanned, decode, read_events
+from reconv.logging.events import BadImageSkipped, EvalFinished, LogMessage, RunPlanned, decode, read_events
 from reconv.report.html import write_report
-from reconv.report.summary import summarise
+from reconv.report.summary import summarize
 
 
 class FakeTerminal(io.StringIO):
@@ -49,7 +49,7 @@ def play(mode: str, run: Path, stream: io.StringIO) -> str:
     console = make_console(mode, run, stream)
     for event in read_events(run / "events.jsonl"):
         console.on_event(event)
-    console.finish(summarise(run))
+    console.finish(summarize(run))
     console.close()
     return stream.getvalue()
 
@@ -118,7 +118,7 @@ def test_json_says_every_event_and_the_summary(tmp_path: Path, fake_run: Callabl
     *events, summary = play("json", run, io.StringIO()).splitlines()
     # A NaN is not equal to itself, so the lines are compared as they are told.
     assert [repr(decode(line)) for line in events] == [repr(event) for event in read_events(run / "events.jsonl")]
-    assert json.loads(summary) == {"kind": "summary", **summarise(run)}
+    assert json.loads(summary) == {"kind": "summary", **summarize(run)}
 
 
 def test_a_terminal_shows_the_state_live_and_keeps_what_is_past(
@@ -192,7 +192,7 @@ def test_a_process_without_stdout_has_a_console(
     monkeypatch.setattr(sys, "stdout", None)
     console = make_console(mode, run)
     console.on_event(LogMessage("info", "hello"))
-    console.finish(summarise(run))
+    console.finish(summarize(run))
     console.close()
     assert sys.stdout is None  # nothing was put in its place
 
@@ -203,7 +203,7 @@ def test_a_stream_of_ascii_alone_is_told_everything(tmp_path: Path, fake_run: Ca
     written = io.BytesIO()
     console = make_console(mode, run, io.TextIOWrapper(written, encoding="ascii"))
     console.on_event(LogMessage("info", "caf\udce9 ± 1"))
-    console.finish(summarise(run))
+    console.finish(summarize(run))
     first, last = written.getvalue().decode("ascii").splitlines()
     if mode == "json":
         assert json.loads(first)["text"] == "caf\udce9 ± 1"
@@ -216,7 +216,7 @@ def test_a_stream_of_ascii_alone_is_told_everything(tmp_path: Path, fake_run: Ca
 def test_a_report_that_was_not_written_is_not_named(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
     run = fake_run(tmp_path / "run")
     stream = io.StringIO()
-    make_console("quiet", run, stream).finish(summarise(run))
+    make_console("quiet", run, stream).finish(summarize(run))
     assert stream.getvalue() == "top-1 99.44 % (expected 99.0 ± 0.5: met)\n"
 
 
@@ -224,7 +224,7 @@ def test_an_image_left_out_is_said_and_marks_the_metric() -> None:
     stream = io.StringIO()
     console = make_console("plain", None, stream)
     console.on_event(BadImageSkipped(3, "val", 17, "val/cat/17.jpg", "the file is half-written"))
-    console.on_event(EvalResult(10, 1.0, "raw", {"top1": 0.5}, 98, 0.1, best=False, skipped=2))
+    console.on_event(EvalFinished(10, 1.0, "raw", {"top1": 0.5}, 98, 0.1, best=False, skipped=2))
     first, second = stream.getvalue().splitlines()
     assert first == "warning: left out an image (val): val/cat/17.jpg: the file is half-written"
     assert second.endswith("top-1 50.00 %  without 2 bad images")

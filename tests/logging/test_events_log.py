@@ -16,7 +16,7 @@ from reconv.logging.events import (
     BadImageSkipped,
     CheckpointSaved,
     DataWait,
-    EvalResult,
+    EvalFinished,
     Event,
     EventLog,
     ImageLogged,
@@ -35,7 +35,7 @@ EVERY_KIND: list[Event] = [
     AttemptStarted(1, 0, ("reconv", "train", "<b>"), {"torch": "2.13", "threads": 2}),
     RunPlanned("quickstart", "classification", 440, 22.5, 64, ("line 1", "line 2"), 272_474, "resnet8", 2),
     TrainProgress(5, 0.2, 1.5, 0.1, {"top1": 0.5}, "on mixed images", 2.0, None, None, 0.1, 10, None, 1024.0),
-    EvalResult(22, 1.0, "ema", {"top1": 0.9, "loss": 0.3}, 360, 0.1, True, True),
+    EvalFinished(22, 1.0, "ema", {"top1": 0.9, "loss": 0.3}, 360, 0.1, True, True),
     CheckpointSaved(22, "checkpoints/step-000000022", 1000, 0.1, "interval"),
     NonFiniteStep(23, 7.0, (1, 2, 3), "skip"),
     BadImageSkipped(24, "train", 17, "cats/\udcff.jpg", "the file is half-written"),
@@ -81,9 +81,9 @@ def test_every_line_is_strict_json() -> None:
 @settings(deadline=None)
 @given(loss=st.floats(), metric=st.floats())
 def test_non_finite_numbers_survive(loss: float, metric: float) -> None:
-    event = EvalResult(1, 1.0, "raw", {"top1": metric, "loss": loss}, 1, 0.0, False)
+    event = EvalFinished(1, 1.0, "raw", {"top1": metric, "loss": loss}, 1, 0.0, False)
     back = decode(encode(event))
-    assert isinstance(back, EvalResult)
+    assert isinstance(back, EvalFinished)
     assert repr(dict(back.metrics)) == repr(dict(event.metrics))
     number = decode(encode(progress(1, loss)))
     assert isinstance(number, TrainProgress)
@@ -163,9 +163,9 @@ def test_a_resume_undoes_the_steps_after_its_own() -> None:
 
 
 def test_an_evaluation_made_again_counts_once() -> None:
-    first = EvalResult(10, 1.0, "raw", {"top1": 0.5}, 1, 0.0, False)
-    second = EvalResult(10, 1.0, "raw", {"top1": 0.6}, 1, 0.0, True)
-    other = EvalResult(10, 1.0, "ema", {"top1": 0.7}, 1, 0.0, False)
+    first = EvalFinished(10, 1.0, "raw", {"top1": 0.5}, 1, 0.0, False)
+    second = EvalFinished(10, 1.0, "raw", {"top1": 0.6}, 1, 0.0, True)
+    other = EvalFinished(10, 1.0, "ema", {"top1": 0.7}, 1, 0.0, False)
     assert latest_by_step([attempt(1, 0), first, other, second])[1:] == [other, second]
 
 

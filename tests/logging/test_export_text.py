@@ -13,7 +13,7 @@ import pytest
 import reconv
 from reconv.logging.events import (
     AttemptStarted,
-    EvalResult,
+    EvalFinished,
     Event,
     EventLog,
     RunEnded,
@@ -146,8 +146,8 @@ def _progress(step: int, time_s: float, **metrics: float) -> TrainProgress:
     return TrainProgress(step, step / 10, 1.0, 0.1, metrics, "", 1.0, 100.0, 110.0, 0.0, 1, None, time_s=time_s)
 
 
-def _score(step: int, top1: float, time_s: float) -> EvalResult:
-    return EvalResult(step, step / 10, "raw", {"top1": top1}, 100, 0.5, best=False, time_s=time_s)
+def _score(step: int, top1: float, time_s: float) -> EvalFinished:
+    return EvalFinished(step, step / 10, "raw", {"top1": top1}, 100, 0.5, best=False, time_s=time_s)
 
 
 def _end(step: int, code: int, time_s: float) -> RunEnded:

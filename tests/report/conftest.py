@@ -15,7 +15,7 @@ from reconv.data.inspect.contact_sheet import grid
 from reconv.logging.events import (
     AttemptStarted,
     CheckpointSaved,
-    EvalResult,
+    EvalFinished,
     Event,
     EventLog,
     ImageLogged,
@@ -138,7 +138,7 @@ def _attempt(
             STEPS_PER_EPOCH,
             BATCH,
             lines,
-            parameters=77_850,
+            num_parameters=77_850,
             model="resnet8_cifar",
         ),
     ]
@@ -195,7 +195,7 @@ def _evaluations(step: int, noise: random.Random) -> list[Event]:
     raw = min(0.9917, 0.992 - 0.75 * math.exp(-epoch / 1.5) - 0.012 * noise.random() * math.exp(-epoch / 8))
     ema = min(0.9944, 0.9945 - 0.85 * math.exp(-epoch / 1.8))
     return [
-        EvalResult(
+        EvalFinished(
             step,
             epoch,
             weights,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from findings_example import example_findings
+from detection_analysis_example import example_analysis
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from reconv.report.detection_json import write_findings
+from reconv.report.evaluation_files import write_detection_analysis
 from reconv.report.html import render, write_report
 
 pytestmark = pytest.mark.browser
@@ -85,7 +85,7 @@ def test_the_section_of_a_detector_opens_whole(
     browser: Browser, tmp_path: Path, fake_run: Callable[..., Path], width: int, scheme: str
 ) -> None:
     run = fake_run(tmp_path / "ssd" / "1", epochs=2)
-    write_findings(run, example_findings())
+    write_detection_analysis(run, example_analysis())
     visit = Visit(browser, write_report(run), width=width, scheme=scheme)
     page = visit.page
     section = page.locator("section", has_text="What was found").first

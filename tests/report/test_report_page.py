@@ -22,7 +22,7 @@ from reconv.data.inspect.contact_sheet import grid
 from reconv.errors import UsageError
 from reconv.logging.events import (
     AttemptStarted,
-    EvalResult,
+    EvalFinished,
     EventLog,
     ImageLogged,
     LogMessage,
@@ -98,7 +98,7 @@ def test_nothing_in_the_record_becomes_markup(tmp_path: Path) -> None:
         AttemptStarted(1, 0, (EVIL, EVIL), {EVIL: EVIL}),
         RunPlanned(EVIL, EVIL, 10, 5.0, 4, (EVIL,), 10, EVIL),
         TrainProgress(5, 1.0, 1.0, 0.1, {EVIL: 0.5}, EVIL, 1.0, 1.0, 1.0, 0.0, 1, None),
-        EvalResult(5, 1.0, EVIL, {EVIL: 0.5}, 10, 0.1, True),
+        EvalFinished(5, 1.0, EVIL, {EVIL: 0.5}, 10, 0.1, True),
         LogMessage(EVIL, EVIL),
         ImageLogged(EVIL, "images/a.png", (EVIL,), columns=1),
         ImageLogged("gone", EVIL),
@@ -153,7 +153,7 @@ def test_non_finite_values_break_the_line_and_are_never_drawn(tmp_path: Path) ->
         log.write(AttemptStarted(1, 0, ("reconv",), {}))
         for step, loss in enumerate(values, 1):
             log.write(TrainProgress(step, float(step), loss, 0.1, {}, "", loss, loss, loss, 0.0, 0, None))
-        log.write(EvalResult(7, 7.0, "raw", {"top1": math.nan, "loss": math.nan}, 1, 0.1, False))
+        log.write(EvalFinished(7, 7.0, "raw", {"top1": math.nan, "loss": math.nan}, 1, 0.1, False))
     page = render([tmp_path])
     paths = [a["d"] for t, a in Tags(page).elements if t == "path" and a["d"] and a["d"] != "M0 4H22"]
     assert paths

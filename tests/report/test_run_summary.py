@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from reconv.logging.events import AttemptStarted, EvalResult, Event, EventLog, RunEnded, RunPlanned, TrainProgress
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, EventLog, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.formatting import result, state
-from reconv.report.summary import read_summary, summarise, write_summary
+from reconv.report.summary import read_summary, summarize, write_summary
 
 CONTRACT = {
     *("recipe", "task", "metric", "value", "best", "steps", "images", "wall_s"),
     *("images_per_s", "compute_images_per_s", "images_per_s_per_device", "compute_images_per_s_per_device"),
-    *("data_wait_fraction", "peak_memory_bytes", "expect", "exit_code", "attempts", "report", "parameters"),
+    *("data_wait_fraction", "peak_memory_bytes", "expect", "exit_code", "attempts", "report", "num_parameters"),
 }
 
 
@@ -33,8 +33,8 @@ START = AttemptStarted(1, 0, ("reconv", "train", "tiny"), {})
 PLAN = RunPlanned("tiny", "classification", 100, 10.0, 8, (), 1000, num_devices=4)
 
 
-def evaluated(step: int, top1: float, weights: str = "raw", *, partial: bool = False) -> EvalResult:
-    return EvalResult(step, step / 10, weights, {"top1": top1, "loss": 1 - top1}, 10, 0.1, False, partial)
+def evaluated(step: int, top1: float, weights: str = "raw", *, partial: bool = False) -> EvalFinished:
+    return EvalFinished(step, step / 10, weights, {"top1": top1, "loss": 1 - top1}, 10, 0.1, False, partial)
 
 
 def progress(step: int, images_per_s: float | None = 100.0) -> TrainProgress:
@@ -48,31 +48,31 @@ def test_the_file_has_every_field_of_the_contract_and_is_what_is_returned(
     summary = write_summary(run)
     assert set(summary) >= CONTRACT
     assert set(summary["expect"]) == {"metric", "value", "tolerance", "met"}
-    assert summary == read_summary(run) == summarise(run)
+    assert summary == read_summary(run) == summarize(run)
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_finished_run_is_told_in_one_line(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    summary = summarise(fake_run(tmp_path / "run"))
+    summary = summarize(fake_run(tmp_path / "run"))
     assert result(summary) == "top-1 99.44 % (expected 99.0 ± 0.5: met)"
     assert summary["images"] == 440 * 64
-    assert summary["resume"] is None
+    assert summary["resume_command"] is None
 
 
 def test_value_is_the_last_evaluation_and_best_the_best(tmp_path: Path) -> None:
     run = write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.5), evaluated(20, 0.9), evaluated(30, 0.8))
-    summary = summarise(run)
+    summary = summarize(run)
     assert (summary["value"], summary["best"], summary["best_step"]) == (0.8, 0.9, 20)
 
 
 def test_averaged_weights_are_judged_where_there_are_any(tmp_path: Path) -> None:
-    summary = summarise(write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.9), evaluated(10, 0.7, "ema")))
+    summary = summarize(write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.9), evaluated(10, 0.7, "ema")))
     assert (summary["value"], summary["weights"]) == (0.7, "ema")
 
 
 def test_a_partial_evaluation_decides_nothing(tmp_path: Path) -> None:
     run = write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.5), evaluated(20, 0.9, partial=True))
-    assert summarise(run)["value"] == 0.5
+    assert summarize(run)["value"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_an_expectation_is_met_from_its_tolerance_on(
     tmp_path: Path, metric: str, value: float, expected: float, met: bool
 ) -> None:
     expect = f"expect: {{metric: {metric}, value: {expected}, tolerance: 0.005}}\n"
-    measured = EvalResult(10, 1.0, "raw", {metric: value}, 10, 0.1, False)
+    measured = EvalFinished(10, 1.0, "raw", {metric: value}, 10, 0.1, False)
     run = write_events(tmp_path / "r", START, PLAN, measured, RunEnded(10, 0, "finished", 1.0, 80, 1), expect=expect)
     summary = write_summary(run)
     assert summary["expect"]["met"] is met
@@ -103,7 +103,7 @@ def test_an_expectation_of_what_was_not_measured_is_neither_met_nor_missed(tmp_p
     run = write_events(
         tmp_path / "r", START, PLAN, evaluated(10, 0.9), end, expect="expect: {metric: map, value: 0.5}\n"
     )
-    summary = summarise(run)
+    summary = summarize(run)
     assert summary["expect"]["met"] is None
     assert "not measured" in result(summary)
 
@@ -111,12 +111,12 @@ def test_an_expectation_of_what_was_not_measured_is_neither_met_nor_missed(tmp_p
 def test_a_run_without_evaluations_has_no_value(tmp_path: Path) -> None:
     summary = write_summary(write_events(tmp_path / "r", START, PLAN))
     assert (summary["metric"], summary["value"], summary["best"], summary["exit_code"]) == (None, None, None, None)
-    assert summary["resume"] == "reconv train tiny --resume"
+    assert summary["resume_command"] == "reconv train tiny --resume"
 
 
 def test_rates_are_told_per_device_too(tmp_path: Path) -> None:
     end = RunEnded(100, 0, "finished", 20.0, 800, 5, train_s=10.0, wait_s=2.0, timed_images=400)
-    summary = summarise(write_events(tmp_path / "r", START, PLAN, end))
+    summary = summarize(write_events(tmp_path / "r", START, PLAN, end))
     assert (summary["images_per_s"], summary["compute_images_per_s"]) == (40.0, 50.0)
     assert (summary["images_per_s_per_device"], summary["compute_images_per_s_per_device"]) == (10.0, 12.5)
     assert (summary["data_wait_fraction"], summary["images"], summary["wall_s"]) == (0.2, 800, 20.0)
@@ -139,7 +139,7 @@ def test_a_killed_attempt_counts_as_far_as_its_record_goes(tmp_path: Path) -> No
     for record in lines[1:5]:
         record["time_s"] = 1003.0
     (run / "events.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
-    summary = summarise(run)
+    summary = summarize(run)
     assert (summary["attempts"], summary["steps"], summary["images"]) == (2, 50, 40 * 8 + 160)
     assert summary["wall_s"] == 3.0 + 7.0
     # The first ten steps have no rate; thirty steps at 100 images/s and twenty at 160 / 1.6.

@@ -1,4 +1,4 @@
-"""Detection problems for tests: the stored COCO cases, and a few boxes written by hand."""
+"""Ground truth and detections for tests: the stored COCO cases, and helpers to write a few boxes by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, annotation
 from reconv.detection.postprocess import Detections
-from reconv.metrics.overlaps import Scored
+from reconv.metrics.detection_matches import ImageDetections
 
 STORED = Path(__file__).parent.parent / "metrics" / "fixtures" / "coco_cases.json"
 Box = tuple[float, float, float, float]
@@ -22,12 +22,12 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Case:
-    """A stored problem and pycocotools' numbers for it."""
+    """Stored images and pycocotools' metrics for them."""
 
     name: str
-    images: list[Scored]
+    images: list[ImageDetections]
     class_names: tuple[str, ...]
-    numbers: list[float]
+    metrics: list[float]
 
 
 def stored_cases() -> list[Case]:
@@ -52,7 +52,7 @@ def _case(case: dict[str, Any]) -> Case:
         found = [f for f in case["found"] if f["image_id"] == image["id"]]
         found.sort(key=lambda f: -f["score"])
         images.append(
-            Scored(
+            ImageDetections(
                 index,
                 known,
                 _xyxy([f["bbox"] for f in found]),
@@ -83,9 +83,9 @@ def true_boxes(*boxes: tuple[Box, int], difficult: Sequence[int] = (), crowds: S
     )
 
 
-def scored(truth: Annotation, *found: tuple[Box, int, float], index: int = 0) -> Scored:
-    """An image with what was found in it: boxes, classes and scores, best first."""
-    return Scored(
+def image_with(truth: Annotation, *found: tuple[Box, int, float], index: int = 0) -> ImageDetections:
+    """An image with its detections: boxes, classes and scores, best first."""
+    return ImageDetections(
         index,
         truth,
         np.array([box for box, _, _ in found], np.float64).reshape(-1, 4),
@@ -94,7 +94,7 @@ def scored(truth: Annotation, *found: tuple[Box, int, float], index: int = 0) ->
     )
 
 
-def as_detections(images: Sequence[Scored], width: int = 200) -> Detections:
+def as_detections(images: Sequence[ImageDetections], width: int = 200) -> Detections:
     """The same detections as a batch's padded tensors."""
     boxes, scores = torch.zeros(len(images), width, 4), torch.zeros(len(images), width)
     labels = torch.zeros(len(images), width, dtype=torch.int64)
@@ -107,7 +107,7 @@ def as_detections(images: Sequence[Scored], width: int = 200) -> Detections:
     return Detections(boxes, scores, labels, torch.tensor([len(image.scores) for image in images]))
 
 
-def batch_of(images: Sequence[Scored]) -> Batch:
+def batch_of(images: Sequence[ImageDetections]) -> Batch:
     """The batch those images came in."""
     indices = torch.tensor([image.index for image in images], dtype=torch.int64)
     return Batch({"indices": indices}, indices, (len(images),))

@@ -17,7 +17,7 @@ from reconv.detection.box_coder import encode_boxes
 from reconv.detection.box_ops import broadcast_iou, cxcywh_to_xyxy
 from reconv.detection.postprocess import PostprocessConfig
 from reconv.models.architecture import SSDOutput
-from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
+from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 
 ANCHORS = generate_anchors([0.25, 0.5], [4, 2], [0.3, 0.5, 0.8], [(2.0,), (2.0,)])
 MOST = 6
@@ -147,7 +147,7 @@ def test_nothing_in_the_losses_depends_on_values_for_its_shapes() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def losses(codes: Tensor, logits: Tensor, *truth: Tensor) -> Any:
-        return image_losses(codes, logits, *truth, ANCHORS, MatchConfig())  # type: ignore[call-arg]
+        return ssd_losses(codes, logits, *truth, ANCHORS, MatchConfig())  # type: ignore[call-arg]
 
     def inputs(seed: int) -> tuple[Tensor, ...]:
         batch, answers = random_batch(3, seed), random_answers(3, seed)

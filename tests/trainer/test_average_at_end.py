@@ -17,7 +17,7 @@ from reconv.api import average
 from reconv.checkpoint.run_dir import RunDir
 from reconv.cli import main
 from reconv.errors import CheckpointError, PreemptedError, UsageError
-from reconv.logging.events import EvalResult, Event, TrainProgress, read_events
+from reconv.logging.events import EvalFinished, Event, TrainProgress, read_events
 
 SETTINGS = {
     "length": "4ep",  # of 5 steps
@@ -69,7 +69,7 @@ def test_a_run_keeps_averages_scores_and_tells_the_checkpoints_of_its_last_epoch
     assert not (run / "checkpoints/step-000000005").exists()
     summary = json.loads((run / "summary.json").read_text())
     assert summary["averaged"]["steps"] == [10, 15, 20]
-    [scored] = [e for e in read_events(run / "events.jsonl") if isinstance(e, EvalResult) and e.weights == "averaged"]
+    [scored] = [e for e in read_events(run / "events.jsonl") if isinstance(e, EvalFinished) and e.weights == "averaged"]
     assert scored.num_samples == 360
     assert summary["averaged"]["metrics"] == dict(scored.metrics)
     assert (summary["weights"], summary["value"]) == ("averaged", scored.metrics["top1"])

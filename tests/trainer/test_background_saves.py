@@ -81,8 +81,8 @@ def test_what_is_written_is_the_state_at_the_save_though_weights_went_on_changin
     assert told.index(("CheckpointSaved", 2)) > told.index(("TrainProgress", 3))
     assert told[-2:] == [("CheckpointSaved", 6), ("RunEnded", 6)]
     assert all(e.stall_s is not None and e.write_s is not None for e in events if isinstance(e, CheckpointSaved))
-    assert result.summary["saves"] == 3
-    assert 0 < result.summary["save_stall_s_most"] <= result.summary["save_stall_s"]
+    assert result.summary["num_checkpoints"] == 3
+    assert 0 < result.summary["save_stall_s_max"] <= result.summary["save_stall_s"]
     assert result.summary["save_write_s"] > 0
 
 

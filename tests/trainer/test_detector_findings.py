@@ -17,7 +17,7 @@ from reconv.cli import main
 from reconv.data.boxes.annotations import Annotation, DetectionDataset, annotation
 from reconv.data.dataset import Sample
 from reconv.errors import DataError, ExitCode, UsageError
-from reconv.logging.events import EvalResult, ImageLogged, read_events
+from reconv.logging.events import EvalFinished, ImageLogged, read_events
 from reconv.metrics import coco_eval as coco
 from reconv.trainer.build import task_builder as detection
 from reconv.trainer.detection_findings import NUM_IMAGES, TILE_PX
@@ -30,7 +30,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
 
 
 def test_a_run_is_judged_by_the_metric_of_its_recipe(result: RunResult) -> None:
-    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalResult)]
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalFinished)]
     assert result.summary["metric"] == "voc10"
     assert result.summary["value"] == evaluated.metrics["voc10"]
     assert {"ap", "ap50", "ar100", "voc07", "voc10"} <= evaluated.metrics.keys()
@@ -57,7 +57,7 @@ def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: 
 
 
 def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: Path) -> None:
-    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalResult)]
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalFinished)]
     [again] = reconv.evaluate(result.folder, batch_size=7)
     assert again.metrics == pytest.approx(evaluated.metrics, abs=1e-6)
     assert again.num_samples == 20

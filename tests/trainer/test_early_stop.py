@@ -53,7 +53,7 @@ def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: 
     assert result.exit_code == summary["exit_code"] == 0
     assert (summary["steps"], summary["total_steps"]) == (15, 40)  # the first evaluation and two no better
     assert "early_stopping.patience 2" in summary["stopped_early"]
-    assert summary["resume"] is None
+    assert summary["resume_command"] is None
     assert RunDir(tmp_path / "run").is_finished()
     events = read_events(tmp_path / "run/events.jsonl")
     assert any("ended early" in e.text for e in events if isinstance(e, LogMessage))

@@ -12,7 +12,7 @@ from reconv.api import RunResult
 from reconv.cli import main
 from reconv.errors import UsageError
 from reconv.logging import formatting as fmt
-from reconv.logging.events import EvalResult, read_events
+from reconv.logging.events import EvalFinished, read_events
 
 SETTINGS = {"length": "1ep", "evaluate.num_samples": "50", "data.epoch_samples": "320", "expect.value": "0.01"}
 
@@ -29,7 +29,7 @@ def test_a_run_that_scores_a_part_says_so_and_judges_nothing_by_it(result: RunRe
     assert (summary["partial"], summary["num_samples"]) == (True, 50)
     assert summary["expect"]["met"] is None
     assert "partial: 50 validation images" in fmt.result(summary)
-    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalResult)]
+    [evaluated] = [e for e in read_events(result.folder / "events.jsonl") if isinstance(e, EvalFinished)]
     assert (evaluated.partial, evaluated.num_samples) == (True, 50)
     assert "partial: 50 validation images" in (result.folder / "report.html").read_text()
 

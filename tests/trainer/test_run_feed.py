@@ -21,7 +21,7 @@ from reconv.device.affinity import cpu_affinity, numa_cpus, parse_cpu_list
 from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
-from reconv.logging.events import DataWait, EvalResult, Event, read_events
+from reconv.logging.events import DataWait, EvalFinished, Event, read_events
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
@@ -226,7 +226,7 @@ def clock_that_waited(share: float) -> RunClock:
 def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     events: list[Event] = []
     watch = waiting(clock_that_waited(0.4), events)
-    evaluated = EvalResult(5, 1.0, "raw", {}, 10, 0.1, best=False)
+    evaluated = EvalFinished(5, 1.0, "raw", {}, 10, 0.1, best=False)
     watch.on_event(evaluated)
     watch.on_event(evaluated)
     watch.tell(9)

@@ -15,7 +15,7 @@ import torch
 import reconv
 from reconv.cli import main
 from reconv.device import open_device
-from reconv.logging.events import EvalResult, Event, TrainProgress
+from reconv.logging.events import EvalFinished, Event, TrainProgress
 from reconv.models import build_model
 from reconv.recipe.loader import load
 from reconv.trainer.build.network import build_network
@@ -49,7 +49,7 @@ def test_the_memory_told_is_what_the_system_counted_meanwhile(tmp_path: Path) ->
 def test_the_number_of_parameters_is_that_of_the_network(tmp_path: Path) -> None:
     result = train(tmp_path / "run", **{"evaluate.every": "off", "model.name": "resnet8_cifar"})
     network = build_model("resnet8_cifar", num_classes=10, in_channels=1)
-    assert result.summary["parameters"] == sum(parameter.numel() for parameter in network.parameters())
+    assert result.summary["num_parameters"] == sum(parameter.numel() for parameter in network.parameters())
 
 
 def test_time_and_images_of_a_run_are_those_that_passed(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_right_answers_in_training_are_whole_numbers_of_the_batch_and_grow(tmp_p
 def test_a_run_that_only_trains_evaluates_nothing_and_can_be_scored_later(tmp_path: Path) -> None:
     seen: list[Event] = []
     result = train(tmp_path / "run", seen, **{"evaluate.every": "off"})
-    assert not any(isinstance(event, EvalResult) for event in seen)
+    assert not any(isinstance(event, EvalFinished) for event in seen)
     assert (result.summary["value"], result.summary["steps"], result.exit_code) == (None, 4, 0)
     weights = sorted((tmp_path / "run" / "checkpoints").rglob("model.safetensors"))
     before = [file.read_bytes() for file in weights]

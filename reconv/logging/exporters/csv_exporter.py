@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from reconv.io.atomic import write_atomic
-from reconv.logging.events import EvalResult, Event, TrainProgress
+from reconv.logging.events import EvalFinished, Event, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
 Row = Mapping[str, object]
@@ -29,13 +29,13 @@ class CsvExporter:
             run.run_dir / "training.csv", [self._training_row(e) for e in kept if isinstance(e, TrainProgress)]
         )
         self._validation = Table(
-            run.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, EvalResult)]
+            run.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, EvalFinished)]
         )
 
     def on_event(self, event: Event) -> None:
         if isinstance(event, TrainProgress):
             self._training.add(self._training_row(event))
-        elif isinstance(event, EvalResult):
+        elif isinstance(event, EvalFinished):
             self._validation.add(_validation_row(event))
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class CsvExporter:
         }
 
 
-def _validation_row(event: EvalResult) -> Row:
+def _validation_row(event: EvalFinished) -> Row:
     return {
         "weights": event.weights,
         "step": event.step,

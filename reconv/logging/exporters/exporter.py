@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from reconv.logging.events import AttemptStarted, EvalResult, Event, TrainProgress, latest_by_step
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, TrainProgress, latest_by_step
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 
@@ -73,9 +73,9 @@ class ExportedRun:
         }
 
 
-def series(event: TrainProgress | EvalResult) -> Mapping[str, float]:
+def series(event: TrainProgress | EvalFinished) -> Mapping[str, float]:
     """The numbers of a log point or an evaluation by the name of their series."""
-    if isinstance(event, EvalResult):
+    if isinstance(event, EvalFinished):
         prefix = "val" if event.weights == "raw" else f"val_{event.weights}"
         return {f"{prefix}/{name}": value for name, value in event.metrics.items()}
     optional = {

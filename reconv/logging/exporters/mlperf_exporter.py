@@ -17,7 +17,7 @@ from typing import Any
 
 from reconv.errors import ExitCode
 from reconv.io.atomic import write_atomic
-from reconv.logging.events import AttemptStarted, EvalResult, Event, RunEnded, RunPlanned, TrainProgress
+from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun
 
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
@@ -39,7 +39,7 @@ class MlperfExporter:
         self._total_epochs = math.inf
         self._last_ms = 0
         self._is_reached = False
-        past = [e for e in run.kept() if isinstance(e, TrainProgress | EvalResult)]
+        past = [e for e in run.kept() if isinstance(e, TrainProgress | EvalFinished)]
         first_plan = next((e for e in run.past if isinstance(e, RunPlanned)), None)
         begin = [run.first_attempt, first_plan] if run.past else []
         lines = [line for event in (*begin, *past) if event is not None for line in self._lines(event)]
@@ -66,7 +66,7 @@ class MlperfExporter:
                     yield from self._setup(time_ms, event)
             case TrainProgress():
                 yield from self._until(event.epoch, time_ms)
-            case EvalResult() if event.weights == self._weights and not event.partial:
+            case EvalFinished() if event.weights == self._weights and not event.partial:
                 began_ms = time_ms - round(1000 * event.wall_s)
                 yield from self._until(event.epoch, began_ms)
                 yield from self._evaluated(event, began_ms, time_ms)
@@ -82,7 +82,7 @@ class MlperfExporter:
         recipe = self._recipe
         points = {
             "seed": recipe.seed,
-            "global_batch_size": plan.global_batch,
+            "global_batch_size": plan.global_batch_size,
             "opt_name": recipe.optimizer.name,
             "opt_base_learning_rate": recipe.schedule.lr,
             "opt_weight_decay": recipe.optimizer.weight_decay,
@@ -111,7 +111,7 @@ class MlperfExporter:
         key = "epoch_start" if event_type == _START else "epoch_stop"
         return self._line(time_ms, event_type, key, None, {"epoch_num": number})
 
-    def _evaluated(self, event: EvalResult, began_ms: int, time_ms: int) -> Iterator[str]:
+    def _evaluated(self, event: EvalFinished, began_ms: int, time_ms: int) -> Iterator[str]:
         about = {"epoch_num": event.epoch, "step": event.step}
         yield self._line(began_ms, _START, "eval_start", None, about)
         if self._metric in event.metrics:

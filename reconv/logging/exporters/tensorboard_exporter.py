@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from reconv.logging.events import EvalResult, Event, ImageLogged, RunEnded, TrainProgress
+from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, TrainProgress
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 _FLUSH_S = 10
@@ -29,10 +29,10 @@ class TensorBoardExporter:
 
     def on_event(self, event: Event) -> None:
         match event:
-            case TrainProgress() | EvalResult():
+            case TrainProgress() | EvalFinished():
                 for name, value in series(event).items():
                     self._writer.add_scalar(name, value, event.step, walltime=event.time_s)
-                if isinstance(event, EvalResult):
+                if isinstance(event, EvalFinished):
                     self._scores |= series(event)
             case ImageLogged():
                 self._add_picture(event)

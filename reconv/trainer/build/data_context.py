@@ -22,7 +22,7 @@ from reconv.device import Device
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import DataWait, EvalResult, Event
+from reconv.logging.events import DataWait, EvalFinished, Event
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -90,7 +90,7 @@ class Waiting:
 
     def on_event(self, event: Event) -> None:
         """Log the waiting time after the first evaluation, a good moment to change a setting."""
-        if isinstance(event, EvalResult) and not self.is_told:
+        if isinstance(event, EvalFinished) and not self.is_told:
             self.tell(event.step)
 
     def tell(self, step: int) -> None:

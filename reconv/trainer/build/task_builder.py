@@ -18,13 +18,13 @@ from reconv.detection.anchors import generate_anchors
 from reconv.detection.postprocess import Detections, PostprocessConfig, postprocess
 from reconv.device import Device
 from reconv.errors import DataError, RecipeError
-from reconv.metrics.coco_eval import require_coco
+from reconv.metrics.coco_eval import require_coco_eval
 from reconv.models import model_spec
 from reconv.models.architecture import SSDOutput
 from reconv.models.ssd import TABLE as DETECTORS
 from reconv.models.ssd import SSDSpec
 from reconv.recipe.schema import Recipe
-from reconv.tasks.detection import DetectionTask, MatchConfig, image_losses
+from reconv.tasks.detection import DetectionTask, MatchConfig, ssd_losses
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -48,7 +48,7 @@ def check_scores(recipe: Recipe) -> None:
     """Refuse to judge a run by scores that nothing here can compute."""
     is_scored = recipe.task == "detection" and recipe.evaluate.every != "off"
     if is_scored and recipe.detection.metric.startswith("ap"):
-        require_coco(f"detection.metric: {recipe.detection.metric}")
+        require_coco_eval(f"detection.metric: {recipe.detection.metric}")
 
 
 def build_anchors(recipe: Recipe) -> Tensor:
@@ -107,12 +107,12 @@ def build_detection(recipe: Recipe, source: Dataset, device: Device, compiled: C
     section = recipe.detection
     return DetectionTask(
         anchors_cxcywh=build_anchors(recipe).to(device.torch),
-        rules=MatchConfig(section.anchors.variances, section.match_iou, section.negative_ratio),
-        keep=_keep(recipe),
+        match_config=MatchConfig(section.anchors.variances, section.match_iou, section.negative_ratio),
+        postprocess_config=_keep(recipe),
         class_names=tuple(source.class_names),
         truth=with_boxes(source).annotation,
         metric=section.metric,
-        losses=compiled(image_losses) if compiled is not None else image_losses,
+        loss_fn=compiled(ssd_losses) if compiled is not None else ssd_losses,
     )
 
 

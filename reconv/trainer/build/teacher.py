@@ -54,7 +54,7 @@ def open_teacher(
     network = build_saved_model(saved, same_numbers, device)
     network.model.eval().requires_grad_(False)
 
-    def answer(images: Tensor) -> Tensor:
+    def forward(images: Tensor) -> Tensor:
         with network.precision.autocast():
             logits: Tensor = network.forward(images)
         return logits
@@ -63,7 +63,7 @@ def open_teacher(
         f"teacher {section.teacher}: {saved.recipe.model.name}, {saved.weights} weights, share {section.alpha:g} "
         f"at temperature {section.temperature:g}"
     )
-    return OpenedTeacher(Teacher(answer, section.alpha, section.temperature), fingerprint, note)
+    return OpenedTeacher(Teacher(forward, section.alpha, section.temperature), fingerprint, note)
 
 
 def _check(saved: SavedModel, recipe: Recipe, class_names: tuple[str, ...], name: str) -> None:

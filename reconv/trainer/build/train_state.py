@@ -157,9 +157,9 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
             model=recipe.model.name,
             total_steps=plan.total_steps,
             steps_per_epoch=plan.steps_per_epoch,
-            global_batch=plan.global_batch,
+            global_batch_size=plan.global_batch,
             lines=plan.lines,
-            parameters=sum(p.numel() for p in network.model.parameters()),
+            num_parameters=sum(p.numel() for p in network.model.parameters()),
             num_devices=job.process_group.world_size,
         )
     )

@@ -1,0 +1,79 @@
+"""Files of evaluations in a run folder, replaced atomically: `evaluations.csv` has the metrics of every checkpoint that
+`reconv eval --all` evaluated, `detection.json` the analysis of a detector's last evaluation.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reconv.io.atomic import write_atomic
+
+EVALUATIONS_FILE = "evaluations.csv"
+DETECTION_FILE = "detection.json"
+DETECTION_VERSION = 2  # a file of another version is ignored
+_KEY_COLUMNS = ("step", "weights", "checkpoint", "data", "num_samples")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointScore:
+    """The metrics of one checkpoint on the whole validation set."""
+
+    step: int
+    weights: str
+    checkpoint: str  # digest of its manifest: a step that was trained again is another checkpoint
+    data: str  # fingerprint of the validation set
+    num_samples: int
+    metrics: dict[str, float]
+
+
+def read_scores(run_dir: Path) -> list[CheckpointScore]:
+    """The rows of `evaluations.csv`; none if there is no such file."""
+    file = run_dir / EVALUATIONS_FILE
+    if not file.exists():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        return [
+            CheckpointScore(
+                int(row["step"]),
+                row["weights"],
+                row["checkpoint"],
+                row["data"],
+                int(row["num_samples"]),
+                {name: float(value) for name, value in row.items() if name not in _KEY_COLUMNS and value},
+            )
+            for row in csv.DictReader(lines)
+        ]
+
+
+def write_scores(run_dir: Path, scores: Sequence[CheckpointScore]) -> None:
+    """Replace `evaluations.csv` by these rows, sorted by step."""
+    names = list(dict.fromkeys(name for score in scores for name in score.metrics))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_KEY_COLUMNS, *names])
+    for score in sorted(scores, key=lambda score: (score.step, score.weights, score.data)):
+        key = (score.step, score.weights, score.checkpoint, score.data, score.num_samples)
+        writer.writerow([*key, *(score.metrics.get(name, "") for name in names)])
+    write_atomic(run_dir / EVALUATIONS_FILE, text.getvalue())
+
+
+def read_detection_analysis(run_dir: Path) -> Mapping[str, Any] | None:
+    """The content of `detection.json`; None if there is none, or one of another version."""
+    file = run_dir / DETECTION_FILE
+    if not file.exists():
+        return None
+    analysis: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return analysis if analysis.get("version") == DETECTION_VERSION else None
+
+
+def write_detection_analysis(run_dir: Path, analysis: Mapping[str, Any]) -> None:
+    """Replace `detection.json`."""
+    content = {"version": DETECTION_VERSION, **analysis}
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    write_atomic(run_dir / DETECTION_FILE, text + "\n")
