@@ -1,8 +1,4 @@
-"""Several processes as one process_group, over torch.distributed; loaded only when there are several.
-
-Owns joining, leaving and what processes tell each other. Refuses to know steps and run folders. Invariant: every call
-is made by all processes in the same order, and each returns the same on all of them.
-"""
+"""The ranks of a run over torch.distributed; loaded only when there is more than one process."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -23,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from reconv.device import load_backend
 from reconv.distributed.ddp import DDPStrategy
 from reconv.distributed.environment import LaunchEnv
-from reconv.distributed.failure import leave_words
+from reconv.distributed.failure import FailureMonitor
 from reconv.distributed.heartbeat import Heartbeat
 from reconv.distributed.ordered_reduce import OrderedReduceStrategy
 from reconv.distributed.process_group import Outcome, ProcessGroup
@@ -33,12 +28,12 @@ from reconv.errors import ReconvError, RemoteRankError, UsageError
 T = TypeVar("T")
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "hpu": "cpu:gloo,hpu:hccl"}
-# Losing a peer is noticed by heartbeats within a minute; a collective itself may wait for a peer that compiles.
-_PATIENCE = timedelta(hours=2)
-_MEETING = timedelta(minutes=5)
-# What is left to do in worlds that failed: launchers end everybody with the first that ends, so all go together when
-# this process ends. Not by atexit, which is not run in processes that multiprocessing has forked.
-_at_exit: list[Finalize] = []
+# A lost rank is noticed by its heartbeats; a collective itself may wait for a rank that is compiling.
+_COLLECTIVE_TIMEOUT = timedelta(hours=2)
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+# The exit barriers of process groups that have failed. Not atexit, which does not run in processes that
+# multiprocessing has forked.
+_exit_barriers: list[Finalize] = []
 
 
 @dataclass(slots=True)
@@ -49,28 +44,12 @@ class _PendingMax:
     work: dist.Work
 
 
-@dataclass(slots=True)
-class _WindingDown:
-    """What is said and done, in a thread, when another process is lost while the main thread waits for it."""
-
-    launch_env: LaunchEnv
-    wind_down: Callable[[ReconvError], None] = lambda error: None
-
-    def __call__(self, error: ReconvError) -> None:
-        if self.launch_env.failure_dir:
-            leave_words(Path(self.launch_env.failure_dir), self.launch_env.rank, error)
-        elif not error.is_reported:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        self.wind_down(error)
-
-
 @dataclass(frozen=True, slots=True)
 class DistributedProcessGroup(ProcessGroup):
-    """One of several processes."""
+    """One of several ranks."""
 
     device: torch.device = field(kw_only=True)
-    heartbeat: Heartbeat = field(kw_only=True)
-    winding_down: _WindingDown = field(kw_only=True)
+    monitor: FailureMonitor = field(kw_only=True)
     _pending: list[_PendingMax] = field(default_factory=list)
 
     def all_reduce(self, value: Number) -> Number:
@@ -128,57 +107,60 @@ class DistributedProcessGroup(ProcessGroup):
         return (OrderedReduceStrategy if config.ordered else DDPStrategy)(self, model, config)
 
     def set_phase(self, phase: str) -> None:
-        self.heartbeat.phase = phase
+        self.monitor.set_phase(phase)
 
     def diagnose(self, error: BaseException) -> ReconvError | None:
         text = str(error)
         is_collective = isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "NCCL", "HCCL"))
-        return self.heartbeat.judge() if is_collective and isinstance(error, RuntimeError) else None
+        return self.monitor.diagnose() if is_collective and isinstance(error, RuntimeError) else None
 
     def report_failure(self, error: ReconvError) -> bool:
-        return self.heartbeat.post(error)
+        return self.monitor.report(error)
 
-    def on_lost_rank(self, lost_after_s: float, callback: Callable[[ReconvError], None]) -> None:
-        self.heartbeat.lost_after_s = lost_after_s
-        self.winding_down.wind_down = callback
+    def on_lost_rank(self, heartbeat_timeout_s: float, callback: Callable[[ReconvError], None]) -> None:
+        self.monitor.heartbeat_timeout_s = heartbeat_timeout_s
+        self.monitor.on_lost_rank = callback
 
     def close(self, outcome: Outcome = "finished") -> None:
         """Leave the other ranks; with an error to report they notice at once, and all exit together afterwards."""
         self._pending.clear()
         if outcome == "finished":
-            self.heartbeat.leave()
+            self.monitor.finish()
         else:
-            self.heartbeat.rest()
-            _at_exit.append(Finalize(None, self.heartbeat.leave_together, [outcome == "failed"], exitpriority=0))
+            self.monitor.stop()
+            _exit_barriers.append(Finalize(None, self.monitor.exit_barrier, [outcome == "failed"], exitpriority=0))
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
-    """Meet the other processes, or say who could not be met and where."""
+    """Connect to the other ranks."""
     if device not in BACKENDS:
         raise UsageError(
             f"several processes cannot train on {device}", then="use --device cpu or cuda, or a single process"
         )
     load_backend(device)
-    while _at_exit:
-        _at_exit.pop()()  # a process_group that this process was in before may hold the port
+    while _exit_barriers:
+        _exit_barriers.pop()()  # an earlier process group of this process may hold the port
     if launch_env.num_nodes == 1 and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    serves = launch_env.rank == 0 and not launch_env.uses_agent_store
+    is_master = launch_env.rank == 0 and not launch_env.uses_agent_store
     try:
         store = TCPStore(
             launch_env.master_addr,
             launch_env.master_port,
             launch_env.world_size,
-            is_master=serves,
-            timeout=_MEETING,
+            is_master=is_master,
+            timeout=_RENDEZVOUS_TIMEOUT,
             wait_for_workers=False,
         )
-        # A restarted process must not meet what its predecessor left in a store that outlives both.
-        named = PrefixStore(f"reconv/{launch_env.restart_count}", store)
         dist.init_process_group(
-            BACKENDS[device], store=named, rank=launch_env.rank, world_size=launch_env.world_size, timeout=_PATIENCE
+            BACKENDS[device],
+            # A restarted process must not read what its predecessor left in the agent's store.
+            store=PrefixStore(f"reconv/{launch_env.restart_count}", store),
+            rank=launch_env.rank,
+            world_size=launch_env.world_size,
+            timeout=_COLLECTIVE_TIMEOUT,
         )
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         is_taken = "EADDRINUSE" in str(error)
@@ -192,6 +174,5 @@ def join(launch_env: LaunchEnv, device: str) -> DistributedProcessGroup:
             else "check that MASTER_ADDR and MASTER_PORT are the same everywhere and that the port is open",
         ) from error
     torch_device = torch.device(device if device == "cpu" else f"{device}:{launch_env.local_rank}")
-    winding_down = _WindingDown(launch_env)
-    heartbeat = Heartbeat(launch_env, winding_down, served=store)
-    return DistributedProcessGroup(launch_env, device=torch_device, heartbeat=heartbeat, winding_down=winding_down)
+    monitor = FailureMonitor(launch_env, Heartbeat(launch_env), store)
+    return DistributedProcessGroup(launch_env, device=torch_device, monitor=monitor)

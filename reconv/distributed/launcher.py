@@ -1,7 +1,6 @@
-"""Several processes on this machine, started by torch's own elastic launcher inside this one.
+"""Starts the processes of --devices on this machine, by torch's elastic launcher inside this process.
 
-Owns starting them, passing on signals and collecting what came of each. Refuses to know what they do. Invariant: when
-this returns or raises, no process is left; what torch's launcher has to say of processes that end is said here.
+When `launch` returns or raises, no process is left.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from reconv.distributed.environment import FAILURE_DIR_VARIABLE, read_launch_env
-from reconv.distributed.failure import leave_words, read_words
-from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError, TerminatedError
+from reconv.distributed.failure import choose_failure, read_failures, write_failure
+from reconv.errors import InterruptedRunError, ReconvError, TerminatedError
 
 T = TypeVar("T")
 _TORCH_LOGGERS = ("torch.distributed.elastic", "torch.multiprocessing.spawn")
@@ -34,18 +33,17 @@ _POLL_S = 0.1
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` in so many processes and return what rank 0 does; the error of one is raised here.
+    """Run `work(*args)` in so many processes; returns the result of rank 0, or raises the error of a rank.
 
-    `work` is a function of a module, its arguments and its result can be pickled.
+    `work` must be a module-level function; its arguments and its result are pickled.
     """
-    for name in _TORCH_LOGGERS:
+    for name in _TORCH_LOGGERS:  # errors of ranks are reported here
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="reconv-devices-") as folder:
         return _launch(num_processes, Path(folder), work, args)
 
 
 def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """The same, with a folder for what processes leave behind."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -58,93 +56,76 @@ def _launch(num_processes: int, folder: Path, work: Callable[..., T], args: tupl
         monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "torch")),
     )
-    ended: dict[int, T] = {}
-    failed: list[BaseException] = []
+    results: dict[int, T] = {}
+    raised: list[BaseException] = []
 
     def start() -> None:
-        # Processes inherit what this thread holds back, so a Ctrl-C does not meet them while they import torch. The
-        # tracker comes first: starting it ends with letting the signal through again.
+        # Processes inherit this thread's signal mask, so a Ctrl-C does not hit them while they import torch. The
+        # resource tracker comes first: starting it unblocks the signal again.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            ended.update(elastic_launch(config, _enter)(str(folder), work, args))
+            results.update(elastic_launch(config, _run_rank)(str(folder), work, args))
         except BaseException as error:
-            failed.append(error)
+            raised.append(error)
 
-    asked = run_beside_signals(start)
-    if not failed:
-        return ended[0]
-    words = read_words(folder)
-    if asked and not words:  # before there was anything to save
-        raise KeyboardInterrupt if asked[0] == signal.SIGINT else TerminatedError("stopped before the first step")
-    raise _told(failed[0], words) from failed[0]
+    signals = forward_signals_during(start)
+    if not raised:
+        return results[0]
+    failures = read_failures(folder)
+    if signals and not failures:  # before there was anything to save
+        raise KeyboardInterrupt if signals[0] == signal.SIGINT else TerminatedError("stopped before the first step")
+    error = raised[0]
+    if isinstance(error, ChildFailedError):
+        rank, failure = error.get_first_failure()
+        message: Any = failure.message  # a text, or a dict with a text
+        text = str(message["message"] if isinstance(message, dict) else message)
+        raise choose_failure(failures, rank, failure.exitcode, failure.pid, text) from error
+    raise error
 
 
-def _enter(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """One process; one that returned an error as its result would wait for the results of others, who may be lost."""
+def _run_rank(folder: str, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    """One rank. An error is not returned as a result: torch would wait for the results of ranks that may be lost."""
     os.environ[FAILURE_DIR_VARIABLE] = folder
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return work(*args)
     except (ReconvError, KeyboardInterrupt) as error:
-        said = error if isinstance(error, ReconvError) else InterruptedRunError()
-        leave_words(Path(folder), read_launch_env().rank, said)
-        sys.exit(said.code)
+        failure = error if isinstance(error, ReconvError) else InterruptedRunError()
+        write_failure(Path(folder), read_launch_env().rank, failure)
+        sys.exit(failure.code)
 
 
-def run_beside_signals(start: Callable[[], None]) -> list[int]:
-    """Run the launcher in a thread of its own, where it leaves signals alone: those asked to stop save and end.
+def forward_signals_during(start: Callable[[], None]) -> list[int]:
+    """Run the launcher in a thread, so that it does not handle signals, and forward SIGTERM and SIGINT to the ranks.
 
-    The signals that came are returned.
+    A rank that is asked to stop saves a checkpoint and exits. Returns the signals that came.
     """
-    came: list[int] = []
-    told: set[int] = set()
+    received: list[int] = []
+    signalled: set[int] = set()
 
-    def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        told.clear()
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signalled.clear()
 
     launcher = threading.Thread(target=start, name="reconv-launcher")
     is_main = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
     try:
         launcher.start()
         while launcher.is_alive():
             launcher.join(_POLL_S)
-            if came:  # also those that were started since
-                _ask_to_stop(told)
+            if received:  # repeatedly: processes may have been started since
+                _terminate_children(signalled)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-    return came
+    return received
 
 
-def _ask_to_stop(told: set[int]) -> None:
-    """Pass a signal on to the processes that have not been told: a terminal sends SIGINT to all of them itself."""
+def _terminate_children(signalled: set[int]) -> None:
+    """Send SIGTERM, once, to each process; a terminal's SIGINT reaches all of them by itself."""
     for child in multiprocessing.active_children():
-        if child.pid is not None and child.pid not in told:
-            told.add(child.pid)
+        if child.pid is not None and child.pid not in signalled:
+            signalled.add(child.pid)
             os.kill(child.pid, signal.SIGTERM)
-
-
-def _told(error: BaseException, words: Sequence[RemoteRankError]) -> BaseException:
-    """What a person should read: the words of a process, or, where one ended without any, what others know of it."""
-    if not isinstance(error, ChildFailedError):
-        return error
-    rank, failure = error.get_first_failure()
-    causes = [said for said in words if said.code != ExitCode.RANK_LOST]
-    if causes or (words and failure.exitcode >= 0):
-        return RemoteRankError.of([*causes, *words][0])
-    message: Any = failure.message  # a text, or a record with a text in it
-    why = "" if failure.exitcode < 0 else str(message["message"] if isinstance(message, dict) else message)
-    known = next((said.why for said in words if said.what.startswith(f"rank {rank} ")), why)
-    return RankLostError(f"rank {rank} {_ending(failure)}", where=f"process {failure.pid}", why=known, then=_NEXT)
-
-
-_NEXT = "see logs/ in the run folder; then run the same command with --resume"
-
-
-def _ending(failure: ProcessFailure) -> str:
-    if failure.exitcode < 0:
-        return f"was ended by {signal.Signals(-failure.exitcode).name}"
-    return f"ended with code {failure.exitcode}"

@@ -72,8 +72,8 @@ class ProcessGroup:
     def set_phase(self, phase: str) -> None:
         """Announce what this rank does from now on, for the error message should it be lost."""
 
-    def on_lost_rank(self, lost_after_s: float, callback: Callable[[ReconvError], None]) -> None:
-        """Call back before this process exits because another rank was silent for so long, or has failed."""
+    def on_lost_rank(self, heartbeat_timeout_s: float, callback: Callable[[ReconvError], None]) -> None:
+        """Call back before this process is aborted because another rank was silent for so long, or has failed."""
 
     def diagnose(self, error: BaseException) -> ReconvError | None:
         """The failure of another rank, if that is what has caused an error here."""

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from reconv.distributed.environment import read_launch_env
-from reconv.distributed.launcher import launch, run_beside_signals
+from reconv.distributed.launcher import forward_signals_during, launch
 from reconv.errors import DataError, ExitCode, RankLostError, RemoteRankError
 
 
@@ -30,7 +30,7 @@ def test_what_comes_of_processes_is_told_in_the_first() -> None:
     with pytest.raises(RemoteRankError, match="no such image") as caught:
         launch(2, place_or_end, "data")
     assert (caught.value.code, caught.value.where, caught.value.is_reported) == (ExitCode.DATA, "here", False)
-    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(RankLostError, match="rank 1 was killed by SIGKILL"):
         launch(2, place_or_end, "kill")
 
 
@@ -44,5 +44,5 @@ def test_a_signal_that_comes_before_processes_are_started_ends_them() -> None:
         child.join()
         codes.append(child.exitcode)
 
-    assert run_beside_signals(start) == [signal.SIGTERM]
+    assert forward_signals_during(start) == [signal.SIGTERM]
     assert codes == [-signal.SIGTERM]

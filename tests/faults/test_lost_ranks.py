@@ -75,7 +75,7 @@ def test_survivors_end_with_code_7_and_name_the_rank_its_phase_and_its_stack(num
     words = words_of(folder, 0) + words_of(folder, 2)
     assert words.count("rank 1 is lost") == 1, words  # by the first that notices
     assert f"process {started[1][0].pid}" in words
-    assert "its phase: " in words and "its stack" in words and ".py:" in words
+    assert "last phase: " in words and "last stack" in words and ".py:" in words
     ended = [event for event in read_events(folder / "events.jsonl") if isinstance(event, RunEnded)]
     assert [(event.exit_code, event.reason[:14]) for event in ended] == [(ExitCode.RANK_LOST, "rank 1 is lost")]
 
