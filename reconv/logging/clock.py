@@ -1,7 +1,6 @@
-"""The clock of a run: how fast it trains, with and without the time it waits for data.
+"""Training throughput and remaining time, with and without the time spent waiting for data.
 
-Owns the arithmetic of rates and remaining time. Refuses to know what a step does. Invariant: time is counted once,
-as step or as pause; waiting is a part of the step it happens in; the first steps count in no rate.
+Time counts either as a step or as a pause; waiting is part of its step; the first steps are not timed.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# The first steps fill caches, allocate memory and compile: they say nothing about the run's speed.
+# The first steps fill caches, allocate memory and compile.
 _WARMUP_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRates:
-    """Speed over an interval; None where no step of it counted."""
+    """Throughput over an interval; None if no step of it was timed."""
 
     images_per_s: float | None
     compute_images_per_s: float | None
@@ -25,13 +24,13 @@ class ThroughputRates:
 
 
 class RunClock:
-    """Told of waits, steps and pauses as they happen, it knows the rates."""
+    """Measures steps, waits and pauses as they happen."""
 
     def __init__(self, warmup_steps: int = _WARMUP_STEPS, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._warmup_steps = warmup_steps
         self._mark_s = now()
-        self._warm_s: float | None = self._mark_s if warmup_steps == 0 else None  # when the warm-up ended
+        self._warm_s: float | None = self._mark_s if warmup_steps == 0 else None  # end of the warm-up
         self._step_wait_s = self._step_pause_s = 0.0
         self._steps = 0
         self._timed_images = self._interval_images = 0
@@ -49,7 +48,7 @@ class RunClock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time inside (an evaluation, a save) out of the current step."""
+        """Exclude the time inside (an evaluation, a save) from the current step."""
         began_s = self._now()
         try:
             yield
@@ -57,7 +56,7 @@ class RunClock:
             self._step_pause_s += self._now() - began_s
 
     def stepped(self, images: int) -> None:
-        """A step over so many images has ended, and the next begins."""
+        """A step over `images` images has ended, and the next one starts."""
         now_s = self._now()
         self._steps += 1
         if self._steps > self._warmup_steps:
@@ -82,7 +81,7 @@ class RunClock:
 
     @property
     def train_s(self) -> float:
-        """Seconds spent in steps, the first ones left out."""
+        """Seconds spent in timed steps."""
         return self._train_s
 
     @property
@@ -96,14 +95,14 @@ class RunClock:
         return self._timed_images
 
     def eta_s(self, images_left: int) -> float | None:
-        """The time the images left will take, pauses at their usual share included; None while warming up."""
+        """The estimated time for the remaining images, pauses included; None during warm-up."""
         if self._warm_s is None or self._timed_images == 0:
             return None
         return (self._mark_s - self._warm_s) / self._timed_images * images_left
 
 
 def rates_of(images: int, train_s: float, wait_s: float) -> ThroughputRates:
-    """ThroughputRates from sums; a time of zero gives no rate."""
+    """The rates of sums; None for a time of zero."""
     compute_s = train_s - wait_s
     return ThroughputRates(
         images_per_s=images / train_s if train_s > 0 else None,

@@ -1,8 +1,7 @@
-"""What a person sees while a run goes on: a live display on a terminal, plain lines elsewhere.
+"""Console output of a run: a live display on a terminal, plain lines elsewhere, JSON, or only the result.
 
-Owns the words and their layout on a terminal. Refuses to know the engine and the run folder's files: it is told
-events. Invariant: what it shows is a function of the events; nothing it does changes the run, and a screen that is
-gone (a closed pipe, a full disk) is given up while the run goes on.
+Output is a function of the events. When the stream fails (a closed pipe, a full disk), output stops and the run
+continues.
 """
 
 from __future__ import annotations
@@ -40,31 +39,31 @@ if TYPE_CHECKING:
 
 
 class EventHandler(Protocol):
-    """Someone who is told everything that happens in a run."""
+    """Receives every event of a run."""
 
     def on_event(self, event: Event) -> None: ...
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Say the result, once the run has ended and its report is written."""
+        """Print the result; called when the run has ended and its report is written."""
         ...
 
     def close(self) -> None:
-        """Give the terminal back; harmless when called twice."""
+        """Restore the terminal. Can be called twice."""
         ...
 
 
 def make_console(mode: str, run_dir: Path | None = None, stream: TextIO | None = None) -> EventHandler:
-    """The observer for a mode (auto, plain, quiet, json); `run_dir` is where the report will be."""
+    """The console for a mode: auto, plain, quiet or json. The report will be in `run_dir`."""
     if mode not in ("auto", "plain", "quiet", "json"):
-        raise UsageError(f"there is no console mode {mode!r}", then="choose auto, plain, quiet or json")
-    screen = stream or sys.stdout
-    if screen is None:  # the process was started without one: >&-
+        raise UsageError(f"unknown console mode {mode!r}", then="use auto, plain, quiet or json")
+    stream = stream or sys.stdout
+    if stream is None:  # the process was started without stdout: >&-
         return FailSafeConsole(None)
-    if isinstance(screen, io.TextIOWrapper):
-        screen.reconfigure(errors="backslashreplace")  # it may take ASCII alone
-    return FailSafeConsole(_observer(mode, run_dir, screen))
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # its encoding may be ASCII
+    return FailSafeConsole(_console_for(mode, run_dir, stream))
 
 
-def _observer(mode: str, run_dir: Path | None, stream: TextIO) -> EventHandler:
+def _console_for(mode: str, run_dir: Path | None, stream: TextIO) -> EventHandler:
     match mode:
         case "json":
             return JsonConsole(stream)
@@ -77,47 +76,47 @@ def _observer(mode: str, run_dir: Path | None, stream: TextIO) -> EventHandler:
 
 
 class FailSafeConsole:
-    """Passes everything on until the screen fails for the first time, and is silent from then on."""
+    """Forwards to a console until its stream fails, and is silent from then on."""
 
-    def __init__(self, screen: EventHandler | None) -> None:
-        self._screen = screen
+    def __init__(self, console: EventHandler | None) -> None:
+        self._console = console
 
     def on_event(self, event: Event) -> None:
-        self._tell(lambda screen: screen.on_event(event))
+        self._forward(lambda console: console.on_event(event))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        self._tell(lambda screen: screen.finish(summary))
+        self._forward(lambda console: console.finish(summary))
 
     def close(self) -> None:
-        self._tell(lambda screen: screen.close())
+        self._forward(lambda console: console.close())
 
-    def _tell(self, say: Callable[[EventHandler], None]) -> None:
-        if self._screen is None:
+    def _forward(self, call: Callable[[EventHandler], None]) -> None:
+        if self._console is None:
             return
         try:
-            say(self._screen)
+            call(self._console)
         except (OSError, ValueError):  # ValueError: the stream was closed
-            lost, self._screen = self._screen, None
+            failed, self._console = self._console, None
             with suppress(OSError, ValueError):
-                lost.close()  # a live display has put itself in the place of sys.stdout
+                failed.close()  # a live display has replaced sys.stdout
 
 
 def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
-    """The last thing said: the result, the report if it could be written, and how to go on if there is more to do."""
+    """The result, the path of the report if there is one, and the command to resume an unfinished run."""
     result = fmt.result(summary)
     if summary["exit_code"] != ExitCode.OK:
         result = f"{fmt.state(summary)} at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     elif summary.get("stopped_early"):
-        result = f"ended early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
+        result = f"stopped early at step {summary['steps']:,} of {summary['total_steps']:,}: {result}"
     report = run_dir / summary["report"] if run_dir else None
     lines = [f"{result} · report: {report}" if report and report.exists() else result]
     if summary["resume_command"] and summary["exit_code"] != ExitCode.OK:
-        lines.append(f"to go on: {summary['resume']}")
+        lines.append(f"to resume: {summary['resume_command']}")
     return lines
 
 
 class JsonConsole:
-    """Every event, and at last the summary, as a JSON object a line."""
+    """Every event, and finally the summary, as one JSON object per line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -133,14 +132,14 @@ class JsonConsole:
 
 
 class QuietConsole:
-    """Nothing but the result."""
+    """Only the result."""
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
         self._run_dir = run_dir
 
     def on_event(self, event: Event) -> None:
-        """Errors are told by whoever ends the process; nothing else is worth breaking the silence."""
+        """Print nothing; errors are printed where the process exits."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         for line in final_lines(summary, self._run_dir):
@@ -151,20 +150,20 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """One line a log point, for files, pipes and terminals that cannot move their cursor."""
+    """One line per event, for files, pipes and terminals that cannot move the cursor."""
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
-        self._told = ConsoleLines(run_dir)
+        self._lines = ConsoleLines(run_dir)
 
     def on_event(self, event: Event) -> None:
-        for line in self._told.lines(event):
+        for line in self._lines.lines(event):
             print(line, file=self._stream, flush=True)
         if isinstance(event, TrainProgress):
-            print("  ".join(self._told.progress(event)), file=self._stream, flush=True)
+            print("  ".join(self._lines.progress(event)), file=self._stream, flush=True)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        for line in final_lines(summary, self._told.run_dir):
+        for line in final_lines(summary, self._lines.run_dir):
             print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -172,9 +171,9 @@ class PlainConsole:
 
 
 class LiveConsole:
-    """A live display: what is past scrolls up, the state of the run stays below.
+    """A live display: events scroll up, the progress bar and current metrics stay below.
 
-    It refreshes when told something and has no thread of its own, so a signal or a fork never meets one.
+    It refreshes with events and has no thread, which signals and forks could meet.
     """
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
@@ -182,18 +181,18 @@ class LiveConsole:
 
         class Screen(Console):
             def on_broken_pipe(self) -> None:
-                raise BrokenPipeError  # rich would end the process
+                raise BrokenPipeError  # rich would exit the process
 
         self._console: RichConsole = Screen(file=stream, highlight=False)
-        self._told = ConsoleLines(run_dir)
+        self._lines = ConsoleLines(run_dir)
         self._live: Live | None = None
 
     def on_event(self, event: Event) -> None:
         from rich.text import Text
 
         style = _style(event)
-        for line in self._told.lines(event):
-            self._console.print(Text(line, style))  # a style given to print would colour the live part too
+        for line in self._lines.lines(event):
+            self._console.print(Text(line, style))  # a style passed to print would color the live part too
         if isinstance(event, TrainProgress):
             self._show(event)
         elif isinstance(event, RunEnded):
@@ -202,7 +201,7 @@ class LiveConsole:
     def finish(self, summary: Mapping[str, Any]) -> None:
         self.close()
         colour = {"met": "green", "finished": "green", "missed": "yellow"}.get(fmt.state(summary), "red")
-        first, *rest = final_lines(summary, self._told.run_dir)
+        first, *rest = final_lines(summary, self._lines.run_dir)
         self._console.print(first, style=f"bold {colour}", markup=False, soft_wrap=True)
         for line in rest:
             self._console.print(line, markup=False, soft_wrap=True)
@@ -226,14 +225,14 @@ class LiveConsole:
         from rich.text import Text
 
         status = Table.grid(expand=True)
-        status.add_row(ProgressBar(total=max(1, self._told.total_steps), completed=event.step))
-        for line in _packed(self._told.progress(event), self._console.width):
+        status.add_row(ProgressBar(total=max(1, self._lines.total_steps), completed=event.step))
+        for line in _packed(self._lines.progress(event), self._console.width):
             status.add_row(Text(line, no_wrap=True, overflow="ellipsis"))
         return status
 
 
 def _packed(parts: Sequence[str], width: int) -> list[str]:
-    """The parts in as few lines as they fit into, none broken in two."""
+    """The parts in as few lines as possible, without breaking a part."""
     lines = [""]
     for part in parts:
         longer = f"{lines[-1]}  {part}" if lines[-1] else part
@@ -256,7 +255,7 @@ def _style(event: Event) -> str:
 
 
 class ConsoleLines:
-    """What the events have said so far, and the lines that follow from it."""
+    """The lines of text for each event, and what they need to know of earlier events."""
 
     def __init__(self, run_dir: Path | None) -> None:
         self.run_dir = run_dir
@@ -266,11 +265,10 @@ class ConsoleLines:
 
     @property
     def _epochs(self) -> str:
-        """How many the run has."""
         return f"{round(self.total_steps / self._steps_per_epoch, 2) if self._steps_per_epoch else 0:g}"
 
     def progress(self, event: TrainProgress) -> list[str]:
-        """The parts of a log point, each short."""
+        """The short parts of a progress line."""
         metrics = [f"{fmt.metric_name(name)} {fmt.metric_text(name, v)}" for name, v in event.metrics.items()]
         note = f" ({event.metrics_note})" if metrics and event.metrics_note else ""
         return [
@@ -287,7 +285,7 @@ class ConsoleLines:
         ]
 
     def lines(self, event: Event) -> list[str]:
-        """What an event adds to the lines that stay."""
+        """The lines that an event adds above the progress line."""
         match event:
             case AttemptStarted():
                 return self._attempt(event)
@@ -300,11 +298,11 @@ class ConsoleLines:
                 return [f"saved {where} ({fmt.size(event.num_bytes)}, {event.reason})"]
             case NonFiniteStep():
                 then = "stopping" if event.action == "stop" else "update skipped"
-                return [f"step {event.step:,}: loss {fmt.number(event.loss)} or a gradient is not finite; {then}"]
+                return [f"step {event.step:,}: non-finite loss or gradient (loss {fmt.number(event.loss)}); {then}"]
             case BadImageSkipped():
-                return [f"warning: left out an image ({event.split}): {event.path}: {event.why}"]
+                return [f"warning: skipped a bad {event.split} image: {event.path}: {event.reason}"]
             case DataWait():
-                return self._waited(event)
+                return self._data_wait(event)
             case LogMessage():
                 return [f"{event.level}: {event.text}" if event.level != "info" else event.text]
             case _:
@@ -312,23 +310,24 @@ class ConsoleLines:
 
     def _attempt(self, event: AttemptStarted) -> list[str]:
         device = event.environment.get("device", "this machine")
-        going_on = f"attempt {event.attempt}, going on from step {event.from_step:,}, " if event.from_step else ""
-        return [f"{going_on}on {device}"]
+        if event.from_step:
+            return [f"attempt {event.attempt}: resuming from step {event.from_step:,} on {device}"]
+        return [f"training on {device}"]
 
     def _plan(self, event: RunPlanned) -> list[str]:
         self.total_steps, self._steps_per_epoch = event.total_steps, event.steps_per_epoch
         length = f"{self._epochs} epochs, {event.total_steps:,} steps"
-        size = f"{fmt.big(event.num_parameters)} parameters" if event.num_parameters else ""
+        size = f"{fmt.short_count(event.num_parameters)} parameters" if event.num_parameters else ""
         first = f"{event.recipe}: {', '.join(part for part in (event.task, event.model, size, length) if part)}"
         report = [f"report: {self.run_dir / 'report.html'}"] if self.run_dir else []
         return [first, *(f"  {line}" for line in event.lines), *report]
 
-    def _waited(self, event: DataWait) -> list[str]:
-        """Nothing where there is nothing to do about it, or where the same was said before."""
+    def _data_wait(self, event: DataWait) -> list[str]:
+        """Nothing if there is no bottleneck, or the same as before."""
         before, self._bottleneck = self._bottleneck, event.bottleneck
         if event.bottleneck in ("", before):
             return []
-        return [fmt.waiting(event.fraction, event.seconds, event.bottleneck, event.advice)]
+        return [fmt.data_wait(event.fraction, event.seconds, event.bottleneck, event.advice)]
 
     def _evaluated(self, event: EvalFinished) -> str:
         metrics = "  ".join(
@@ -337,6 +336,6 @@ class ConsoleLines:
             if name in event.metrics
         )
         weights = "" if event.weights == "raw" else f" ({event.weights})"
-        marks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")
-        marks += f"  {fmt.without_bad(event.skipped)}" if event.skipped else ""
-        return f"evaluated at epoch {event.epoch:.2f}{weights}: {metrics}{marks}"
+        remarks = ("  best" if event.best else "") + ("  (partial)" if event.partial else "")
+        remarks += f"  {fmt.without_bad(event.skipped)}" if event.skipped else ""
+        return f"validation at epoch {event.epoch:.2f}{weights}: {metrics}{remarks}"

@@ -1,7 +1,6 @@
-"""The record of a run: typed events, one JSON object a line, appended and never changed.
+"""Typed events of a run, and `events.jsonl`: one JSON object per line, append-only.
 
-Owns the vocabulary, the writer and the reader. Refuses to know who looks. Invariant: every file that can be written
-can be read back, a torn last line is ignored, and a step logged twice counts as its last attempt.
+A line cut short by a crash is ignored. A step that was logged by two attempts counts as the later one has it.
 """
 
 from __future__ import annotations
@@ -22,52 +21,54 @@ from reconv.errors import CheckpointError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a run; `kind` names it in the file."""
+    """Something that happened in a run; `kind` is its name in the file."""
 
     kind: ClassVar[str] = ""
-    # Unix seconds, stamped by the log. Left out of comparisons: two equal runs differ in nothing else.
+    # Unix seconds, set by the event log. Not compared: the events of two equal runs differ in nothing else.
     time_s: float | None = field(default=None, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted(Event):
-    """A start of the process: the first, or a resume."""
+    """The process has started, for the first time or to resume."""
 
     kind: ClassVar[str] = "attempt"
     attempt: int
-    from_step: int  # 0: from the beginning
+    from_step: int  # 0: from scratch
     command: tuple[str, ...]
     environment: Mapping[str, Any]  # versions, device, host, threads, data fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlanned(Event):
+    """The plan that the recipe resolves to."""
+
     kind: ClassVar[str] = "plan"
     recipe: str
     task: str
     total_steps: int
     steps_per_epoch: float
     global_batch_size: int
-    lines: tuple[str, ...]
-    num_parameters: int = 0  # 0: not told
+    lines: tuple[str, ...]  # the plan as text
+    num_parameters: int = 0  # 0: unknown
     model: str = ""
     num_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TrainProgress(Event):
-    """A log point: sums since the last one, as means."""
+    """Training metrics: means over the steps since the last event of this kind."""
 
-    kind: ClassVar[str] = "progress"
+    kind: ClassVar[str] = "train"
     step: int  # steps done
     epoch: float
     loss: float
     lr: float
-    metrics: Mapping[str, float]  # train metrics of the interval, e.g. top1; labelled when mixing
+    metrics: Mapping[str, float]  # of the training images, such as top1
     metrics_note: str  # "" or "on mixed images"
     grad_norm: float
-    images_per_s: float | None  # all in; None while warming up
-    compute_images_per_s: float | None  # loader waits left out
+    images_per_s: float | None  # None during the first steps, which are not timed
+    compute_images_per_s: float | None  # without the time spent waiting for data
     data_wait_fraction: float
     memory_bytes: int
     eta_s: float | None
@@ -76,16 +77,18 @@ class TrainProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvalFinished(Event):
+    """The metrics of one set of weights on the validation set."""
+
     kind: ClassVar[str] = "eval"
     step: int
     epoch: float
-    weights: str  # raw or ema
-    metrics: Mapping[str, float]  # fractions; loss too
+    weights: str  # raw, ema or averaged
+    metrics: Mapping[str, float]  # fractions, and the loss
     num_samples: int
     wall_s: float
-    best: bool
-    partial: bool = False
-    skipped: int = 0  # images that could not be read and are in none of the metrics
+    best: bool  # so far
+    partial: bool = False  # only a part of the validation set was evaluated
+    skipped: int = 0  # images that could not be read; they are not part of the metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,10 @@ class CheckpointSaved(Event):
     step: int
     path: str  # relative to the run folder
     num_bytes: int
-    wall_s: float  # from its beginning until it was whole on the disk
-    reason: str  # interval, best, pinned, stop, end
-    stall_s: float | None = None  # of that, training stood still: copying, and waiting for the disk; None: all of it
-    write_s: float | None = None  # of that, after the copy
+    wall_s: float  # until it was complete on disk
+    reason: str  # interval, best, keep_at, stop, end
+    stall_s: float | None = None  # of that, the time training was blocked; None: all of it
+    write_s: float | None = None  # of that, the time to write the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,37 +108,37 @@ class NonFiniteStep(Event):
     kind: ClassVar[str] = "non_finite"
     step: int
     loss: float
-    samples: tuple[int, ...]  # indices of the step's samples in the training set
+    samples: tuple[int, ...]  # the step's indices into the training set
     action: str  # stop or skip
 
 
 @dataclass(frozen=True, slots=True)
 class BadImageSkipped(Event):
-    """A file that cannot be read or decoded and is left out from here on; told once a run."""
+    """A file cannot be read or decoded and is skipped from now on; logged once per run."""
 
     kind: ClassVar[str] = "bad_image"
-    step: int  # steps done before it was needed
+    step: int  # steps done before the file was needed
     split: str  # train or val
     index: int
     path: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class DataWait(Event):
-    """How long training has waited for data in this attempt, and what it waited for."""
+    """How long training has waited for data in this attempt, and for which stage of the pipeline."""
 
     kind: ClassVar[str] = "data_wait"
     step: int  # steps done
     fraction: float  # of the time spent in steps
     seconds: Mapping[str, float]  # of all workers together, by stage: disk, decode, augment, copy
-    bottleneck: str = ""  # a stage; empty where there was no waiting to speak of
+    bottleneck: str = ""  # the slowest stage; empty if training hardly waited
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LogMessage(Event):
-    """Something a person should know: a fallback, an ignored file, a changed setting."""
+    """A message to the user: a fallback, an ignored file, a changed setting."""
 
     kind: ClassVar[str] = "message"
     level: str  # info or warning
@@ -145,21 +148,21 @@ class LogMessage(Event):
 
 @dataclass(frozen=True, slots=True)
 class ImageLogged(Event):
-    """An image in the run folder, for the report."""
+    """An image was written to the run folder, for the report."""
 
     kind: ClassVar[str] = "image"
     title: str
     path: str  # relative to the run folder
     captions: tuple[str, ...] = ()
     step: int = 0
-    columns: int = 0  # 0: one image; else a sheet of equal tiles, this many in a row, one caption a tile
-    gap_px: int = 2  # between the tiles of a sheet
-    note: str = ""  # how to read it
+    columns: int = 0  # 0: one image; else the columns of a grid of equal tiles, one caption per tile
+    gap_px: int = 2  # between the tiles of a grid
+    note: str = ""  # explains the image
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """The process is about to end, on purpose."""
+    """The process is about to exit in an orderly way."""
 
     kind: ClassVar[str] = "end"
     step: int
@@ -168,10 +171,10 @@ class RunEnded(Event):
     wall_s: float  # of this attempt
     images: int  # trained on in this attempt
     peak_memory_bytes: int
-    train_s: float = 0.0  # spent in steps, of this attempt
+    train_s: float = 0.0  # of this attempt, spent in timed steps
     wait_s: float = 0.0  # of that, waiting for data
-    timed_images: int | None = None  # trained on in train_s, where the first steps are left out; None: all
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    timed_images: int | None = None  # trained on in train_s; None: all
+    fields: Mapping[str, Any] = field(default_factory=dict)  # added to summary.json
 
 
 _CLASSES: dict[str, type[Event]] = {
@@ -194,9 +197,9 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(event: Event, *, ascii_only: bool = False) -> str:
-    """The event as one line of strict JSON, without the newline; non-finite numbers become words.
+    """The event as one line of strict JSON without the newline; non-finite numbers become strings.
 
-    A file name that is not UTF-8 holds lone surrogates, which no UTF-8 file takes: they are written as JSON escapes.
+    A file name that is not UTF-8 contains lone surrogates, which UTF-8 cannot encode: they are written as JSON escapes.
     """
     values = {f.name: getattr(event, f.name) for f in fields(event)}
     stamp = values.pop("time_s")
@@ -206,7 +209,7 @@ def encode(event: Event, *, ascii_only: bool = False) -> str:
 
 
 def decode(line: str) -> Event | None:
-    """The event of a line, or None for a kind that this version does not know."""
+    """The event in a line, or None for a kind that this version does not know."""
     record = json.loads(line)
     cls = _CLASSES.get(record["kind"])
     if cls is None:
@@ -243,7 +246,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     return tuple if typing.get_origin(hint) is tuple else _same
 
 
-# For each field of each kind of event, what turns its JSON value back into the field's type.
+# For each field of each kind of event, the function from its JSON value to its value.
 _READERS: dict[str, dict[str, Callable[[Any], Any]]] = {
     kind: {name: _reader(hint) for name, hint in typing.get_type_hints(cls).items() if name != "kind"}
     for kind, cls in _CLASSES.items()
@@ -251,15 +254,15 @@ _READERS: dict[str, dict[str, Callable[[Any], Any]]] = {
 
 
 class EventLog:
-    """Appends events to a file, one write a line, so that a killed process tears at most the last one."""
+    """Appends events to a file, one write per line, so that a killed process damages at most the last one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._end = self._mend()
+        self._end = self._repair()
 
     def write(self, event: Event) -> Event:
-        """Append the event, stamped with the time, and return it as written."""
+        """Append the event with the current time, and return it as written."""
         stamped = event if event.time_s is not None else replace(event, time_s=round(time.time(), 3))
         line = (encode(stamped) + "\n").encode()
         try:
@@ -267,7 +270,7 @@ class EventLog:
         except OSError:
             os.ftruncate(self._file, self._end)
             raise
-        if written != len(line):  # a disk that filled up in the middle of the line
+        if written != len(line):  # the disk is full
             os.ftruncate(self._file, self._end)
             raise OSError(28, os.strerror(28), str(self._path))
         self._end += len(line)
@@ -276,7 +279,7 @@ class EventLog:
         return stamped
 
     def close(self) -> None:
-        """Flush to the disk and close the file; harmless when closed already."""
+        """Flush to disk and close the file. Can be called twice."""
         if self._file >= 0:
             os.fsync(self._file)
             os.close(self._file)
@@ -290,8 +293,8 @@ class EventLog:
     ) -> None:
         self.close()
 
-    def _mend(self) -> int:
-        """Cut off a last line that a killed process left torn, and return the length of the file."""
+    def _repair(self) -> int:
+        """Remove a last line that a killed process left incomplete, and return the length of the file."""
         content = self._path.read_bytes()
         lines = content.splitlines(keepends=True)
         if not lines:
@@ -314,12 +317,12 @@ def _is_record(line: bytes) -> bool:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Every event of a file in the order written; a torn last line and kinds of later versions are left out."""
+    """The events of a file, without an incomplete last line and kinds of later versions."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise UsageError(
-            "there is no record of a run here", where=str(path), why="this is not a run folder", then="ls runs/*/*"
+            "this is not a run folder", where=str(path), why="it has no events.jsonl", then="ls runs/*/*"
         ) from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     events = []
@@ -330,7 +333,7 @@ def read_events(path: Path) -> list[Event]:
             event = decode(line.decode())
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                "the record of this run is damaged",
+                "the event log of this run is damaged",
                 where=f"{path}:{number}",
                 why=str(error),
                 then=f"delete line {number} of the file",
@@ -341,25 +344,25 @@ def read_events(path: Path) -> list[Event]:
 
 
 def latest_by_step(events: Iterable[Event]) -> list[Event]:
-    """The events that still hold: a resume undoes the steps after its own, and a step told twice counts once.
+    """The events that are still valid: a resume discards the steps after its own, and a step counts once.
 
-    Notes and ends are history and stay; an image stays until another of its title comes.
+    Messages and ends are kept; an image is replaced by the next one with its title.
     """
     kept: dict[tuple[Any, ...], Event] = {}
     for number, event in enumerate(events):
         if isinstance(event, AttemptStarted):
-            undone = [key for key, old in kept.items() if _step(old) > event.from_step]
-            for key in undone:
+            discarded = [key for key, old in kept.items() if _step(old) > event.from_step]
+            for key in discarded:
                 del kept[key]
-        name = _name(event, number)
-        kept.pop(name, None)
-        kept[name] = event
+        key = _key(event, number)
+        kept.pop(key, None)
+        kept[key] = event
     return list(kept.values())
 
 
 def _step(event: Event) -> int:
     if isinstance(event, BadImageSkipped) and event.split == "train":
-        return event.step + 1  # it was met in the step after
+        return event.step + 1  # the step that needed it
     return (
         event.step
         if isinstance(
@@ -369,8 +372,8 @@ def _step(event: Event) -> int:
     )
 
 
-def _name(event: Event, number: int) -> tuple[Any, ...]:
-    """What an event is about: a later one about the same thing replaces it."""
+def _key(event: Event, number: int) -> tuple[Any, ...]:
+    """A later event with the same key replaces an earlier one."""
     match event:
         case TrainProgress() | CheckpointSaved() | NonFiniteStep():
             return (event.kind, event.step)

@@ -1,8 +1,4 @@
-"""How numbers and verdicts are said, the same on the terminal and on the page.
-
-Owns units, roundings and the sentences of a verdict. Refuses to know events, files and colours. Invariant: every
-function is pure, and says something for every number, the non-finite ones too.
-"""
+"""Text for numbers and results, the same on the console and in the report. Handles None and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -24,18 +20,18 @@ _METRICS = {
     "voc07": "VOC07 mAP",
     "voc10": "VOC mAP",
 }
-# Told at each evaluation; a detector has more numbers than fit a line.
+# Shown for each evaluation; a detector has more metrics than fit in a line.
 HEADLINES = ("top1", "top5", "loss", "ap", "ap50", "ap75", "voc10")
 _STOPPED = (ExitCode.PREEMPTED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 def is_loss(metric: str) -> bool:
-    """Whether less is better; such a metric is a plain number, every other a fraction."""
+    """Whether lower is better. A loss is a plain number; every other metric is a fraction."""
     return metric == "loss" or metric.endswith("_loss")
 
 
 def metric_name(metric: str) -> str:
-    """`top1` as people write it."""
+    """The display name: top-1 for `top1`."""
     return _METRICS.get(metric, metric)
 
 
@@ -61,17 +57,17 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number with thousands set apart."""
+    """A whole number with thousands separators."""
     return f"{value:,.0f}" if value is not None and math.isfinite(value) else number(value)
 
 
 def rate(value: float | None) -> str:
-    """Images a second, precise where there are few."""
+    """Images per second, with more digits if there are few."""
     return count(value) if value is None or not math.isfinite(value) or value >= 100 else f"{value:.3g}"
 
 
-def big(value: int) -> str:
-    """A count in short: 272.5 k, 25.56 M."""
+def short_count(value: int) -> str:
+    """A count with a unit: 272.5 k, 25.56 M."""
     for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if value >= size:
             return f"{value / size:.4g} {unit}"
@@ -79,7 +75,7 @@ def big(value: int) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in decimal units, as disks are sold: 1.25 GB."""
+    """Bytes in decimal units: 1.25 GB."""
     for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if num_bytes >= unit_bytes:
             return f"{num_bytes / unit_bytes:.3g} {unit}"
@@ -87,7 +83,7 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in words: 42 s, 3 min 05 s, 2 h 07 min, 1 d 4 h."""
+    """A time with units: 42 s, 3 min 05 s, 2 h 07 min, 1 d 4 h."""
     if not math.isfinite(seconds):
         return number(seconds)
     if seconds < 10:
@@ -103,7 +99,7 @@ def duration(seconds: float) -> str:
 
 
 def clock_time(seconds: float | None) -> str:
-    """A remaining time as a clock shows it: 0:35, 1:02:03."""
+    """A remaining time: 0:35, 1:02:03."""
     if seconds is None or not math.isfinite(seconds):
         return "-:--"
     whole = round(seconds)
@@ -111,22 +107,22 @@ def clock_time(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def _trimmed(value: float) -> str:
+def _two_decimals(value: float) -> str:
     """A percentage with one decimal, or two where the second is not zero."""
     text = f"{value:.2f}"
     return text[:-1] if text.endswith("0") else text
 
 
 def expectation(expect: Mapping[str, Any]) -> str:
-    """What was expected: 99.0 ± 0.5, in the metric's unit."""
+    """The expected value: 99.0 ± 0.5, in percent unless it is a loss."""
     scale = 1.0 if is_loss(expect["metric"]) else 100.0
-    say = number if scale == 1.0 else _trimmed
+    to_text = number if scale == 1.0 else _two_decimals
     tolerance = expect["tolerance"]
-    return say(scale * expect["value"]) + (f" ± {say(scale * tolerance)}" if tolerance else "")
+    return to_text(scale * expect["value"]) + (f" ± {to_text(scale * tolerance)}" if tolerance else "")
 
 
 def result(summary: Mapping[str, Any]) -> str:
-    """The result in short: top-1 99.17 % (expected 99.0 ± 0.5: met)."""
+    """The result in one line: top-1 99.17 % (expected 99.0 ± 0.5: met)."""
     if summary["metric"] is None:
         return "no evaluation yet"
     value = f"{metric_name(summary['metric'])} {metric_text(summary['metric'], summary['value'])}"
@@ -143,17 +139,17 @@ def result(summary: Mapping[str, Any]) -> str:
 
 
 def partial(num_samples: int) -> str:
-    """The mark of a metric that was measured on some of the validation set."""
+    """Says that only a part of the validation set was evaluated."""
     return f"partial: {num_samples:,} validation images"
 
 
 def without_bad(num_skipped: int) -> str:
-    """The mark of a metric that some images are not part of."""
+    """Says that some images are not part of a metric."""
     return f"without {num_skipped:,} bad image{'s' * (num_skipped > 1)}"
 
 
 def state(summary: Mapping[str, Any]) -> str:
-    """Where the run stands: met, missed, finished, stopped, diverged, failed or unfinished."""
+    """The state of a run: met, missed, finished, stopped, diverged, failed or unfinished."""
     code = summary["exit_code"]
     if code is None:
         return "unfinished"
@@ -168,7 +164,7 @@ def state(summary: Mapping[str, Any]) -> str:
 
 
 def verdict(summary: Mapping[str, Any]) -> str:
-    """The result as a sentence for someone who was not there."""
+    """The result as a sentence, for the report."""
     where = f"at step {summary['steps']:,} of {summary['total_steps']:,}"
     metric = summary["metric"]
     value = f"{metric_name(metric)} {metric_text(metric, summary['value'])}" if metric else "no evaluation"
@@ -177,36 +173,36 @@ def verdict(summary: Mapping[str, Any]) -> str:
     expect = summary["expect"]
     level = f"{expectation(expect)}{'' if is_loss(expect['metric']) else ' %'}" if expect else ""
     reason = summary.get("stopped_early")
-    early = f" It ended early, {where}: {reason}." if reason else ""
+    early = f" It stopped early {where}: {reason}." if reason else ""
     match state(summary):
         case "met":
             return f"Reached {value}; the recipe expects {level}.{early}"
         case "missed":
-            return f"Reached {value}, short of the {level} that the recipe expects.{early}"
+            return f"Reached {value}, below the {level} that the recipe expects.{early}"
         case "finished":
             return f"Finished with {value}.{early}"
         case "stopped":
             return f"Stopped {where} with {value} so far; it can be resumed."
         case "diverged":
-            return f"Diverged {where}: the loss or a gradient was not finite. Last result: {value}."
+            return f"Diverged {where}: non-finite loss or gradient. Last result: {value}."
         case "failed":
             return f"Failed {where} with exit code {summary['exit_code']}. Last result: {value}."
         case _:
-            return f"Not finished: last heard of {where}, with {value} so far; if it is not running, resume it."
+            return f"Not finished: last logged {where}, with {value} so far. If it is not running, resume it."
 
 
 def repeat_command(command: Sequence[str]) -> str:
-    """The command that starts the same run afresh."""
+    """The command that repeats the run from scratch."""
     return shlex.join([word for word in command if word != "--resume"])
 
 
 def resume_command(command: Sequence[str]) -> str:
-    """The command that goes on with the run."""
+    """The command that resumes the run."""
     return shlex.join([*(word for word in command if word != "--resume"), "--resume"])
 
 
-def waiting(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:
-    """How long a run waited for data, what took longest and what would help."""
+def data_wait(fraction: float, seconds: Mapping[str, float], bottleneck: str, advice: str) -> str:
+    """How long a run waited for data, for which stage, and what to try."""
     total = sum(seconds.values()) or 1.0
     shares = ", ".join(f"{stage} {percent(value / total, 0)}" for stage, value in seconds.items())
-    return f"waited {percent(fraction, 0)} of the time for data, most for {bottleneck} ({shares}); to try: {advice}"
+    return f"waited for data {percent(fraction, 0)} of the time, mostly for {bottleneck} ({shares}); try: {advice}"

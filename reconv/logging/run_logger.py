@@ -64,9 +64,9 @@ def open_run_logger(
         if on_event is not None:
             logger.subscribe(on_event)
         if console is not None:
-            screen = make_console(console, run_dir.path)
-            stack.callback(_finish_console, screen, run_dir)
-            logger.subscribe(screen.on_event)
+            handler = make_console(console, run_dir.path)
+            stack.callback(_finish_console, handler, run_dir)
+            logger.subscribe(handler.on_event)
         exporters = ExporterSet(recipe, run_dir.path, logger.warning)
         stack.callback(exporters.close)
         logger.subscribe(exporters.on_event)
@@ -79,8 +79,8 @@ def _open_rank_log(stack: ExitStack, run_dir: RunDir, rank: int) -> EventHandler
     return make_console("plain", run_dir.path, file)
 
 
-def _finish_console(screen: EventHandler, run_dir: RunDir) -> None:
+def _finish_console(handler: EventHandler, run_dir: RunDir) -> None:
     """Restore the terminal, then print the result if there is one."""
-    screen.close()
+    handler.close()
     if run_dir.summary.exists():
-        screen.finish(read_summary(run_dir.path))
+        handler.finish(read_summary(run_dir.path))

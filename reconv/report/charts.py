@@ -1,7 +1,6 @@
-"""Curves as inline SVG: axes, lines, marks and the numbers the page's script needs to show values.
+"""Line charts as inline SVG with the data that the page's script shows on hover.
 
-Owns geometry: scales, ticks, thinning. Refuses to know runs and metrics. Invariant: the same chart gives the same
-bytes, every point drawn is finite, and no chart has more than `MAX_POINTS` points a series.
+Only finite points are drawn, and at most `MAX_POINTS` of a series.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from reconv.logging import formatting as fmt
 from reconv.report.markup import Html, data_block, el, join
 
 MAX_POINTS = 600
-NUM_COLOURS = 8
+NUM_COLORS = 8
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
 Point = tuple[float, float]
 
-# The same names stand for the same formats in assets/page.js.
+# assets/page.js has the same formats under the same names.
 _FORMATS: dict[str, Callable[[float], str]] = {
     "number": fmt.number,
     "percent": lambda v: f"{100 * v:.4g} %",
@@ -32,14 +31,14 @@ class Series:
 
     label: str
     points: tuple[Point, ...]
-    colour: int
+    color: int
     dash: int = 0
     dots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at a place on the horizontal axis."""
+    """An event at a position on the x axis."""
 
     x: float
     kind: str  # resume, nonfinite
@@ -48,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A level to be reached, with its tolerance."""
+    """An expected value and its tolerance."""
 
     value: float
     tolerance: float
@@ -57,7 +56,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Everything one figure shows."""
+    """The content of one figure."""
 
     title: str
     format: str  # number, percent or count
@@ -70,14 +69,14 @@ class Chart:
     may_be_log: bool = False
     from_zero: bool = False
     small: bool = False
-    y_range: tuple[float, float] | None = None  # what to show of the values; None: all of them
-    steps_per_epoch: float | None = None  # to tell steps in the hover box
+    y_range: tuple[float, float] | None = None  # the visible range; None: all values
+    steps_per_epoch: float | None = None  # to show steps on hover
     x_name: str = "epoch"
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where the plot lies, and the scales from values to it."""
+    """The plot area and the scales from values to it."""
 
     width: int
     height: int
@@ -110,17 +109,17 @@ class _Frame:
 
 
 def draw(chart: Chart) -> Html:
-    """The chart as a figure with a legend, an SVG and the data for its hover box."""
-    thinned = tuple(_thin(series.points) for series in chart.series)
-    frame = _frame(chart, thinned)
-    lines = [_line(frame, s, points, n) for n, (s, points) in enumerate(zip(chart.series, thinned, strict=True))]
+    """The chart as a figure with a legend, an SVG and the data to show on hover."""
+    downsampled = tuple(_downsample(series.points) for series in chart.series)
+    frame = _frame(chart, downsampled)
+    lines = [_line(frame, s, points, n) for n, (s, points) in enumerate(zip(chart.series, downsampled, strict=True))]
     svg = el(
         "svg",
         {
             "viewBox": f"0 0 {frame.width} {frame.height}",
             "role": "img",
             "tabindex": 0,
-            "aria-label": _spoken(chart),
+            "aria-label": _aria_label(chart),
         },
         _axes(frame, chart),
         _band(frame, chart),
@@ -136,23 +135,23 @@ def draw(chart: Chart) -> Html:
         svg,
         _legend(chart),
         el("div", {"class": "tip", "role": "status", "hidden": True}),
-        data_block(_hover_data(frame, chart, thinned)),
+        data_block(_hover_data(frame, chart, downsampled)),
     )
 
 
-def _clipped(frame: _Frame, room: int, *content: Html) -> Html:
-    """What lies in the plot; an inner SVG cuts off what does not, with some room for dots on the edge."""
-    x, y, width, height = frame.left - 7, frame.top - room, frame.plot_width + 14, frame.plot_height + 2 * room
+def _clipped(frame: _Frame, margin: int, *content: Html) -> Html:
+    """The content clipped to the plot area by an inner SVG, with a margin for dots on the edge."""
+    x, y, width, height = frame.left - 7, frame.top - margin, frame.plot_width + 14, frame.plot_height + 2 * margin
     box = {"x": x, "y": y, "width": width, "height": height, "viewBox": f"{x} {y} {width} {height}"}
     return el("svg", box, *content)
 
 
-def _frame(chart: Chart, thinned: Sequence[Sequence[Point]]) -> _Frame:
+def _frame(chart: Chart, downsampled: Sequence[Sequence[Point]]) -> _Frame:
     width, height = (380, 210) if chart.small else (560, 290)
-    values = list(chart.y_range or (y for points in thinned for _, y in points if math.isfinite(y)))
+    values = list(chart.y_range or (y for points in downsampled for _, y in points if math.isfinite(y)))
     if chart.band and not chart.y_range:
         values += [chart.band.value - chart.band.tolerance, chart.band.value + chart.band.tolerance]
-    x_max = max([chart.x_max, *(x for points in thinned for x, _ in points)]) or 1.0
+    x_max = max([chart.x_max, *(x for points in downsampled for x, _ in points)]) or 1.0
     low, high = min(values, default=0.0), max(values, default=1.0)
     if chart.may_be_log and low > 0 and high / low > 50:
         y_min, y_max, ticks = _log_ticks(low, high)
@@ -172,7 +171,7 @@ def _nice_step(span: float, wanted: int) -> float:
 
 
 def _linear_ticks(low: float, high: float, ceiling: float | None) -> tuple[float, float, tuple[float, ...]]:
-    """The ends of the axis and its ticks, around the values; a fraction's axis does not pass 100 %."""
+    """The limits of the axis and its ticks; the axis of a fraction ends at 100 %."""
     if high - low < 1e-9 * max(abs(high), 1e-30):
         low, high = (low - abs(low) * 0.5, high + abs(high) * 0.5) if high else (0.0, 1.0)
     if ceiling is not None:
@@ -185,7 +184,7 @@ def _linear_ticks(low: float, high: float, ceiling: float | None) -> tuple[float
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, float, tuple[float, ...]]:
-    """The ends of a logarithmic axis and its ticks."""
+    """The limits of a logarithmic axis and its ticks."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     stride = max(1, math.ceil((last - first) / 6))
     factors = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0,)
@@ -194,23 +193,23 @@ def _log_ticks(low: float, high: float) -> tuple[float, float, tuple[float, ...]
     return min([low * 0.9, *inner]), max([high * 1.1, *inner]), tuple(inner)
 
 
-def _thin(points: Sequence[Point]) -> tuple[Point, ...]:
-    """At most `MAX_POINTS` points: of each stretch the lowest and the highest, and any that is not finite."""
+def _downsample(points: Sequence[Point]) -> tuple[Point, ...]:
+    """At most `MAX_POINTS` points: of each bin the lowest, the highest and the first that is not finite."""
     if len(points) <= MAX_POINTS:
         return tuple(points)
-    num_stretches = MAX_POINTS // 3
+    num_bins = MAX_POINTS // 3
     kept: list[Point] = []
-    for n in range(num_stretches):
-        stretch = points[n * len(points) // num_stretches : (n + 1) * len(points) // num_stretches]
-        finite = [p for p in stretch if math.isfinite(p[1])]
-        broken = [p for p in stretch if not math.isfinite(p[1])][:1]
+    for n in range(num_bins):
+        bin_points = points[n * len(points) // num_bins : (n + 1) * len(points) // num_bins]
+        finite = [p for p in bin_points if math.isfinite(p[1])]
+        broken = [p for p in bin_points if not math.isfinite(p[1])][:1]
         extremes = [min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])] if finite else []
         kept += sorted({*extremes, *broken}, key=lambda p: p[0])
     return (*kept[:-1], points[-1])
 
 
 def _line(frame: _Frame, series: Series, points: Sequence[Point], number: int) -> Html:
-    """A path of the finite stretches; a point with no neighbour is drawn as a dot."""
+    """A path of the finite points; a point without neighbors is drawn as a dot."""
     path: list[str] = []
     dots: list[tuple[str, str]] = []
     pen_down, previous_alone = False, None
@@ -227,20 +226,20 @@ def _line(frame: _Frame, series: Series, points: Sequence[Point], number: int) -
     dots += [previous_alone] if previous_alone else []
     return el(
         "g",
-        {"class": f"series c{series.colour % NUM_COLOURS}", "data-series": number},
+        {"class": f"series c{series.color % NUM_COLORS}", "data-series": number},
         el("path", {"d": "".join(path), "stroke-dasharray": _DASHES[series.dash % len(_DASHES)] or False}),
         *(el("circle", {"cx": x, "cy": y, "r": 2.6}) for x, y in dict.fromkeys(dots)),
     )
 
 
 def _axes(frame: _Frame, chart: Chart) -> Html:
-    say = _FORMATS[chart.format]
+    to_text = _FORMATS[chart.format]
     parts: list[Html] = []
     for tick in frame.ticks:
         y = f"{frame.y(tick):.1f}"
         parts.append(el("line", {"class": "grid", "x1": frame.left, "x2": frame.width - frame.right, "y1": y, "y2": y}))
         label = {"class": "tick", "x": frame.left - 8, "y": y, "dy": "0.32em", "text-anchor": "end"}
-        parts.append(el("text", label, say(tick)))
+        parts.append(el("text", label, to_text(tick)))
     bottom = frame.height - frame.bottom
     _, _, x_ticks = _linear_ticks(0.0, frame.x_max, None)
     for tick in (t for t in x_ticks if t <= frame.x_max * 1.0001):
@@ -295,11 +294,11 @@ def _best(frame: _Frame, chart: Chart) -> Html:
 
 
 def _legend(chart: Chart) -> Html:
-    """The names of the lines; each is a button that hides its line."""
+    """The names of the lines, as buttons that hide them."""
     items = [
         el(
             "button",
-            {"type": "button", "class": f"c{s.colour % NUM_COLOURS}", "data-series": n, "aria-pressed": "true"},
+            {"type": "button", "class": f"c{s.color % NUM_COLORS}", "data-series": n, "aria-pressed": "true"},
             el(
                 "svg",
                 {"viewBox": "0 0 22 8", "aria-hidden": "true"},
@@ -313,21 +312,21 @@ def _legend(chart: Chart) -> Html:
     return el("div", {"class": "legend", "role": "group", "aria-label": "Lines of this chart"}, *items)
 
 
-def _spoken(chart: Chart) -> str:
-    """What a screen reader says of the chart: each line's first and last value."""
-    say, parts = _FORMATS[chart.format], []
+def _aria_label(chart: Chart) -> str:
+    """The text for screen readers: the first and last value of each line."""
+    to_text, parts = _FORMATS[chart.format], []
     for series in chart.series:
         finite = [p for p in series.points if math.isfinite(p[1])]
         if finite:
             first, last = finite[0], finite[-1]
             parts.append(
-                f"{series.label}: {say(first[1])} at {chart.x_name} {first[0]:.3g}, "
-                f"{say(last[1])} at {chart.x_name} {last[0]:.3g}"
+                f"{series.label}: {to_text(first[1])} at {chart.x_name} {first[0]:.3g}, "
+                f"{to_text(last[1])} at {chart.x_name} {last[0]:.3g}"
             )
-    return f"{chart.title} by {chart.x_name}. " + ("; ".join(parts) or "no values") + ". Arrow keys tell single values."
+    return f"{chart.title} by {chart.x_name}. " + ("; ".join(parts) or "no values") + ". Arrow keys show single values."
 
 
-def _hover_data(frame: _Frame, chart: Chart, thinned: Sequence[Sequence[Point]]) -> dict[str, object]:
+def _hover_data(frame: _Frame, chart: Chart, downsampled: Sequence[Sequence[Point]]) -> dict[str, object]:
     return {
         "left": frame.left,
         "top": frame.top,
@@ -343,9 +342,9 @@ def _hover_data(frame: _Frame, chart: Chart, thinned: Sequence[Sequence[Point]])
         "series": [
             {
                 "label": series.label,
-                "colour": series.colour % NUM_COLOURS,
+                "color": series.color % NUM_COLORS,
                 "points": [[float(f"{x:.6g}"), float(f"{y:.6g}")] for x, y in points if math.isfinite(y)],
             }
-            for series, points in zip(chart.series, thinned, strict=True)
+            for series, points in zip(chart.series, downsampled, strict=True)
         ],
     }

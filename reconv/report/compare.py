@@ -1,8 +1,4 @@
-"""The report of several runs: their verdicts, their curves over each other, and how their recipes differ.
-
-Owns the content of the comparison. Refuses to know its look. Invariant: a pure function of the run folders, which it
-keeps in the order given.
-"""
+"""The report that compares several runs: results, curves in the same charts, and differing recipe fields."""
 
 from __future__ import annotations
 
@@ -11,11 +7,11 @@ from typing import Any
 
 from reconv.logging import formatting as fmt
 from reconv.report import page
-from reconv.report.charts import NUM_COLOURS, draw
+from reconv.report.charts import NUM_COLORS, draw
 from reconv.report.curves import charts_of_runs
 from reconv.report.markup import Html, el
 from reconv.report.run_record import RunRecord
-from reconv.report.sections import chart_grid, flat, moment, scalar
+from reconv.report.sections import chart_grid, flat, scalar, utc_time
 
 _ABSENT = "–"
 
@@ -24,7 +20,9 @@ def comparison(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, An
     """The page that compares runs."""
     names = " and ".join(dict.fromkeys(record.name for record in records))
     charts = charts_of_runs(records, summaries)
-    intro = "By epoch. Point at a curve, or focus it and use the arrow keys, for values; a name hides its line."
+    intro = (
+        "By epoch. Hover over a chart, or focus it and use the arrow keys, for values; click a name to hide its line."
+    )
     return page.document(
         f"{len(records)} runs of {names} · Reconv",
         el(
@@ -39,13 +37,13 @@ def comparison(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, An
             ),
             page.section("Results", _results(records, summaries)),
             page.section("Curves", chart_grid([draw(c) for c in charts], [c.small for c in charts]), intro=intro),
-            page.section("How the recipes differ", _differences(records)),
+            page.section("Recipe differences", _differences(records)),
         ),
     )
 
 
 def _verdict(number: int, record: RunRecord, summary: Mapping[str, Any]) -> Html:
-    swatch = el("span", {"class": f"swatch c{number % NUM_COLOURS}", "aria-hidden": "true"})
+    swatch = el("span", {"class": f"swatch c{number % NUM_COLORS}", "aria-hidden": "true"})
     return el(
         "li",
         None,
@@ -57,7 +55,7 @@ def _verdict(number: int, record: RunRecord, summary: Mapping[str, Any]) -> Html
 
 
 def _results(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]]) -> Html:
-    """One row a run."""
+    """One row per run."""
     rows = [
         [
             record.label,
@@ -69,13 +67,24 @@ def _results(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]
             fmt.rate(s["compute_images_per_s"]),
             fmt.percent(s["data_wait_fraction"], 1),
             fmt.size(s["peak_memory_bytes"]),
-            fmt.big(s["num_parameters"]) if s["num_parameters"] else _ABSENT,
+            fmt.short_count(s["num_parameters"]) if s["num_parameters"] else _ABSENT,
             str(s["attempts"]),
             _started(record),
         ]
         for record, s in zip(records, summaries, strict=True)
     ]
-    head = ["run", "result", "best", "steps", "time", "images/s", "without waits", "data wait", "memory", "parameters"]
+    head = [
+        "run",
+        "result",
+        "best",
+        "steps",
+        "time",
+        "images/s",
+        "without data wait",
+        "data wait",
+        "memory",
+        "parameters",
+    ]
     return page.table([*head, "attempts", "started"], rows, range(1, 11))
 
 
@@ -89,10 +98,10 @@ def _differences(records: Sequence[RunRecord]) -> Html:
         if len(set(values)) > 1:
             rows.append([name, *values])
     if not rows:
-        return el("p", None, "They do not: every field is the same.")
+        return el("p", None, "All fields are equal.")
     return page.table(["field", *(record.label for record in records)], rows, (), "Recipe fields that differ")
 
 
 def _started(record: RunRecord) -> str:
     time_s = record.attempts[0].start.time_s if record.attempts else None
-    return _ABSENT if time_s is None else moment(time_s)
+    return _ABSENT if time_s is None else utc_time(time_s)

@@ -1,8 +1,4 @@
-"""Which curves a report shows: the lines, levels and marks of one run, or of several side by side.
-
-Owns the choice and naming of curves. Refuses to know how they are drawn. Invariant: a chart is made only of what
-was recorded; one with no finite value is left out.
-"""
+"""The charts of a report, for one run or several. A chart without finite values is omitted."""
 
 from __future__ import annotations
 
@@ -14,18 +10,18 @@ from typing import Any
 
 from reconv.logging import formatting as fmt
 from reconv.logging.events import TrainProgress
-from reconv.report.charts import NUM_COLOURS, Band, Chart, Mark, Series
+from reconv.report.charts import NUM_COLORS, Band, Chart, Mark, Series
 from reconv.report.run_record import RunRecord
 
 Lines = tuple[Series, ...]
-_WAIT_TITLE = "Share of time waiting for data"
+_DATA_WAIT_TITLE = "Data wait, share of training time"
 _MIN_CLOSE_UP_POINTS = 8
-_TRAIN, _RAW, _EMA = 0, 1, 2  # colours of the page's palette
+_TRAIN, _RAW, _EMA = 0, 1, 2  # colors of the page's palette
 _WEIGHTS = {"raw": ("validation", _RAW, 0), "ema": ("validation, EMA", _EMA, 1)}
 
 
 def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
-    """The charts of one run, the most telling first."""
+    """The charts of one run, the most important first."""
     plan, metric = record.plan, summary["metric"]
     chart = partial(
         Chart,
@@ -39,15 +35,15 @@ def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
     gradient = _train(record, "gradient norm", lambda e: e.grad_norm)
     charts = [
         chart("Loss", "number", _train_and_validation(record, "loss"), may_be_log=True),
-        *(_verdict_charts(record, summary) if metric not in (None, "loss") else []),
+        *(_result_charts(record, summary) if metric not in (None, "loss") else []),
         *(small(_title(name), "percent", _train_and_validation(record, name)) for name in others),
-        small("AP by size of the object", "percent", _by_size(record, summary["weights"] or "raw")),
+        small("AP by object size", "percent", _by_size(record, summary["weights"] or "raw")),
         small("Learning rate", "number", _train(record, "learning rate", lambda e: e.lr), from_zero=True),
         small("Throughput, images/s", "count", _throughput(record), from_zero=True),
-        small(_WAIT_TITLE, "percent", _train(record, "data wait", lambda e: e.data_wait_fraction), from_zero=True),
+        small(_DATA_WAIT_TITLE, "percent", _train(record, "data wait", lambda e: e.data_wait_fraction), from_zero=True),
         small("Gradient norm", "number", gradient, may_be_log=True),
         *(
-            small(f"{_title(name)}, every checkpoint", "percent", _scored(record, name))
+            small(f"{_title(name)}, every checkpoint", "percent", _checkpoint_scores(record, name))
             for name in ([metric] if metric not in (None, "loss") else [])
         ),
         small("Loss scale", "number", _train(record, "loss scale", lambda e: e.loss_scale), may_be_log=True),
@@ -56,13 +52,13 @@ def charts_of_run(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
 
 
 def charts_of_runs(records: Sequence[RunRecord], summaries: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """The charts that lay several runs over each other."""
+    """The charts of several runs, with a line for each run."""
     chart = partial(Chart, x_max=max((r.epoch(r.plan.total_steps) for r in records if r.plan), default=0.0))
     small = partial(chart, small=True)
     metrics = sorted({s["metric"] for s in summaries if s["metric"] not in (None, "loss")})
 
     def training(value: Callable[[TrainProgress], float | None]) -> Lines:
-        return tuple(line for n, r in enumerate(records) for line in _train(r, r.label, value, n, n // NUM_COLOURS))
+        return tuple(line for n, r in enumerate(records) for line in _train(r, r.label, value, n, n // NUM_COLORS))
 
     def validation(metric: str) -> Lines:
         return tuple(
@@ -80,14 +76,14 @@ def charts_of_runs(records: Sequence[RunRecord], summaries: Sequence[Mapping[str
         small("Validation loss", "number", validation("loss"), may_be_log=True),
         small("Learning rate", "number", training(lambda e: e.lr), from_zero=True),
         small("Throughput, images/s", "count", training(lambda e: e.images_per_s), from_zero=True),
-        small(_WAIT_TITLE, "percent", training(lambda e: e.data_wait_fraction), from_zero=True),
+        small(_DATA_WAIT_TITLE, "percent", training(lambda e: e.data_wait_fraction), from_zero=True),
         small("Gradient norm", "number", training(lambda e: e.grad_norm), may_be_log=True),
     ]
     return [c for c in charts if _has_values(c)]
 
 
-def _verdict_charts(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
-    """The metric that the verdict is about, with the expected level and the best evaluation; then a close-up."""
+def _result_charts(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart]:
+    """The metric of the result, with the expected value and the best evaluation; then a close-up."""
     metric, expect, plan = summary["metric"], summary["expect"], record.plan
     notes = sorted({e.metrics_note for e in record.progress if e.metrics_note})
     is_expected = expect and expect["metric"] == metric
@@ -96,7 +92,7 @@ def _verdict_charts(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart
         "percent",
         _train_and_validation(record, metric),
         x_max=record.epoch(plan.total_steps) if plan else 0.0,
-        note=f"Training values are {'; '.join(notes)}: not comparable with validation." if notes else "",
+        note=f"Training values are {'; '.join(notes)} and not comparable with validation." if notes else "",
         marks=_marks(record),
         band=Band(expect["value"], expect["tolerance"], f"expected {fmt.expectation(expect)} %")
         if is_expected
@@ -108,7 +104,7 @@ def _verdict_charts(record: RunRecord, summary: Mapping[str, Any]) -> list[Chart
 
 
 def _close_up(whole: Chart) -> list[Chart]:
-    """The end of the validation curve, enlarged, where the whole chart shows it flat."""
+    """The end of the validation curve, enlarged, if it looks flat in the whole chart."""
     lines = tuple(series for series in whole.series if series.dots)
     points = sorted((x, y) for series in lines for x, y in series.points if math.isfinite(y))
     if len(points) < _MIN_CLOSE_UP_POINTS:
@@ -129,7 +125,7 @@ def _title(metric: str) -> str:
 
 def _train_and_validation(record: RunRecord, metric: str) -> Lines:
     notes = sorted({e.metrics_note for e in record.progress if e.metrics_note}) if metric != "loss" else []
-    label = f"training, last interval, {'; '.join(notes)}" if notes else "training, last interval"
+    label = f"training, {'; '.join(notes)}" if notes else "training"
 
     def value(event: TrainProgress) -> float | None:
         return event.loss if metric == "loss" else event.metrics.get(metric)
@@ -146,31 +142,31 @@ def _by_size(record: RunRecord, weights: str) -> Lines:
 
 def _throughput(record: RunRecord) -> Lines:
     return (
-        *_train(record, "all in", lambda e: e.images_per_s, _TRAIN),
-        *_train(record, "waits for data left out", lambda e: e.compute_images_per_s, _EMA, 1),
+        *_train(record, "with data wait", lambda e: e.images_per_s, _TRAIN),
+        *_train(record, "without data wait", lambda e: e.compute_images_per_s, _EMA, 1),
     )
 
 
 def _train(
-    record: RunRecord, label: str, value: Callable[[TrainProgress], float | None], colour: int = _TRAIN, dash: int = 0
+    record: RunRecord, label: str, value: Callable[[TrainProgress], float | None], color: int = _TRAIN, dash: int = 0
 ) -> Lines:
-    """The line of a value over the log points; none where no log point has it."""
-    told = [(e.epoch, value(e)) for e in record.progress]
-    points = tuple((x, y) for x, y in told if y is not None)
-    return (Series(label, points, colour, dash),) if points else ()
+    """The line of a value of the training events; none if no event has it."""
+    values = [(e.epoch, value(e)) for e in record.progress]
+    points = tuple((x, y) for x, y in values if y is not None)
+    return (Series(label, points, color, dash),) if points else ()
 
 
-def _validation(record: RunRecord, metric: str, weights: str, label: str, colour: int, dash: int) -> Lines:
-    """The line of a metric over the evaluations of one set of weights; none where there are none."""
-    having = [e for e in record.evaluations if e.weights == weights and metric in e.metrics]
-    points = tuple((e.epoch, e.metrics[metric]) for e in having)
-    return (Series(label, points, colour, dash, dots=True),) if points else ()
+def _validation(record: RunRecord, metric: str, weights: str, label: str, color: int, dash: int) -> Lines:
+    """The line of a metric of one set of weights; none if it was not evaluated."""
+    evaluations = [e for e in record.evaluations if e.weights == weights and metric in e.metrics]
+    points = tuple((e.epoch, e.metrics[metric]) for e in evaluations)
+    return (Series(label, points, color, dash, dots=True),) if points else ()
 
 
-def _scored(record: RunRecord, metric: str) -> Lines:
-    """The line of a metric over the checkpoints that were scored after the fact."""
+def _checkpoint_scores(record: RunRecord, metric: str) -> Lines:
+    """The line of a metric over the checkpoints of `reconv eval --all`."""
     points = tuple((record.epoch(s.step), s.metrics[metric]) for s in record.scores if metric in s.metrics)
-    return (Series("scored by eval --all", points, _RAW, dots=True),) if points else ()
+    return (Series("reconv eval --all", points, _RAW, dots=True),) if points else ()
 
 
 def _marks(record: RunRecord) -> tuple[Mark, ...]:
@@ -178,13 +174,13 @@ def _marks(record: RunRecord) -> tuple[Mark, ...]:
         Mark(
             record.epoch(t.start.from_step),
             "resume",
-            f"attempt {t.start.attempt} went on from step {t.start.from_step:,}",
+            f"attempt {t.start.attempt} resumed from step {t.start.from_step:,}",
         )
         for t in record.attempts
         if t.start.from_step > 0
     ]
     broken = [
-        Mark(record.epoch(e.step), "nonfinite", f"step {e.step:,}: loss or gradient not finite; action: {e.action}")
+        Mark(record.epoch(e.step), "nonfinite", f"step {e.step:,}: non-finite loss or gradient; action: {e.action}")
         for e in record.non_finite[:200]
     ]
     return (*resumes, *broken)

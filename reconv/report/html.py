@@ -1,7 +1,6 @@
-"""The report: one self-contained HTML page about a run, or about several compared.
+"""The report: one self-contained HTML page about a run, or a comparison of several.
 
-Owns the order of the page's sections. Refuses to know the engine. Invariant: a pure function of the run folders; the
-same folders give the same bytes, and the page needs no network.
+The same run folders give the same bytes, and the page loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from reconv.report.summary import summarize_record
 def render(run_dirs: Sequence[Path]) -> str:
     """The page: the report of one run folder, or the comparison of several."""
     if not run_dirs:
-        raise UsageError("a report needs a run folder", then="reconv report runs/RECIPE/1")
+        raise UsageError("no run folder was given", then="reconv report runs/RECIPE/1")
     records = [load_run_record(run_dir) for run_dir in run_dirs]
     if len(records) == 1:
         return _report(records[0])
@@ -47,11 +46,11 @@ def _report(record: RunRecord) -> str:
             sections.cards(record, summary),
             sections.curves(record, summary),
             detection(record),
-            sections.notes(record),
+            sections.messages(record),
             sections.bad_images(record),
-            sections.picture_sections(record),
+            sections.image_sections(record),
             page.section(
-                "How it ran",
+                "Details",
                 sections.attempts(record),
                 sections.plan(record),
                 sections.evaluations(record),

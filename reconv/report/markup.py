@@ -1,7 +1,4 @@
-"""HTML that cannot be injected into: text becomes markup only through `el`, which escapes it.
-
-Owns escaping. Refuses to know what a page says. Invariant: a plain `str` is never trusted, an `Html` always is.
-"""
+"""HTML elements with escaped text: a plain `str` is always escaped, an `Html` never."""
 
 from __future__ import annotations
 
@@ -11,31 +8,31 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _VOID = frozenset({"meta", "link", "img"})
-_SHAPES = frozenset({"line", "rect", "circle", "path", "polygon"})  # inside SVG a parser wants them closed
+_SHAPES = frozenset({"line", "rect", "circle", "path", "polygon"})  # inside SVG they must be closed
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
     __slots__ = ()
 
 
 def el(name: str, attributes: Mapping[str, object] | None = None, *children: str) -> Html:
-    """An element: attributes and plain text are escaped, `Html` children are not; False leaves an attribute out."""
-    words = [name]
+    """An element: attributes and plain text are escaped, `Html` children are not; False omits an attribute."""
+    parts = [name]
     for key, value in (attributes or {}).items():
         if value is True:
-            words.append(key)
+            parts.append(key)
         elif value is not False:
-            words.append(f'{key}="{html.escape(str(value), quote=True)}"')
-    opening = " ".join(words)
+            parts.append(f'{key}="{html.escape(str(value), quote=True)}"')
+    opening = " ".join(parts)
     if name in _VOID or name in _SHAPES:
         return Html(f"<{opening}>" if name in _VOID else f"<{opening}/>")
     return Html(f"<{opening}>{join(children)}</{name}>")
 
 
 def join(parts: Iterable[str]) -> Html:
-    """Parts one after the other, plain ones escaped."""
+    """Concatenate parts, escaping plain text."""
     return Html("".join(part if isinstance(part, Html) else html.escape(part, quote=False) for part in parts))
 
 

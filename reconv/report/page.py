@@ -1,7 +1,4 @@
-"""The page around a report: document, style, script, and the blocks that sections are made of.
-
-Owns the look. Refuses to know runs. Invariant: the page asks the network for nothing, and its policy forbids it to.
-"""
+"""The HTML document and the blocks that sections are made of. Its policy forbids network requests."""
 
 from __future__ import annotations
 
@@ -48,20 +45,20 @@ def _asset(name: str) -> Html:
 
 
 def section(title: str, *body: Html, intro: str = "") -> Html:
-    """A titled part of the page; nothing where there is no body."""
+    """A section with a title; empty without a body."""
     if not join(body):
         return Html("")
     return el("section", None, el("h2", None, title), *([el("p", {"class": "intro"}, intro)] if intro else []), *body)
 
 
 def badge(state: str) -> Html:
-    """The state of a run as a coloured sign that also reads without colour."""
+    """The state of a run as a colored badge that is readable without color."""
     tone, sign, text = _BADGES[state]
     return el("span", {"class": f"badge {tone}"}, el("span", {"aria-hidden": "true"}, sign), f" {text}")
 
 
 def card(name: str, value: str, detail: str = "") -> Html:
-    """One number with its name and a word of explanation."""
+    """One number with its name and an explanation."""
     return el(
         "div",
         {"class": "card"},
@@ -72,7 +69,7 @@ def card(name: str, value: str, detail: str = "") -> Html:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = (), caption: str = "") -> Html:
-    """A table that scrolls by itself on a narrow screen; `numeric` columns align right."""
+    """A table that scrolls on a narrow screen; `numeric` columns are right-aligned."""
 
     def cell(name: str, column: int, content: str) -> Html:
         return el(name, {"class": column in numeric and "num", "scope": name == "th" and "col"}, content)
@@ -89,17 +86,17 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> Html:
-    """Names and values, one pair a line."""
+    """Names and values, one pair per line."""
     return el("dl", {"class": "pairs"}, *(join([el("dt", None, name), el("dd", None, value)]) for name, value in rows))
 
 
 def fold(title: str, *body: Html, is_open: bool = False) -> Html:
-    """A part that opens on demand, and always on paper."""
+    """A collapsible part, always open when printed."""
     return el("details", {"open": is_open}, el("summary", None, title), *body)
 
 
 def command(name: str, text: str) -> Html:
-    """A command to be copied."""
+    """A command with a copy button."""
     return el(
         "div",
         {"class": "command"},

@@ -1,8 +1,4 @@
-"""A run folder as data: what its record and its recipe say, sorted for those who summarise or draw it.
-
-Owns the reading of `events.jsonl` and `recipe.yaml` and the accounting of attempts. Refuses to know how anything is
-shown. Invariant: a pure function of the run folder; a killed attempt is counted as far as its record goes.
-"""
+"""A run folder as data, for the summary and the report: events by kind, attempts, recipe and evaluation files."""
 
 from __future__ import annotations
 
@@ -35,14 +31,14 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt and what it did; `timed_images` were trained on in `train_s`."""
+    """One start of the process and what it did; of a killed one, as far as it was logged."""
 
     start: AttemptStarted
     end: RunEnded | None  # None: killed, or still running
     last_step: int
     wall_s: float
     images: int
-    timed_images: int
+    timed_images: int  # trained on in train_s
     train_s: float
     wait_s: float
     peak_memory_bytes: int
@@ -50,14 +46,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything a run folder says about its run."""
+    """Everything in a run folder; events that a later attempt replaced are excluded."""
 
     folder: Path
     recipe: Mapping[str, Any]
     recipe_text: str
     plan: RunPlanned | None
     attempts: tuple[Attempt, ...]
-    progress: tuple[TrainProgress, ...]  # by step; superseded ones left out, as below
+    progress: tuple[TrainProgress, ...]  # by step
     evaluations: tuple[EvalFinished, ...]
     checkpoints: tuple[CheckpointSaved, ...]
     non_finite: tuple[NonFiniteStep, ...]
@@ -65,8 +61,8 @@ class RunRecord:
     images: tuple[ImageLogged, ...]
     messages: tuple[LogMessage, ...]
     data_wait: DataWait | None
-    scores: tuple[CheckpointScore, ...]  # of checkpoints evaluated after the fact
-    detection: Mapping[str, Any] | None = None  # of a detector's last evaluation
+    scores: tuple[CheckpointScore, ...]  # of `reconv eval --all`
+    detection: Mapping[str, Any] | None = None  # analysis of a detector's last evaluation
 
     @property
     def label(self) -> str:
@@ -80,12 +76,12 @@ class RunRecord:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps done in the run as it now stands."""
+        """Optimizer steps done."""
         return self.attempts[-1].last_step if self.attempts else 0
 
     @property
     def end(self) -> RunEnded | None:
-        """How the last attempt ended, if it said so."""
+        """The end of the last attempt, if it was logged."""
         return self.attempts[-1].end if self.attempts else None
 
     def epoch(self, step: int) -> float:
@@ -131,12 +127,12 @@ def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
     try:
         recipe = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise RecipeError("this recipe is not YAML", where=str(path), why=str(error)) from error
+        raise RecipeError("the recipe is not valid YAML", where=str(path), why=str(error)) from error
     return text, recipe if isinstance(recipe, dict) else {}
 
 
 def _attempts(events: Sequence[Event], global_batch_size: int) -> list[Attempt]:
-    """The attempts of a record, each with the events up to its end or to the next attempt."""
+    """The attempts of a run."""
     starts = [number for number, event in enumerate(events) if isinstance(event, AttemptStarted)]
     stops = [*starts[1:], len(events)]
     return [_attempt(events[start:stop], global_batch_size) for start, stop in zip(starts, stops, strict=False)]
@@ -158,7 +154,7 @@ def _attempt(events: Sequence[Event], global_batch_size: int) -> Attempt:
         start=start,
         end=end,
         last_step=last_step,
-        wall_s=end.wall_s if end else _seen_s(events),
+        wall_s=end.wall_s if end else _logged_s(events),
         images=end.images if end else (last_step - start.from_step) * global_batch_size,
         timed_images=timed_images,
         train_s=train_s,
@@ -168,7 +164,7 @@ def _attempt(events: Sequence[Event], global_batch_size: int) -> Attempt:
 
 
 def _timed(from_step: int, progress: Sequence[TrainProgress], global_batch_size: int) -> tuple[int, float, float]:
-    """Images, seconds and seconds waited, put together again from the rates of the log points."""
+    """Images, seconds and seconds of waiting, computed from the logged rates."""
     images, train_s, wait_s, last = 0, 0.0, 0.0, from_step
     for event in progress:
         interval_images = (event.step - last) * global_batch_size
@@ -183,7 +179,7 @@ def _timed(from_step: int, progress: Sequence[TrainProgress], global_batch_size:
     return images, train_s, wait_s
 
 
-def _seen_s(events: Sequence[Event]) -> float:
-    """The time between the first and the last thing heard of an attempt."""
+def _logged_s(events: Sequence[Event]) -> float:
+    """The time between the first and the last event of an attempt."""
     stamps = [event.time_s for event in events if event.time_s is not None]
     return max(stamps) - min(stamps) if stamps else 0.0

@@ -1,8 +1,4 @@
-"""The sections of one run's report: what each says, from the record and the summary.
-
-Owns the content of the page. Refuses to know its look and how curves are drawn. Invariant: pure functions; a section
-with nothing to say is empty.
-"""
+"""The sections of one run's report; a section without content is empty."""
 
 from __future__ import annotations
 
@@ -13,8 +9,7 @@ from typing import Any
 
 from reconv.logging import formatting as fmt
 from reconv.logging.events import ImageLogged
-from reconv.report import images as pictures
-from reconv.report import page
+from reconv.report import images, page
 from reconv.report.charts import draw
 from reconv.report.curves import charts_of_run
 from reconv.report.markup import Html, el, join
@@ -24,7 +19,7 @@ _MAX_ROWS = 200
 
 
 def header(record: RunRecord, summary: Mapping[str, Any]) -> Html:
-    """What was trained, the verdict, and the commands to repeat it or go on."""
+    """What was trained, the result, and the commands to repeat or resume the run."""
     command = record.attempts[-1].start.command if record.attempts else ()
     commands = [
         *([page.command("repeat", fmt.repeat_command(command))] if command else []),
@@ -52,8 +47,8 @@ def _facts(record: RunRecord, summary: Mapping[str, Any]) -> list[tuple[str, str
     return [
         ("model", str(model)),
         ("data", str(data)),
-        ("on", str(environment.get("device", ""))),
-        ("date", "" if started is None else moment(started)),
+        ("device", str(environment.get("device", ""))),
+        ("date", "" if started is None else utc_time(started)),
         ("time", fmt.duration(summary["wall_s"]) + (f" in {attempts} attempts" if attempts > 1 else "")),
     ]
 
@@ -63,32 +58,32 @@ def _field(recipe: Mapping[str, Any], section: str, name: str) -> str:
     return str(part.get(name, "")) if isinstance(part, Mapping) else ""
 
 
-def moment(time_s: float) -> str:
-    """A time as a date, in UTC so that every machine writes the same page."""
+def utc_time(time_s: float) -> str:
+    """A time in UTC, so that every machine writes the same page."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def cards(record: RunRecord, summary: Mapping[str, Any]) -> Html:
-    """The numbers one asks for first."""
+    """The most important numbers."""
     metric, shown = summary["metric"], []
     if metric:
         best = f"best {fmt.metric_text(metric, summary['best'])} at step {summary['best_step'] or 0:,}"
-        names = {"ema": ", averaged weights", "averaged": ", average of the last checkpoints"}
-        averaged = names.get(summary["weights"] or "", "")
+        names = {"ema": ", EMA weights", "averaged": ", average of the last checkpoints"}
+        remarks = names.get(summary["weights"] or "", "")
         if summary["bad_val_images"]:
-            averaged += f", {fmt.without_bad(summary['bad_val_images'])}"
+            remarks += f", {fmt.without_bad(summary['bad_val_images'])}"
         if summary["partial"]:
-            averaged += f"; {fmt.partial(summary['num_samples'])}"
-        shown.append(page.card(fmt.metric_name(metric), fmt.metric_text(metric, summary["value"]), best + averaged))
+            remarks += f"; {fmt.partial(summary['num_samples'])}"
+        shown.append(page.card(fmt.metric_name(metric), fmt.metric_text(metric, summary["value"]), best + remarks))
     devices = summary["num_devices"]
-    per_device = f", {fmt.rate(summary['images_per_s_per_device'])} a device" if devices > 1 else ""
-    compute = f"{fmt.rate(summary['compute_images_per_s'])} without waits for data{per_device}"
+    per_device = f", {fmt.rate(summary['images_per_s_per_device'])} per device" if devices > 1 else ""
+    compute = f"{fmt.rate(summary['compute_images_per_s'])} without data wait{per_device}"
     steps = f"{summary['steps']:,} of {summary['total_steps']:,} steps"
     shown += [
         page.card("images/s", fmt.rate(summary["images_per_s"]), compute),
-        page.card("data wait", fmt.percent(summary["data_wait_fraction"], 1), _waited_for(summary)),
+        page.card("data wait", fmt.percent(summary["data_wait_fraction"], 1), _data_wait(summary)),
         page.card("peak memory", fmt.size(summary["peak_memory_bytes"]), f"on {devices} device{'s' * (devices > 1)}"),
-        page.card("parameters", fmt.big(summary["num_parameters"]), "trained")
+        page.card("parameters", fmt.short_count(summary["num_parameters"]), "trained")
         if summary["num_parameters"]
         else Html(""),
         page.card("epochs", f"{summary['epochs']:.4g}", steps),
@@ -96,28 +91,27 @@ def cards(record: RunRecord, summary: Mapping[str, Any]) -> Html:
     return el("dl", {"class": "cards"}, *shown)
 
 
-def _waited_for(summary: Mapping[str, Any]) -> str:
-    """What the share is of and, where there was something to wait for, for what."""
-    said = "of the time spent in steps"
+def _data_wait(summary: Mapping[str, Any]) -> str:
+    text = "of the training time"
     if not summary["data_bottleneck"]:
-        return said
-    return f"{said}, most for {summary['data_bottleneck']}; to try: {summary['data_advice']}"
+        return text
+    return f"{text}, mostly for {summary['data_bottleneck']}; try: {summary['data_advice']}"
 
 
 def curves(record: RunRecord, summary: Mapping[str, Any]) -> Html:
-    """The curves, with a word on the signs in them."""
+    """The charts, and an explanation of their symbols."""
     charts = charts_of_run(record, summary)
-    signs = [
+    symbols = [
         *(["A dashed line with a flag is a resume."] if any(t.start.from_step for t in record.attempts) else []),
-        *(["A triangle is a step whose loss or gradient was not finite."] if record.non_finite else []),
+        *(["A triangle is a step with a non-finite loss or gradient."] if record.non_finite else []),
         *(["The ring is the best evaluation."] if summary["best"] is not None else []),
     ]
-    intro = " ".join(["By epoch.", *signs, "Point at a curve, or focus it and use the arrow keys, for values."])
+    intro = " ".join(["By epoch.", *symbols, "Hover over a chart, or use the arrow keys in it, for values."])
     return page.section("Curves", chart_grid([draw(c) for c in charts], [c.small for c in charts]), intro=intro)
 
 
 def chart_grid(figures: Sequence[Html], are_small: Sequence[bool]) -> Html:
-    """Large figures two in a row, small ones three; nothing where there are none."""
+    """Large figures two in a row, small ones three."""
     large = [f for f, small in zip(figures, are_small, strict=True) if not small]
     small = [f for f, small in zip(figures, are_small, strict=True) if small]
     return join(
@@ -128,19 +122,19 @@ def chart_grid(figures: Sequence[Html], are_small: Sequence[bool]) -> Html:
     )
 
 
-def picture_sections(record: RunRecord) -> Html:
-    """The images of the run, each with its captions, as far as they fit into the page."""
-    sections, left_bytes = [], pictures.BUDGET_BYTES * 4 // 3
+def image_sections(record: RunRecord) -> Html:
+    """The images of the run with their captions, as long as they fit into the page."""
+    sections, left_bytes = [], images.BUDGET_BYTES * 4 // 3
     for event in record.images:
-        uris = pictures.embed(record.folder, event, left_bytes)
+        uris = images.embed(record.folder, event, left_bytes)
         left_bytes -= sum(map(len, uris or ()))
-        sections.append(page.section(event.title, _picture(event, uris), intro=event.note))
+        sections.append(page.section(event.title, _image_grid(event, uris), intro=event.note))
     return join(sections)
 
 
-def _picture(event: ImageLogged, uris: Sequence[str] | None) -> Html:
+def _image_grid(event: ImageLogged, uris: Sequence[str] | None) -> Html:
     if uris is None:
-        return el("p", {"class": "gone"}, f"The image {event.path} is missing, is no image, or is too large to show.")
+        return el("p", {"class": "gone"}, f"{event.path} is missing, not an image, or too large to show.")
     if event.columns > 0 and len(uris) == len(event.captions):
         tiles = [
             el(
@@ -159,12 +153,12 @@ def _picture(event: ImageLogged, uris: Sequence[str] | None) -> Html:
 
 
 def _image(uri: str, text: str) -> Html:
-    """An image; one kept as PNG is a drawing of few pixels, and is enlarged without blur."""
+    """An image; a PNG has few pixels and is enlarged without blur."""
     return el("img", {"class": uri.startswith("data:image/png") and "crisp", "src": uri, "alt": text})
 
 
-def notes(record: RunRecord) -> Html:
-    """What a person should know: warnings first, then steps that were not finite, then the rest."""
+def messages(record: RunRecord) -> Html:
+    """Messages: non-finite steps first, then warnings, then the rest."""
     ordered = sorted(record.messages, key=lambda note: note.level == "info")
     lines = [
         el(
@@ -178,35 +172,37 @@ def notes(record: RunRecord) -> Html:
         el(
             "li",
             {"class": "warning"},
-            f"step {e.step:,}: loss {fmt.number(e.loss)} or a gradient was not finite; action: {e.action}; "
-            f"{len(e.samples)} samples, the first with index {', '.join(map(str, e.samples[:8]))}",
+            f"step {e.step:,}: non-finite loss or gradient (loss {fmt.number(e.loss)}); action: {e.action}; "
+            f"{len(e.samples)} samples, first indices: {', '.join(map(str, e.samples[:8]))}",
         )
         for e in record.non_finite[:_MAX_ROWS]
     ]
     hidden = len(record.messages) + len(record.non_finite) - len(lines) - len(broken)
     more = [el("li", {"class": "info"}, f"{hidden:,} more in events.jsonl")] if hidden else []
-    return page.section("Notes", el("ul", {"class": "notes"}, *broken, *lines, *more) if lines or broken else Html(""))
+    return page.section(
+        "Messages", el("ul", {"class": "notes"}, *broken, *lines, *more) if lines or broken else Html("")
+    )
 
 
 def _lines(text: str) -> list[str]:
-    """A note's first line, and a table that follows it as it was laid out."""
+    """The first line of a message, and preformatted lines after it."""
     first, _, table = text.partition("\n")
     return [first, el("pre", {"tabindex": 0}, table)] if table else [first]
 
 
 def bad_images(record: RunRecord) -> Html:
-    """Every file that was left out because it cannot be read or decoded."""
-    rows = [[f"{e.step:,}", e.split, e.path, e.why] for e in record.bad_images[:_MAX_ROWS]]
+    """The files that were skipped because they cannot be read or decoded."""
+    rows = [[f"{e.step:,}", e.split, e.path, e.reason] for e in record.bad_images[:_MAX_ROWS]]
     if not rows:
         return Html("")
     hidden = len(record.bad_images) - len(rows)
     more = f" The first {len(rows):,}; {hidden:,} more in events.jsonl." if hidden else ""
     intro = (
-        f"{len(record.bad_images):,} files could not be read or decoded. In training another sample took the place of "
-        f"each; evaluations leave theirs out.{more}"
+        f"{len(record.bad_images):,} files could not be read or decoded. In training, another sample replaces each; "
+        f"evaluations skip them.{more}"
     )
-    table = page.table(["after step", "split", "file", "why"], rows, (0,), "Images left out")
-    return page.section("Images left out", table, intro=intro)
+    table = page.table(["after step", "split", "file", "reason"], rows, (0,), "Bad images")
+    return page.section("Bad images", table, intro=intro)
 
 
 def evaluations(record: RunRecord) -> Html:
@@ -220,20 +216,20 @@ def evaluations(record: RunRecord) -> Html:
             f"{e.epoch:.2f}",
             e.weights + (" (partial)" if e.partial else ""),
             *(fmt.metric_text(n, e.metrics.get(n)) for n in names),
-            f"{e.num_samples:,}" + (f" ({e.skipped:,} left out)" if e.skipped else ""),
+            f"{e.num_samples:,}" + (f" ({e.skipped:,} skipped)" if e.skipped else ""),
             fmt.duration(e.wall_s),
             "best" if e.best else "",
         ]
         for e in record.evaluations[-_MAX_ROWS:]
     ]
-    head = ["step", "epoch", "weights", *(fmt.metric_name(n) for n in names), "samples", "time", "then"]
+    head = ["step", "epoch", "weights", *(fmt.metric_name(n) for n in names), "samples", "time", ""]
     numeric = [0, 1, *range(3, len(head) - 1)]
     shown = f"Evaluations: {_last_of(len(rows), len(record.evaluations))}"
     return page.fold(shown, page.table(head, rows, numeric, "Evaluations"))
 
 
 def checkpoints(record: RunRecord) -> Html:
-    """The checkpoints the run has written; old ones may be deleted since."""
+    """The checkpoints the run has written; old ones may have been deleted."""
     if not record.checkpoints:
         return Html("")
     rows = [
@@ -243,7 +239,7 @@ def checkpoints(record: RunRecord) -> Html:
         ]
         for s in record.checkpoints[-_MAX_ROWS:]
     ]
-    head = ["step", "path", "size", "time", "training stood still", "reason"]
+    head = ["step", "path", "size", "time", "training blocked", "reason"]
     shown = f"Checkpoints written: {_last_of(len(rows), len(record.checkpoints))}"
     return page.fold(shown, page.table(head, rows, (0, 2, 3, 4), "Checkpoints"))
 
@@ -257,11 +253,11 @@ def attempts(record: RunRecord) -> Html:
     rows = [
         [
             str(t.start.attempt),
-            "" if t.start.time_s is None else moment(t.start.time_s),
+            "" if t.start.time_s is None else utc_time(t.start.time_s),
             f"{t.start.from_step:,}",
             f"{t.last_step:,}",
             fmt.duration(t.wall_s),
-            f"{t.end.reason} (exit code {t.end.exit_code})" if t.end else "no end recorded: killed, or still running",
+            f"{t.end.reason} (exit code {t.end.exit_code})" if t.end else "no end logged: killed, or still running",
         ]
         for t in record.attempts[-_MAX_ROWS:]
     ]
@@ -270,13 +266,13 @@ def attempts(record: RunRecord) -> Html:
 
 
 def plan(record: RunRecord) -> Html:
-    """The plan's arithmetic in its own words."""
+    """The plan as text."""
     lines = record.plan.lines if record.plan else ()
     return page.fold("Plan", el("pre", {"class": "plan"}, "\n".join(lines)), is_open=True) if lines else Html("")
 
 
 def environment(record: RunRecord) -> Html:
-    """Where the last attempt ran."""
+    """The environment of the last attempt."""
     facts = record.attempts[-1].start.environment if record.attempts else {}
     rows = [
         (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
@@ -286,7 +282,7 @@ def environment(record: RunRecord) -> Html:
 
 
 def recipe(record: RunRecord) -> Html:
-    """The resolved recipe, its fields that differ from the defaults set apart."""
+    """The fields that differ from the defaults, and the resolved recipe."""
     if not record.recipe_text:
         return Html("")
     changed = sorted(changed_fields(record.recipe).items())
@@ -294,14 +290,14 @@ def recipe(record: RunRecord) -> Html:
     different = page.table(["field", "default", "this run"], rows, (), "Fields that differ from the defaults")
     return join(
         [
-            page.fold(f"What this recipe changes: {len(rows)} fields", different) if rows else Html(""),
+            page.fold(f"Recipe fields that differ from the defaults: {len(rows)}", different) if rows else Html(""),
             page.fold("Resolved recipe", el("pre", {"tabindex": 0, "class": "recipe"}, record.recipe_text)),
         ]
     )
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """A nested mapping with dotted names."""
+    """A nested mapping as a flat one with dotted names."""
     if not isinstance(value, Mapping) or (prefix and not value):
         return {prefix: value}
     return {
@@ -324,5 +320,5 @@ def changed_fields(recipe: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def scalar(value: Any) -> str:
-    """A recipe's value as YAML would have it."""
+    """A recipe value as in YAML."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,8 +1,4 @@
-"""The summary of a run: the few numbers that others rely on, in `summary.json`.
-
-Owns the contract of that file. Refuses to know how anything is shown. Invariant: a pure function of the run folder,
-written whole or not at all.
-"""
+"""The summary of a run, `summary.json`: its result, speed and cost, as a function of the run folder."""
 
 from __future__ import annotations
 
@@ -19,37 +15,37 @@ from reconv.logging.events import EvalFinished
 from reconv.logging.formatting import is_loss, resume_command
 from reconv.report.run_record import RunRecord, load_run_record
 
-# A recipe without an expectation is judged by the first of these that its evaluations have.
+# The metric of the result if the recipe names none: the first of these that was evaluated.
 _USUAL_METRICS = ("top1", "ap", "voc10", "loss")
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
-    """The summary of a run folder, per the contract of `summary.json`."""
+    """The content of `summary.json` for a run folder."""
     return summarize_record(load_run_record(run_dir))
 
 
 def write_summary(run_dir: Path) -> dict[str, Any]:
-    """Write `summary.json` in one move and return what it says."""
+    """Write `summary.json` and return its content."""
     summary = summarize(run_dir)
     write_atomic(run_dir / "summary.json", json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return summary
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:
-    """What `summary.json` of a run says."""
+    """The content of a run's `summary.json`."""
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     return summary
 
 
 def summarize_record(record: RunRecord) -> dict[str, Any]:
-    """The summary of a run that has been read."""
+    """The summary of a loaded run."""
     plan, end = record.plan, record.end
     whole = [e for e in record.evaluations if not e.partial]
     complete = whole or record.evaluations
     metric = _metric(record.recipe, complete)
-    judged = _judged(complete, metric)
-    best = _best(judged, metric)
-    final = _final(judged, [e for e in complete if e.weights == "averaged" and metric in e.metrics])
+    candidates = _candidates(complete, metric)
+    best = _best(candidates, metric)
+    final = _final(candidates, [e for e in complete if e.weights == "averaged" and metric in e.metrics])
     value = _finite(final.metrics[metric]) if final and metric else None
     return {
         "recipe": record.name,
@@ -63,7 +59,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         "total_steps": plan.total_steps if plan else 0,
         "epochs": round(record.epoch(record.steps), 4),
         **_speed(record),
-        **_saves(record),
+        **_checkpoints(record),
         "peak_memory_bytes": max((t.peak_memory_bytes for t in record.attempts), default=0),
         "num_parameters": (plan.num_parameters or None) if plan else None,
         "expect": _expect(record.recipe, final),
@@ -74,7 +70,7 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
         "non_finite_steps": len(record.non_finite),
         "bad_images": len(record.bad_images),
         "bad_val_images": final.skipped if final else 0,
-        "partial": final.partial if final else False,  # not all of the validation set was scored
+        "partial": final.partial if final else False,  # only a part of the validation set was evaluated
         "num_samples": final.num_samples if final else None,
         "resume_command": _resume(record),
         "report": "report.html",
@@ -83,17 +79,20 @@ def summarize_record(record: RunRecord) -> dict[str, Any]:
 
 
 def _speed(record: RunRecord) -> dict[str, Any]:
-    """Time and throughput over all attempts: what was paid for, steps done twice included."""
+    """Time and throughput over all attempts, including steps that were repeated after a resume."""
     train_s, wait_s = sum(t.train_s for t in record.attempts), sum(t.wait_s for t in record.attempts)
     rates = rates_of(sum(t.timed_images for t in record.attempts), train_s, wait_s)
     num_devices = record.plan.num_devices if record.plan else 1
-    both = {"images_per_s": rates.images_per_s, "compute_images_per_s": rates.compute_images_per_s}
+    rates_by_name = {"images_per_s": rates.images_per_s, "compute_images_per_s": rates.compute_images_per_s}
     return {
         "images": sum(t.images for t in record.attempts),
         "wall_s": round(sum(t.wall_s for t in record.attempts), 3),
         "num_devices": num_devices,
-        **both,
-        **{f"{name}_per_device": None if value is None else value / num_devices for name, value in both.items()},
+        **rates_by_name,
+        **{
+            f"{name}_per_device": None if value is None else value / num_devices
+            for name, value in rates_by_name.items()
+        },
         "data_wait_fraction": rates.data_wait_fraction,
         "data_bottleneck": (record.data_wait.bottleneck or None) if record.data_wait else None,
         "data_advice": (record.data_wait.advice or None) if record.data_wait else None,
@@ -101,8 +100,8 @@ def _speed(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def _saves(record: RunRecord) -> dict[str, Any]:
-    """What the checkpoints cost: how long training stood still for one, and how long writing it took."""
+def _checkpoints(record: RunRecord) -> dict[str, Any]:
+    """How long saving checkpoints blocked training, and how long writing them took."""
     stalls_s = [s.wall_s if s.stall_s is None else s.stall_s for s in record.checkpoints]
     writes_s = [s.wall_s if s.write_s is None else s.write_s for s in record.checkpoints]
     return {
@@ -114,26 +113,26 @@ def _saves(record: RunRecord) -> dict[str, Any]:
 
 
 def _metric(recipe: Mapping[str, Any], evaluations: Sequence[EvalFinished]) -> str | None:
-    """The metric by which the run is judged: the recipe's, or the usual one."""
+    """The metric of the result: the recipe's, or the usual one."""
     seen = {name for e in evaluations for name in e.metrics}
     expected = (recipe.get("expect") or {}).get("metric", "top1") if recipe.get("expect") else None
-    judging = (recipe.get("detection") or {}).get("metric") if recipe.get("task") == "detection" else None
-    wanted = (*(name for name in (expected, judging) if name), *_USUAL_METRICS, *sorted(seen))
+    of_task = (recipe.get("detection") or {}).get("metric") if recipe.get("task") == "detection" else None
+    wanted = (*(name for name in (expected, of_task) if name), *_USUAL_METRICS, *sorted(seen))
     return next((name for name in wanted if name in seen), None)
 
 
-def _judged(evaluations: Sequence[EvalFinished], metric: str | None) -> list[EvalFinished]:
-    """The evaluations that count: those of the average of the weights where there is one, else the raw ones."""
-    having = [e for e in evaluations if metric in e.metrics and e.weights != "averaged"]
-    averaged = [e for e in having if e.weights == "ema"]
-    return averaged or having
+def _candidates(evaluations: Sequence[EvalFinished], metric: str | None) -> list[EvalFinished]:
+    """The evaluations of the EMA weights if there are any, else of the raw weights."""
+    with_metric = [e for e in evaluations if metric in e.metrics and e.weights != "averaged"]
+    ema = [e for e in with_metric if e.weights == "ema"]
+    return ema or with_metric
 
 
-def _final(judged: Sequence[EvalFinished], averaged: Sequence[EvalFinished]) -> EvalFinished | None:
-    """The result: the average of the last checkpoints, if one was made of them, else the last evaluation."""
-    if averaged and (not judged or averaged[-1].step >= judged[-1].step):
+def _final(candidates: Sequence[EvalFinished], averaged: Sequence[EvalFinished]) -> EvalFinished | None:
+    """The evaluation of the averaged checkpoints if that is the last one, else the last candidate."""
+    if averaged and (not candidates or averaged[-1].step >= candidates[-1].step):
         return averaged[-1]
-    return judged[-1] if judged else None
+    return candidates[-1] if candidates else None
 
 
 def _best(evaluations: Sequence[EvalFinished], metric: str | None) -> EvalFinished | None:
@@ -145,11 +144,11 @@ def _best(evaluations: Sequence[EvalFinished], metric: str | None) -> EvalFinish
 
 
 def _expect(recipe: Mapping[str, Any], final: EvalFinished | None) -> dict[str, Any] | None:
-    """What the recipe promises and whether the final value keeps it; more than promised is met."""
-    promise = recipe.get("expect")
-    if not promise:
+    """The value the recipe expects, and whether the result meets it."""
+    expect = recipe.get("expect")
+    if not expect:
         return None
-    metric, expected, tolerance = promise.get("metric", "top1"), promise["value"], promise.get("tolerance", 0)
+    metric, expected, tolerance = expect.get("metric", "top1"), expect["value"], expect.get("tolerance", 0)
     met: bool | None = None
     if final and metric in final.metrics and not final.partial:
         gain = (final.metrics[metric] - expected) * (-1 if is_loss(metric) else 1)
@@ -158,12 +157,12 @@ def _expect(recipe: Mapping[str, Any], final: EvalFinished | None) -> dict[str, 
 
 
 def _resume(record: RunRecord) -> str | None:
-    """The command to go on with, unless the run is done."""
+    """The command that resumes the run, unless it is finished."""
     if not record.attempts or (record.end and record.end.exit_code == ExitCode.OK):
         return None
     return resume_command(record.attempts[-1].start.command)
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no NaN; a value that is none is told as null."""
+    """None for NaN and infinity, which JSON does not have."""
     return value if math.isfinite(value) else None

@@ -210,7 +210,7 @@ def _numbers(recipe: Recipe, whole: Plan, cut: Plan, events: Sequence[Event], be
         notes.append(f"measured at {whole.size_at(0)} px; the run goes on to {whole.sizes[-1][1]} px and gets slower")
     for waited in _all(events, DataWait)[-1:]:
         if waited.bottleneck:
-            notes.append(fmt.waiting(waited.fraction, waited.seconds, waited.bottleneck, waited.advice))
+            notes.append(fmt.data_wait(waited.fraction, waited.seconds, waited.bottleneck, waited.advice))
     return DryRunResult(
         recipe=recipe.name,
         steps=cut.total_steps,

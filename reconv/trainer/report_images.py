@@ -48,9 +48,7 @@ class PicturedFirstBatch:
     def _picture(self, batch: Batch, step: int) -> None:
         images = unprepare(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
         names = tuple(_caption(self.class_names, batch, row) for row in range(len(images)))
-        save_picture(
-            self.folder, "first-batch.png", images, self.logger, "The first batch as the network saw it", names, step
-        )
+        save_picture(self.folder, "first-batch.png", images, self.logger, "First training batch", names, step)
 
 
 def _caption(class_names: tuple[str, ...], batch: Batch, row: int) -> str:
@@ -81,7 +79,7 @@ def picture_mistakes(
     [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
     names = sources.train.class_names
     captions = tuple(
-        f"said {names[m.predicted]} ({m.confidence:.0%}), really {names[m.target]} · {sources.val[m.index].name}"
+        f"predicted {names[m.predicted]} ({m.confidence:.0%}), target {names[m.target]} · {sources.val[m.index].name}"
         for m in mistakes
     )
     save_picture(folder, "mistakes.png", batch["images"], logger, "Worst mistakes", captions, step)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from detection_analysis_example import example_analysis
 from playwright.sync_api import Browser, Page, sync_playwright
+from run_example import write_run
 
 from reconv.report.evaluation_files import write_detection_analysis
 from reconv.report.html import render, write_report
@@ -35,34 +36,33 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """A page opened in the browser, and everything it complained about or asked for."""
+    """A page in the browser, with its console errors and requests."""
 
     def __init__(self, browser: Browser, path: Path, *, width: int = 1280, scheme: str = "light") -> None:
         self.page: Page = browser.new_page(
             viewport={"width": width, "height": 900}, color_scheme="dark" if scheme == "dark" else "light"
         )
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("console", lambda message: self.errors.append(message.text))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(path.as_uri())
         self.address = path.as_uri()
 
     def check(self) -> None:
-        """Nothing went wrong, and nothing but the page itself was asked for."""
-        assert self.complaints == []
+        """No errors, and no request but the page itself."""
+        assert self.errors == []
         assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
 
 
 @pytest.fixture
-def report(tmp_path: Path, fake_run: Callable[..., Path]) -> Path:
-    return write_report(fake_run(tmp_path / "quickstart" / "1", resumes=[150], broken_steps=[90]))
+def report(tmp_path: Path) -> Path:
+    return write_report(write_run(tmp_path / "quickstart" / "1", resumes=[150], broken_steps=[90]))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_report_opens_whole(browser: Browser, report: Path, width: int, scheme: str) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_the_report_renders(browser: Browser, report: Path, width: int, scheme: str) -> None:
     visit = Visit(browser, report, width=width, scheme=scheme)
     page = visit.page
     assert page.locator(".verdict").is_visible()
@@ -79,16 +79,13 @@ def test_the_report_opens_whole(browser: Browser, report: Path, width: int, sche
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
-def test_the_section_of_a_detector_opens_whole(
-    browser: Browser, tmp_path: Path, fake_run: Callable[..., Path], width: int, scheme: str
-) -> None:
-    run = fake_run(tmp_path / "ssd" / "1", epochs=2)
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
+def test_the_detector_section_renders(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    run = write_run(tmp_path / "ssd" / "1", epochs=2)
     write_detection_analysis(run, example_analysis())
     visit = Visit(browser, write_report(run), width=width, scheme=scheme)
     page = visit.page
-    section = page.locator("section", has_text="What was found").first
+    section = page.locator("section", has_text="Detection analysis").first
     assert section.locator("table").count() == 3
     chart = section.locator("figure.chart")
     chart.locator(":scope > svg").hover()
@@ -98,7 +95,7 @@ def test_the_section_of_a_detector_opens_whole(
     page.close()
 
 
-def test_pointing_at_a_curve_tells_its_values(browser: Browser, report: Path) -> None:
+def test_hovering_over_a_chart_shows_values(browser: Browser, report: Path) -> None:
     visit = Visit(browser, report)
     chart = visit.page.locator("figure.chart", has_text="Accuracy, top-1").first
     assert not chart.locator(".tip").is_visible()
@@ -115,7 +112,7 @@ def test_pointing_at_a_curve_tells_its_values(browser: Browser, report: Path) ->
     visit.page.close()
 
 
-def test_the_keyboard_tells_values_too(browser: Browser, report: Path) -> None:
+def test_the_arrow_keys_show_values(browser: Browser, report: Path) -> None:
     visit = Visit(browser, report)
     chart = visit.page.locator("figure.chart").first
     svg, tip = chart.locator(":scope > svg"), chart.locator(".tip")
@@ -135,7 +132,7 @@ def test_the_keyboard_tells_values_too(browser: Browser, report: Path) -> None:
     visit.page.close()
 
 
-def test_a_name_in_the_legend_hides_its_line(browser: Browser, report: Path) -> None:
+def test_clicking_a_legend_name_hides_its_line(browser: Browser, report: Path) -> None:
     visit = Visit(browser, report)
     chart = visit.page.locator("figure.chart").first
     button, line = chart.locator(".legend button").first, chart.locator('.series[data-series="0"]')
@@ -149,15 +146,15 @@ def test_a_name_in_the_legend_hides_its_line(browser: Browser, report: Path) -> 
     visit.page.close()
 
 
-def test_the_policy_stops_a_request_that_a_page_would_make(browser: Browser, report: Path) -> None:
+def test_the_policy_blocks_requests(browser: Browser, report: Path) -> None:
     report.write_text(report.read_text().replace("</main>", '<img src="http://localhost:9/x.png"></main>'))
     visit = Visit(browser, report)
-    assert any("Content Security Policy" in complaint for complaint in visit.complaints)
+    assert any("Content Security Policy" in error for error in visit.errors)
     visit.page.close()
 
 
-def test_the_comparison_opens_whole(browser: Browser, tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    runs = [fake_run(tmp_path / "quickstart" / str(n), seed=n, lr=0.1 * n) for n in (1, 2, 3)]
+def test_the_comparison_renders(browser: Browser, tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "quickstart" / str(n), seed=n, lr=0.1 * n) for n in (1, 2, 3)]
     path = tmp_path / "comparison.html"
     path.write_text(render(runs), encoding="utf-8")
     for width in (400, 1280):

@@ -157,7 +157,7 @@ def test_compiling_alone_keeps_nothing_and_evaluates_and_saves_nothing(
 ) -> None:
     seen: list[Event] = []
     dry_run("quickstart", overrides=GIVEN, on_event=seen.append)
-    assert {e.kind for e in seen} <= {"plan", "progress", "image", "end", "note", "waiting"}
+    assert {e.kind for e in seen} <= {"plan", "train", "image", "end", "message", "data_wait"}
     _run(["train", "quickstart", "--set", "data.subset_percent=20", "--compile-only", "--out", "here"])
     assert "nothing was trained, nothing was kept" in capsys.readouterr().out
     assert sorted(path.name for path in Path().iterdir()) == ["temporary"]

@@ -1,8 +1,4 @@
-"""training.csv and validation.csv: log points and evaluations as tables.
-
-Owns the columns. Refuses to know where numbers come from. Invariant: a table holds each step once, as the last
-attempt has it, and a row that was cut short by a crash is not in it after the next start.
-"""
+"""`training.csv` and `validation.csv`: training metrics and evaluations, each step once as the last attempt has it."""
 
 from __future__ import annotations
 
@@ -19,16 +15,16 @@ Row = Mapping[str, object]
 
 
 class CsvExporter:
-    """Both tables of a run."""
+    """Rebuilds both tables at the start of an attempt, then appends rows."""
 
     def __init__(self, run: ExportedRun) -> None:
         self._batch = run.recipe.batch.size
-        self._began_s = run.first_attempt.time_s or 0.0
+        self._start_s = run.first_attempt.time_s or 0.0
         kept = run.kept()
-        self._training = Table(
+        self._training = CsvTable(
             run.run_dir / "training.csv", [self._training_row(e) for e in kept if isinstance(e, TrainProgress)]
         )
-        self._validation = Table(
+        self._validation = CsvTable(
             run.run_dir / "validation.csv", [_validation_row(e) for e in kept if isinstance(e, EvalFinished)]
         )
 
@@ -39,7 +35,7 @@ class CsvExporter:
             self._validation.add(_validation_row(event))
 
     def close(self) -> None:
-        """Every row is on its way to the disk as soon as it is added."""
+        """Nothing to do: rows are written when they are added."""
 
     def _training_row(self, event: TrainProgress) -> Row:
         return {
@@ -54,7 +50,7 @@ class CsvExporter:
             "compute_images_per_s": event.compute_images_per_s,
             "data_wait_fraction": event.data_wait_fraction,
             "step_s": self._batch / event.images_per_s if event.images_per_s else None,
-            "total_s": None if event.time_s is None else round(event.time_s - self._began_s, 3),
+            "total_s": None if event.time_s is None else round(event.time_s - self._start_s, 3),
             "memory_bytes": event.memory_bytes,
         }
 
@@ -72,8 +68,8 @@ def _validation_row(event: EvalFinished) -> Row:
     }
 
 
-class Table:
-    """A CSV file that grows by rows, and by columns when a row has a number that no row before it had."""
+class CsvTable:
+    """A CSV file that grows by rows, and by columns when a row has a metric that no row before it had."""
 
     def __init__(self, path: Path, rows: list[Row]) -> None:
         self._path = path
@@ -91,7 +87,7 @@ class Table:
             file.write(self._text([row]))
 
     def _write(self, rows: list[Row]) -> None:
-        # The newest row says the order: a new column stands where that row has it.
+        # A new column gets the position it has in the newest row.
         self._columns = list(dict.fromkeys(name for row in reversed(rows) for name in row))
         header = self._text([{name: name for name in self._columns}]) if rows else ""
         write_atomic(self._path, header + self._text(rows))

@@ -1,8 +1,4 @@
-"""What an exporter is told before the first event, and the numbers most of them want from an event.
-
-Owns the names of series (`train/loss`, `val/top1`) and of settings. Refuses to know any output format. Invariant: a
-series has one name in every record.
-"""
+"""What exporters share: the run they are about, and the names of its series (`train/loss`, `val/top1`)."""
 
 from __future__ import annotations
 
@@ -16,25 +12,25 @@ from reconv.logging.events import AttemptStarted, EvalFinished, Event, TrainProg
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import Recipe
 
-_CLAIMS = ("expect", "published", "measured", "description", "loggers", "profile")
+_NO_SETTINGS = ("expect", "published", "measured", "description", "loggers", "profile")
 
 
 class Exporter(Protocol):
-    """Someone who writes a run's events down in a form of their own."""
+    """Writes a run's events in a format of its own."""
 
     def on_event(self, event: Event) -> None: ...
     def close(self) -> None:
-        """Write what is held back; harmless when called twice."""
+        """Write what is buffered. Can be called twice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedRun:
-    """The run a record is about, at the start of an attempt."""
+    """The run to export, at the start of an attempt."""
 
     run_dir: Path
     recipe: Recipe
-    past: tuple[Event, ...]  # of earlier attempts, as written
+    past: tuple[Event, ...]  # events of earlier attempts, as written
     attempt: AttemptStarted
 
     @property
@@ -48,33 +44,33 @@ class ExportedRun:
 
     @property
     def run_id(self) -> str:
-        """A name that all attempts of this run share, also in a folder that was moved."""
+        """An id that all attempts of the run share, even if its folder is moved."""
         first = self.first_attempt
-        words = f"{first.time_s} {first.command} {sorted(first.environment.items())}"
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
+        text = f"{first.time_s} {first.command} {sorted(first.environment.items())}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def metric(self) -> str:
-        """The metric the recipe is judged by."""
+        """The metric of the recipe's result."""
         if self.recipe.task == "detection":
             return self.recipe.detection.metric
         return self.recipe.expect.metric if self.recipe.expect is not None else "top1"
 
     def kept(self) -> list[Event]:
-        """The past events that this attempt does not undo."""
+        """The past events that this attempt does not discard."""
         return [e for e in latest_by_step([*self.past, self.attempt]) if e is not self.attempt]
 
     def settings(self) -> dict[str, bool | int | float | str]:
-        """Every field of the recipe that decides the run, by dotted name; what is no scalar as text."""
+        """The recipe's fields that affect training, by dotted name; values that are no scalars as text."""
         return {
             name: value if isinstance(value, bool | int | float | str) else str(value)
             for name, value in flatten(self.recipe).items()
-            if name.split(".")[0] not in _CLAIMS
+            if name.split(".")[0] not in _NO_SETTINGS
         }
 
 
 def series(event: TrainProgress | EvalFinished) -> Mapping[str, float]:
-    """The numbers of a log point or an evaluation by the name of their series."""
+    """The values of a training event or an evaluation by the name of their series."""
     if isinstance(event, EvalFinished):
         prefix = "val" if event.weights == "raw" else f"val_{event.weights}"
         return {f"{prefix}/{name}": value for name, value in event.metrics.items()}

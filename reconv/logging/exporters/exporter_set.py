@@ -1,8 +1,4 @@
-"""The records a recipe names, told every event, each on its own: one that fails is given up and the others go on.
-
-Owns which name stands for which exporter and which package it needs. Refuses to know any output format. Invariant:
-no exception of an exporter reaches the run, and none is lost: the first becomes a warning in the run's own record.
-"""
+"""The exporters a recipe names. One that fails is closed with a warning; the run and the others continue."""
 
 from __future__ import annotations
 
@@ -28,22 +24,21 @@ _EXPORTERS: dict[str, Callable[[ExportedRun], Exporter]] = {
     "mlflow": MlflowExporter,
     "mlperf": MlperfExporter,
 }
-_PACKAGES = ("tensorboard", "wandb", "mlflow")  # records named after the package, and the extra, that they need
+_PACKAGES = ("tensorboard", "wandb", "mlflow")  # also the names of the packages and extras they need
 
 
 def require_packages(names: Sequence[str]) -> None:
-    """Refuse a record whose package is not installed, before anything is made."""
+    """Raise `UsageError` if the package of a logger is not installed."""
     missing = [name for name in names if name in _PACKAGES and importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"loggers: {', '.join(missing)} cannot be written",
-            why=f"not installed here: {', '.join(missing)}",
-            then=f"pip install 'reconv[{','.join(missing)}]', or leave it out of loggers",
+            f"loggers: {', '.join(missing)} is not installed",
+            then=f"pip install 'reconv[{','.join(missing)}]', or remove it from loggers",
         )
 
 
 class ExporterSet:
-    """All records of a run; they are opened by its attempt."""
+    """All exporters of a run; `AttemptStarted` opens them."""
 
     def __init__(self, recipe: Recipe, run_dir: Path, warn: Callable[[str], None]) -> None:
         events = run_dir / "events.jsonl"
@@ -63,7 +58,7 @@ class ExporterSet:
             self._try(opened, partial(exporter.on_event, event))
 
     def close(self) -> None:
-        """Close every record that is open; harmless when called twice."""
+        """Close every open exporter. Can be called twice."""
         for name, exporter in list(self._open.items()):
             self._try(name, exporter.close)
         self._open.clear()
@@ -74,6 +69,6 @@ class ExporterSet:
     def _try(self, name: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # whatever a record's package raises, the training is worth more
+        except Exception as error:  # whatever a package raises must not stop the training
             self._open.pop(name, None)
-            self._warn(f"the record {name} is given up, the run goes on: {type(error).__name__}: {error}")
+            self._warn(f"logger {name} failed and is off for the rest of the run: {type(error).__name__}: {error}")

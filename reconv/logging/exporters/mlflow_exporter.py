@@ -1,8 +1,4 @@
-"""An MLflow run in a database in the run folder's `mlflow/`, or where MLFLOW_TRACKING_URI says.
-
-Owns the mapping of events to an MLflow run. Refuses to know how MLflow stores it. Invariant: without
-MLFLOW_TRACKING_URI nothing leaves the machine; a resumed run goes on in the same MLflow run.
-"""
+"""An MLflow run in a database in the run folder's `mlflow/`, or at MLFLOW_TRACKING_URI; a resume continues it."""
 
 from __future__ import annotations
 
@@ -17,8 +13,8 @@ from reconv.logging.events import EvalFinished, Event, ImageLogged, RunEnded, Tr
 from reconv.logging.exporters.exporter import ExportedRun, series
 
 _EXPERIMENT = "reconv"
-_TAG = "reconv.api"
-_MAX_PARAM_CHARS = 500  # what every store of MLflow takes
+_TAG = "reconv.run"
+_MAX_PARAM_CHARS = 500  # the limit of every MLflow store
 _PARAMS_PER_CALL = 100
 
 
@@ -29,7 +25,7 @@ class MlflowExporter:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read at import
         tracking: Any = importlib.import_module("mlflow.tracking")
         self._entities: Any = importlib.import_module("mlflow.entities")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table it makes
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
         folder = (run.run_dir / "mlflow").resolve()
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
@@ -52,7 +48,7 @@ class MlflowExporter:
                 self._client.set_terminated(self._run_id, status)
 
     def close(self) -> None:
-        """Every event is in the store as soon as it is told."""
+        """Nothing to do: events are stored as they come."""
 
     def _find_or_create(self, artifacts: str | None) -> str:
         found = self._client.get_experiment_by_name(_EXPERIMENT)

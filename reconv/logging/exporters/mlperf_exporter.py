@@ -1,11 +1,10 @@
-"""mlperf.log: the run as `:::MLLOG` lines, the form MLPerf training results are published in.
+"""`mlperf.log`: the run as `:::MLLOG` lines, the format of MLPerf training results.
 
-Owns keys, order and times of the lines. Refuses to know the submission (division, organisation, platform): those
-lines are the submitter's. Invariant: a pure function of the events; starts and stops alternate, times never fall, and
-a run has one `run_start` and, at its end, one `run_stop` with a status.
+Starts and stops alternate, timestamps never decrease, and a run has one `run_start` and finally one `run_stop` with a
+status. Lines about the submission (division, organization, platform) are up to the submitter.
 
-Epochs are not events: an epoch ends at the first log point or evaluation at or after its end, which is exact
-wherever one of them falls on the end of an epoch.
+Epochs are not events: an epoch ends at the first training event or evaluation at or after its end, which is exact
+if one of them falls on the end of an epoch.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from reconv.logging.events import AttemptStarted, EvalFinished, Event, RunEnded,
 from reconv.logging.exporters.exporter import ExportedRun
 
 _START, _STOP, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
-_EPOCH_SLACK = 1e-9  # of a division that should have given a whole number
+_EPOCH_SLACK = 1e-9  # rounding error of steps / steps_per_epoch
 
 
 class MlperfExporter:
-    """The log of a run, begun anew from its past at every attempt."""
+    """Rebuilds the log at the start of an attempt, then appends lines."""
 
     def __init__(self, run: ExportedRun) -> None:
         self._path = run.run_dir / "mlperf.log"
@@ -52,7 +51,7 @@ class MlperfExporter:
                 file.write(lines)
 
     def close(self) -> None:
-        """Every line is on its way to the disk as soon as it is known."""
+        """Nothing to do: lines are written as events come."""
 
     def _lines(self, event: Event) -> Iterator[str]:
         time_ms = round(1000 * (event.time_s or 0.0))
@@ -67,9 +66,9 @@ class MlperfExporter:
             case TrainProgress():
                 yield from self._until(event.epoch, time_ms)
             case EvalFinished() if event.weights == self._weights and not event.partial:
-                began_ms = time_ms - round(1000 * event.wall_s)
-                yield from self._until(event.epoch, began_ms)
-                yield from self._evaluated(event, began_ms, time_ms)
+                start_ms = time_ms - round(1000 * event.wall_s)
+                yield from self._until(event.epoch, start_ms)
+                yield from self._evaluated(event, start_ms, time_ms)
             case RunEnded() if self._is_running:
                 if self._is_in_epoch:
                     yield self._epoch(time_ms, _STOP)
@@ -96,7 +95,7 @@ class MlperfExporter:
         yield self._line(time_ms, _START, "run_start")
 
     def _until(self, epoch: float, time_ms: int) -> Iterator[str]:
-        """The starts and stops of epochs up to a moment."""
+        """The starts and stops of epochs up to an epoch and its time."""
         while self._epochs_done < min(epoch, self._total_epochs) - _EPOCH_SLACK or self._is_in_epoch:
             if not self._is_in_epoch:
                 yield self._epoch(self._last_ms, _START)
@@ -111,9 +110,9 @@ class MlperfExporter:
         key = "epoch_start" if event_type == _START else "epoch_stop"
         return self._line(time_ms, event_type, key, None, {"epoch_num": number})
 
-    def _evaluated(self, event: EvalFinished, began_ms: int, time_ms: int) -> Iterator[str]:
+    def _evaluated(self, event: EvalFinished, start_ms: int, time_ms: int) -> Iterator[str]:
         about = {"epoch_num": event.epoch, "step": event.step}
-        yield self._line(began_ms, _START, "eval_start", None, about)
+        yield self._line(start_ms, _START, "eval_start", None, about)
         if self._metric in event.metrics:
             value = event.metrics[self._metric]
             self._is_reached |= self._target is not None and value >= self._target
@@ -136,7 +135,7 @@ class MlperfExporter:
 
 
 def _target(run: ExportedRun) -> float | None:
-    """The accuracy a run must reach: where it may stop early, else the least its recipe promises."""
+    """The accuracy a run must reach: its early stopping target, else the lowest value its recipe expects."""
     recipe = run.recipe
     if recipe.early_stopping.target != "off":
         return float(recipe.early_stopping.target)

@@ -1,7 +1,6 @@
-"""Scalars, hyperparameters and images as TensorBoard reads them, in the run folder's `tensorboard/`.
+"""TensorBoard scalars, hyperparameters and images, in the run folder's `tensorboard/`.
 
-Owns the mapping of events to TensorBoard's plug-ins. Refuses to know the file format, which the package writes.
-Invariant: steps that a resume undid are marked as purged, so curves show the last attempt.
+Steps that a resume discards are purged, so curves show the last attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _FLUSH_S = 10
 
 
 class TensorBoardExporter:
-    """One event file an attempt."""
+    """Writes one event file per attempt."""
 
     def __init__(self, run: ExportedRun) -> None:
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
@@ -35,22 +34,22 @@ class TensorBoardExporter:
                 if isinstance(event, EvalFinished):
                     self._scores |= series(event)
             case ImageLogged():
-                self._add_picture(event)
+                self._add_image(event)
             case RunEnded():
                 scores = {name.replace("val", "hparam", 1): value for name, value in self._scores.items()}
-                # run_name "." keeps the hyperparameters in the run's own folder, not in a run of their own beside it
+                # run_name "." keeps the hyperparameters in this run instead of a new one beside it
                 self._writer.add_hparams(self._exported.settings(), scores, run_name=".", global_step=event.step)
                 self.close()
 
     def close(self) -> None:
         self._writer.close()
 
-    def _add_picture(self, event: ImageLogged) -> None:
+    def _add_image(self, event: ImageLogged) -> None:
         import numpy as np
         from PIL import Image
 
-        with Image.open(self._exported.run_dir / event.path) as picture:
-            pixels = np.asarray(picture.convert("RGB"))
+        with Image.open(self._exported.run_dir / event.path) as image:
+            pixels = np.asarray(image.convert("RGB"))
         self._writer.add_image(event.title, pixels, event.step, walltime=event.time_s, dataformats="HWC")
         if event.captions:
             text = "\n".join(f"{number}. {caption}" for number, caption in enumerate(event.captions, 1))

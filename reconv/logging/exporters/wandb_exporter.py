@@ -1,8 +1,4 @@
-"""A Weights and Biases run in the run folder's `wandb/`, offline unless the user says otherwise in WANDB_MODE.
-
-Owns the mapping of events to a wandb run. Refuses to know how it is stored or uploaded: `wandb sync` is the user's.
-Invariant: without WANDB_MODE=online nothing leaves the machine; all attempts share one run id.
-"""
+"""A Weights & Biases run in the run folder's `wandb/`, offline unless WANDB_MODE=online (upload: `wandb sync`)."""
 
 from __future__ import annotations
 
@@ -15,12 +11,12 @@ from reconv.logging.exporters.exporter import ExportedRun, series
 
 
 class WandbExporter:
-    """One offline run an attempt, under the same id."""
+    """All attempts share one run id."""
 
     def __init__(self, run: ExportedRun) -> None:
         mode = os.environ.get("WANDB_MODE") or "offline"
         if mode != "online":
-            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # the package reports its own crashes otherwise
+            os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it uploads reports of its own crashes otherwise
         self._wandb: Any = importlib.import_module("wandb")
         self._exported = run
         self._run: Any = self._wandb.init(
@@ -31,7 +27,7 @@ class WandbExporter:
             dir=str(run.run_dir),
             mode=mode,
             config=run.settings(),
-            # It would else wrap stdout, where our console draws, and read the user's repository.
+            # Otherwise it wraps stdout, where the console draws, and reads the user's repository.
             settings=self._wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
         )
 

@@ -56,9 +56,9 @@
       make(tip, "b", {}, data.xName + " " + Number(at.toPrecision(4)) + step);
       for (const { series, point } of found) {
         if (Math.abs(point[0] - at) > 0.03 * data.xMax) continue;
-        if (point[1] >= data.yMin && point[1] <= data.yMax) make(cursor, "circle", { cx: toX(point[0]), cy: toY(point[1]), r: 4, class: "c" + series.colour });
+        if (point[1] >= data.yMin && point[1] <= data.yMax) make(cursor, "circle", { cx: toX(point[0]), cy: toY(point[1]), r: 4, class: "c" + series.color });
         const row = make(tip, "div", {});
-        make(row, "i", { class: "c" + series.colour });
+        make(row, "i", { class: "c" + series.color });
         make(row, "span", {}, series.label);
         make(row, "em", {}, formats[data.format](point[1]));
       }

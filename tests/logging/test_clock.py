@@ -1,4 +1,4 @@
-"""The clock's arithmetic, on a clock that the tests set."""
+"""Rates and remaining time, with a fake time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from reconv.logging.clock import RunClock
 
 
-class Hand:
-    """A time that moves only when told to."""
+class FakeTime:
+    """A time that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -17,63 +17,63 @@ class Hand:
         return self.now_s
 
 
-def step(clock: RunClock, hand: Hand, wait_s: float, work_s: float, images: int = 10) -> None:
+def step(clock: RunClock, fake: FakeTime, wait_s: float, work_s: float, images: int = 10) -> None:
     with clock.waiting():
-        hand.now_s += wait_s
-    hand.now_s += work_s
+        fake.now_s += wait_s
+    fake.now_s += work_s
     clock.stepped(images)
 
 
-def test_rates_are_told_with_and_without_waits() -> None:
-    hand = Hand()
-    clock = RunClock(0, hand)
-    step(clock, hand, wait_s=1.0, work_s=3.0)
-    step(clock, hand, wait_s=0.0, work_s=4.0)
+def test_rates_with_and_without_waits() -> None:
+    fake = FakeTime()
+    clock = RunClock(0, fake)
+    step(clock, fake, wait_s=1.0, work_s=3.0)
+    step(clock, fake, wait_s=0.0, work_s=4.0)
     rates = clock.interval()
     assert rates.images_per_s == pytest.approx(20 / 8)
     assert rates.compute_images_per_s == pytest.approx(20 / 7)
     assert rates.data_wait_fraction == pytest.approx(1 / 8)
 
 
-def test_the_first_steps_count_in_no_rate() -> None:
-    hand = Hand()
-    clock = RunClock(2, hand)
-    step(clock, hand, wait_s=5.0, work_s=50.0)
+def test_the_first_steps_are_not_timed() -> None:
+    fake = FakeTime()
+    clock = RunClock(2, fake)
+    step(clock, fake, wait_s=5.0, work_s=50.0)
     assert clock.interval().images_per_s is None
     assert clock.eta_s(10) is None
-    step(clock, hand, wait_s=5.0, work_s=50.0)
-    step(clock, hand, wait_s=0.0, work_s=2.0)
+    step(clock, fake, wait_s=5.0, work_s=50.0)
+    step(clock, fake, wait_s=0.0, work_s=2.0)
     assert clock.interval().images_per_s == pytest.approx(5.0)
     assert (clock.train_s, clock.wait_s, clock.timed_images) == (2.0, 0.0, 10)
 
 
-def test_an_evaluation_is_left_out_of_the_rate_but_not_of_the_remaining_time() -> None:
-    hand = Hand()
-    clock = RunClock(0, hand)
-    step(clock, hand, wait_s=0.0, work_s=1.0)
+def test_a_pause_counts_in_the_remaining_time_but_not_in_the_rate() -> None:
+    fake = FakeTime()
+    clock = RunClock(0, fake)
+    step(clock, fake, wait_s=0.0, work_s=1.0)
     with clock.paused():
-        hand.now_s += 8.0
-    step(clock, hand, wait_s=0.0, work_s=1.0)
+        fake.now_s += 8.0
+    step(clock, fake, wait_s=0.0, work_s=1.0)
     assert clock.interval().images_per_s == pytest.approx(10.0)
     assert clock.eta_s(40) == pytest.approx(20.0)
 
 
 def test_an_interval_begins_where_the_last_one_ended() -> None:
-    hand = Hand()
-    clock = RunClock(0, hand)
-    step(clock, hand, wait_s=0.0, work_s=1.0)
+    fake = FakeTime()
+    clock = RunClock(0, fake)
+    step(clock, fake, wait_s=0.0, work_s=1.0)
     clock.interval()
-    step(clock, hand, wait_s=0.0, work_s=5.0)
+    step(clock, fake, wait_s=0.0, work_s=5.0)
     assert clock.interval().images_per_s == pytest.approx(2.0)
     assert clock.interval().images_per_s is None
     assert clock.train_s == pytest.approx(6.0)
 
 
 def test_a_wait_that_fails_is_still_counted() -> None:
-    hand = Hand()
-    clock = RunClock(0, hand)
+    fake = FakeTime()
+    clock = RunClock(0, fake)
     with pytest.raises(OSError), clock.waiting():
-        hand.now_s += 1.0
+        fake.now_s += 1.0
         raise OSError
-    step(clock, hand, wait_s=0.0, work_s=1.0)
+    step(clock, fake, wait_s=0.0, work_s=1.0)
     assert clock.interval().data_wait_fraction == pytest.approx(0.5)

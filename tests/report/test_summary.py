@@ -1,19 +1,19 @@
-"""`summary.json`: its contract, and what it says of runs that went wrong."""
+"""`summary.json`: its keys, and its values for runs that failed or were resumed."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from run_example import write_run
 
 from reconv.logging.events import AttemptStarted, EvalFinished, Event, EventLog, RunEnded, RunPlanned, TrainProgress
 from reconv.logging.formatting import result, state
 from reconv.report.summary import read_summary, summarize, write_summary
 
-CONTRACT = {
+KEYS = {
     *("recipe", "task", "metric", "value", "best", "steps", "images", "wall_s"),
     *("images_per_s", "compute_images_per_s", "images_per_s_per_device", "compute_images_per_s_per_device"),
     *("data_wait_fraction", "peak_memory_bytes", "expect", "exit_code", "attempts", "report", "num_parameters"),
@@ -41,19 +41,17 @@ def progress(step: int, images_per_s: float | None = 100.0) -> TrainProgress:
     return TrainProgress(step, step / 10, 1.0, 0.1, {}, "", 1.0, images_per_s, images_per_s, 0.2, 77, None)
 
 
-def test_the_file_has_every_field_of_the_contract_and_is_what_is_returned(
-    tmp_path: Path, fake_run: Callable[..., Path]
-) -> None:
-    run = fake_run(tmp_path / "run")
+def test_summary_json_has_the_documented_keys(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
     summary = write_summary(run)
-    assert set(summary) >= CONTRACT
+    assert set(summary) >= KEYS
     assert set(summary["expect"]) == {"metric", "value", "tolerance", "met"}
     assert summary == read_summary(run) == summarize(run)
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_finished_run_is_told_in_one_line(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    summary = summarize(fake_run(tmp_path / "run"))
+def test_the_result_of_a_finished_run_is_one_line(tmp_path: Path) -> None:
+    summary = summarize(write_run(tmp_path / "run"))
     assert result(summary) == "top-1 99.44 % (expected 99.0 ± 0.5: met)"
     assert summary["images"] == 440 * 64
     assert summary["resume_command"] is None
@@ -65,12 +63,12 @@ def test_value_is_the_last_evaluation_and_best_the_best(tmp_path: Path) -> None:
     assert (summary["value"], summary["best"], summary["best_step"]) == (0.8, 0.9, 20)
 
 
-def test_averaged_weights_are_judged_where_there_are_any(tmp_path: Path) -> None:
+def test_the_result_is_of_the_ema_weights_if_there_are_any(tmp_path: Path) -> None:
     summary = summarize(write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.9), evaluated(10, 0.7, "ema")))
     assert (summary["value"], summary["weights"]) == (0.7, "ema")
 
 
-def test_a_partial_evaluation_decides_nothing(tmp_path: Path) -> None:
+def test_a_partial_evaluation_is_not_the_result(tmp_path: Path) -> None:
     run = write_events(tmp_path / "r", START, PLAN, evaluated(10, 0.5), evaluated(20, 0.9, partial=True))
     assert summarize(run)["value"] == 0.5
 
@@ -87,7 +85,7 @@ def test_a_partial_evaluation_decides_nothing(tmp_path: Path) -> None:
         ("top1", math.nan, 0.99, False),
     ],
 )
-def test_an_expectation_is_met_from_its_tolerance_on(
+def test_an_expectation_is_met_within_its_tolerance(
     tmp_path: Path, metric: str, value: float, expected: float, met: bool
 ) -> None:
     expect = f"expect: {{metric: {metric}, value: {expected}, tolerance: 0.005}}\n"
@@ -98,7 +96,7 @@ def test_an_expectation_is_met_from_its_tolerance_on(
     assert state(summary) == ("met" if met else "missed")
 
 
-def test_an_expectation_of_what_was_not_measured_is_neither_met_nor_missed(tmp_path: Path) -> None:
+def test_an_expectation_for_another_metric_is_not_measured(tmp_path: Path) -> None:
     end = RunEnded(10, 0, "finished", 1.0, 80, 1)
     run = write_events(
         tmp_path / "r", START, PLAN, evaluated(10, 0.9), end, expect="expect: {metric: map, value: 0.5}\n"
@@ -114,7 +112,7 @@ def test_a_run_without_evaluations_has_no_value(tmp_path: Path) -> None:
     assert summary["resume_command"] == "reconv train tiny --resume"
 
 
-def test_rates_are_told_per_device_too(tmp_path: Path) -> None:
+def test_rates_are_per_device_too(tmp_path: Path) -> None:
     end = RunEnded(100, 0, "finished", 20.0, 800, 5, train_s=10.0, wait_s=2.0, timed_images=400)
     summary = summarize(write_events(tmp_path / "r", START, PLAN, end))
     assert (summary["images_per_s"], summary["compute_images_per_s"]) == (40.0, 50.0)
@@ -122,7 +120,7 @@ def test_rates_are_told_per_device_too(tmp_path: Path) -> None:
     assert (summary["data_wait_fraction"], summary["images"], summary["wall_s"]) == (0.2, 800, 20.0)
 
 
-def test_a_killed_attempt_counts_as_far_as_its_record_goes(tmp_path: Path) -> None:
+def test_a_killed_attempt_counts_as_far_as_it_was_logged(tmp_path: Path) -> None:
     run = write_events(
         tmp_path / "r",
         AttemptStarted(1, 0, ("reconv",), {}, time_s=1000.0),

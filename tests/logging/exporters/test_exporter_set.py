@@ -1,6 +1,6 @@
-"""Weights and Biases and MLflow, each played by a stand-in that records how its public API is called.
+"""Weights and Biases and MLflow, each replaced by a fake that records the calls of its public API.
 
-`tests/external/test_logger_packages.py` runs the same records against the real packages.
+`tests/external/test_logger_packages.py` runs the same exporters with the real packages.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class MlflowClient:
         found = [run for tag, run in runs.items() if f"'{tag}'" in filter_string]
         return [SimpleNamespace(info=SimpleNamespace(run_id=run)) for run in found]
     def create_run(self, experiment_id, run_name, tags):
-        Path(self.state).write_text(json.dumps({tags["reconv.api"]: "r1"}))
+        Path(self.state).write_text(json.dumps({tags["reconv.run"]: "r1"}))
         told("run")
         return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
     def update_run(self, run_id, status):
@@ -96,12 +96,12 @@ Param = namedtuple("Param", "key value")
 
 
 class KilledError(Exception):
-    """Stands for a process that ends in the middle of a run."""
+    """A process that dies in the middle of a run."""
 
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The stand-ins on the path; the file where they write how they were called."""
+    """Put the fakes on the path; returns the file they write their calls to."""
     packages = tmp_path / "packages"
     (packages / "mlflow").mkdir(parents=True)
     (packages / "wandb.py").write_text(WANDB)
@@ -112,7 +112,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     for name in ("WANDB_ERROR_REPORTING", "MLFLOW_DISABLE_TELEMETRY"):
-        monkeypatch.setenv(name, "to be removed again")  # whatever the records set ends with the test
+        monkeypatch.setenv(name, "to be removed again")  # undo what the exporters set
         monkeypatch.delenv(name)
     monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
     known = set(sys.modules)
@@ -122,20 +122,20 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def _train(records: str, *, resume: bool = False, kill_at: int | None = None, out: str = "run") -> Path:
-    def watch(event: Event) -> None:
+def _train(loggers: str, *, resume: bool = False, kill_at: int | None = None, out: str = "run") -> Path:
+    def on_event(event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
-    given = [(field, value, "--set") for field, value in {**SMALL, "records": records}.items()]
-    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=watch).folder
+    given = [(field, value, "--set") for field, value in {**SMALL, "loggers": loggers}.items()]
+    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event).folder
 
 
 def _calls(told: Path, name: str) -> list[dict[str, Any]]:
     return [call for line in told.read_text().splitlines() if (call := json.loads(line))["call"] == name]
 
 
-def test_wandb_is_offline_and_gets_every_log_point_evaluation_and_picture(told: Path) -> None:
+def test_wandb_is_offline_and_gets_all_metrics_and_images(told: Path) -> None:
     run = _train("wandb")
     [start] = _calls(told, "init")
     assert start["mode"] == "offline"
@@ -150,13 +150,13 @@ def test_wandb_is_offline_and_gets_every_log_point_evaluation_and_picture(told: 
     assert [call["exit_code"] for call in _calls(told, "finish")] == [0]
 
 
-def test_wandb_goes_online_only_when_the_user_says_so(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_goes_online_only_with_wandb_mode(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     _train("wandb")
     assert [call["mode"] for call in _calls(told, "init")] == ["online"]
 
 
-def test_all_attempts_of_a_run_share_one_wandb_id_and_two_runs_do_not(told: Path) -> None:
+def test_all_attempts_of_a_run_share_one_wandb_id(told: Path) -> None:
     with pytest.raises(KilledError):
         _train("wandb", kill_at=5)
     _train("wandb", resume=True)
@@ -166,7 +166,7 @@ def test_all_attempts_of_a_run_share_one_wandb_id_and_two_runs_do_not(told: Path
     assert [call["exit_code"] for call in _calls(told, "finish")] == [1, 0, 0]
 
 
-def test_mlflow_keeps_a_run_in_the_run_folder_and_goes_on_with_it(told: Path) -> None:
+def test_mlflow_continues_the_run_in_the_run_folder(told: Path) -> None:
     with pytest.raises(KilledError):
         _train("mlflow", kill_at=5)
     run = _train("mlflow", resume=True)
@@ -185,18 +185,16 @@ def test_mlflow_keeps_a_run_in_the_run_folder_and_goes_on_with_it(told: Path) ->
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
-def test_a_record_whose_package_is_missing_is_refused_before_anything_is_made(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_without_its_package_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError) as error:
-        reconv.train("quickstart", overrides=[("records", name, "--set")])
+        reconv.train("quickstart", overrides=[("loggers", name, "--set")])
     assert error.value.code == 2
     assert f"pip install 'reconv[{name}]'" in error.value.then
     assert list(Path().iterdir()) == []
 
 
-def test_a_record_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(told: Path) -> None:
+def test_a_failing_exporter_is_closed_with_one_warning(told: Path) -> None:
     (told.parent / "packages" / "wandb.py").write_text(WANDB.replace("FAIL_AT_STEP = None", "FAIL_AT_STEP = 2"))
     run = _train("wandb,csv")
     events = read_events(run / "events.jsonl")
@@ -209,7 +207,7 @@ def test_a_record_that_fails_is_given_up_with_one_warning_and_the_run_goes_on(to
     assert json.loads((run / "summary.json").read_text())["exit_code"] == 0
 
 
-def test_a_record_that_cannot_even_be_opened_does_not_stop_the_run(told: Path) -> None:
+def test_an_exporter_that_cannot_be_opened_does_not_stop_the_run(told: Path) -> None:
     (told.parent / "packages" / "wandb.py").write_text("raise ImportError('half an installation')")
     run = _train("wandb")
     warnings = [e.text for e in read_events(run / "events.jsonl") if isinstance(e, LogMessage) and e.level == "warning"]

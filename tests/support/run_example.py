@@ -1,14 +1,13 @@
-"""Run folders made up for the report's tests: written through the real event log, with curves like a real run's."""
+"""Invented run folders for tests, written through the real event log, with curves like those of a real run."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 from reconv.data.inspect.contact_sheet import grid
@@ -54,7 +53,6 @@ expect:
 """
 
 STEPS_PER_EPOCH, BATCH, START_S = 22.0, 64, 1_770_000_000.0
-WriteRun = Callable[..., Path]
 
 
 def write_run(
@@ -70,9 +68,9 @@ def write_run(
     mixed: bool = False,
     broken_steps: Sequence[int] = (),
     exit_code: int | None = 0,
-    with_pictures: bool = True,
+    with_images: bool = True,
 ) -> Path:
-    """A run folder of a run that learned digits; `resumes` are steps at which it was killed and went on."""
+    """A run folder of a run that learned digits; `resumes` are steps at which it was killed and resumed."""
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE.format(seed=seed, lr=lr, expected=expected))
     total = int(epochs * STEPS_PER_EPOCH)
@@ -82,9 +80,7 @@ def write_run(
         time_s = START_S
         for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
             is_last = number == len(starts)
-            events = _attempt(
-                folder, number, start, end, total, seed, lr, log_every, mixed, broken_steps, with_pictures
-            )
+            events = _attempt(folder, number, start, end, total, seed, lr, log_every, mixed, broken_steps, with_images)
             for event in events:
                 time_s += 0.25
                 log.write(_at(event, time_s))
@@ -110,7 +106,7 @@ def _attempt(
     log_every: int,
     mixed: bool,
     broken_steps: Sequence[int],
-    with_pictures: bool,
+    with_images: bool,
 ) -> list[Event]:
     noise = random.Random(seed * 1000 + number)
     command = ("reconv", "train", "quickstart", "--lr", str(lr), *(("--resume",) if number > 1 else ()))
@@ -145,8 +141,8 @@ def _attempt(
     if number > 1:
         events.append(LogMessage("info", f"went on from checkpoints/step-{start:09d}", start))
         events.append(LogMessage("warning", "the newest checkpoint was torn (optimizer.safetensors); fell back", start))
-    if number == 1 and with_pictures:
-        events.append(_picture(folder, "The first batch as the network saw it", "first-batch", seed, wordy=False))
+    if number == 1 and with_images:
+        events.append(_image(folder, "First training batch", "first-batch", seed))
     for step in range(start + 1, end + 1):
         if step in broken_steps:
             events.append(NonFiniteStep(step, math.nan, tuple(range(step, step + BATCH)), "skip"))
@@ -159,8 +155,8 @@ def _attempt(
                     step, f"checkpoints/step-{step:09d}", 941_000, 0.021, "end" if step == total else "interval"
                 )
             )
-    if end == total and with_pictures:
-        events.append(_picture(folder, "Worst mistakes", "mistakes", seed + 1, wordy=True))
+    if end == total and with_images:
+        events.append(_image(folder, "Worst mistakes", "mistakes", seed + 1, has_long_captions=True))
     return events
 
 
@@ -208,26 +204,23 @@ def _evaluations(step: int, noise: random.Random) -> list[Event]:
     ]
 
 
-def _picture(folder: Path, title: str, name: str, seed: int, *, wordy: bool) -> ImageLogged:
-    num_images = 12 if wordy else 32
-    draws = np.random.default_rng(seed)
+def _image(folder: Path, title: str, name: str, seed: int, has_long_captions: bool = False) -> ImageLogged:
+    num_images = 12 if has_long_captions else 32
+    rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[0:8, 0:8]
-    centres = draws.uniform(2, 6, size=(num_images, 2))
-    radii = np.hypot(rows[None] - centres[:, :1, None], columns[None] - centres[:, 1:, None])
+    centers = rng.uniform(2, 6, size=(num_images, 2))
+    radii = np.hypot(rows[None] - centers[:, :1, None], columns[None] - centers[:, 1:, None])
     images = (255 * np.exp(-((radii - 2.2) ** 2))).astype(np.uint8)[:, None]
     (folder / "images").mkdir(exist_ok=True)
     (folder / "images" / f"{name}.png").write_bytes(grid(torch.from_numpy(images), 8))
-    said = [f"said 8 (97 %), really {n % 10} · digits[{5 * n}]" if wordy else str(n % 10) for n in range(num_images)]
-    return ImageLogged(title, f"images/{name}.png", tuple(said), columns=8)
+    captions = [
+        f"predicted 8 (97 %), target {n % 10} · digits[{5 * n}]" if has_long_captions else str(n % 10)
+        for n in range(num_images)
+    ]
+    return ImageLogged(title, f"images/{name}.png", tuple(captions), columns=8)
 
 
 def _ended(start: int, end: int, exit_code: int) -> RunEnded:
     images = (end - start) * BATCH
     reason = {0: "finished", 75: "preempted", 5: "diverged"}.get(exit_code, "failed")
     return RunEnded(end, exit_code, reason, images / 3000, images, 430_000_000, images / 4000, images / 80_000, images)
-
-
-@pytest.fixture
-def fake_run() -> WriteRun:
-    """The function that writes a made-up run folder."""
-    return write_run

@@ -1,4 +1,4 @@
-"""The record of a run: written, torn, mended and read."""
+"""The event log: written, damaged, repaired and read."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_non_finite_numbers_survive(loss: float, metric: float) -> None:
     assert repr(number.loss) == repr(loss)
 
 
-def test_a_file_torn_at_any_byte_is_read_up_to_the_tear_and_mended(tmp_path: Path) -> None:
+def test_a_file_cut_at_any_byte_is_read_and_repaired(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as log:
         for step in (1, 2, 3):
@@ -108,7 +108,7 @@ def test_a_file_torn_at_any_byte_is_read_up_to_the_tear_and_mended(tmp_path: Pat
         assert read_events(path) == [*whole, progress(9)]
 
 
-def test_a_damaged_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text(f"{encode(progress(1))}\n{{broken\n{encode(progress(2))}\n")
     with pytest.raises(CheckpointError) as caught:
@@ -116,26 +116,26 @@ def test_a_damaged_line_in_the_middle_is_told_with_its_number(tmp_path: Path) ->
     assert caught.value.where.endswith("events.jsonl:2")
 
 
-def test_a_line_that_lacks_a_field_is_told(tmp_path: Path) -> None:
+def test_a_line_without_a_field_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind":"checkpoint","step":3}\n' + encode(progress(2)) + "\n")
     with pytest.raises(CheckpointError):
         read_events(path)
 
 
-def test_kinds_and_fields_of_later_versions_are_left_out(tmp_path: Path) -> None:
+def test_kinds_and_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     known = json.loads(encode(progress(1))) | {"colour": "blue"}
     path.write_text('{"kind":"hologram","x":1}\n' + json.dumps(known) + "\n")
     assert read_events(path) == [progress(1)]
 
 
-def test_a_folder_without_a_record_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no record"):
+def test_a_folder_without_an_event_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a run folder"):
         read_events(tmp_path / "events.jsonl")
 
 
-def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_incomplete_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     path = tmp_path / "events.jsonl"
@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert path.read_bytes().count(b"\n") == 2
 
 
-def test_a_resume_undoes_the_steps_after_its_own() -> None:
+def test_a_resume_discards_the_steps_after_its_own() -> None:
     events = [
         *(attempt(1, 0), progress(10), CheckpointSaved(15, "a", 1, 0.0, "interval"), progress(20, 5.0), progress(25)),
         *(attempt(2, 15), LogMessage("info", "went on"), progress(20, 6.0)),
@@ -162,7 +162,7 @@ def test_a_resume_undoes_the_steps_after_its_own() -> None:
     assert sum(isinstance(e, AttemptStarted) for e in kept) == 2
 
 
-def test_an_evaluation_made_again_counts_once() -> None:
+def test_a_repeated_evaluation_counts_once() -> None:
     first = EvalFinished(10, 1.0, "raw", {"top1": 0.5}, 1, 0.0, False)
     second = EvalFinished(10, 1.0, "raw", {"top1": 0.6}, 1, 0.0, True)
     other = EvalFinished(10, 1.0, "ema", {"top1": 0.7}, 1, 0.0, False)
@@ -172,7 +172,7 @@ def test_an_evaluation_made_again_counts_once() -> None:
 @settings(deadline=None)
 @example([(0, 5), (3, 0)])
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=6))
-def test_however_often_it_was_killed_each_step_counts_as_its_last_attempt(lengths: list[tuple[int, int]]) -> None:
+def test_each_step_counts_as_its_last_attempt(lengths: list[tuple[int, int]]) -> None:
     events: list[Event] = []
     expected: dict[int, int] = {}
     reached = 0
@@ -197,14 +197,14 @@ def test_file_names_that_are_not_utf8_are_written_and_read_back(tmp_path: Path) 
     assert read_events(tmp_path / "events.jsonl") == [event]
 
 
-def test_an_event_can_be_told_in_ascii_alone() -> None:
+def test_an_event_can_be_encoded_as_ascii() -> None:
     for event in (*EVERY_KIND, LogMessage("info", f"{BYTES} \U0001f600", 0)):
         line = encode(event, ascii_only=True)
         assert line.isascii()
         assert decode(line) == event
 
 
-def test_a_bad_image_is_told_once_and_undone_with_its_step() -> None:
+def test_a_bad_image_is_logged_once_and_discarded_with_its_step() -> None:
     train, val = BadImageSkipped(4, "train", 7, "a.jpg", "cut"), BadImageSkipped(4, "val", 7, "b.jpg", "cut")
     events = [attempt(1, 0), train, val, attempt(2, 4), train]
     assert [e for e in latest_by_step(events) if isinstance(e, BadImageSkipped)] == [val, train]

@@ -1,4 +1,4 @@
-"""Records as text: the tables and the MLPerf log, through real runs and through events made up for the purpose."""
+"""CSV tables and the MLPerf log, of real runs and of invented events."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ SMALL = {
 
 
 class KilledError(Exception):
-    """Stands for a process that ends in the middle of a run."""
+    """A process that dies in the middle of a run."""
 
 
-def _train(out: str, records: str, *, resume: bool = False, kill_at: int | None = None) -> Path:
-    def watch(event: Event) -> None:
+def _train(out: str, loggers: str, *, resume: bool = False, kill_at: int | None = None) -> Path:
+    def on_event(event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
-    given = [(field, value, "--set") for field, value in {**SMALL, "records": records}.items()]
-    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=watch).folder
+    given = [(field, value, "--set") for field, value in {**SMALL, "loggers": loggers}.items()]
+    return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event).folder
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -59,14 +59,14 @@ def _marks(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(":::MLLOG ")) for line in lines]
 
 
-def test_tables_of_a_killed_and_resumed_run_are_those_of_a_run_never_stopped() -> None:
+def test_tables_of_a_resumed_run_equal_those_of_an_uninterrupted_one() -> None:
     whole = _train("whole", "csv")
     with pytest.raises(KilledError):
         _train("killed", "csv", kill_at=5)
     killed = Path("killed")
     assert [row["step"] for row in _rows(killed / "training.csv")] == ["1", "2", "3", "4"]
     with (killed / "training.csv").open("a") as file:
-        file.write("5,0.9,0.0")  # the row that the kill tore
+        file.write("5,0.9,0.0")  # a row cut by a crash
     _train("killed", "csv", resume=True)
 
     tables = {
@@ -80,7 +80,7 @@ def test_tables_of_a_killed_and_resumed_run_are_those_of_a_run_never_stopped() -
     assert [row["step"] for row in _rows(killed / "validation.csv")] == ["3", "6", "8"]
 
 
-def test_tables_say_what_the_events_say_to_the_last_digit() -> None:
+def test_tables_have_the_exact_values_of_the_events() -> None:
     run = _train("run", "csv")
     events = [e for e in latest_by_step(read_events(run / "events.jsonl")) if isinstance(e, TrainProgress)]
     rows = _rows(run / "training.csv")
@@ -92,7 +92,7 @@ def test_tables_say_what_the_events_say_to_the_last_digit() -> None:
     assert float(rows[-1]["step_s"]) == pytest.approx(64 / float(rows[-1]["images_per_s"]))
 
 
-def test_records_named_only_at_the_resume_hold_the_whole_run() -> None:
+def test_loggers_added_at_a_resume_have_the_whole_run() -> None:
     with pytest.raises(KilledError):
         _train("run", "off", kill_at=5)
     assert not Path("run/training.csv").exists()
@@ -101,34 +101,34 @@ def test_records_named_only_at_the_resume_hold_the_whole_run() -> None:
     assert [mark["key"] for mark in _marks(run / "mlperf.log")].count("run_start") == 1
 
 
-def test_nothing_is_written_beside_the_report_until_it_is_named() -> None:
+def test_no_exporter_is_on_by_default() -> None:
     run = _train("run", "off")
     assert {path.name for path in run.iterdir()} == {
         *("recipe.yaml", "events.jsonl", "summary.json", "report.html", "best.json", "lock", "checkpoints", "images"),
     }
 
 
-Tell = Callable[[Sequence[Event]], Path]
+Export = Callable[[Sequence[Event]], Path]
 
 
 @pytest.fixture
-def tell(tmp_path: Path) -> Tell:
-    """Tell events to the records of one run folder, as a process would that starts and ends with them."""
-    folder = tmp_path / "told"
+def export(tmp_path: Path) -> Export:
+    """A function that passes events to the exporters of one run folder, as one process would."""
+    folder = tmp_path / "run"
     folder.mkdir()
 
     def run(events: Sequence[Event]) -> Path:
         given = [
-            ("records", "csv,mlperf", "--set"),
+            ("loggers", "csv,mlperf", "--set"),
             ("expect.value", "0.9", "--set"),
             ("expect.tolerance", "0", "--set"),
         ]
         warnings: list[Event] = []
-        records = ExporterSet(load("quickstart", given).recipe, folder, warnings.append)
+        exporters = ExporterSet(load("quickstart", given).recipe, folder, warnings.append)
         with EventLog(folder / "events.jsonl") as log:
             for event in events:
-                records.on_event(log.write(event))
-        records.close()
+                exporters.on_event(log.write(event))
+        exporters.close()
         assert warnings == []
         return folder
 
@@ -154,7 +154,7 @@ def _end(step: int, code: int, time_s: float) -> RunEnded:
     return RunEnded(step, code, "finished" if code == 0 else "unexpected error", 1.0, 0, 0, time_s=time_s)
 
 
-def test_the_mlperf_log_opens_and_closes_every_interval_in_order(tell: Tell) -> None:
+def test_mlperf_intervals_start_and_stop_in_order(export: Export) -> None:
     first = [*_start(0, 100.0), _progress(4, 102.0), _progress(8, 103.0), _progress(12, 105.0), _score(12, 0.8, 106.0)]
     second = [
         *_start(12, 200.0),
@@ -163,8 +163,8 @@ def test_the_mlperf_log_opens_and_closes_every_interval_in_order(tell: Tell) -> 
         _score(20, 0.95, 203.0),
         _end(20, 0, 204.0),
     ]
-    tell([*first, _end(12, 1, 107.0)])
-    marks = _marks(tell(second) / "mlperf.log")
+    export([*first, _end(12, 1, 107.0)])
+    marks = _marks(export(second) / "mlperf.log")
 
     intervals = [m["key"] for m in marks if m["event_type"] != "POINT_IN_TIME"]
     assert intervals == [
@@ -184,22 +184,20 @@ def test_the_mlperf_log_opens_and_closes_every_interval_in_order(tell: Tell) -> 
 
 
 @pytest.mark.parametrize(("top1", "code", "status"), [(0.9, 0, "success"), (0.89, 0, "aborted"), (0.95, 5, "aborted")])
-def test_the_mlperf_log_calls_a_run_a_success_when_it_ended_well_and_reached_the_target(
-    tell: Tell, top1: float, code: int, status: str
-) -> None:
+def test_the_mlperf_status_is_success_at_the_target(export: Export, top1: float, code: int, status: str) -> None:
     events = [*_start(0, 100.0), _progress(10, 102.0), _score(10, top1, 103.0), _end(10, code, 104.0)]
-    last = _marks(tell(events) / "mlperf.log")[-1]
+    last = _marks(export(events) / "mlperf.log")[-1]
     assert last["key"] == "run_stop"
     assert last["metadata"] == {"status": status, "target": 0.9, "target_reached": top1 >= 0.9}
 
 
-def test_a_metric_that_appears_later_becomes_a_column_of_the_whole_table(tell: Tell) -> None:
-    folder = tell([*_start(0, 100.0), _progress(1, 102.0, top1=0.5), _progress(2, 103.0, top1=0.6, top5=0.9)])
+def test_a_metric_that_appears_later_becomes_a_column(export: Export) -> None:
+    folder = export([*_start(0, 100.0), _progress(1, 102.0, top1=0.5), _progress(2, 103.0, top1=0.6, top5=0.9)])
     rows = _rows(folder / "training.csv")
     assert [(row["step"], row["top1"], row["top5"]) for row in rows] == [("1", "0.5", ""), ("2", "0.6", "0.9")]
 
 
-def test_numbers_that_are_not_finite_stay_readable(tell: Tell) -> None:
-    folder = tell([*_start(0, 100.0), _progress(1, 102.0, top1=float("nan")), _score(10, float("nan"), 103.0)])
+def test_non_finite_values_stay_readable(export: Export) -> None:
+    folder = export([*_start(0, 100.0), _progress(1, 102.0, top1=float("nan")), _score(10, float("nan"), 103.0)])
     assert _rows(folder / "training.csv")[0]["top1"] == "nan"
     assert [m["value"] for m in _marks(folder / "mlperf.log") if m["key"] == "eval_accuracy"] == [None]

@@ -1,4 +1,4 @@
-"""What TensorBoard's own reader finds in the files of a real run."""
+"""What TensorBoard's own reader finds in the files of a run."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ SMALL = {
     "log.every": "1step",
     "evaluate.every": "3step",
     "schedule.warmup": "2step",
-    "records": "tensorboard",
+    "loggers": "tensorboard",
 }
 
 
 class KilledError(Exception):
-    """Stands for a process that ends in the middle of a run."""
+    """A process that dies in the middle of a run."""
 
 
 def _train(*, resume: bool = False, kill_at: int | None = None) -> Path:
-    def watch(event: Event) -> None:
+    def on_event(event: Event) -> None:
         if isinstance(event, TrainProgress) and event.step == kill_at:
             raise KilledError
 
     given = [(field, value, "--set") for field, value in SMALL.items()]
-    return reconv.train("quickstart", out="run", overrides=given, resume=resume, on_event=watch).folder
+    return reconv.train("quickstart", out="run", overrides=given, resume=resume, on_event=on_event).folder
 
 
 def _read(folder: Path) -> Any:
@@ -48,7 +48,7 @@ def _events(run: Path) -> list[TrainProgress]:
     return [e for e in latest_by_step(read_events(run / "events.jsonl")) if isinstance(e, TrainProgress)]
 
 
-def test_scalars_pictures_and_hyperparameters_are_read_back() -> None:
+def test_scalars_images_and_hyperparameters_are_read_back() -> None:
     run = _train()
     found = _read(run)
     losses = [(s.step, s.value) for s in found.Scalars("train/loss")]
@@ -57,9 +57,9 @@ def test_scalars_pictures_and_hyperparameters_are_read_back() -> None:
     assert [s.step for s in found.Scalars("val/top1")] == [3, 6]
     assert {"train/lr", "train/top1", "speed/images_per_s", "val/loss"} <= set(found.Tags()["scalars"])
 
-    pictured = {"The first batch as the network saw it": "first-batch.png", "Worst mistakes": "mistakes.png"}
-    assert set(found.Tags()["images"]) == set(pictured)
-    for title, name in pictured.items():
+    images_by_title = {"First training batch": "first-batch.png", "Worst mistakes": "mistakes.png"}
+    assert set(found.Tags()["images"]) == set(images_by_title)
+    for title, name in images_by_title.items():
         [image] = found.Images(title)
         with Image.open(run / "images" / name) as ours, Image.open(io.BytesIO(image.encoded_image_string)) as theirs:
             assert theirs.convert("RGB").tobytes() == ours.convert("RGB").tobytes()
@@ -74,7 +74,7 @@ def test_scalars_pictures_and_hyperparameters_are_read_back() -> None:
     assert score.value == found.Scalars("val/top1")[-1].value
 
 
-def test_steps_that_a_resume_undid_are_purged_from_the_curves() -> None:
+def test_steps_that_a_resume_discards_are_purged() -> None:
     with pytest.raises(KilledError):
         _train(kill_at=6)
     run = _train(resume=True)

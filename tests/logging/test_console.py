@@ -1,4 +1,4 @@
-"""What the console says, in each of its modes."""
+"""Console output in each mode."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_example import write_run
 
 from reconv.errors import UsageError
 from reconv.logging.console import make_console
@@ -21,30 +21,30 @@ from reconv.report.summary import summarize
 
 
 class FakeTerminal(io.StringIO):
-    """A stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-class LostScreen(FakeTerminal):
-    """A terminal that takes some writes, then fails each time, as a closed pipe or a full disk does."""
+class FailingTerminal(FakeTerminal):
+    """A terminal that fails after some writes, as a closed pipe or a full disk does."""
 
     def __init__(self, error: Exception, num_writes: int) -> None:
         super().__init__()
         self.error = error
         self.num_left = num_writes
-        self.num_refused = 0
+        self.num_failed = 0
 
     def write(self, text: str) -> int:
         if self.num_left == 0:
-            self.num_refused += 1
+            self.num_failed += 1
             raise self.error
         self.num_left -= 1
         return super().write(text)
 
 
-def play(mode: str, run: Path, stream: io.StringIO) -> str:
+def print_run(mode: str, run: Path, stream: io.StringIO) -> str:
     write_report(run)
     console = make_console(mode, run, stream)
     for event in read_events(run / "events.jsonl"):
@@ -54,9 +54,9 @@ def play(mode: str, run: Path, stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-def test_plain_says_one_line_a_log_point_and_the_result_last(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    run = fake_run(tmp_path / "run", mixed=True)
-    lines = play("plain", run, io.StringIO()).splitlines()
+def test_plain_prints_a_line_per_training_event_and_the_result_last(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", mixed=True)
+    lines = print_run("plain", run, io.StringIO()).splitlines()
     steps = [line for line in lines if line.startswith("epoch ")]
     assert len(steps) == 440 // 5
     for part in (
@@ -71,14 +71,12 @@ def test_plain_says_one_line_a_log_point_and_the_result_last(tmp_path: Path, fak
         "ETA",
     ):
         assert part in steps[43]
-    assert sum(line.startswith("evaluated at epoch") for line in lines) == 40
+    assert sum(line.startswith("validation at epoch") for line in lines) == 40
     assert lines[-1] == f"top-1 99.44 % (expected 99.0 ± 0.5: met) · report: {run / 'report.html'}"
 
 
-def test_a_run_of_less_than_an_epoch_says_so_in_two_places_of_decimals(
-    tmp_path: Path, fake_run: Callable[..., Path]
-) -> None:
-    run, stream = fake_run(tmp_path / "run"), io.StringIO()
+def test_less_than_an_epoch_is_printed_with_two_decimals(tmp_path: Path) -> None:
+    run, stream = write_run(tmp_path / "run"), io.StringIO()
     console = make_console("plain", run, stream)
     for event in read_events(run / "events.jsonl"):
         is_plan = isinstance(event, RunPlanned)
@@ -88,9 +86,9 @@ def test_a_run_of_less_than_an_epoch_says_so_in_two_places_of_decimals(
     assert "0.04545" not in stream.getvalue()
 
 
-def test_the_first_screen_says_what_on_what_how_long_and_where(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    run = fake_run(tmp_path / "run")
-    first = play("plain", run, io.StringIO()).split("\nepoch ")[0]
+def test_the_first_lines_name_recipe_model_device_length_and_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    first = print_run("plain", run, io.StringIO()).split("\nepoch ")[0]
     for part in (
         "quickstart",
         "resnet8_cifar",
@@ -102,54 +100,50 @@ def test_the_first_screen_says_what_on_what_how_long_and_where(tmp_path: Path, f
         assert part in first
 
 
-def test_a_stopped_run_says_how_to_go_on(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    run = fake_run(tmp_path / "run", stop_at=200, exit_code=75)
-    lines = play("quiet", run, io.StringIO()).splitlines()
+def test_a_stopped_run_prints_the_resume_command(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", stop_at=200, exit_code=75)
+    lines = print_run("quiet", run, io.StringIO()).splitlines()
     assert lines[0].startswith("stopped at step 200 of 440: top-1 98.89 % · report: ")
-    assert lines[1] == "to go on: reconv train quickstart --lr 0.1 --resume"
+    assert lines[1] == "to resume: reconv train quickstart --lr 0.1 --resume"
 
 
-def test_quiet_says_the_result_only(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    assert len(play("quiet", fake_run(tmp_path / "run"), io.StringIO()).splitlines()) == 1
+def test_quiet_prints_only_the_result(tmp_path: Path) -> None:
+    assert len(print_run("quiet", write_run(tmp_path / "run"), io.StringIO()).splitlines()) == 1
 
 
-def test_json_says_every_event_and_the_summary(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    run = fake_run(tmp_path / "run", broken_steps=[50])
-    *events, summary = play("json", run, io.StringIO()).splitlines()
-    # A NaN is not equal to itself, so the lines are compared as they are told.
+def test_json_prints_every_event_and_the_summary(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", broken_steps=[50])
+    *events, summary = print_run("json", run, io.StringIO()).splitlines()
+    # A NaN is not equal to itself, so the lines are compared as text.
     assert [repr(decode(line)) for line in events] == [repr(event) for event in read_events(run / "events.jsonl")]
     assert json.loads(summary) == {"kind": "summary", **summarize(run)}
 
 
-def test_a_terminal_shows_the_state_live_and_keeps_what_is_past(
-    tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_live_progress_and_keeps_past_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    shown = play("auto", fake_run(tmp_path / "run", resumes=[150]), FakeTerminal())
+    shown = print_run("auto", write_run(tmp_path / "run", resumes=[150]), FakeTerminal())
     assert "\x1b[2K" in shown  # a line is erased to be drawn anew
     assert "step 440/440" in shown
-    assert shown.count("evaluated at epoch") == 40
+    assert shown.count("validation at epoch") == 40
     assert "\x1b[?25h" in shown.split("step 440/440")[-1]  # the cursor is back
 
 
-def test_no_color_is_respected(tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
-    run = fake_run(tmp_path / "run")
+    run = write_run(tmp_path / "run")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[1;32m" in play("auto", run, FakeTerminal())
+    assert "\x1b[1;32m" in print_run("auto", run, FakeTerminal())
     monkeypatch.setenv("NO_COLOR", "1")
-    shown = play("auto", run, FakeTerminal())
+    shown = print_run("auto", run, FakeTerminal())
     assert not any(f"\x1b[{code}" in shown for code in ("1;3", "3", "38;"))
 
 
-def test_a_dumb_terminal_gets_plain_lines(
-    tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    run = fake_run(tmp_path / "run")
-    assert play("auto", run, FakeTerminal()) == play("plain", run, io.StringIO())
+    run = write_run(tmp_path / "run")
+    assert print_run("auto", run, FakeTerminal()) == print_run("plain", run, io.StringIO())
 
 
 def test_an_unknown_mode_is_refused() -> None:
@@ -159,18 +153,22 @@ def test_an_unknown_mode_is_refused() -> None:
 
 def test_rich_is_imported_only_for_a_terminal() -> None:
     code = "import sys, reconv.logging.console as c; c.make_console('plain'); print('rich' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "False"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
 @pytest.mark.parametrize(
-    "error", [BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("I/O operation on closed file")], ids=repr
+    ("mode", "term", "error"),
+    [
+        ("auto", "xterm-256color", BrokenPipeError()),
+        ("auto", "xterm-256color", ValueError("I/O operation on closed file")),
+        ("auto", "dumb", OSError(errno.ENOSPC, "full")),
+        ("json", "dumb", BrokenPipeError()),
+    ],
+    ids=repr,
 )
-@pytest.mark.parametrize("mode", ["auto", "json"])
-def test_a_screen_that_fails_is_given_up(
+def test_output_stops_when_the_stream_fails(
     tmp_path: Path,
-    fake_run: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
     error: Exception,
@@ -178,17 +176,17 @@ def test_a_screen_that_fails_is_given_up(
 ) -> None:
     monkeypatch.setenv("TERM", term)
     stdout = sys.stdout
-    stream = LostScreen(error, num_writes=20)
-    play(mode, fake_run(tmp_path / "run"), stream)
-    assert 1 <= stream.num_refused <= 3  # the write that failed, and giving the terminal back
+    stream = FailingTerminal(error, num_writes=20)
+    print_run(mode, write_run(tmp_path / "run"), stream)
+    assert 1 <= stream.num_failed <= 3  # the write that failed, and giving the terminal back
     assert sys.stdout is stdout
 
 
 @pytest.mark.parametrize("mode", ["auto", "plain", "quiet", "json"])
-def test_a_process_without_stdout_has_a_console(
-    tmp_path: Path, fake_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, mode: str
+def test_a_process_without_stdout_has_a_silent_console(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    run = fake_run(tmp_path / "run")
+    run = write_run(tmp_path / "run")
     monkeypatch.setattr(sys, "stdout", None)
     console = make_console(mode, run)
     console.on_event(LogMessage("info", "hello"))
@@ -198,8 +196,8 @@ def test_a_process_without_stdout_has_a_console(
 
 
 @pytest.mark.parametrize("mode", ["plain", "json"])
-def test_a_stream_of_ascii_alone_is_told_everything(tmp_path: Path, fake_run: Callable[..., Path], mode: str) -> None:
-    run = write_report(fake_run(tmp_path / "run")).parent
+def test_everything_is_printed_to_an_ascii_stream(tmp_path: Path, mode: str) -> None:
+    run = write_report(write_run(tmp_path / "run")).parent
     written = io.BytesIO()
     console = make_console(mode, run, io.TextIOWrapper(written, encoding="ascii"))
     console.on_event(LogMessage("info", "caf\udce9 ± 1"))
@@ -213,18 +211,18 @@ def test_a_stream_of_ascii_alone_is_told_everything(tmp_path: Path, fake_run: Ca
         assert "report.html" in last
 
 
-def test_a_report_that_was_not_written_is_not_named(tmp_path: Path, fake_run: Callable[..., Path]) -> None:
-    run = fake_run(tmp_path / "run")
+def test_a_report_that_was_not_written_is_not_mentioned(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
     stream = io.StringIO()
     make_console("quiet", run, stream).finish(summarize(run))
     assert stream.getvalue() == "top-1 99.44 % (expected 99.0 ± 0.5: met)\n"
 
 
-def test_an_image_left_out_is_said_and_marks_the_metric() -> None:
+def test_a_skipped_image_is_printed_and_noted_with_the_metric() -> None:
     stream = io.StringIO()
     console = make_console("plain", None, stream)
     console.on_event(BadImageSkipped(3, "val", 17, "val/cat/17.jpg", "the file is half-written"))
     console.on_event(EvalFinished(10, 1.0, "raw", {"top1": 0.5}, 98, 0.1, best=False, skipped=2))
     first, second = stream.getvalue().splitlines()
-    assert first == "warning: left out an image (val): val/cat/17.jpg: the file is half-written"
+    assert first == "warning: skipped a bad val image: val/cat/17.jpg: the file is half-written"
     assert second.endswith("top-1 50.00 %  without 2 bad images")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from detection_analysis_example import example_analysis
+from run_example import write_run
 
 from reconv.report.evaluation_files import DETECTION_FILE, write_detection_analysis
 from reconv.report.html import render
 
 
 @pytest.fixture
-def run(tmp_path: Path, fake_run: Callable[..., Path]) -> Path:
-    return fake_run(tmp_path / "ssd" / "1", epochs=1)
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "ssd" / "1", epochs=1)
 
 
 def test_a_run_without_an_analysis_has_no_section(run: Path) -> None:
