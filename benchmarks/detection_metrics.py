@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from reconv.batch import Batch
-from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.coco_eval import evaluate_coco
 from reconv.metrics.detection_matches import match_detections
@@ -92,7 +92,7 @@ def random_truth(random: np.random.Generator, index: int) -> Annotation:
     shares = 1 / np.arange(1, NUM_CLASSES + 1)
     labels = random.choice(NUM_CLASSES, count, p=shares / shares.sum())
     boxes = np.concatenate([corners, corners + sides], axis=1)
-    return annotation(boxes, labels, index, int(height), int(width), is_crowd=random.random(count) < 0.012)
+    return make_annotation(boxes, labels, index, int(height), int(width), is_crowd=random.random(count) < 0.012)
 
 
 def _batch(

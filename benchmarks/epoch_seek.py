@@ -12,7 +12,7 @@ import time
 import torch
 
 from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.readers.synthetic import Synthetic
+from reconv.data.readers.synthetic import SyntheticDataset
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
@@ -43,7 +43,7 @@ def seek_s(num_samples: int, drop_last: bool, epoch_samples: int | None, seed: i
         {"preprocess": spec, "drop_last": drop_last, "epoch_samples": epoch_samples, "num_workers": 0}
     )
     recipe = Recipe(seed=seed, data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=256))
-    source = Synthetic("train", num_samples, 1000, 8, 3)
+    source = SyntheticDataset("train", num_samples, 1000, 8, 3)
     plan = make_plan(recipe, Facts(num_samples, 1, 1000))
     step = round((EPOCH + 0.5) * plan.steps_per_epoch)
     began_s = time.perf_counter()

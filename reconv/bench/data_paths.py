@@ -13,15 +13,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from reconv.bench.bench_target import BenchTarget
-from reconv.data.convert.convert import Target, convert
-from reconv.data.convert.transcode import OutputFormat
+from reconv.data.convert.convert import ConvertTarget, convert
+from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Subset, evenly_spaced
 from reconv.data.readers.packed import PackedDataset
 
 AS_GIVEN, FAST = "as-given", "fast"
 PACKED = {
-    "packed-320": OutputFormat(shortest=320, quality=90),
-    "raw-400": OutputFormat(raw=True, longest=400),
+    "packed-320": TranscodeOptions(shortest=320, quality=90),
+    "raw-400": TranscodeOptions(raw=True, longest=400),
 }
 WORDS = {
     AS_GIVEN: "the data as they are",
@@ -50,9 +50,11 @@ def open_ways(subject: BenchTarget, num_pictures: int, tell: Callable[[str], Non
         found.append(Way(FAST, replace(few, recipe=subject.recipe.model_copy(update={"augment": augment}))))
     with TemporaryDirectory(prefix="reconv-bench-") as folder:
         for name, form in PACKED.items() if _are_files(few.source) else ():
-            tell(f"packing {len(few.source):,} images: {form.words}")
+            tell(f"packing {len(few.source):,} images: {form.text}")
             copy = Path(folder) / name
-            convert({"train": few.source}, None, copy, Target("packed", form), subject.plan.workers or 1, _silent)
+            convert(
+                {"train": few.source}, None, copy, ConvertTarget("packed", form), subject.plan.workers or 1, _silent
+            )
             found.append(Way(name, replace(few, source=PackedDataset(copy, "train"))))
         yield found
 

@@ -21,8 +21,8 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from reconv.errors import CheckpointError, ResourceError, UsageError
 from reconv.io.atomic import disk_errors, write_atomic
-from reconv.io.cache import CACHE_VARIABLE, cache_folder
-from reconv.io.download import Progress, digest, download, silent
+from reconv.io.cache import CACHE_ENV, cache_dir
+from reconv.io.download import Progress, digest, download, no_progress
 
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 HUB_URL = "https://huggingface.co/"
@@ -94,7 +94,7 @@ def download_weights(
     download is kept beside the file and holds from then on.
     """
     url, expected = _address(name, base_url)
-    folder = (cache or cache_folder()) / "weights"
+    folder = (cache or cache_dir()) / "weights"
     part_of_name = Path(unquote(urlsplit(url).path)).name
     if not part_of_name:
         raise UsageError(f"{url} names no file", then="give the whole address of a weights file")
@@ -103,7 +103,7 @@ def download_weights(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _held(path.with_name(path.name + ".lock")):
-            found = _cached(path, expected) or _fetch(url, path, expected, progress or silent)
+            found = _cached(path, expected) or _fetch(url, path, expected, progress or no_progress)
             advice = _ADVICE.get(name.partition(":")[2], "") if name.startswith("torchvision:") else ""
             return DownloadedWeights(found.path, f"{found.note}; {advice}") if advice else found
     except OSError as error:
@@ -111,7 +111,7 @@ def download_weights(
             "cannot keep weights in the cache",
             where=error.filename or str(folder),
             why=error.strerror or str(error),
-            then=f"make room, or name another folder: {CACHE_VARIABLE}=DIR",
+            then=f"make room, or name another folder: {CACHE_ENV}=DIR",
         ) from error
 
 

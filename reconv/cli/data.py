@@ -1,8 +1,4 @@
-"""The verb `data`: get a data set onto this machine, and convert it.
-
-Owns the progress bars. Refuses to know addresses, checksums and formats. Invariant: nothing is downloaded that was not
-named, and no file of the user is changed.
-"""
+"""The commands `data get` and `data convert`: download public datasets and convert datasets to other formats."""
 
 from __future__ import annotations
 
@@ -29,13 +25,13 @@ def _pair(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple
         return None
     words = text.replace("_", "").split(",")
     if len(words) != 2 or not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-        raise click.BadParameter("two numbers, for training and validation: 1024,128", ctx, param)
+        raise click.BadParameter("expected two numbers, for training and validation: 1024,128", ctx, param)
     return int(words[0]), int(words[1])
 
 
 @click.group(cls=CommandGroup)
 def data() -> None:
-    """Get data sets and convert them.
+    """Download, convert and inspect datasets.
 
     \b
     Examples:
@@ -47,12 +43,12 @@ def data() -> None:
 @data.command("get", cls=Command)
 @click.argument("name", type=click.Choice(["cifar10", "cifar100", "coco2017"]))
 @click.argument("folder", type=click.Path(path_type=Path), envvar="DATA_DIR", default=Path("data"))
-@click.option("--base-url", metavar="URL", help="A mirror's folder, instead of the data set's home page.")
+@click.option("--base-url", metavar="URL", help="URL of a mirror, instead of the dataset's home page.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
-    """Download NAME into FOLDER (else $DATA_DIR, else data/), check it and unpack it.
+    """Download NAME into FOLDER (default: $DATA_DIR, else data/), verify its checksum and unpack it.
 
-    A broken download goes on where it stopped; a wrong checksum is refused.
+    Run the same command again to resume an interrupted download.
 
     \b
     Examples:
@@ -61,18 +57,18 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    from reconv.data.download_dataset import get as fetch
+    from reconv.data.download_dataset import download_dataset
 
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=_stderr()) as bar:
         task = bar.add_task(name, total=None)
 
-        def advance(there: int, total: int | None) -> None:
-            bar.update(task, completed=there, total=total)
+        def advance(done: int, total: int | None) -> None:
+            bar.update(task, completed=done, total=total)
 
-        got = fetch(name, folder, progress=advance, base_url=base_url)
-    said = "was there already" if got.already_there else "is complete"
-    click.echo(f"{name} {said}: {got.path}")
+        downloaded = download_dataset(name, folder, progress=advance, base_url=base_url)
+    status = "was already there" if downloaded.already_there else "is complete"
+    click.echo(f"{name} {status}: {downloaded.path}")
 
 
 @data.command("convert", cls=Command)
@@ -80,27 +76,39 @@ def get(name: str, folder: Path, base_url: str | None, quiet: bool) -> None:
 @click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
 @click.option("--to", "kind", type=click.Choice(["packed", "folder", "tar", "tfrecord", "coco"]), required=True)
 @click.option(
-    "--from", "source_kind", metavar="KIND", default="auto", help="What SOURCE is, where it could be two things."
+    "--from", "source_kind", metavar="KIND", default="auto", help="Format of SOURCE, if it could be more than one."
 )
-@click.option("--raw", is_flag=True, help="Keep pixels instead of encoded files (packed).")
-@click.option("--longest", metavar="PX", type=click.IntRange(1), help="Make images with a longer side smaller.")
-@click.option("--shortest", metavar="PX", type=click.IntRange(1), help="The same, by the shorter side.")
+@click.option("--raw", is_flag=True, help="Store decoded pixels instead of encoded images (packed only).")
+@click.option("--longest", metavar="PX", type=click.IntRange(1), help="Downscale images whose longer side is larger.")
+@click.option("--shortest", metavar="PX", type=click.IntRange(1), help="Downscale images whose shorter side is larger.")
 @click.option(
-    "--quality", metavar="1-100", type=click.IntRange(1, 100), help="Encode every image as JPEG of this quality."
-)
-@click.option("--per-shard", metavar="N", type=click.IntRange(1), help="Samples in a shard (packed, tar); else 4096.")
-@click.option("--shards", metavar="TRAIN,VAL", callback=_pair, help="Numbers of shards (tfrecord); else 1024,128.")
-@click.option("--labels", type=click.Path(path_type=Path, exists=True), help="ImageNet archives: label list or devkit.")
-@click.option(
-    "--expect", metavar="TRAIN,VAL", callback=_pair, help="Samples there must be; archives: else as published."
+    "--quality", metavar="1-100", type=click.IntRange(1, 100), help="Re-encode every image as JPEG of this quality."
 )
 @click.option(
-    "--bad-boxes", type=click.Choice(["skip", "clip", "stop"]), default="skip", help="Boxes beyond an image's edge."
+    "--per-shard", metavar="N", type=click.IntRange(1), help="Samples per shard (packed, tar); default: 4096."
+)
+@click.option("--shards", metavar="TRAIN,VAL", callback=_pair, help="Numbers of shards (tfrecord); default: 1024,128.")
+@click.option(
+    "--labels",
+    type=click.Path(path_type=Path, exists=True),
+    help="Validation labels of the ImageNet archives: a list or the devkit.",
 )
 @click.option(
-    "--empty-images", type=click.Choice(["drop", "keep"]), default="drop", help="Training images without a box."
+    "--expect", metavar="TRAIN,VAL", callback=_pair, help="Required numbers of samples; archives: default as published."
 )
-@click.option("--workers", metavar="N", type=click.IntRange(1), help="Threads; else one a core.")
+@click.option(
+    "--bad-boxes",
+    type=click.Choice(["skip", "clip", "stop"]),
+    default="skip",
+    help="What to do with boxes outside of their image.",
+)
+@click.option(
+    "--empty-images",
+    type=click.Choice(["drop", "keep"]),
+    default="drop",
+    help="What to do with training images without a box.",
+)
+@click.option("--workers", metavar="N", type=click.IntRange(1), help="Threads; default: one per core.")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
 def convert(
     source: str,
@@ -120,11 +128,12 @@ def convert(
     workers: int | None,
     quiet: bool,
 ) -> None:
-    """Write the data at SOURCE in another form to DEST, which must not exist yet.
+    """Convert the data at SOURCE to another format in DEST, which must not exist yet.
 
-    SOURCE is what --data takes, `digits`, or the folder with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar (and
-    a label list or the devkit). DEST appears when it is whole; the same command goes on after a kill. Images with
-    boxes become TFRecords or COCO's layout; training images without a usable box are left out, and counted.
+    SOURCE is anything --data takes, `digits`, or the folder with ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar
+    (and a list of labels or the devkit). DEST appears when it is complete; run the same command again to continue
+    after an interruption. Images with boxes are written as TFRecords or in COCO's layout; training images without a
+    usable box are left out and counted.
 
     \b
     Examples:
@@ -136,25 +145,26 @@ def convert(
     from reconv.data.boxes.annotations import DetectionDataset
     from reconv.data.convert.convert import convert as write
     from reconv.data.convert.convert import make_target
-    from reconv.data.convert.inputs import open_splits
-    from reconv.data.convert.transcode import OutputFormat
+    from reconv.data.convert.open_splits import open_splits
+    from reconv.data.convert.transcode import TranscodeOptions
     from reconv.recipe.data_fields import DataConfig
 
-    form = OutputFormat(raw, longest, shortest, quality)
+    options = TranscodeOptions(raw, longest, shortest, quality)
     policy = DataConfig.model_validate({"bad_boxes": bad_boxes, "empty_images": empty_images})
-    splits, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect), policy)
-    boxed = {split: opened for split, opened in splits.items() if isinstance(opened, DetectionDataset)}
-    target = make_target(kind, form, per_shard, None if shards is None else _splits(shards), has_boxes=bool(boxed))
+    datasets, root = open_splits(source, source_kind, labels, None if expect is None else _splits(expect), policy)
+    boxed = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, DetectionDataset)}
+    target = make_target(kind, options, per_shard, None if shards is None else _splits(shards), has_boxes=bool(boxed))
     with _progress(quiet) as advance:
-        done = write(splits, root, destination, target, workers or _num_cores(), advance)
-    counts = ", ".join(f"{count:,} {split}" for split, count in done.num_samples.items())
-    for split, opened in boxed.items():
-        for note in opened.notes:
+        result = write(datasets, root, destination, target, workers or _num_cores(), advance)
+    counts = ", ".join(f"{count:,} {split}" for split, count in result.num_samples.items())
+    for split, dataset in boxed.items():
+        for note in dataset.notes:
             click.echo(f"{split}: {note}")
-    repaired = ", ".join(f"{count:,} {why}" for why, count in done.repaired.items())
-    said = "was there already" if done.already_there else "is complete"
+    repaired = ", ".join(f"{count:,} {why}" for why, count in result.repaired.items())
+    status = "was already there" if result.already_there else "is complete"
     click.echo(
-        f"{kind} data {said}: {destination} ({counts})" + (f"; encoded as RGB JPEG: {repaired}" if repaired else "")
+        f"{kind} data {status}: {destination} ({counts})"
+        + (f"; re-encoded as RGB JPEG: {repaired}" if repaired else "")
     )
 
 
@@ -168,15 +178,15 @@ def _num_cores() -> int:
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar that counts samples."""
+    """A progress bar that counts samples."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("samples"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=_stderr()) as bar:
         task = bar.add_task("samples", total=None)
 
-        def advance(there: int, total: int) -> None:
-            bar.update(task, completed=there, total=total)
+        def advance(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
 
         yield advance
 

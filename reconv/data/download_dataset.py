@@ -1,7 +1,6 @@
-"""Downloading the public data sets a recipe names.
+"""Download the public datasets that recipes use.
 
-Owns addresses, checksums and unpacking. Refuses to know how bytes travel and what is inside. Invariant: the folder of
-an archive appears whole or not at all, and only from an archive whose checksum is right.
+The folder of an archive appears complete or not at all, and only from an archive whose checksum is right.
 """
 
 from __future__ import annotations
@@ -15,37 +14,37 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urljoin
 
 from reconv.errors import DataError, ResourceError, UsageError
-from reconv.io.download import Progress, digest, download, silent
+from reconv.io.download import Progress, digest, download, no_progress
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A downloadable tar or zip file, the folder it unpacks to, and what must be there to call it complete."""
+    """A tar or zip file to download, the folder it unpacks to, and what a complete folder holds."""
 
-    file: str  # below the home of its data set
+    file: str  # relative to the dataset's URL
     md5: str
     folder: str
-    sizes_bytes: Mapping[str, int] = field(default_factory=dict)  # of the files that matter
+    sizes_bytes: Mapping[str, int] = field(default_factory=dict)  # of the files that are checked
     num_files: int | None = None
 
     @property
     def name(self) -> str:
-        """The file without the folders it lies in on the server."""
+        """The file name without the folders on the server."""
         return PurePosixPath(self.file).name
 
 
 @dataclass(frozen=True, slots=True)
-class DataSet:
-    """Archives of one home, unpacked side by side into a folder of their own, or straight into the one named."""
+class DatasetArchives:
+    """The archives of a dataset; they are unpacked side by side into `folder`."""
 
-    home: str
+    base_url: str
     archives: tuple[Archive, ...]
-    folder: str = ""
+    folder: str = ""  # empty: directly into the folder the user gave
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
-    """Where the data is, and whether it had been there before."""
+class DownloadedDataset:
+    """Where the data is, and whether it was already there."""
 
     path: Path
     already_there: bool
@@ -53,11 +52,11 @@ class Got:
 
 _CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 
-_CIFAR_HOME = "https://www.cs.toronto.edu/~kriz/"
+_CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
 
-DATA_SETS = {
-    "cifar10": DataSet(
-        _CIFAR_HOME,
+DATASETS = {
+    "cifar10": DatasetArchives(
+        _CIFAR_URL,
         (
             Archive(
                 "cifar-10-binary.tar.gz",
@@ -67,8 +66,8 @@ DATA_SETS = {
             ),
         ),
     ),
-    "cifar100": DataSet(
-        _CIFAR_HOME,
+    "cifar100": DatasetArchives(
+        _CIFAR_URL,
         (
             Archive(
                 "cifar-100-binary.tar.gz",
@@ -78,10 +77,9 @@ DATA_SETS = {
             ),
         ),
     ),
-    # The smallest first: whoever has no room for training images, some 37 GB while they are unpacked, learns it late
-    # but keeps the rest.
-    "coco2017": DataSet(
-        "http://images.cocodataset.org/",  # its certificate is of another host; the checksums are what counts
+    # The smallest first: without space for the training images, some 37 GB while unpacking, one still gets the rest.
+    "coco2017": DatasetArchives(
+        "http://images.cocodataset.org/",  # http, because its certificate is for another host; checksums are verified
         (
             Archive(
                 "annotations/annotations_trainval2017.zip",
@@ -97,35 +95,39 @@ DATA_SETS = {
 }
 
 
-def get(name: str, folder: Path, progress: Progress | None = None, base_url: str | None = None) -> Got:
-    """The named data set under `folder`, downloaded unless it is there."""
-    if name not in DATA_SETS:
+def download_dataset(
+    name: str, folder: Path, progress: Progress | None = None, base_url: str | None = None
+) -> DownloadedDataset:
+    """Download the named dataset into `folder`, unless it is there."""
+    if name not in DATASETS:
         raise UsageError(
-            f"no data set called {name}", why=f"there are {', '.join(DATA_SETS)}", then="reconv data get cifar10"
+            f"unknown dataset {name}", why=f"known are {', '.join(DATASETS)}", then="reconv data get cifar10"
         )
-    return fetch_data_set(DATA_SETS[name], folder, progress, base_url)
+    return fetch_archives(DATASETS[name], folder, progress, base_url)
 
 
-def fetch_data_set(data_set: DataSet, folder: Path, progress: Progress | None, base_url: str | None = None) -> Got:
-    """Every archive of a data set that is not there yet; the place is the folder that holds all of them."""
-    home, inner = base_url or data_set.home, folder / data_set.folder
-    got = [fetch_archive(archive, inner, progress, home) for archive in data_set.archives]
-    place = got[0].path if len(got) == 1 else inner
-    return Got(place, already_there=all(one.already_there for one in got))
+def fetch_archives(
+    dataset: DatasetArchives, folder: Path, progress: Progress | None, base_url: str | None = None
+) -> DownloadedDataset:
+    """Fetch every archive that is not there yet; returns the folder that holds all of them."""
+    url, inner = base_url or dataset.base_url, folder / dataset.folder
+    fetched = [fetch_archive(archive, inner, progress, url) for archive in dataset.archives]
+    path = fetched[0].path if len(fetched) == 1 else inner
+    return DownloadedDataset(path, already_there=all(one.already_there for one in fetched))
 
 
-def fetch_archive(archive: Archive, folder: Path, progress: Progress | None, base_url: str) -> Got:
+def fetch_archive(archive: Archive, folder: Path, progress: Progress | None, base_url: str) -> DownloadedDataset:
     """Download, check and unpack one archive into `folder`."""
     final = folder / archive.folder
     if final.is_dir():
-        _refuse_incomplete(archive, final)
-        return Got(final, already_there=True)
+        _check_complete(archive, final)
+        return DownloadedDataset(final, already_there=True)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{archive.name}.part"
         url = urljoin(base_url.rstrip("/") + "/", archive.file)
-        download(url, part, progress or silent, error=DataError, otherwise="name a mirror: --base-url URL")
-        _check(archive, part)
+        download(url, part, progress or no_progress, error=DataError, otherwise="use a mirror: --base-url URL")
+        _verify_checksum(archive, part)
         _unpack(archive, part, final)
         part.unlink()
     except OSError as error:
@@ -133,62 +135,64 @@ def fetch_archive(archive: Archive, folder: Path, progress: Progress | None, bas
             f"cannot write to {folder}",
             where=error.filename or str(folder),
             why=error.strerror or str(error),
-            then="free some space or name a folder you may write to",
+            then="free some space or choose a writable folder",
         ) from error
-    return Got(final, already_there=False)
+    return DownloadedDataset(final, already_there=False)
 
 
-def _refuse_incomplete(archive: Archive, final: Path) -> None:
+def _check_complete(archive: Archive, final: Path) -> None:
     for name, size in archive.sizes_bytes.items():
         file = final / name
         if not file.is_file() or file.stat().st_size != size:
             raise DataError(
-                f"{final} is there, but {name} is {'of another size' if file.is_file() else 'missing'}",
+                f"{final} exists, but {name} {'has another size' if file.is_file() else 'is missing'}",
                 where=str(file),
-                why="the folder is an incomplete copy; it was not downloaded by this command",
-                then=f"remove it and type the same command again: rm -r {final}",
+                why="the folder is an incomplete copy that was not made by this command",
+                then=f"remove it and run the same command again: rm -r {final}",
             )
     num_files = archive.num_files and sum(1 for entry in final.iterdir() if entry.is_file())
     if num_files != archive.num_files:
         raise DataError(
-            f"{final} is there, but it holds {num_files:,} files instead of {archive.num_files:,}",
+            f"{final} exists, but it holds {num_files:,} files instead of {archive.num_files:,}",
             where=str(final),
-            why="the folder is an incomplete copy; it was not downloaded by this command",
-            then=f"remove it and type the same command again: rm -r {final}",
+            why="the folder is an incomplete copy that was not made by this command",
+            then=f"remove it and run the same command again: rm -r {final}",
         )
 
 
-def _check(archive: Archive, part: Path) -> None:
+def _verify_checksum(archive: Archive, part: Path) -> None:
     found = digest(part, "md5")
     if found != archive.md5:
         size = part.stat().st_size
         part.unlink()
         raise DataError(
-            f"checksum of {archive.name} is wrong: {found} instead of {archive.md5} ({size:,} bytes)",
+            f"wrong checksum of {archive.name}: {found} instead of {archive.md5} ({size:,} bytes)",
             where=str(part),
-            why="the file was damaged on the way, or the server sent something else; it has been removed",
-            then="type the same command again",
+            why="the download was corrupted, or the server sent another file; it has been removed",
+            then="run the same command again",
         )
 
 
 def _unpack(archive: Archive, part: Path, final: Path) -> None:
-    """Unpack beside the final place and rename, so that a half-unpacked folder is never taken for data."""
-    room = final.with_name(f".{final.name}.unpacking")
-    if room.exists():
-        shutil.rmtree(room)
+    """Unpack beside the final folder and rename, so that a half-unpacked folder is never taken for data."""
+    unpacking = final.with_name(f".{final.name}.unpacking")
+    if unpacking.exists():
+        shutil.rmtree(unpacking)
     try:
         if archive.name.endswith(".zip"):
             with zipfile.ZipFile(part) as zipped:
-                zipped.extractall(room)
+                zipped.extractall(unpacking)
         else:
             with tarfile.open(part) as tar:
-                tar.extractall(room, filter="data")
-        inner = room / archive.folder
+                tar.extractall(unpacking, filter="data")
+        inner = unpacking / archive.folder
         if not inner.is_dir():
-            raise DataError(f"{archive.name} has no folder {archive.folder}", where=str(part), why="another archive?")
+            raise DataError(
+                f"{archive.name} has no folder {archive.folder}", where=str(part), why="it may be another archive"
+            )
         inner.rename(final)
     except (tarfile.TarError, zipfile.BadZipFile) as error:
         part.unlink()
-        raise DataError(f"{archive.name} does not unpack", where=str(part), why=str(error)) from error
+        raise DataError(f"cannot unpack {archive.name}", where=str(part), why=str(error)) from error
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        shutil.rmtree(unpacking, ignore_errors=True)

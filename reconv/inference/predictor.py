@@ -18,7 +18,7 @@ from reconv.checkpoint.locate import LocatedWeights
 from reconv.data.dataset import Dataset
 from reconv.data.decode.decode import convert_mode, decode_picture, eval_picture, picture
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.storage.local import read, read_named
+from reconv.data.storage.local import read, read_file_or_pipe
 from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
 from reconv.errors import DataError, UsageError
@@ -295,7 +295,7 @@ def to_pil(image: ImageInput, channels: int) -> Image.Image:
     if isinstance(image, str | Path):
         image = ImageFile(Path(image))
     if isinstance(image, ImageFile):
-        data = read_named(image.path) if image.is_named else read(image.path)
+        data = read_file_or_pipe(image.path) if image.is_named else read(image.path)
         return decode_picture(data, channels, str(image.path))
     if isinstance(image, bytes):
         return decode_picture(image, channels)

@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.inspect.box_splits import box_reader
-from reconv.data.inspect.contact_sheet import Sheet, titled
+from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
+from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader
-from reconv.data.readers.detect import Found, detect
+from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.factory import NEED_NO_PATH, subsample
 from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess, unprepare
 from reconv.errors import UsageError
@@ -72,12 +72,12 @@ def show(
         _sheet(f"{resolved.name}: {seen['images'].shape[-1]} pixels, as evaluation sees them", seen, some, sources),
     ]
     side_px = max(train["images"].shape[-1], seen["images"].shape[-1], 96)
-    return Shown(titled(sheets, tile_px=min(side_px, 256)), resolved.name, sources.train.origin)
+    return Shown(contact_sheets(sheets, tile_px=min(side_px, 256)), resolved.name, sources.train.origin)
 
 
-def _kind(found: Found) -> str:
+def _kind(found: DetectedDataset) -> str:
     """What tells the usual recipe: records with boxes are as COCO is."""
-    return "coco" if found.kind == "tfrecord" and box_reader(found) is not None else found.kind
+    return "coco" if found.kind == "tfrecord" and find_box_reader(found) is not None else found.kind
 
 
 def _few_at_a_time(recipe: Recipe, images: int) -> Recipe:
@@ -117,15 +117,15 @@ def _eval_batch(recipe: Recipe, sources: Datasets, images: int) -> Batch:
     return EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)
 
 
-def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Datasets) -> Sheet:
+def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Datasets) -> ContactSheet:
     pixels = unprepare(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
     names = sources.train.class_names
     if "boxes" not in batch.tensors:
-        return Sheet(title, tiles, [names[target] for target in batch["targets"].tolist()])
+        return ContactSheet(title, tiles, [names[target] for target in batch["targets"].tolist()])
     rows = zip(tiles, batch["boxes"], batch["labels"], strict=True)
     drawn = [_with_boxes(tile, boxes, labels, names) for tile, boxes, labels in rows]
-    return Sheet(title, drawn, [_boxes(int((labels > 0).sum())) for labels in batch["labels"]])
+    return ContactSheet(title, drawn, [_boxes(int((labels > 0).sum())) for labels in batch["labels"]])
 
 
 def _with_boxes(tile: Image.Image, boxes: Tensor, labels: Tensor, names: Sequence[str]) -> Image.Image:

@@ -34,7 +34,7 @@ def trace_kernels(
     """The variants of kernels that a training pass over images [channels, height, width] launches, in that order."""
     twin = _meta_copy(model).train()
     positions = torch.empty(_NUM_IMAGES, dtype=torch.int64, device="meta")
-    LayerState(twin).set_micro_batch(Batch({}, positions, (_NUM_IMAGES,)), step=0)
+    LayerState(twin).enter(Batch({}, positions, (_NUM_IMAGES,)), step=0)
     images = torch.empty(_NUM_IMAGES, *image, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
     with trace_launches() as noted, _MetaOps():
         with autocast:

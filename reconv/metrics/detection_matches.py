@@ -112,7 +112,7 @@ class _ImageMatches:
 
 
 def _match_image(image: ImageDetections) -> _ImageMatches:
-    objects, crowds = image.truth.take(~image.truth.is_crowd), image.truth.take(image.truth.is_crowd)
+    objects, crowds = image.truth.select(~image.truth.is_crowd), image.truth.select(image.truth.is_crowd)
     intersection = _intersections(image.boxes_xyxy, objects.boxes_xyxy.astype(np.float64))
     areas, object_areas = _areas(image.boxes_xyxy), _areas(objects.boxes_xyxy.astype(np.float64))
     union = areas[:, None] + object_areas[None, :] - intersection

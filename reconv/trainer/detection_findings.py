@@ -15,7 +15,7 @@ from PIL import Image
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import evenly_spaced
-from reconv.data.inspect.draw_boxes import BAD, GOOD, INDIFFERENT, DrawnBox, draw_boxes
+from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_boxes
 from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger
@@ -116,7 +116,7 @@ def _beside(judged: Judged, source: DetectionDataset) -> Image.Image:
         for number, (box, label) in enumerate(zip(truth.boxes_xyxy.tolist(), truth.labels.tolist(), strict=True))
     ]
     colours = [
-        GOOD if right else INDIFFERENT if ignored else BAD
+        GOOD if right else NEUTRAL if ignored else BAD
         for right, ignored in zip(judged.outcomes.true_positive, judged.outcomes.ignored, strict=True)
     ]
     found = [
@@ -135,7 +135,7 @@ def _beside(judged: Judged, source: DetectionDataset) -> Image.Image:
 def _truth_colour(judged: Judged, number: int) -> tuple[int, int, int]:
     truth = judged.image.truth
     if truth.is_crowd[number] or truth.difficult[number]:
-        return INDIFFERENT
+        return NEUTRAL
     return GOOD if judged.found[number] else BAD
 
 

@@ -18,7 +18,7 @@ import pytest
 from reconv.checkpoint import download_weights as room
 from reconv.checkpoint.download_weights import TORCHVISION, DownloadedWeights, download_weights, is_remote
 from reconv.errors import CheckpointError, ExitCode, ResourceError, UsageError
-from reconv.io.cache import cache_folder
+from reconv.io.cache import cache_dir
 from reconv.models import model_names
 
 BODY = os.urandom(200_000)
@@ -82,7 +82,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_published_name_is_fetched_once_and_then_comes_from_the_cache(server: Server, tiny: str) -> None:
     first = download_weights(tiny, base_url=server.url)
     assert first.path.read_bytes() == BODY
-    assert first.path.parent == cache_folder() / "weights"
+    assert first.path.parent == cache_dir() / "weights"
     assert f"sha256 {SHA256[:8]} as published" in first.note
     second = download_weights(tiny, base_url=server.url)
     assert second == DownloadedWeights(first.path, f"from the cache, sha256 {SHA256[:8]}")
@@ -108,7 +108,7 @@ def test_another_file_than_the_published_one_is_refused_and_removed(server: Serv
     with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as caught:
         download_weights(tiny, base_url=server.url)
     assert caught.value.code == ExitCode.CHECKPOINT
-    assert [p.suffix for p in (cache_folder() / "weights").iterdir()] == [".lock"]
+    assert [p.suffix for p in (cache_dir() / "weights").iterdir()] == [".lock"]
     server.body = BODY
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 

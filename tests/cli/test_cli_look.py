@@ -46,7 +46,7 @@ def test_check_of_good_data_ends_with_0_and_leaves_a_table_json_and_picture(
     out = tmp_path / "out"
     assert run("data", "check", str(flowers), "--out", str(out)) == 0
     printed = capsys.readouterr().out
-    assert "no faults" in printed
+    assert "no errors" in printed
     assert "daisy" in printed
     assert json.loads((out / "check.json").read_text())["splits"]["val"]["classes"] == {"daisy": 2, "tulip": 2}
     assert size_of(out / "contact.png")[0] > 400

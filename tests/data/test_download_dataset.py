@@ -17,7 +17,14 @@ import pytest
 from box_examples import write_coco
 
 from reconv.cli import main
-from reconv.data.download_dataset import DATA_SETS, Archive, DataSet, fetch_archive, fetch_data_set, get
+from reconv.data.download_dataset import (
+    DATASETS,
+    Archive,
+    DatasetArchives,
+    download_dataset,
+    fetch_archive,
+    fetch_archives,
+)
 from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, ExitCode, ResourceError, UsageError
 from reconv.recipe.data_fields import DataConfig
@@ -118,7 +125,7 @@ def test_what_is_there_is_not_downloaded_again(server: Server, tmp_path: Path) -
     assert fetch_archive(ARCHIVE, tmp_path / "d", None, server.url).already_there
     assert len(server.behaviour.ranges) == 1
     (tmp_path / "d" / "set-bin" / "train.bin").write_bytes(b"short")
-    with pytest.raises(DataError, match=r"train.bin is of another size(.|\n)*rm -r"):
+    with pytest.raises(DataError, match=r"train.bin has another size(.|\n)*rm -r"):
         fetch_archive(ARCHIVE, tmp_path / "d", None, server.url)
 
 
@@ -131,7 +138,7 @@ def test_a_cut_connection_goes_on_where_it_stopped(server: Server, tmp_path: Pat
 
 def test_a_download_that_broke_off_is_resumed_by_the_next_command(server: Server, tmp_path: Path) -> None:
     server.behaviour.cut_after_bytes = [120_000, *[0] * 20]
-    with pytest.raises(DataError, match=r"broke off(.|\n)*same command again"):
+    with pytest.raises(DataError, match=r"was interrupted(.|\n)*same command again"):
         fetch(server, tmp_path / "d")
     assert (tmp_path / "d" / "set.tar.gz.part").stat().st_size == 120_000
     server.behaviour.cut_after_bytes = []
@@ -159,7 +166,7 @@ def test_a_part_that_is_already_whole_is_used(server: Server, tmp_path: Path) ->
 
 def test_a_wrong_checksum_is_an_error_and_removes_the_part(server: Server, tmp_path: Path) -> None:
     server.behaviour.body = BODY[:-1] + bytes([BODY[-1] ^ 1])
-    with pytest.raises(DataError, match=r"checksum of set\.tar\.gz is wrong") as caught:
+    with pytest.raises(DataError, match=r"wrong checksum of set\.tar\.gz") as caught:
         fetch(server, tmp_path / "d")
     assert caught.value.code == ExitCode.DATA
     assert list((tmp_path / "d").iterdir()) == []
@@ -179,7 +186,7 @@ def test_a_stale_part_of_something_else_does_not_block_for_ever(server: Server, 
 def test_a_missing_file_names_the_address_and_is_not_retried(server: Server, tmp_path: Path) -> None:
     server.behaviour.status = 404
     with pytest.raises(DataError, match=r"some/where/cifar-10-binary.tar.gz(.|\n)*404"):
-        get("cifar10", tmp_path / "d", base_url=server.url)
+        download_dataset("cifar10", tmp_path / "d", base_url=server.url)
     assert len(server.behaviour.ranges) == 1
 
 
@@ -192,14 +199,14 @@ def test_a_failing_server_is_tried_a_few_times(server: Server, tmp_path: Path) -
 
 def test_no_server_at_all_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be reached"):
-        get("cifar100", tmp_path / "d", base_url="http://127.0.0.1:9/")
+        download_dataset("cifar100", tmp_path / "d", base_url="http://127.0.0.1:9/")
 
 
 def test_an_archive_cannot_write_outside_its_folder(server: Server, tmp_path: Path) -> None:
     body = tar_of({"set-bin/train.bin": b"1", "../../escaped": b"2"})
     server.behaviour.body = body
     archive = Archive("set.tar.gz", hashlib.md5(body).hexdigest(), "set-bin", {})
-    with pytest.raises(DataError, match="does not unpack"):
+    with pytest.raises(DataError, match="cannot unpack"):
         fetch_archive(archive, tmp_path / "a" / "b", None, server.url)
     assert [str(path) for path in tmp_path.rglob("*escaped*")] == []
     assert list((tmp_path / "a" / "b").iterdir()) == []
@@ -213,8 +220,8 @@ def test_a_folder_that_cannot_be_made_is_a_resource_error(server: Server, tmp_pa
 
 def test_unknown_names_are_a_usage_error_and_known_ones_point_at_official_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cifar10, cifar100"):
-        get("imagenet", tmp_path)
-    folders = [archive.folder for data_set in DATA_SETS.values() for archive in data_set.archives]
+        download_dataset("imagenet", tmp_path)
+    folders = [archive.folder for data_set in DATASETS.values() for archive in data_set.archives]
     assert folders == ["cifar-10-batches-bin", "cifar-100-binary", "annotations", "val2017", "train2017"]
 
 
@@ -227,24 +234,24 @@ def zip_of(files: dict[str, bytes]) -> bytes:
 
 
 @pytest.fixture
-def coco(tmp_path: Path, server: Server) -> DataSet:
+def coco(tmp_path: Path, server: Server) -> DatasetArchives:
     """COCO in miniature on the server: the same three archives, folders and addresses."""
     box = {"category_id": 1, "bbox": [1, 1, 5, 5]}
     root = write_coco(tmp_path / "m", {s: [(f"{s}.jpg", 20, 20, [box])] for s in ("train", "val")}, {1: "person"})
     archives = []
-    for archive in DATA_SETS["coco2017"].archives:
+    for archive in DATASETS["coco2017"].archives:
         files = sorted((root / archive.folder).iterdir())
         body = zip_of({f"{archive.folder}/{file.name}": file.read_bytes() for file in files})
         server.behaviour.files[archive.file] = body
         archives.append(replace(archive, md5=hashlib.md5(body).hexdigest(), num_files=len(files)))
-    return replace(DATA_SETS["coco2017"], archives=tuple(archives))
+    return replace(DATASETS["coco2017"], archives=tuple(archives))
 
 
 def test_coco_is_three_archives_in_one_folder_that_can_be_trained_on(
-    coco: DataSet, server: Server, tmp_path: Path
+    coco: DatasetArchives, server: Server, tmp_path: Path
 ) -> None:
     server.behaviour.cut_after_bytes = [100, 40]
-    got = fetch_data_set(coco, tmp_path / "d", None, server.url)
+    got = fetch_archives(coco, tmp_path / "d", None, server.url)
     assert got.path == tmp_path / "d" / "coco2017" and not got.already_there
     assert sorted(path.name for path in got.path.iterdir()) == ["annotations", "train2017", "val2017"]
     assert server.behaviour.ranges == [None, "bytes=100-", "bytes=140-", None, None]
@@ -253,33 +260,35 @@ def test_coco_is_three_archives_in_one_folder_that_can_be_trained_on(
 
 
 def test_what_is_there_of_coco_is_not_fetched_again_and_must_be_whole(
-    coco: DataSet, server: Server, tmp_path: Path
+    coco: DatasetArchives, server: Server, tmp_path: Path
 ) -> None:
     train = server.behaviour.files.pop("zips/train2017.zip")
     with pytest.raises(DataError, match=r"train2017\.zip(.|\n)*404"):
-        fetch_data_set(coco, tmp_path / "d", None, server.url)
+        fetch_archives(coco, tmp_path / "d", None, server.url)
     server.behaviour.files["zips/train2017.zip"] = train
     server.behaviour.ranges.clear()
-    assert not fetch_data_set(coco, tmp_path / "d", None, server.url).already_there
+    assert not fetch_archives(coco, tmp_path / "d", None, server.url).already_there
     assert len(server.behaviour.ranges) == 1
-    assert fetch_data_set(coco, tmp_path / "d", None, server.url).already_there
+    assert fetch_archives(coco, tmp_path / "d", None, server.url).already_there
     (tmp_path / "d" / "coco2017" / "val2017" / "val.jpg").unlink()
     with pytest.raises(DataError, match="it holds 0 files instead of 1"):
-        fetch_data_set(coco, tmp_path / "d", None, server.url)
+        fetch_archives(coco, tmp_path / "d", None, server.url)
 
 
-def test_a_damaged_coco_archive_is_refused_by_its_checksum(coco: DataSet, server: Server, tmp_path: Path) -> None:
+def test_a_damaged_coco_archive_is_refused_by_its_checksum(
+    coco: DatasetArchives, server: Server, tmp_path: Path
+) -> None:
     body = server.behaviour.files["zips/val2017.zip"]
     server.behaviour.files["zips/val2017.zip"] = body[:-1] + bytes([body[-1] ^ 1])
-    with pytest.raises(DataError, match=r"checksum of val2017\.zip is wrong"):
-        fetch_data_set(coco, tmp_path / "d", None, server.url)
+    with pytest.raises(DataError, match=r"wrong checksum of val2017\.zip"):
+        fetch_archives(coco, tmp_path / "d", None, server.url)
     assert sorted(path.name for path in (tmp_path / "d" / "coco2017").iterdir()) == ["annotations"]
 
 
-def test_a_zip_that_is_none_does_not_unpack(coco: DataSet, server: Server, tmp_path: Path) -> None:
+def test_a_zip_that_is_none_does_not_unpack(coco: DatasetArchives, server: Server, tmp_path: Path) -> None:
     server.behaviour.files["zips/val2017.zip"] = b"no zip"
     broken = replace(coco.archives[1], md5=hashlib.md5(b"no zip").hexdigest())
-    with pytest.raises(DataError, match=r"val2017\.zip does not unpack"):
+    with pytest.raises(DataError, match=r"cannot unpack val2017\.zip"):
         fetch_archive(broken, tmp_path / "d", None, server.url)
     assert list((tmp_path / "d").iterdir()) == []
 

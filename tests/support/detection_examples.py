@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from reconv.batch import Batch
-from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_matches import ImageDetections
 
@@ -40,7 +40,7 @@ def _case(case: dict[str, Any]) -> Case:
     images = []
     for index, image in enumerate(truth["images"]):
         own = [a for a in truth["annotations"] if a["image_id"] == image["id"]]
-        known = annotation(
+        known = make_annotation(
             _xyxy([a["bbox"] for a in own]),
             [labels[a["category_id"]] for a in own],
             image["id"],
@@ -72,7 +72,7 @@ def _xyxy(boxes: Sequence[Sequence[float]]) -> np.ndarray:
 def true_boxes(*boxes: tuple[Box, int], difficult: Sequence[int] = (), crowds: Sequence[int] = ()) -> Annotation:
     """An annotation of an image of 100 x 100; boxes with their classes, some difficult or crowds by number."""
     numbers = range(len(boxes))
-    return annotation(
+    return make_annotation(
         [box for box, _ in boxes],
         [label for _, label in boxes],
         7,

@@ -14,7 +14,7 @@ from PIL import Image
 import reconv
 from reconv.api import RunResult
 from reconv.cli import main
-from reconv.data.boxes.annotations import Annotation, DetectionDataset, annotation
+from reconv.data.boxes.annotations import Annotation, DetectionDataset, make_annotation
 from reconv.data.dataset import Sample
 from reconv.errors import DataError, ExitCode, UsageError
 from reconv.logging.events import EvalFinished, ImageLogged, read_events
@@ -124,8 +124,8 @@ class Pictures(DetectionDataset):
 
 def test_a_validation_set_without_an_object_to_find_is_refused() -> None:
     box, far = [[0, 0, 10, 10]], [[20, 20, 30, 30]]
-    empty, crowd = annotation([], [], 1, 40, 40), annotation(box, [0], 2, 40, 40, is_crowd=[True])
-    hard, plain = annotation(far, [1], 3, 40, 40, difficult=[True]), annotation(box, [0], 4, 40, 40)
+    empty, crowd = make_annotation([], [], 1, 40, 40), make_annotation(box, [0], 2, 40, 40, is_crowd=[True])
+    hard, plain = make_annotation(far, [1], 3, 40, 40, difficult=[True]), make_annotation(box, [0], 4, 40, 40)
     with pytest.raises(DataError, match="no object") as refusal:
         detection.refuse_nothing_to_find(Pictures(empty, crowd, hard))
     assert refusal.value.code == ExitCode.DATA

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reconv.io.crc32c import crc32c, masked
-from reconv.io.protobuf import MalformedError, read_varint
+from reconv.io.tensorflow_encoding import MalformedError, masked_crc32c, read_varint
 
 _MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 _FOOTER_BYTES = 48
@@ -57,7 +56,7 @@ def _read_block(data: bytes, handle: tuple[int, int]) -> Iterator[tuple[bytes, b
     if end + _TRAILER_BYTES > len(data) - _FOOTER_BYTES:
         raise MalformedError(f"a block of {size} bytes at {offset} lies outside of it")
     stored = int.from_bytes(data[end + 1 : end + _TRAILER_BYTES], "little")
-    if masked(crc32c(memoryview(data)[offset : end + 1])) != stored:
+    if masked_crc32c(data[offset : end + 1]) != stored:
         raise MalformedError(f"the checksum of the block at {offset} does not match")
     if data[end] != 0:
         raise MalformedError(f"the block at {offset} is compressed (form {data[end]}), which is not supported")

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from reconv.checkpoint.interop.sstable import has_footer, read_table
 from reconv.errors import CheckpointError
-from reconv.io.crc32c import crc32c, masked
-from reconv.io.protobuf import Field, MalformedError, read_message
+from reconv.io.tensorflow_encoding import Field, MalformedError, masked_crc32c, read_message
 
 _INDEX_SUFFIX = ".index"
 _DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
@@ -261,7 +260,7 @@ def _check_extent(path: Path, entries: list[_Entry]) -> None:
 def _read_tensor(path: Path, entry: _Entry) -> Tensor:
     """One tensor, its checksum compared."""
     raw: npt.NDArray[np.uint8] = np.fromfile(path, np.uint8, entry.num_bytes, offset=entry.offset)
-    if len(raw) != entry.num_bytes or masked(crc32c(raw)) != entry.checksum:
+    if len(raw) != entry.num_bytes or masked_crc32c(raw.tobytes()) != entry.checksum:
         raise _damaged(path, entry, "its checksum does not match")
     stored, dtype = _TYPES[entry.dtype]
     if dtype is torch.bool:

@@ -1,8 +1,7 @@
-"""What detection data say about an image: boxes with classes, and what a source of them is.
+"""Annotations of images with boxes, and the base class of datasets that have them.
 
-Owns the annotation, the protocol of its sources and the thinned view of one. Refuses to know files, pixels and how
-boxes are padded. Invariant: boxes are absolute pixels of the image as it is stored, as (left, top, right, bottom);
-labels count the source's own class names from 0, and whatever number the files use is kept in `class_ids`.
+Boxes are absolute pixels (x1, y1, x2, y2) of the stored image. Labels index the dataset's class names; `class_ids` has
+the numbers that the files use.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from reconv.data.dataset import I64, LabelError, Sample
 F32 = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
 
-NO_TARGET = -1  # an image with boxes has no class of its own
+NO_TARGET = -1  # the target of a sample with boxes
 
 
 class AnnotationError(LabelError):
-    """Boxes that cannot be meant."""
+    """Boxes or annotation files that are wrong."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +31,8 @@ class Annotation:
 
     boxes_xyxy: F32  # [k, 4]
     labels: I64  # [k], from 0
-    is_crowd: Flags  # [k]: a region of many objects; scoring ignores what is found there, training the box itself
-    difficult: Flags  # [k]: an object that scoring does not demand (Pascal VOC)
+    is_crowd: Flags  # [k]: a group of objects; evaluation ignores detections there, training ignores the box
+    difficult: Flags  # [k]: an object that evaluation does not require (Pascal VOC)
     area: F32  # [k]: of the object, which may be smaller than its box
     image_id: int | str
     height: int
@@ -42,8 +41,8 @@ class Annotation:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, some: Flags | I64) -> Annotation:
-        """Some of the boxes."""
+    def select(self, some: Flags | I64) -> Annotation:
+        """The boxes at a mask or indices."""
         return Annotation(
             self.boxes_xyxy[some],
             self.labels[some],
@@ -56,7 +55,7 @@ class Annotation:
         )
 
 
-def annotation(
+def make_annotation(
     boxes_xyxy: npt.ArrayLike,
     labels: npt.ArrayLike,
     image_id: int | str,
@@ -67,7 +66,7 @@ def annotation(
     difficult: npt.ArrayLike | None = None,
     area: npt.ArrayLike | None = None,
 ) -> Annotation:
-    """An annotation from plain lists; without areas, those of the boxes."""
+    """An annotation from plain lists; the default areas are those of the boxes."""
     boxes = np.asarray(boxes_xyxy, np.float32).reshape(-1, 4)
     num_boxes = len(boxes)
     flags = [np.zeros(num_boxes, bool) if given is None else np.asarray(given, bool) for given in (is_crowd, difficult)]
@@ -77,28 +76,28 @@ def annotation(
 
 
 class DetectionDataset(ABC):
-    """A `Source` of images with boxes; the target of its samples means nothing."""
+    """A `Dataset` of images with boxes; the target of its samples is `NO_TARGET`."""
 
     kind: str
     class_names: tuple[str, ...]
-    class_ids: tuple[int, ...]  # the number of each class in the files
+    class_ids: tuple[int, ...]  # the id of each class in the files
     origin: str
-    notes: tuple[str, ...] = ()  # what was left out of the files, in words
+    notes: tuple[str, ...] = ()  # what was left out, for people
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, index: int) -> Sample:
-        """The image, with its annotation."""
+        """The image with its annotation."""
 
     @abstractmethod
     def annotation(self, index: int) -> Annotation:
-        """Its boxes; no pixels are read for them."""
+        """The boxes, without reading pixels."""
 
     @abstractmethod
     def box_counts(self) -> I64:
-        """How many boxes each image has."""
+        """The number of boxes of each image."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -106,7 +105,7 @@ class DetectionDataset(ABC):
 
 
 class DetectionSubset(DetectionDataset):
-    """Some images of a source, in the given order."""
+    """The images of a dataset at the given indices, in that order."""
 
     def __init__(self, source: DetectionDataset, indices: I64, why: str = "") -> None:
         self._source = source

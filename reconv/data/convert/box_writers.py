@@ -1,7 +1,6 @@
-"""The files that images with boxes are written as: TFRecords of TensorFlow's detection programs, or COCO's layout.
+"""Writers of detection data: TFRecords of TensorFlow's object detection programs, and COCO's layout.
 
-Owns names and layout. Refuses to know where samples come from and how writing survives a crash. Invariant: classes keep
-the numbers they had; what is written is a function of the samples, their positions and the set they belong to.
+Classes keep the ids they had. The bytes written depend only on the samples, their order and their split.
 """
 
 from __future__ import annotations
@@ -18,153 +17,156 @@ import numpy as np
 
 from reconv.data.boxes.annotations import Annotation, AnnotationError
 from reconv.data.convert.staging import Facts, StagingDir
-from reconv.data.convert.transcode import Formed, size_of
-from reconv.data.convert.writers import Kind, Numbered, Piece, Whole, encoded
+from reconv.data.convert.transcode import TranscodedSample, size_of
+from reconv.data.convert.writers import (
+    DatasetWriter,
+    NumberedSamples,
+    OutputShard,
+    SplitInfo,
+    encoded,
+    folder_shard_name,
+)
 from reconv.data.dataset import Sample, Split
 from reconv.data.pipeline.box_samples import annotation_of
 from reconv.data.readers.detection import box_tfrecord as features
 from reconv.data.readers.shards.tfrecord_format import Values, encode_example, write_record
 
 
-def following(made: Formed) -> Formed:
-    """The sample with boxes that follow an image that was made smaller."""
-    said = annotation_of(made.sample)
-    if not made.is_changed or not isinstance(made.sample.data, bytes):
-        return made
-    width, height = size_of(made.sample.data, made.sample.name)
-    if (width > height) != (said.width > said.height) and width != height:
+def scale_boxes(item: TranscodedSample) -> TranscodedSample:
+    """The sample with its boxes scaled to the new size of the image."""
+    annotation = annotation_of(item.sample)
+    if not item.is_changed or not isinstance(item.sample.data, bytes):
+        return item
+    width, height = size_of(item.sample.data, item.sample.name)
+    if (width > height) != (annotation.width > annotation.height) and width != height:
         raise AnnotationError(
-            "an image that is turned by its EXIF data has boxes of the unturned one",
-            where=made.sample.name,
-            why="encoding it anew turns it for good",
+            "the image is rotated by its EXIF orientation, but its boxes are for the stored orientation",
+            where=item.sample.name,
+            why="re-encoding applies the rotation to the pixels",
             then="convert without --longest, --shortest and --quality",
         )
-    across, down = width / said.width, height / said.height
+    scale_x, scale_y = width / annotation.width, height / annotation.height
     scaled = replace(
-        said,
-        boxes_xyxy=(said.boxes_xyxy * np.array([across, down] * 2)).astype(np.float32),
-        area=(said.area * across * down).astype(np.float32),
+        annotation,
+        boxes_xyxy=(annotation.boxes_xyxy * np.array([scale_x, scale_y] * 2)).astype(np.float32),
+        area=(annotation.area * scale_x * scale_y).astype(np.float32),
         height=height,
         width=width,
     )
-    return replace(made, sample=replace(made.sample, annotation=scaled))
+    return replace(item, sample=replace(item.sample, annotation=scaled))
 
 
-def _write_records(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
-    with room.new_file(piece.name) as file:
-        for number, formed in samples:
-            said = annotation_of(formed.sample)
-            name = picture_name(formed, said, int(piece.indices[number]))
-            write_record(file, encode_example(_features(formed.sample, said, name, whole)))
+def _write_records(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> None:
+    with staging.new_file(shard.name) as file:
+        for number, item in samples:
+            annotation = annotation_of(item.sample)
+            name = image_name(item, annotation, int(shard.indices[number]))
+            write_record(file, encode_example(_features(item.sample, annotation, name, info)))
 
 
-def _features(sample: Sample, said: Annotation, name: str, whole: Whole) -> Mapping[str, Values]:
-    """The published features; a list without values is left out, since its type could not be told."""
+def _features(sample: Sample, annotation: Annotation, name: str, info: SplitInfo) -> Mapping[str, Values]:
+    """The published features; empty lists are left out because their type would be lost."""
     data = encoded(sample)
-    edges = said.boxes_xyxy / np.array([said.width, said.height] * 2)
-    labels = said.labels.tolist()
-    made: dict[str, Values] = {
+    edges = annotation.boxes_xyxy / np.array([annotation.width, annotation.height] * 2)
+    labels = annotation.labels.tolist()
+    example: dict[str, Values] = {
         features.IMAGE: [data],
         "image/format": [b"jpeg"],
         "image/key/sha256": [hashlib.sha256(data).hexdigest().encode()],
-        features.HEIGHT: [said.height],
-        features.WIDTH: [said.width],
+        features.HEIGHT: [annotation.height],
+        features.WIDTH: [annotation.width],
         features.FILE: [name.encode("utf-8", "surrogateescape")],
-        features.ID: [str(said.image_id).encode("utf-8", "surrogateescape")],
+        features.ID: [str(annotation.image_id).encode("utf-8", "surrogateescape")],
         **{key: edges[:, column].tolist() for column, key in enumerate(features.EDGES)},
-        features.LABEL: [whole.class_ids[label] for label in labels],
-        features.TEXT: [whole.class_names[label].encode("utf-8", "surrogateescape") for label in labels],
-        features.AREA: [float(area) for area in said.area.tolist()],
-        features.CROWD: [int(flag) for flag in said.is_crowd.tolist()],
-        features.DIFFICULT: [int(flag) for flag in said.difficult.tolist()],
+        features.LABEL: [info.class_ids[label] for label in labels],
+        features.TEXT: [info.class_names[label].encode("utf-8", "surrogateescape") for label in labels],
+        features.AREA: [float(area) for area in annotation.area.tolist()],
+        features.CROWD: [int(flag) for flag in annotation.is_crowd.tolist()],
+        features.DIFFICULT: [int(flag) for flag in annotation.difficult.tolist()],
     }
-    return {key: values for key, values in made.items() if len(values)}
+    return {key: values for key, values in example.items() if len(values)}
 
 
-def _finish_records(room: StagingDir, whole: Whole, records: Sequence[Facts]) -> None:
-    """The names of all classes: records tell those that they have alone."""
-    names = dict(zip(whole.class_ids, whole.class_names, strict=True))
-    room.put_text(features.LABEL_MAP, features.label_map(names))
+def _finish_records(staging: StagingDir, info: SplitInfo, records: Sequence[Facts]) -> None:
+    """The names of all classes; records name only the classes they contain."""
+    names = dict(zip(info.class_ids, info.class_names, strict=True))
+    staging.write_text(features.LABEL_MAP, features.format_label_map(names))
 
 
-def _write_pictures(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> Facts:
-    """Images of a split side by side; what is said about them is kept with the piece until all are written."""
-    room.make_folder(room.path / whole.split)
-    pictures = []
-    for number, formed in samples:
-        said = annotation_of(formed.sample)
-        index = int(piece.indices[number])
-        name = picture_name(formed, said, index)
-        room.put_unsynced(room.path / whole.split / name, encoded(formed.sample))
-        pictures.append(_picture_entry(said, name, index))
+def _write_images(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> Facts:
+    """The images of a shard; their annotations are kept in its record until the split is finished."""
+    staging.make_folder(staging.path / info.split)
+    images = []
+    for number, item in samples:
+        annotation = annotation_of(item.sample)
+        index = int(shard.indices[number])
+        name = image_name(item, annotation, index)
+        staging.write_unsynced(staging.path / info.split / name, encoded(item.sample))
+        images.append(_image_entry(annotation, name, index))
     os.sync()
-    return {"images": pictures}
+    return {"images": images}
 
 
-def _picture_entry(said: Annotation, name: str, index: int) -> dict[str, Any]:
-    corners = said.boxes_xyxy.astype(np.float64)
-    sides = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+def _image_entry(annotation: Annotation, name: str, index: int) -> dict[str, Any]:
+    corners = annotation.boxes_xyxy.astype(np.float64)
+    boxes_xywh = np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
     return {
-        # Scorers of COCO take numbers alone; other ids are in the file's name.
-        "id": said.image_id if isinstance(said.image_id, int) else index + 1,
+        # COCO's evaluation takes only integer ids; other ids are kept in the file name.
+        "id": annotation.image_id if isinstance(annotation.image_id, int) else index + 1,
         "file_name": name,
-        "height": said.height,
-        "width": said.width,
-        "boxes": [[round(value, 4) for value in row] for row in sides.tolist()],
-        "labels": said.labels.tolist(),
-        "areas": [round(area, 4) for area in said.area.tolist()],
-        "crowds": [int(flag) for flag in said.is_crowd.tolist()],
+        "height": annotation.height,
+        "width": annotation.width,
+        "boxes": [[round(value, 4) for value in row] for row in boxes_xywh.tolist()],
+        "labels": annotation.labels.tolist(),
+        "areas": [round(area, 4) for area in annotation.area.tolist()],
+        "crowds": [int(flag) for flag in annotation.is_crowd.tolist()],
     }
 
 
-def _finish_coco(room: StagingDir, whole: Whole, records: Sequence[Facts]) -> None:
-    """One JSON file a split, in COCO's form."""
+def _finish_coco(staging: StagingDir, info: SplitInfo, records: Sequence[Facts]) -> None:
+    """The split's annotations in COCO's JSON format."""
     images: list[Facts] = []
     annotations: list[Facts] = []
-    for picture in (picture for record in records for picture in record["images"]):
-        images.append({key: picture[key] for key in ("id", "file_name", "height", "width")})
-        rows = zip(picture["boxes"], picture["labels"], picture["areas"], picture["crowds"], strict=True)
+    for image in (image for record in records for image in record["images"]):
+        images.append({key: image[key] for key in ("id", "file_name", "height", "width")})
+        rows = zip(image["boxes"], image["labels"], image["areas"], image["crowds"], strict=True)
         for box, label, area, crowd in rows:
             annotations.append(
                 {
                     "id": len(annotations) + 1,
-                    "image_id": picture["id"],
-                    "category_id": whole.class_ids[label],
+                    "image_id": image["id"],
+                    "category_id": info.class_ids[label],
                     "bbox": box,
                     "area": area,
                     "iscrowd": crowd,
                 }
             )
-    categories = [{"id": i, "name": n} for i, n in zip(whole.class_ids, whole.class_names, strict=True)]
-    told = {"images": images, "annotations": annotations, "categories": categories}
-    room.put_text(f"annotations/instances_{whole.split}.json", json.dumps(told) + "\n")
+    categories = [{"id": i, "name": n} for i, n in zip(info.class_ids, info.class_names, strict=True)]
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    staging.write_text(f"annotations/instances_{info.split}.json", json.dumps(content) + "\n")
 
 
-def picture_name(formed: Formed, said: Annotation, index: int) -> str:
-    """COCO's own form for images with numbers, else the last part of their id."""
-    if isinstance(said.image_id, int):
-        return f"{said.image_id:012}.{formed.ending}"
-    own = PurePosixPath(said.image_id.replace("\\", "/")).name
+def image_name(item: TranscodedSample, annotation: Annotation, index: int) -> str:
+    """The file name of an image: COCO's form for integer ids, else the last part of the id."""
+    if isinstance(annotation.image_id, int):
+        return f"{annotation.image_id:012}.{item.extension}"
+    own = PurePosixPath(annotation.image_id.replace("\\", "/")).name
     stem = PurePosixPath(own).stem if own.lower().endswith((".jpg", ".jpeg", ".png")) else own
-    return f"{stem if stem and not stem.startswith('.') else f'{index:08}'}.{formed.ending}"
+    return f"{stem if stem and not stem.startswith('.') else f'{index:08}'}.{item.extension}"
 
 
 def _record_name(split: Split, number: int, num_shards: int) -> str:
     return f"{split}-{number:05}-of-{num_shards:05}"
 
 
-BOX_KINDS: Mapping[str, Kind] = {
-    "tfrecord": Kind(
-        "jpeg", True, True, False, _record_name, _write_records, {"train": 256, "val": 32}, _finish_records
+BOX_WRITERS: Mapping[str, DatasetWriter] = {
+    "tfrecord": DatasetWriter(
+        "jpeg",
+        _record_name,
+        _write_records,
+        is_shuffled=True,
+        num_shards={"train": 256, "val": 32},
+        finish=_finish_records,
     ),
-    "coco": Kind(
-        "file",
-        False,
-        False,
-        False,
-        lambda split, number, _: f"{split}-{number:06}",
-        _write_pictures,
-        None,
-        _finish_coco,
-    ),
+    "coco": DatasetWriter("file", folder_shard_name, _write_images, is_one_file=False, finish=_finish_coco),
 }

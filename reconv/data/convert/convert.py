@@ -1,7 +1,6 @@
-"""Converting a data set: all pieces, on all cores, once each.
+"""Convert a dataset to another format: plan the shards, write them with all cores, and record what was written.
 
-Owns the plan of a conversion, its threads and its manifest. Refuses to know formats. Invariant: the destination's bytes
-are a function of the sources and the target; neither the number of threads nor a kill in between changes them.
+The bytes written depend only on the data and the target, not on the number of threads or on a kill in between.
 """
 
 from __future__ import annotations
@@ -16,32 +15,33 @@ from pathlib import Path
 from typing import Any
 
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.convert.box_writers import BOX_KINDS, following
-from reconv.data.convert.staging import Facts, StagingDir, finished
-from reconv.data.convert.transcode import Formed, OutputFormat, formed
-from reconv.data.convert.writers import KINDS, PER_SHARD, Kind, Piece, Whole, pieces
+from reconv.data.convert.box_writers import BOX_WRITERS, scale_boxes
+from reconv.data.convert.staging import Facts, StagingDir, finished_conversion
+from reconv.data.convert.transcode import TranscodedSample, TranscodeOptions, transcode
+from reconv.data.convert.writers import PER_SHARD, WRITERS, DatasetWriter, OutputShard, SplitInfo, split_into_shards
 from reconv.data.dataset import Dataset, Split
-from reconv.data.readers.shards.packed_format import ENDING
+from reconv.data.readers.shards.packed_format import EXTENSION
 from reconv.data.readers.tar import CLASS_LIST
 from reconv.errors import DataError, UsageError
 
 FORMAT = 1
 Progress = Callable[[int, int], None]
+Work = list[tuple[SplitInfo, OutputShard]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What to make."""
+class ConvertTarget:
+    """What to write."""
 
     kind: str
-    form: OutputFormat = field(default_factory=OutputFormat)
+    options: TranscodeOptions = field(default_factory=TranscodeOptions)
     per_shard: int = PER_SHARD
     num_shards: Mapping[Split, int] = field(default_factory=dict)  # instead of per_shard
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """How many samples each split has, how many were repaired and why, and whether all was there before."""
+class ConvertResult:
+    """Samples of each split, samples that had to be re-encoded by reason, and whether all was already there."""
 
     num_samples: dict[str, int]
     repaired: dict[str, int]
@@ -49,96 +49,96 @@ class Converted:
 
 
 def convert(
-    sources: Mapping[Split, Dataset],
+    datasets: Mapping[Split, Dataset],
     root: Path | None,
     destination: Path,
-    target: Target,
+    target: ConvertTarget,
     workers: int,
     progress: Progress,
-) -> Converted:
-    """Write the splits to `destination`; `root` is the folder they come from, whose name no sample keeps."""
-    _refuse_inside(root, destination)
-    kind = kind_of(target.kind, has_boxes=any(isinstance(source, DetectionDataset) for source in sources.values()))
-    if target.form.raw and kind.wanted != "any":
+) -> ConvertResult:
+    """Write the splits to `destination`; `root` is the folder they come from and is cut from the samples' names."""
+    _check_not_inside(root, destination)
+    has_boxes = any(isinstance(dataset, DetectionDataset) for dataset in datasets.values())
+    writer = find_writer(target.kind, has_boxes)
+    if target.options.raw and writer.encoding != "any":
         raise UsageError(f"--raw is for packed data, not for {target.kind}", then="--to packed --raw")
-    wholes = {split: _whole(split, source, target) for split, source in sources.items()}
+    infos = {split: _split_info(split, dataset, target) for split, dataset in datasets.items()}
     work = [
-        (whole, piece) for split, whole in wholes.items() for piece in pieces(kind, whole, target.num_shards.get(split))
+        (info, shard)
+        for split, info in infos.items()
+        for shard in split_into_shards(writer, info, target.num_shards.get(split))
     ]
-    plan = _plan(target, kind, wholes, work)
-    if (manifest := finished(destination, plan)) is not None:
-        return _converted(manifest, already_there=True)
-    room = StagingDir(destination, plan)
-    with room.held():
-        if (manifest := room.complete()) is None:
-            _Work(sources, root, kind, target.form, room, progress, sum(map(len, sources.values()))).do(work, workers)
-            for whole in wholes.values():
-                if kind.finish is not None:
-                    kind.finish(room, whole, [room.record(piece.name) or {} for owner, piece in work if owner is whole])
-            if kind.has_class_list:
-                room.put_text(CLASS_LIST, "".join(f"{name}\n" for name in plan["class_names"]))
-            manifest = _manifest(plan, kind, room, work)
-            room.finish(manifest)
-    return _converted(manifest, already_there=False)
+    plan = _plan(target, writer, infos, work)
+    if (manifest := finished_conversion(destination, plan)) is not None:
+        return _result(manifest, already_there=True)
+    staging = StagingDir(destination, plan)
+    with staging.locked():
+        if (manifest := staging.publish_if_complete()) is None:
+            _ShardWriter(datasets, root, writer, target.options, staging, progress).run(work, workers)
+            manifest = _finish(writer, infos, work, plan, staging)
+    return _result(manifest, already_there=False)
 
 
-def kind_of(name: str, has_boxes: bool) -> Kind:
-    """The form of this name for images with boxes, or for others."""
-    kinds = BOX_KINDS if has_boxes else KINDS
-    if name not in kinds:
+def find_writer(name: str, has_boxes: bool) -> DatasetWriter:
+    """The writer of a format, for images with or without boxes."""
+    writers = BOX_WRITERS if has_boxes else WRITERS
+    if name not in writers:
         what = "images with boxes" if has_boxes else "images without boxes"
-        raise UsageError(f"{what} cannot be written as {name}", then=f"--to {' or '.join(kinds)}")
-    return kinds[name]
+        raise UsageError(f"{what} cannot be written as {name}", then=f"--to {' or '.join(writers)}")
+    return writers[name]
 
 
 def make_target(
     name: str,
-    form: OutputFormat,
+    options: TranscodeOptions,
     per_shard: int | None,
     num_shards: Mapping[Split, int] | None,
     has_boxes: bool = False,
-) -> Target:
-    """A target, or the reason why there is none like it."""
-    kind = kind_of(name, has_boxes)
-    if kind.num_shards is None:
+) -> ConvertTarget:
+    """A target from command line options, refusing those that do not apply to the format."""
+    writer = find_writer(name, has_boxes)
+    if writer.num_shards is None:
         if num_shards is not None:
             raise UsageError(f"--shards is for tfrecord, not for {name}", then="--per-shard N")
-        return Target(name, form, per_shard or PER_SHARD)
+        return ConvertTarget(name, options, per_shard or PER_SHARD)
     if per_shard is not None:
-        raise UsageError(f"--per-shard is not for {name}", why="its shards are counted", then="--shards TRAIN,VAL")
-    return Target(name, form, PER_SHARD, num_shards or kind.num_shards)
+        raise UsageError(
+            f"--per-shard does not apply to {name}",
+            why="its size is set by the number of shards",
+            then="--shards TRAIN,VAL",
+        )
+    return ConvertTarget(name, options, PER_SHARD, num_shards or writer.num_shards)
 
 
-class _Work:
-    """The pieces of one conversion, written by threads: Pillow, files and digests leave the interpreter alone."""
+class _ShardWriter:
+    """Writes the shards of one conversion with threads: Pillow, file operations and digests release the GIL."""
 
     def __init__(
         self,
-        sources: Mapping[Split, Dataset],
+        datasets: Mapping[Split, Dataset],
         root: Path | None,
-        kind: Kind,
-        form: OutputFormat,
-        room: StagingDir,
+        writer: DatasetWriter,
+        options: TranscodeOptions,
+        staging: StagingDir,
         progress: Progress,
-        num_samples: int,
     ) -> None:
-        self._sources = sources
+        self._datasets = datasets
         self._root = root
-        self._kind = kind
-        self._form = form
-        self._room = room
+        self._writer = writer
+        self._options = options
+        self._staging = staging
         self._progress = progress
-        self._num_samples = num_samples
+        self._num_samples = sum(map(len, datasets.values()))
         self._num_done = 0
-        self._counting = threading.Lock()
+        self._count_lock = threading.Lock()
         self._stopped = threading.Event()
 
-    def do(self, work: list[tuple[Whole, Piece]], workers: int) -> None:
-        """Write every piece that is not done; the first error, in the order of the pieces, ends the work."""
-        todo = [(whole, piece) for whole, piece in work if self._room.record(piece.name) is None]
-        self._advance(self._num_samples - sum(len(piece.indices) for _, piece in todo))
+    def run(self, work: Work, workers: int) -> None:
+        """Write every shard that is not done yet; raise the first error in the order of the shards."""
+        todo = [(info, shard) for info, shard in work if self._staging.record(shard.name) is None]
+        self._advance(self._num_samples - sum(len(shard.indices) for _, shard in todo))
         with ThreadPoolExecutor(workers, thread_name_prefix="reconv-convert") as pool:
-            tasks = [pool.submit(self._write, whole, piece) for whole, piece in todo]
+            tasks = [pool.submit(self._write, info, shard) for info, shard in todo]
             try:
                 wait(tasks, return_when=FIRST_EXCEPTION)
             finally:
@@ -149,124 +149,142 @@ class _Work:
             if not isinstance(error, _StoppedError):
                 raise error
 
-    def _write(self, whole: Whole, piece: Piece) -> None:
+    def _write(self, info: SplitInfo, shard: OutputShard) -> None:
         repaired: dict[str, list[str]] = {}
-        noted = self._kind.write(self._room, piece, whole, self._formed(whole, piece, repaired))
-        facts: dict[str, Any] = {"samples": len(piece.indices), "repaired": repaired, **(noted or {})}
-        if self._kind.is_one_file:
-            with open(self._room.path / piece.name, "rb") as file:
+        own_facts = self._writer.write(self._staging, shard, info, self._transcoded(info, shard, repaired))
+        facts: dict[str, Any] = {"samples": len(shard.indices), "repaired": repaired, **(own_facts or {})}
+        if self._writer.is_one_file:
+            with open(self._staging.path / shard.name, "rb") as file:
                 facts["blake2b"] = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
                 facts["bytes"] = file.tell()
-        self._room.done(piece.name, facts)
+        self._staging.mark_done(shard.name, facts)
 
-    def _formed(self, whole: Whole, piece: Piece, repaired: dict[str, list[str]]) -> Iterator[tuple[int, Formed]]:
-        """The piece's samples in their new form; repairs are noted on the way."""
-        source = self._sources[whole.split]
-        num_classes = len(whole.class_names)
-        for number, index in enumerate(piece.indices):
+    def _transcoded(
+        self, info: SplitInfo, shard: OutputShard, repaired: dict[str, list[str]]
+    ) -> Iterator[tuple[int, TranscodedSample]]:
+        """The shard's samples as they will be written; adds the names of repaired ones to `repaired`."""
+        dataset = self._datasets[info.split]
+        num_classes = len(info.class_names)
+        for number, index in enumerate(shard.indices):
             if self._stopped.is_set():
                 raise _StoppedError
-            sample = source[int(index)]
+            sample = dataset[int(index)]
             if sample.annotation is None and not 0 <= sample.target < num_classes:
                 why = f"there are {num_classes} classes, 0 to {num_classes - 1}"
                 raise DataError(f"label {sample.target} out of range", where=sample.name, why=why)
-            made = formed(sample, self._form, self._kind.wanted)
-            made = made if sample.annotation is None else following(made)
-            name = _relative(sample.name, self._root)
-            if made.repaired:
-                repaired.setdefault(made.repaired, []).append(name)
-            yield number, replace(made, sample=replace(made.sample, name=name))
+            item = transcode(sample, self._options, self._writer.encoding)
+            item = item if sample.annotation is None else scale_boxes(item)
+            name = _relative_name(sample.name, self._root)
+            if item.repaired:
+                repaired.setdefault(item.repaired, []).append(name)
+            yield number, replace(item, sample=replace(item.sample, name=name))
             self._advance(1)
 
     def _advance(self, count: int) -> None:
-        with self._counting:
+        with self._count_lock:
             self._num_done += count
             self._progress(self._num_done, self._num_samples)
 
 
 class _StoppedError(Exception):
-    """Another piece has failed, or the user has had enough."""
+    """Another shard failed, or the conversion was interrupted."""
 
 
-def _refuse_inside(root: Path | None, destination: Path) -> None:
+def _check_not_inside(root: Path | None, destination: Path) -> None:
     if root is not None:
-        there, new = root.resolve(), destination.resolve()
-        if new == there or there in new.parents:
+        source, target = root.resolve(), destination.resolve()
+        if target == source or source in target.parents:
             raise UsageError(
-                f"{destination} lies in the data that is to be converted",
+                f"{destination} lies inside the data to convert",
                 where=str(root),
-                why="nothing is written where your files are",
-                then=f"name a folder beside it, as {root.parent / (root.name + '-new')}",
+                why="nothing is written into your data folder",
+                then=f"choose a folder beside it, such as {root.parent / (root.name + '-new')}",
             )
 
 
-def _whole(split: Split, source: Dataset, target: Target) -> Whole:
-    ids = source.class_ids if isinstance(source, DetectionDataset) else ()
-    return Whole(split, len(source), source.class_names, source.fingerprint(), target.form, target.per_shard, ids)
+def _split_info(split: Split, dataset: Dataset, target: ConvertTarget) -> SplitInfo:
+    ids = dataset.class_ids if isinstance(dataset, DetectionDataset) else ()
+    return SplitInfo(
+        split, len(dataset), dataset.class_names, dataset.fingerprint(), target.options, target.per_shard, ids
+    )
 
 
-def _plan(target: Target, kind: Kind, wholes: Mapping[Split, Whole], work: list[tuple[Whole, Piece]]) -> Facts:
+def _plan(target: ConvertTarget, writer: DatasetWriter, infos: Mapping[Split, SplitInfo], work: Work) -> Facts:
     """Everything that decides the bytes, as JSON gives it back."""
     splits = {
         split: {
-            "samples": whole.num_samples,
-            "fingerprint": whole.fingerprint,
-            "pieces": sum(owner is whole for owner, _ in work),
+            "samples": info.num_samples,
+            "fingerprint": info.fingerprint,
+            "pieces": sum(owner is info for owner, _ in work),
         }
-        for split, whole in wholes.items()
+        for split, info in infos.items()
     }
-    names = sorted({whole.class_names for whole in wholes.values()})
+    names = sorted({info.class_names for info in infos.values()})
     if len(names) != 1:
-        raise DataError("training and validation have other classes", why="each split has a list of its own")
+        raise DataError("training and validation have different classes", why="each split has its own list of classes")
     return {
         "format": FORMAT,
         "kind": target.kind,
-        "form": target.form.facts(kind.wanted),
+        "form": target.options.facts(writer.encoding),
         "per_shard": None if target.num_shards else target.per_shard,
         "splits": splits,
         "class_names": list(names[0]),
     }
 
 
-def _manifest(plan: Facts, kind: Kind, room: StagingDir, work: list[tuple[Whole, Piece]]) -> Facts:
-    """What was written, piece by piece, and what was repaired."""
+def _finish(
+    writer: DatasetWriter, infos: Mapping[Split, SplitInfo], work: Work, plan: Facts, staging: StagingDir
+) -> Facts:
+    """Write what belongs to whole splits and publish the conversion; the manifest."""
+    for info in infos.values():
+        if writer.finish is not None:
+            records = [staging.record(shard.name) or {} for owner, shard in work if owner is info]
+            writer.finish(staging, info, records)
+    if writer.has_class_list:
+        staging.write_text(CLASS_LIST, "".join(f"{name}\n" for name in plan["class_names"]))
+    manifest = _manifest(plan, writer, staging, work)
+    staging.publish(manifest)
+    return manifest
+
+
+def _manifest(plan: Facts, writer: DatasetWriter, staging: StagingDir, work: Work) -> Facts:
     files: list[Facts] = []
     repaired: dict[str, list[str]] = {}
-    for _, piece in work:
-        record = room.record(piece.name)
+    for _, shard in work:
+        record = staging.record(shard.name)
         if record is None:
-            raise DataError(f"{piece.name} is not complete", where=str(room.path), then="type the same command again")
+            raise DataError(f"{shard.name} is not complete", where=str(staging.path), then="run the same command again")
         for why, names in record["repaired"].items():
             repaired.setdefault(why, []).extend(names)
-        if kind.is_one_file:
-            files.append({"file": piece.name, **{key: record[key] for key in ("samples", "bytes", "blake2b")}})
-    if not kind.is_one_file:
-        _refuse_same_names(room, work)
+        if writer.is_one_file:
+            files.append({"file": shard.name, **{key: record[key] for key in ("samples", "bytes", "blake2b")}})
+    if not writer.is_one_file:
+        _check_distinct_names(staging, work)
     return {"plan": plan, "files": files, "repaired": {why: sorted(names) for why, names in repaired.items()}}
 
 
-def _refuse_same_names(room: StagingDir, work: list[tuple[Whole, Piece]]) -> None:
-    """A tree has as many files as there are samples, or two samples had one name."""
-    for whole in {id(whole): whole for whole, _ in work}.values():
-        found = sum(len(files) for _, _, files in os.walk(room.path / whole.split))
-        if found != whole.num_samples:
+def _check_distinct_names(staging: StagingDir, work: Work) -> None:
+    """A folder must have as many files as there are samples; otherwise two samples had the same name."""
+    for info in {id(info): info for info, _ in work}.values():
+        num_files = sum(len(files) for _, _, files in os.walk(staging.path / info.split))
+        if num_files != info.num_samples:
             raise DataError(
-                f"{whole.num_samples:,} {whole.split} samples became {found:,} files",
-                where=str(room.path / whole.split),
+                f"{info.num_samples:,} {info.split} samples became {num_files:,} files",
+                where=str(staging.path / info.split),
                 why="samples of one class have the same file name",
                 then="convert to packed or tar instead",
             )
 
 
-def _converted(manifest: Facts, already_there: bool) -> Converted:
+def _result(manifest: Facts, already_there: bool) -> ConvertResult:
     num_samples = {split: facts["samples"] for split, facts in manifest["plan"]["splits"].items()}
     repaired = {why: len(names) for why, names in sorted(manifest["repaired"].items())}
-    return Converted(num_samples, repaired, already_there)
+    return ConvertResult(num_samples, repaired, already_there)
 
 
-def _relative(name: str, root: Path | None) -> str:
-    """The sample's name without the folder of this machine that it lies in."""
-    _, packed, inner = name.partition(f"{ENDING}:")
+def _relative_name(name: str, root: Path | None) -> str:
+    """The sample's name without the folder or packed shard it was read from."""
+    _, packed, inner = name.partition(f"{EXTENSION}:")
     if packed:
         return inner
     prefix = "" if root is None else f"{root}{os.sep}"

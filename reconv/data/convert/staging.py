@@ -1,8 +1,7 @@
-"""The folder a conversion is made in, beside its destination, until it is whole.
+"""The hidden folder beside the destination in which a conversion is made until it is complete.
 
-Owns temporary names, syncing, the lock and what is remembered of finished pieces. Refuses to know what a piece is.
-Invariant: the destination appears by one rename, whole, with its manifest; a piece counts as done only when its bytes
-and its record are on the disk; a conversion that was killed goes on if its plan is the same, and no other one does.
+The destination appears by one rename, complete and with its manifest. A shard counts as done only when its bytes and
+its record are on disk. A killed conversion continues if its plan is the same, and is refused otherwise.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _JOURNAL = ".journal"
 Facts = Mapping[str, Any]
 
 
-def finished(destination: Path, plan: Facts) -> Facts | None:
-    """The manifest of an equal conversion that is complete; None if the destination is free."""
+def finished_conversion(destination: Path, plan: Facts) -> Facts | None:
+    """The manifest of a complete conversion with the same plan; None if the destination is free."""
     if not destination.exists():
         return None
     manifest = destination / MANIFEST
@@ -34,16 +33,16 @@ def finished(destination: Path, plan: Facts) -> Facts | None:
         facts = _read_json(manifest)
         if facts.get("plan") == plan:
             return facts
-        why = "it holds another conversion: other data or other options"
+        why = "it holds another conversion, of other data or with other options"
     elif destination.is_dir() and not any(destination.iterdir()):
         return None
     else:
-        why = "it holds something else, and nothing of yours is written over"
-    raise UsageError(f"{destination} is there already", where=str(destination), why=why, then="name a new folder")
+        why = "it holds other files, which are never overwritten"
+    raise UsageError(f"{destination} already exists", where=str(destination), why=why, then="choose a new folder")
 
 
 class StagingDir:
-    """An unfinished conversion: pieces that are done and pieces to come."""
+    """An unfinished conversion: its files, and a journal of the shards that are done."""
 
     def __init__(self, destination: Path, plan: Facts) -> None:
         self._destination = destination
@@ -52,9 +51,9 @@ class StagingDir:
         self._journal = self.path / _JOURNAL
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """The room, made or found again, with nobody else in it."""
-        with _writing(self.path):
+    def locked(self) -> Iterator[None]:
+        """Create or reopen the folder and keep other processes out of it."""
+        with _write_errors(self.path):
             self._journal.mkdir(parents=True, exist_ok=True)
             lock = open(self._journal / "lock", "wb")  # noqa: SIM115
         with lock:
@@ -65,91 +64,92 @@ class StagingDir:
                     f"{self._destination} is being converted by another process",
                     where=str(self.path),
                     why="its lock is held",
-                    then="wait for it, or name another folder",
+                    then="wait for it, or choose another folder",
                 ) from error
-            self._agree()
+            self._check_plan()
             yield
 
-    def record(self, piece: str) -> Facts | None:
-        """What was noted about a finished piece."""
-        file = self._journal / f"{piece}.json"
+    def record(self, shard: str) -> Facts | None:
+        """The facts recorded for a finished shard; None if it is not finished."""
+        file = self._journal / f"{shard}.json"
         return _read_json(file) if file.is_file() else None
 
     @contextmanager
     def new_file(self, name: str) -> Iterator[BinaryIO]:
-        """A file that gets its name once the block is left and its bytes are on the disk."""
+        """A file that gets its name when the block ends and its bytes are on disk."""
+        # In the journal, so that what a killed process leaves behind does not become part of the dataset.
         temporary, final = self._journal / f"{name.replace('/', '-')}.tmp", self.path / name
-        with _writing(final):
+        with _write_errors(final):
             final.parent.mkdir(parents=True, exist_ok=True)
             with atomic_writer(final, temporary) as file:
                 yield file
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder of the room and its parents."""
-        with _writing(path):
+        """Create a folder and its parents."""
+        with _write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
 
-    def put_unsynced(self, path: Path, data: bytes) -> None:
-        """Write a small file of a piece; the piece is synced as a whole before it counts as done."""
-        with _writing(path):
+    def write_unsynced(self, path: Path, data: bytes) -> None:
+        """Write a small file of a shard; the writer syncs the shard as a whole."""
+        with _write_errors(path):
             path.write_bytes(data)
 
-    def done(self, piece: str, facts: Facts) -> None:
-        """Note that a piece is complete."""
-        with _writing(self.path):
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file atomically."""
+        with self.new_file(name) as file:
+            file.write(text.encode())
+
+    def mark_done(self, shard: str, facts: Facts) -> None:
+        """Record that a shard is complete."""
+        with _write_errors(self.path):
             fsync_dir(self.path)
-        self._put(f"{_JOURNAL}/{piece}.json", facts)
+        self._write_json(f"{_JOURNAL}/{shard}.json", facts)
 
-    def finish(self, manifest: Facts) -> None:
-        """Write the manifest, forget the records and give the folder its name."""
-        self._put(MANIFEST, manifest)
-        self._leave()
+    def publish(self, manifest: Facts) -> None:
+        """Write the manifest, delete the journal and rename the folder to the destination."""
+        self._write_json(MANIFEST, manifest)
+        self._rename()
 
-    def complete(self) -> Facts | None:
-        """The manifest, if only the last steps of an equal conversion were missing; they are then made."""
+    def publish_if_complete(self) -> Facts | None:
+        """Publish a conversion that was killed right after writing its manifest; returns that, or None."""
         manifest = self.path / MANIFEST
         if not manifest.is_file():
             return None
         facts = _read_json(manifest)
-        self._leave()
+        self._rename()
         return facts
 
-    def _leave(self) -> None:
-        with _writing(self._destination):
+    def _rename(self) -> None:
+        with _write_errors(self._destination):
             fsync_dir(self.path)
             shutil.rmtree(self._journal)
             os.replace(self.path, self._destination)
             fsync_dir(self._destination.parent)
 
-    def _agree(self) -> None:
-        """Write the plan, or see that the one found here is the same."""
+    def _check_plan(self) -> None:
+        """Record the plan, or check that the recorded one is the same."""
         manifest, plan = self.path / MANIFEST, self._journal / "plan.json"
         if manifest.is_file():
-            there = _read_json(manifest).get("plan")
+            recorded = _read_json(manifest).get("plan")
         elif plan.is_file():
-            there = _read_json(plan)
+            recorded = _read_json(plan)
         else:
-            self._put(f"{_JOURNAL}/plan.json", self._plan)
+            self._write_json(f"{_JOURNAL}/plan.json", self._plan)
             return
-        if there != self._plan:
+        if recorded != self._plan:
             raise UsageError(
-                f"another conversion to {self._destination} was begun",
+                f"another conversion to {self._destination} is unfinished",
                 where=str(self.path),
-                why="its data or its options were different: " + _difference(there or {}, self._plan),
-                then=f"repeat its command, or give it up: rm -r {self.path}",
+                why="its data or options differ: " + _difference(recorded or {}, self._plan),
+                then=f"repeat its command, or discard it: rm -r {self.path}",
             )
 
-    def put_text(self, name: str, text: str) -> None:
-        """Write a file of the room, whole, and wait until it is on the disk."""
-        with self.new_file(name) as file:
-            file.write(text.encode())
-
-    def _put(self, name: str, facts: Facts) -> None:
-        self.put_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    def _write_json(self, name: str, facts: Facts) -> None:
+        self.write_text(name, json.dumps(facts, indent=1, sort_keys=True) + "\n")
 
 
-def _difference(there: Facts, wanted: Facts) -> str:
-    keys = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
+def _difference(recorded: Facts, wanted: Facts) -> str:
+    keys = sorted(key for key in {*recorded, *wanted} if recorded.get(key) != wanted.get(key))
     return ", ".join(keys)
 
 
@@ -159,12 +159,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         return facts
     except (OSError, ValueError) as error:
         raise DataError(
-            f"cannot read {path.name}", where=str(path), why=str(error), then="remove that folder"
+            f"cannot read {path.name}", where=str(path), why=str(error), then="delete that folder"
         ) from error
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -172,5 +172,5 @@ def _writing(path: Path) -> Iterator[None]:
             f"cannot write {path.name}",
             where=error.filename or str(path),
             why=error.strerror or str(error),
-            then="free some space or name a folder you may write to; the same command then goes on",
+            then="free some space or choose a writable folder, then run the same command again to continue",
         ) from error

@@ -1,8 +1,6 @@
-"""The files each form of data consists of: packed shards, a tree of folders, tar shards, TFRecords.
+"""Writers of classification data: packed shards, a tree of class folders, tar shards and TFRecords.
 
-Owns names, layout and order of what is written. Refuses to know where samples come from and how writing survives a
-crash. Invariant: what is written is a function of the samples, their positions and the set they belong to: no times,
-no owners, no names of this machine.
+The bytes written depend only on the samples, their order and their split: no times, owners or names of the machine.
 """
 
 from __future__ import annotations
@@ -19,169 +17,169 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from reconv.data.convert.staging import Facts, StagingDir
-from reconv.data.convert.transcode import Formed, OutputFormat, Wanted, size_of
+from reconv.data.convert.transcode import Encoding, TranscodedSample, TranscodeOptions, size_of
 from reconv.data.dataset import I64, Sample, Split
 from reconv.data.readers.folder import is_image_name
 from reconv.data.readers.packed import shard_name
-from reconv.data.readers.shards.packed_format import Description, write_shard
+from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_record
 from reconv.errors import DataError, UsageError
 
-# Samples: the most that one core does again after a kill, about 450 MB of ImageNet at 110 kB a file. A mapped shard
-# takes one of the process's file descriptors, of which there are often 1024: ImageNet takes 326.
+# Samples. A killed conversion repeats at most this many per core, about 450 MB of ImageNet at 110 kB a file. A mapped
+# shard takes a file descriptor, of which a process often has 1024: ImageNet takes 326.
 PER_SHARD = 4096
 _SHUFFLE_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """The split that a piece is part of."""
+class SplitInfo:
+    """The split that is written."""
 
     split: Split
     num_samples: int
     class_names: tuple[str, ...]
     fingerprint: str
-    form: OutputFormat
+    options: TranscodeOptions
     per_shard: int
-    class_ids: tuple[int, ...] = ()  # of images with boxes
+    class_ids: tuple[int, ...] = ()  # detection only
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Samples that are written together: where they come from, in order, and where in the split they begin."""
+class OutputShard:
+    """Samples that are written together: their dataset indices in order, and the position of the first in the split."""
 
     name: str
     number: int
-    num_pieces: int
+    num_shards: int
     first: int
     indices: I64
 
 
-Numbered = Iterable[tuple[int, Formed]]  # each with its place in the piece
-Write = Callable[[StagingDir, Piece, Whole, Numbered], Facts | None]  # what must be known when all pieces are written
-Finish = Callable[[StagingDir, Whole, Sequence[Facts]], None]
+NumberedSamples = Iterable[tuple[int, TranscodedSample]]  # with the position in the shard
+WriteShard = Callable[[StagingDir, OutputShard, SplitInfo, NumberedSamples], Facts | None]  # returns facts for `finish`
+FinishSplit = Callable[[StagingDir, SplitInfo, Sequence[Facts]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A form of data: what it takes, whether training samples are shuffled, how pieces are called and written."""
+class DatasetWriter:
+    """How one output format is written."""
 
-    wanted: Wanted
-    is_shuffled: bool  # where readers go through a shard from its beginning to its end
-    is_one_file: bool  # a piece is one file of that name
-    has_class_list: bool  # a file with the class names lies beside the shards
-    piece_name: Callable[[Split, int, int], str]
-    write: Write
-    num_shards: Mapping[Split, int] | None = None  # as published; None: by samples in a shard
-    finish: Finish | None = None  # what a split needs besides its pieces, once all are written
+    encoding: Encoding
+    shard_name: Callable[[Split, int, int], str]  # of split, number, number of shards
+    write: WriteShard
+    is_shuffled: bool = False  # training samples, for formats whose readers go through a shard from start to end
+    is_one_file: bool = True  # a shard is one file with the shard's name
+    has_class_list: bool = False  # a file with the class names is written beside the shards
+    num_shards: Mapping[Split, int] | None = None  # the published numbers; None: set by samples per shard
+    finish: FinishSplit | None = None  # writes what a split needs besides its shards
 
 
-def pieces(kind: Kind, whole: Whole, num_shards: int | None) -> list[Piece]:
-    """The samples of a split dealt to pieces, in a fixed order."""
-    order = np.arange(whole.num_samples, dtype=np.int64)
-    if kind.is_shuffled and whole.split == "train":
-        numbers = list(range(whole.num_samples))
+def split_into_shards(writer: DatasetWriter, info: SplitInfo, num_shards: int | None) -> list[OutputShard]:
+    """The samples of a split dealt to shards, in a fixed order."""
+    order = np.arange(info.num_samples, dtype=np.int64)
+    if writer.is_shuffled and info.split == "train":
+        numbers = list(range(info.num_samples))
         random.Random(_SHUFFLE_SEED).shuffle(numbers)
         order = np.array(numbers, np.int64)
     if num_shards is None:
-        starts = list(range(0, whole.num_samples, whole.per_shard))
-    elif num_shards > whole.num_samples:
+        starts = list(range(0, info.num_samples, info.per_shard))
+    elif num_shards > info.num_samples:
         raise UsageError(
-            f"{num_shards:,} shards for {whole.num_samples:,} {whole.split} samples",
-            why="some would be empty",
-            then="name fewer: --shards TRAIN,VAL",
+            f"{num_shards:,} shards for {info.num_samples:,} {info.split} samples",
+            why="some shards would be empty",
+            then="ask for fewer: --shards TRAIN,VAL",
         )
     else:
-        starts = [number * whole.num_samples // num_shards for number in range(num_shards)]
-    ends = [*starts[1:], whole.num_samples]
+        starts = [number * info.num_samples // num_shards for number in range(num_shards)]
+    ends = [*starts[1:], info.num_samples]
     return [
-        Piece(kind.piece_name(whole.split, number, len(starts)), number, len(starts), start, order[start:end])
+        OutputShard(writer.shard_name(info.split, number, len(starts)), number, len(starts), start, order[start:end])
         for number, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
 
 
-def _write_packed(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
-    description = Description(
-        split=whole.split,
-        shard=piece.number,
-        num_shards=piece.num_pieces,
-        per_shard=whole.per_shard,
-        num_samples=whole.num_samples,
-        source=whole.fingerprint,
-        form=whole.form.words,
-        class_names=whole.class_names,
+def _write_packed(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> None:
+    description = PackedShardInfo(
+        split=info.split,
+        shard=shard.number,
+        num_shards=shard.num_shards,
+        per_shard=info.per_shard,
+        num_samples=info.num_samples,
+        source=info.fingerprint,
+        form=info.options.text,
+        class_names=info.class_names,
     )
-    with room.new_file(piece.name) as file:
-        write_shard(file, description, (formed.sample for _, formed in samples))
+    with staging.new_file(shard.name) as file:
+        write_shard(file, description, (item.sample for _, item in samples))
 
 
-def _write_tar(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
-    """WebDataset's layout: a key, and under it the image, its class number and, as JSON, names."""
+def _write_tar(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> None:
+    """WebDataset's layout: KEY.jpg, KEY.cls with the class index, and KEY.json with names."""
     with (
-        room.new_file(piece.name) as file,
+        staging.new_file(shard.name) as file,
         tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
     ):
-        for number, formed in samples:
-            sample = formed.sample
-            key = f"{piece.first + number:08}"
-            said = json.dumps({"class": whole.class_names[sample.target], "name": sample.name}, sort_keys=True)
-            _add(tar, f"{key}.{formed.ending}", encoded(sample))
-            _add(tar, f"{key}.cls", str(sample.target).encode())
-            _add(tar, f"{key}.json", said.encode())
+        for number, item in samples:
+            sample = item.sample
+            key = f"{shard.first + number:08}"
+            description = json.dumps({"class": info.class_names[sample.target], "name": sample.name}, sort_keys=True)
+            _add_member(tar, f"{key}.{item.extension}", encoded(sample))
+            _add_member(tar, f"{key}.cls", str(sample.target).encode())
+            _add_member(tar, f"{key}.json", description.encode())
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
 
 
-def _write_folder(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
-    """split/class/file. One sync serves the whole piece, instead of one for each of a million files."""
-    made: set[str] = set()
-    for number, formed in samples:
-        sample = formed.sample
-        class_name = _safe_class(whole.class_names[sample.target])
-        file = file_name(formed, whole.split, class_name, int(piece.indices[number]))
-        path = room.path / whole.split / class_name / file
-        if str(path.parent) not in made:
-            room.make_folder(path.parent)
-            made.add(str(path.parent))
-        room.put_unsynced(path, encoded(sample))
+def _write_folder(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> None:
+    """split/class/file; one sync per shard instead of one for each of a million files."""
+    made_folders: set[str] = set()
+    for number, item in samples:
+        sample = item.sample
+        class_name = _safe_class(info.class_names[sample.target])
+        file = file_name(item, info.split, class_name, int(shard.indices[number]))
+        path = staging.path / info.split / class_name / file
+        if str(path.parent) not in made_folders:
+            staging.make_folder(path.parent)
+            made_folders.add(str(path.parent))
+        staging.write_unsynced(path, encoded(sample))
     os.sync()
 
 
-def file_name(formed: Formed, split: str, class_name: str, index: int) -> str:
-    """The sample's path below its class folder: its own where it comes from such a tree, else its number."""
-    parts = PurePosixPath(formed.sample.name).parts
+def file_name(item: TranscodedSample, split: str, class_name: str, index: int) -> str:
+    """The path below the class folder: the original one if the sample comes from such a tree, else its index."""
+    parts = PurePosixPath(item.sample.name).parts
     below = parts[1:] if parts[:1] == (split,) or parts[:1] == ("validation",) else parts
     own = "/".join(below[1:])
     is_safe = not any(part.startswith((".", "/")) or "\0" in part for part in parts)
     if below[:1] != (class_name,) or not is_safe or not is_image_name(own):
-        return f"{index:08}.{formed.ending}"
-    # Readers look into the file and not at its ending, but people do not.
-    fits = own.lower().endswith({"jpg": (".jpg", ".jpeg")}.get(formed.ending, f".{formed.ending}"))
-    return own if fits or not formed.is_changed else f"{own}.{formed.ending}"
+        return f"{index:08}.{item.extension}"
+    # Readers detect the format from the content, but people go by the extension.
+    fits = own.lower().endswith({"jpg": (".jpg", ".jpeg")}.get(item.extension, f".{item.extension}"))
+    return own if fits or not item.is_changed else f"{own}.{item.extension}"
 
 
 def _safe_class(name: str) -> str:
     if not name or name.startswith(".") or "/" in name or "\0" in name:
         raise DataError(
             f"class {name!r} cannot be a folder",
-            why="its name begins with a dot or holds a slash",
+            why="its name starts with a dot or contains a slash",
             then="convert to packed, tar or tfrecord instead",
         )
     return name
 
 
-def _write_tfrecord(room: StagingDir, piece: Piece, whole: Whole, samples: Numbered) -> None:
-    """The features of the published ImageNet records; labels count from 1."""
-    with room.new_file(piece.name) as file:
-        for _, formed in samples:
-            sample = formed.sample
+def _write_tfrecord(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> None:
+    """The features of the published ImageNet records; labels start at 1."""
+    with staging.new_file(shard.name) as file:
+        for _, item in samples:
+            sample = item.sample
             data = encoded(sample)
             width, height = size_of(data, sample.name)
-            class_name = whole.class_names[sample.target].encode("utf-8", "surrogateescape")
+            class_name = info.class_names[sample.target].encode("utf-8", "surrogateescape")
             features: dict[str, list[bytes] | list[int]] = {
                 "image/encoded": [data],
                 "image/format": [b"JPEG"],
@@ -195,20 +193,31 @@ def _write_tfrecord(room: StagingDir, piece: Piece, whole: Whole, samples: Numbe
             write_record(file, encode_example(features))
 
 
+def folder_shard_name(split: Split, number: int, num_shards: int) -> str:
+    """A name for the journal: such a shard has no file of its own."""
+    return f"{split}-{number:06}"
+
+
+def _tar_name(split: Split, number: int, num_shards: int) -> str:
+    return f"{split}-{number:06}.tar"
+
+
 def _tfrecord_name(split: Split, number: int, num_shards: int) -> str:
     return f"{'train' if split == 'train' else 'validation'}-{number:05}-of-{num_shards:05}"
 
 
 def encoded(sample: Sample) -> bytes:
-    """The file of a sample that was formed into one."""
+    """The encoded image of a sample that was transcoded to a file."""
     if not isinstance(sample.data, bytes):
-        raise TypeError("pixels where a file is needed")
+        raise TypeError("the sample holds pixels, not an encoded image")
     return sample.data
 
 
-KINDS: Mapping[str, Kind] = {
-    "packed": Kind("any", False, True, False, shard_name, _write_packed),
-    "folder": Kind("file", False, False, False, lambda split, number, _: f"{split}-{number:06}", _write_folder),
-    "tar": Kind("file", True, True, True, lambda split, number, _: f"{split}-{number:06}.tar", _write_tar),
-    "tfrecord": Kind("jpeg", True, True, False, _tfrecord_name, _write_tfrecord, {"train": 1024, "val": 128}),
+WRITERS: Mapping[str, DatasetWriter] = {
+    "packed": DatasetWriter("any", shard_name, _write_packed),
+    "folder": DatasetWriter("file", folder_shard_name, _write_folder, is_one_file=False),
+    "tar": DatasetWriter("file", _tar_name, _write_tar, is_shuffled=True, has_class_list=True),
+    "tfrecord": DatasetWriter(
+        "jpeg", _tfrecord_name, _write_tfrecord, is_shuffled=True, num_shards={"train": 1024, "val": 128}
+    ),
 }

@@ -1,7 +1,6 @@
-"""Looking at a data set before paying for it: every sample is read and decoded once, and what is odd is told.
+"""Check a dataset before training: read and decode every sample once and report what is wrong.
 
-Owns the pass over all samples and what follows from it. Refuses to know terminals and files of results. Invariant:
-user files are only read; the findings are a function of the data, whatever the number of workers.
+Files are only read. The issues depend only on the data, not on the number of workers.
 """
 
 from __future__ import annotations
@@ -24,46 +23,45 @@ from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
 from reconv.data.dataset import I64, Dataset, Sample, Split
 from reconv.data.decode.decode import any_picture, decode_picture
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
-from reconv.data.inspect.issue import DataIssue, Tell, printable
-from reconv.data.inspect.splits import open_splits
+from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
 from reconv.data.pipeline.box_samples import picture_as_annotated
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
 _CHUNK = 32
-_ORIENTATION = 0x0112  # the EXIF tag
-_SMALL_SHARE = 20  # a class of less than a twentieth of the median is suspicious
+_EXIF_ORIENTATION = 0x0112
+_SMALL_CLASS_RATIO = 20  # a class with less than 1/20 of the median is suspicious
 _TINY_SIDE_PX = 8
-_MAX_GROUPS = 1000  # of duplicates that are named; all are counted
-_NO_CLASSES = ("newfolder", "untitledfolder", "macosx", "lost+found", "images", "thumbs")
+_MAX_GROUPS = 1000  # groups of duplicates that are named; all are counted
+_UNLIKELY_CLASSES = ("newfolder", "untitledfolder", "macosx", "lost+found", "images", "thumbs")
 
-Progress = Callable[[int, int], None]  # samples done, samples in all
+Progress = Callable[[int, int], None]  # samples done, total samples
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ExaminedSample:
     """One sample that decodes."""
 
-    target: int  # 0 where an image has boxes instead
-    labels: tuple[int, ...]  # its class, or those of its boxes
+    target: int  # 0 for detection
+    labels: tuple[int, ...]  # the class, or the classes of the boxes
     format: str
     mode: str  # as stored: RGB, L, CMYK, P, ...
-    width: int  # upright
+    width: int  # with the EXIF orientation applied
     height: int
-    orientation: int  # EXIF's; 1: stored upright
+    orientation: int  # EXIF; 1: stored upright
     num_bytes: int
-    digest: bytes  # of the file as it is
+    digest: bytes  # of the file's bytes
 
 
 @dataclass(slots=True)
-class SplitSeen:
-    """What one split holds."""
+class SplitReport:
+    """Counts and sizes of one split."""
 
     num_samples: int
-    bad: list[tuple[str, str]] = field(default_factory=list)  # path, why
-    bad_kinds: list[str] = field(default_factory=list)  # of each of them
-    classes: Counter[str] = field(default_factory=Counter)  # samples of each, or boxes
-    num_boxes: int | None = None  # None: these are no images with boxes
+    bad: list[tuple[str, str]] = field(default_factory=list)  # path, reason
+    bad_kinds: list[str] = field(default_factory=list)  # parallel to `bad`
+    classes: Counter[str] = field(default_factory=Counter)  # samples per class, or boxes
+    num_boxes: int | None = None  # None for classification
     formats: Counter[str] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
     orientations: Counter[int] = field(default_factory=Counter)
@@ -81,74 +79,74 @@ class SplitSeen:
             "formats": dict(self.formats.most_common()),
             "modes": dict(self.modes.most_common()),
             "orientations": {str(number): count for number, count in sorted(self.orientations.items())},
-            "width_px": spread_of(self.widths),
-            "height_px": spread_of(self.heights),
+            "width_px": min_median_max(self.widths),
+            "height_px": min_median_max(self.heights),
             "bad": [{"path": path, "why": why} for path, why in self.bad],
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A data set as it was found."""
+class CheckReport:
+    """The result of checking a dataset."""
 
     origin: str
-    splits: Mapping[Split, SplitSeen]
+    splits: Mapping[Split, SplitReport]
     class_names: tuple[str, ...]
-    findings: tuple[DataIssue, ...]
-    samples: Mapping[str, tuple[Split, tuple[int, ...]]]  # for an image: some good samples of each class
-    sources: Mapping[Split, Dataset]
+    issues: tuple[DataIssue, ...]
+    examples: Mapping[str, tuple[Split, tuple[int, ...]]]  # for the contact sheet: some good samples of each class
+    datasets: Mapping[Split, Dataset]
 
     @property
-    def faults(self) -> list[DataIssue]:
-        return [finding for finding in self.findings if finding.level == "fault"]
+    def errors(self) -> list[DataIssue]:
+        return [issue for issue in self.issues if issue.level == "error"]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the images, as plain data."""
+        """The content of check.json."""
         return {
             "origin": self.origin,
-            "ok": not self.faults,
+            "ok": not self.errors,
             "num_classes": len(self.class_names),
-            "splits": {split: seen.as_json() for split, seen in self.splits.items()},
-            "findings": [
-                {"level": f.level, "kind": f.kind, "text": f.text, "count": f.total, "paths": list(f.paths)}
-                for f in self.findings
+            "splits": {split: report.as_json() for split, report in self.splits.items()},
+            "issues": [
+                {"level": i.level, "kind": i.kind, "text": i.text, "count": i.total, "paths": list(i.paths)}
+                for i in self.issues
             ],
         }
 
 
-def check(path: str, data: DataConfig, workers: int, progress: Progress = lambda done, total: None) -> Checked:
-    """Read and decode every sample of every split; `path` is a folder, or digits or synthetic."""
-    findings: list[DataIssue] = []
-    sources = open_splits(path, data, findings.append)
-    names = next(iter(sources.values())).class_names
-    total, done = sum(map(len, sources.values())), 0
-    tables: dict[Split, _Table] = {}
+def check(path: str, data: DataConfig, workers: int, progress: Progress = lambda done, total: None) -> CheckReport:
+    """Read and decode every sample of every split; `path` is a folder or the name of a dataset in the package."""
+    issues: list[DataIssue] = []
+    datasets = open_leniently(path, data, issues.append)
+    names = next(iter(datasets.values())).class_names
+    total, done = sum(map(len, datasets.values())), 0
+    scans: dict[Split, _SplitScan] = {}
     with _pool(workers) as pool:
-        for split, source in sources.items():
-            table = tables[split] = _Table(len(source))
-            for index, seen in _examined(source, pool):
-                table.put(index, seen, names)
+        for split, dataset in datasets.items():
+            scan = scans[split] = _SplitScan(len(dataset))
+            for index, examined in _examine_all(dataset, pool):
+                scan.add(index, examined, names)
                 done += 1
                 progress(done, total)
-            if isinstance(source, DetectionDataset):
-                table.seen.num_boxes = int(source.box_counts().sum())
-    _tell_of_samples(tables, findings.append)
-    _tell_of_duplicates(tables, sources, findings.append)
-    _tell_of_classes(names, tables, findings.append)
-    order = {"fault": 0, "warning": 1}
-    return Checked(
-        origin=next(iter(sources.values())).origin,
-        splits={split: table.seen for split, table in tables.items()},
+            if isinstance(dataset, DetectionDataset):
+                scan.report.num_boxes = int(dataset.box_counts().sum())
+    _report_samples(scans, issues.append)
+    _report_duplicates(scans, datasets, issues.append)
+    _report_classes(names, scans, issues.append)
+    order = {"error": 0, "warning": 1}
+    return CheckReport(
+        origin=next(iter(datasets.values())).origin,
+        splits={split: scan.report for split, scan in scans.items()},
         class_names=names,
-        findings=tuple(sorted(findings, key=lambda finding: order[finding.level])),
-        samples=_picturesque(names, tables, sources),
-        sources=sources,
+        issues=tuple(sorted(issues, key=lambda issue: order[issue.level])),
+        examples=_choose_examples(names, scans, datasets),
+        datasets=datasets,
     )
 
 
 @contextmanager
 def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads (decoding and hashing leave the interpreter to others) that give up what is left when interrupted."""
+    """Threads, because decoding and hashing release the GIL; an interrupt cancels what is left."""
     pool = ThreadPoolExecutor(max(1, num_workers), "reconv-check")
     try:
         yield pool
@@ -156,17 +154,17 @@ def _pool(num_workers: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def examine(source: Dataset, index: int) -> Seen | DataError:
-    """One sample, decoded, or why it cannot be."""
+def examine(dataset: Dataset, index: int) -> ExaminedSample | DataError:
+    """One sample, decoded, or the error."""
     try:
-        sample = source[index]
-        target, labels = _labels(sample, len(source.class_names))
+        sample = dataset[index]
+        target, labels = _labels(sample, len(dataset.class_names))
         if isinstance(sample.data, bytes):
             upright = decode_picture(sample.data, 3, sample.name)
             with Image.open(io.BytesIO(sample.data)) as stored:
                 form, mode = stored.format or "unknown", stored.mode
-                said = stored.getexif().get(_ORIENTATION)
-            orientation = said if isinstance(said, int) and 1 <= said <= 8 else 1  # files say all sorts of things there
+                tag = stored.getexif().get(_EXIF_ORIENTATION)
+            orientation = tag if isinstance(tag, int) and 1 <= tag <= 8 else 1  # files hold all sorts of values there
             width, height, content = upright.width, upright.height, sample.data
         else:
             height, width, channels = sample.data.shape
@@ -175,94 +173,94 @@ def examine(source: Dataset, index: int) -> Seen | DataError:
     except DataError as error:
         return error
     digest = hashlib.blake2b(content, digest_size=16).digest()
-    return Seen(target, labels, form, mode, width, height, orientation, len(content), digest)
+    return ExaminedSample(target, labels, form, mode, width, height, orientation, len(content), digest)
 
 
 def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
-    """The sample's class, or those of its boxes, which must be of this very image."""
+    """The target and the classes of a sample; checks that boxes fit the size of the image."""
     if sample.annotation is not None:
         picture_as_annotated(sample, sample.annotation, 3)
         return 0, tuple(label for label in sample.annotation.labels.tolist() if label >= 0)
     if not 0 <= sample.target < num_classes:
-        raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is no class")
+        raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is out of range")
     return sample.target, (sample.target,)
 
 
-def _examined(source: Dataset, pool: ThreadPoolExecutor) -> Iterator[tuple[int, Seen | DataError]]:
-    """Every sample in order, examined by all workers."""
-    starts = range(0, len(source), _CHUNK)
-    pieces = pool.map(lambda s: [examine(source, i) for i in range(s, min(s + _CHUNK, len(source)))], starts)
-    for start, piece in zip(starts, pieces, strict=True):
-        yield from enumerate(piece, start)
+def _examine_all(dataset: Dataset, pool: ThreadPoolExecutor) -> Iterator[tuple[int, ExaminedSample | DataError]]:
+    """Every sample in order."""
+    starts = range(0, len(dataset), _CHUNK)
+    chunks = pool.map(lambda s: [examine(dataset, i) for i in range(s, min(s + _CHUNK, len(dataset)))], starts)
+    for start, chunk in zip(starts, chunks, strict=True):
+        yield from enumerate(chunk, start)
 
 
-class _Table:
-    """What is kept of each sample of a split: 44 bytes, however many there are."""
+class _SplitScan:
+    """What is kept of the samples of a split: 44 bytes each."""
 
     def __init__(self, num_samples: int) -> None:
-        self.seen = SplitSeen(num_samples)
+        self.report = SplitReport(num_samples)
         self.targets = np.full(num_samples, -1, np.int64)  # -1: bad
         self.digests = np.zeros((num_samples, 2), np.uint64)
-        self.seen.widths = np.zeros(num_samples, np.int64)
-        self.seen.heights = np.zeros(num_samples, np.int64)
+        self.report.widths = np.zeros(num_samples, np.int64)
+        self.report.heights = np.zeros(num_samples, np.int64)
 
-    def put(self, index: int, seen: Seen | DataError, names: Sequence[str]) -> None:
-        split = self.seen
-        if isinstance(seen, DataError):
-            why = seen.what if isinstance(seen, AnnotationError) else seen.why or seen.what
-            split.bad.append((printable(seen.where or f"sample {index}"), why))
-            split.bad_kinds.append(_kind_of(seen))
+    def add(self, index: int, sample: ExaminedSample | DataError, names: Sequence[str]) -> None:
+        report = self.report
+        if isinstance(sample, DataError):
+            why = sample.what if isinstance(sample, AnnotationError) else sample.why or sample.what
+            report.bad.append((printable(sample.where or f"sample {index}"), why))
+            report.bad_kinds.append(_error_kind(sample))
             return
-        self.targets[index] = seen.target
-        self.digests[index] = np.frombuffer(seen.digest, np.uint64)
-        split.widths[index], split.heights[index] = seen.width, seen.height
-        split.classes.update(names[label] for label in seen.labels)
-        split.formats[seen.format] += 1
-        split.modes[seen.mode] += 1
-        split.orientations[seen.orientation] += 1
-        split.num_bytes += seen.num_bytes
+        self.targets[index] = sample.target
+        self.digests[index] = np.frombuffer(sample.digest, np.uint64)
+        report.widths[index], report.heights[index] = sample.width, sample.height
+        report.classes.update(names[label] for label in sample.labels)
+        report.formats[sample.format] += 1
+        report.modes[sample.mode] += 1
+        report.orientations[sample.orientation] += 1
+        report.num_bytes += sample.num_bytes
 
 
-def _kind_of(error: DataError) -> str:
+def _error_kind(error: DataError) -> str:
     if isinstance(error, AnnotationError):
         return "wrong-size"
     return "missing-file" if isinstance(error.__cause__, FileNotFoundError) else "bad-image"
 
 
-def spread_of(values: npt.NDArray[np.int64]) -> dict[str, float] | None:
-    """Smallest, median and largest of the samples that decode."""
+def min_median_max(values: npt.NDArray[np.int64]) -> dict[str, float] | None:
+    """Minimum, median and maximum over the samples that decode."""
     good = values[values > 0]
     if not len(good):
         return None
     return {"min": int(good.min()), "median": float(np.median(good)), "max": int(good.max())}
 
 
-def _tell_of_samples(tables: Mapping[Split, _Table], tell: Tell) -> None:
-    for split, table in tables.items():
+def _report_samples(scans: Mapping[Split, _SplitScan], report: Report) -> None:
+    for split, scan in scans.items():
         texts = {
-            "missing-file": "images in {} that are not there",
-            "wrong-size": "images in {} of another size than their boxes are of",
+            "missing-file": "images in {} that are missing",
+            "wrong-size": "images in {} whose size differs from the annotated one",
             "bad-image": "images in {} that cannot be read or decoded",
         }
         for kind, text in texts.items():
-            found = zip(table.seen.bad, table.seen.bad_kinds, strict=True)
+            found = zip(scan.report.bad, scan.report.bad_kinds, strict=True)
             if paths := tuple(path for (path, _), own in found if own == kind):
-                tell(DataIssue("fault", kind, text.format(split), paths))
-        if not table.seen.num_samples:
-            tell(DataIssue("fault", "empty-split", f"there is no image in {split}", (split,)))
-        shorter = np.minimum(table.seen.widths, table.seen.heights)
+                report(DataIssue("error", kind, text.format(split), paths))
+        if not scan.report.num_samples:
+            report(DataIssue("error", "empty-split", f"no images in {split}", (split,)))
+        shorter = np.minimum(scan.report.widths, scan.report.heights)
         num_tiny = int(((shorter > 0) & (shorter < _TINY_SIDE_PX)).sum())
         if num_tiny:
             text = f"images in {split} with a side below {_TINY_SIDE_PX} pixels"
-            tell(DataIssue("warning", "tiny-image", text, count=num_tiny))
+            report(DataIssue("warning", "tiny-image", text, count=num_tiny))
 
 
-def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, Dataset], tell: Tell) -> None:
-    """Files that are the same byte for byte: across splits, under two labels, or merely twice."""
+def _report_duplicates(scans: Mapping[Split, _SplitScan], datasets: Mapping[Split, Dataset], report: Report) -> None:
+    """Identical files: in both splits, with two labels, or repeated within a split."""
     found: dict[str, list[list[tuple[Split, int]]]] = {"leak": [], "two-labels": [], "duplicate": []}
-    for group in _equal(tables):
+    for group in _identical(scans):
         is_leak = len({split for split, _ in group}) > 1
-        has_two_labels = len({int(tables[split].targets[index]) for split, index in group}) > 1
+        has_two_labels = len({int(scans[split].targets[index]) for split, index in group}) > 1
         if is_leak:
             found["leak"].append(group)
         if has_two_labels:
@@ -270,25 +268,25 @@ def _tell_of_duplicates(tables: Mapping[Split, _Table], sources: Mapping[Split, 
         if not is_leak and not has_two_labels:
             found["duplicate"].append(group)
     texts = {
-        "leak": "images are in training and in validation",
-        "two-labels": "images are there under two labels",
-        "duplicate": "images are there more than once in a split",
+        "leak": "images are in both training and validation",
+        "two-labels": "images have two labels",
+        "duplicate": "images are repeated within a split",
     }
     for kind, groups in found.items():
         if groups:
-            shown = tuple(" = ".join(_name(sources[s], i) for s, i in group) for group in groups[:_MAX_GROUPS])
-            level: Any = "warning" if kind == "duplicate" else "fault"
-            tell(DataIssue(level, kind, f"{texts[kind]}, byte for byte", shown, len(groups)))
+            shown = tuple(" = ".join(_name(datasets[s], i) for s, i in group) for group in groups[:_MAX_GROUPS])
+            level: Any = "warning" if kind == "duplicate" else "error"
+            report(DataIssue(level, kind, f"{texts[kind]} (identical files)", shown, len(groups)))
 
 
-def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:
-    """Groups of two or more samples with the same bytes, in the order of their first."""
-    splits = list(tables)
-    good = [np.flatnonzero(table.targets >= 0) for table in tables.values()]
+def _identical(scans: Mapping[Split, _SplitScan]) -> Iterator[list[tuple[Split, int]]]:
+    """Groups of two or more samples with the same bytes, in the order of their first sample."""
+    splits = list(scans)
+    good = [np.flatnonzero(scan.targets >= 0) for scan in scans.values()]
     split_of, index_of = np.repeat(np.arange(len(good)), [len(g) for g in good]), np.concatenate(good)
     if not len(index_of):
         return
-    digests = np.concatenate([table.digests[g] for table, g in zip(tables.values(), good, strict=True)])
+    digests = np.concatenate([scan.digests[g] for scan, g in zip(scans.values(), good, strict=True)])
     _, inverse, counts = np.unique(digests, axis=0, return_inverse=True, return_counts=True)
     group_of = inverse.ravel()
     groups: dict[int, list[tuple[Split, int]]] = {}
@@ -297,82 +295,88 @@ def _equal(tables: Mapping[Split, _Table]) -> Iterator[list[tuple[Split, int]]]:
     yield from groups.values()
 
 
-def _name(source: Dataset, index: int) -> str:
+def _name(dataset: Dataset, index: int) -> str:
     try:
-        return printable(source[index].name)
-    except DataError as error:  # vanished since it was read
+        return printable(dataset[index].name)
+    except DataError as error:  # deleted since it was read
         return printable(error.where)
 
 
-def _tell_of_classes(names: Sequence[str], tables: Mapping[Split, _Table], tell: Tell) -> None:
-    """Labels that look like mistakes."""
+def _report_classes(names: Sequence[str], scans: Mapping[Split, _SplitScan], report: Report) -> None:
+    """Class names and counts that look like mistakes."""
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(re.sub(r"[\s_-]+", "", name).casefold(), []).append(name)
     same = tuple(" = ".join(map(repr, group)) for group in alike.values() if len(group) > 1)
     if same:
-        tell(
+        report(
             DataIssue(
                 "warning", "alike", "classes whose names differ only in case, spaces, dashes or underscores", same
             )
         )
-    odd = tuple(name for key in _NO_CLASSES for name in alike.get(key, ()))
+    odd = tuple(name for key in _UNLIKELY_CLASSES for name in alike.get(key, ()))
     if odd:
-        tell(DataIssue("warning", "no-class", "folders that look like no class", odd))
-    train = tables.get("train")
-    if train is None or not train.seen.classes:
+        report(DataIssue("warning", "no-class", "folders that do not look like classes", odd))
+    train = scans.get("train")
+    if train is None or not train.report.classes:
         return
-    median = float(np.median([train.seen.classes[name] for name in names]))
-    small = tuple(f"{n}: {train.seen.classes[n]}" for n in names if 0 < train.seen.classes[n] < median / _SMALL_SHARE)
+    median = float(np.median([train.report.classes[name] for name in names]))
+    small = tuple(
+        f"{n}: {train.report.classes[n]}" for n in names if 0 < train.report.classes[n] < median / _SMALL_CLASS_RATIO
+    )
     if small:
-        what = "images" if train.seen.num_boxes is None else "boxes"
-        tell(DataIssue("warning", "small-class", f"classes far below the median of {median:g} training {what}", small))
-    if "val" in tables:
-        unseen = tuple(n for n in names if train.seen.classes[n] and not tables["val"].seen.classes[n])
+        what = "images" if train.report.num_boxes is None else "boxes"
+        report(
+            DataIssue("warning", "small-class", f"classes far below the median of {median:g} training {what}", small)
+        )
+    if "val" in scans:
+        unseen = tuple(n for n in names if train.report.classes[n] and not scans["val"].report.classes[n])
         if unseen:
-            tell(DataIssue("warning", "not-validated", "classes without a validation image", unseen))
+            report(DataIssue("warning", "not-validated", "classes without a validation image", unseen))
 
 
-def _picturesque(
-    names: Sequence[str], tables: Mapping[Split, _Table], sources: Mapping[Split, Dataset]
+def _choose_examples(
+    names: Sequence[str], scans: Mapping[Split, _SplitScan], datasets: Mapping[Split, Dataset]
 ) -> dict[str, tuple[Split, tuple[int, ...]]]:
-    """Up to 8 good samples of up to 24 classes, evenly spread over both."""
-    split: Split = "train" if "train" in tables else "val"
-    members_of = _members(sources[split], tables[split].targets)
+    """Up to 8 good samples of up to 24 classes, evenly spaced."""
+    split: Split = "train" if "train" in scans else "val"
+    members_of = _members(datasets[split], scans[split].targets)
     chosen = np.unique(np.linspace(0, len(names) - 1, min(24, len(names))).round().astype(int))
-    pictured: dict[str, tuple[Split, tuple[int, ...]]] = {}
+    examples: dict[str, tuple[Split, tuple[int, ...]]] = {}
     for number in chosen.tolist():
         members = members_of(number)
         if len(members):
             places = np.unique(np.linspace(0, len(members) - 1, min(8, len(members))).round().astype(int))
-            pictured[names[number]] = (split, tuple(members[places].tolist()))
-    return pictured
+            examples[names[number]] = (split, tuple(members[places].tolist()))
+    return examples
 
 
-def _members(source: Dataset, targets: I64) -> Callable[[int], I64]:
-    """What gives the good samples of a class, or those with a box of it."""
-    if not isinstance(source, DetectionDataset):
+def _members(dataset: Dataset, targets: I64) -> Callable[[int], I64]:
+    """A function from a class to its good samples, or to those with a box of it."""
+    if not isinstance(dataset, DetectionDataset):
         return lambda number: np.flatnonzero(targets == number)
-    labels = [(index, source.annotation(index).labels) for index in np.flatnonzero(targets >= 0).tolist()]
+    labels = [(index, dataset.annotation(index).labels) for index in np.flatnonzero(targets >= 0).tolist()]
     owners = np.repeat([index for index, _ in labels], [len(own) for _, own in labels]).astype(np.int64)
     flat = np.concatenate([np.empty(0, np.int64), *(own for _, own in labels)])
     return lambda number: np.unique(owners[flat == number])
 
 
-def pictures_of(checked: Checked) -> Iterator[tuple[str, int, list[Image.Image]]]:
-    """For each pictured class: its name, how many training images it has, and some of them."""
-    for name, (split, indices) in checked.samples.items():
-        samples = [checked.sources[split][index] for index in indices]
-        yield name, checked.splits[split].classes[name], [_tile(sample, checked.class_names) for sample in samples]
+def class_tiles(report: CheckReport) -> Iterator[tuple[str, int, list[Image.Image]]]:
+    """For each class on the contact sheet: its name, its number of samples or boxes, and example images."""
+    for name, (split, indices) in report.examples.items():
+        samples = [report.datasets[split][index] for index in indices]
+        yield name, report.splits[split].classes[name], [_tile(sample, report.class_names) for sample in samples]
 
 
 def _tile(sample: Sample, names: Sequence[str]) -> Image.Image:
-    """The image, with the boxes it has."""
-    said = sample.annotation
-    if said is None:
+    """The image with its boxes drawn."""
+    annotation = sample.annotation
+    if annotation is None:
         return any_picture(sample.data, 3, sample.name)
     boxes = [
         DrawnBox((left, top, right, bottom), names[label] if label >= 0 else "?", class_colour(label))
-        for (left, top, right, bottom), label in zip(said.boxes_xyxy.tolist(), said.labels.tolist(), strict=True)
+        for (left, top, right, bottom), label in zip(
+            annotation.boxes_xyxy.tolist(), annotation.labels.tolist(), strict=True
+        )
     ]
-    return draw_boxes(picture_as_annotated(sample, said, 3), boxes)
+    return draw_boxes(picture_as_annotated(sample, annotation, 3), boxes)

@@ -1,7 +1,4 @@
-"""Images of batches for people: a grid of tiles, or titled sheets of them, as a PNG.
-
-Owns layout and encoding. Refuses to know what the images mean. Invariant: tiles keep row order, left to right.
-"""
+"""PNG images for reports: a grid of images, or contact_sheets contact sheets."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 _GAP_PX = 2
-_PAPER = 255
+_BACKGROUND = 255
 _MARGIN_PX = 8
 _LINE_PX = 14
-_LETTER_PX = 6  # about as wide as a letter of the small font is
+_LETTER_PX = 6  # about the width of a letter of the default font
 _TITLE = (0, 0, 0)
 _CAPTION = (90, 90, 90)
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
-    """Images under one title; captions, where there are some, one an image."""
+class ContactSheet:
+    """Images under one title, with a caption each if there are captions."""
 
     title: str
     tiles: Sequence[Image.Image]
@@ -33,7 +30,7 @@ class Sheet:
 
 
 def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> bytes:
-    """PNG of uint8 images [n, 1 or 3, height, width], small ones enlarged by whole pixels; 8 columns or fewer."""
+    """PNG grid of uint8 images [n, 1 or 3, height, width]; small images are upscaled by an integer."""
     num_images, channels, height, width = images.shape
     if num_images == 0:
         raise ValueError("a grid needs at least one image")
@@ -44,7 +41,7 @@ def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> b
     tile_height, tile_width = height * scale, width * scale
     sheet = np.full(
         (num_rows * (tile_height + _GAP_PX) - _GAP_PX, columns * (tile_width + _GAP_PX) - _GAP_PX, channels),
-        _PAPER,
+        _BACKGROUND,
         np.uint8,
     )
     for number, tile in enumerate(pixels):
@@ -55,30 +52,30 @@ def grid(images: Tensor, columns: int | None = None, min_tile_px: int = 64) -> b
     return file.getvalue()
 
 
-def titled(sheets: Sequence[Sheet], tile_px: int = 96, columns: int = 8) -> bytes:
-    """PNG of sheets one below the other; every image is fitted into a square, tiny ones enlarged by whole pixels."""
+def contact_sheets(sheets: Sequence[ContactSheet], tile_px: int = 96, columns: int = 8) -> bytes:
+    """PNG of sheets one below the other; images are fitted into squares, small ones upscaled by an integer."""
     caption_px = _LINE_PX if any(sheet.captions for sheet in sheets) else 0
     pitch_x, pitch_y = tile_px + _MARGIN_PX, tile_px + caption_px + _MARGIN_PX
     heights = [_LINE_PX + _MARGIN_PX + -(-len(sheet.tiles) // columns) * pitch_y for sheet in sheets]
-    page = Image.new("RGB", (columns * pitch_x + _MARGIN_PX, sum(heights) + _MARGIN_PX), (_PAPER,) * 3)
+    page = Image.new("RGB", (columns * pitch_x + _MARGIN_PX, sum(heights) + _MARGIN_PX), (_BACKGROUND,) * 3)
     pen, font = ImageDraw.Draw(page), ImageFont.load_default()
     top = _MARGIN_PX
     for sheet, height in zip(sheets, heights, strict=True):
-        pen.text((_MARGIN_PX, top), _letters(sheet.title, columns * pitch_x), _TITLE, font)
+        pen.text((_MARGIN_PX, top), _fit_text(sheet.title, columns * pitch_x), _TITLE, font)
         for number, tile in enumerate(sheet.tiles):
             left = _MARGIN_PX + number % columns * pitch_x
             down = top + _LINE_PX + _MARGIN_PX // 2 + number // columns * pitch_y
-            page.paste(_fitted(tile, tile_px), (left, down))
+            page.paste(_fit(tile, tile_px), (left, down))
             if number < len(sheet.captions):
-                pen.text((left, down + tile_px), _letters(sheet.captions[number], tile_px), _CAPTION, font)
+                pen.text((left, down + tile_px), _fit_text(sheet.captions[number], tile_px), _CAPTION, font)
         top += height
     file = io.BytesIO()
     page.save(file, "PNG", optimize=True)
     return file.getvalue()
 
 
-def _fitted(image: Image.Image, side_px: int) -> Image.Image:
-    """The whole image in the middle of a grey square."""
+def _fit(image: Image.Image, side_px: int) -> Image.Image:
+    """The image centred in a grey square."""
     scale = side_px / max(image.size)
     if scale >= 1:
         size, how = (image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST
@@ -90,8 +87,8 @@ def _fitted(image: Image.Image, side_px: int) -> Image.Image:
     return square
 
 
-def _letters(text: str, width_px: int) -> str:
-    """As much of a text as fits, in letters that the built-in font has."""
+def _fit_text(text: str, width_px: int) -> str:
+    """The text cut to the width, in characters of the built-in font."""
     num_letters = max(1, width_px // _LETTER_PX)
     short = text if len(text) <= num_letters else text[: num_letters - 2] + ".."
     return short.encode("latin-1", "replace").decode("latin-1")

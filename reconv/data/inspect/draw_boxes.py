@@ -1,8 +1,4 @@
-"""Boxes with names drawn on an image.
-
-Owns colours, lines and letters. Refuses to know what the boxes mean. Invariant: the image keeps its size, the one
-given is not changed, and a box or a name that reaches beyond an edge stays in sight.
-"""
+"""Boxes with labels image_copy on an image."""
 
 from __future__ import annotations
 
@@ -14,17 +10,17 @@ from PIL import Image, ImageDraw, ImageFont
 
 Colour = tuple[int, int, int]
 
-GOOD: Colour = (0, 158, 115)  # to be told apart by people who confuse red and green too
+GOOD: Colour = (0, 158, 115)  # distinguishable with red-green colour blindness
 BAD: Colour = (213, 94, 0)
-INDIFFERENT: Colour = (120, 120, 120)
-_GOLDEN = 0.618034  # of a turn of the colour wheel: neighbours in a list of classes differ most
+NEUTRAL: Colour = (120, 120, 120)
+_GOLDEN = 0.618034  # of the colour wheel: classes next to each other get very different hues
 _SIDE_PER_LINE_PX = 300
 _SIDE_PER_LETTER_PX = 40
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnBox:
-    """A box in pixels of the image, and what is written beside it."""
+    """A box in pixels, its label and its colour."""
 
     box_xyxy: tuple[float, float, float, float]
     text: str
@@ -32,50 +28,50 @@ class DrawnBox:
 
 
 def class_colour(label: int) -> Colour:
-    """A colour for a class, the same in every image."""
+    """The colour of a class."""
     red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1.0, 0.85, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-def draw_boxes(picture: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
-    """A copy of the image in colour, with boxes on it, the first on top."""
-    drawn = picture.convert("RGB")
-    pen = ImageDraw.Draw(drawn)
-    side_px = max(drawn.size)
+def draw_boxes(image: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
+    """An RGB copy of the image with the boxes image_copy on it, the first one on top."""
+    image_copy = image.convert("RGB")
+    pen = ImageDraw.Draw(image_copy)
+    side_px = max(image_copy.size)
     line_px = max(2, round(side_px / _SIDE_PER_LINE_PX))
     font = ImageFont.load_default(max(12, side_px / _SIDE_PER_LETTER_PX))
     for box in reversed(boxes):
-        pen.rectangle(_inside(box.box_xyxy, drawn.size), outline=box.colour, width=line_px)
+        pen.rectangle(_clip(box.box_xyxy, image_copy.size), outline=box.colour, width=line_px)
     for box in reversed(boxes):
         if box.text:
-            _write(pen, drawn.size, box, font)
-    return drawn
+            _draw_label(pen, image_copy.size, box, font)
+    return image_copy
 
 
-def _inside(box_xyxy: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """The corners moved into the image, in order."""
+def _clip(box_xyxy: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The corners in order, clipped to the image."""
     xs = sorted(min(max(x, 0.0), size[0] - 1.0) for x in box_xyxy[::2])
     ys = sorted(min(max(y, 0.0), size[1] - 1.0) for y in box_xyxy[1::2])
     return xs[0], ys[0], xs[1], ys[1]
 
 
-def _write(
+def _draw_label(
     pen: ImageDraw.ImageDraw,
     size: tuple[int, int],
     box: DrawnBox,
     font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
 ) -> None:
-    """The text above the box, or inside it where there is no room above."""
-    x, y, _, _ = _inside(box.box_xyxy, size)
+    """Draw the label above the box, or inside it if there is no space above."""
+    x, y, _, _ = _clip(box.box_xyxy, size)
     left, top, right, bottom = pen.textbbox((0, 0), box.text, font=font)
     width, height = right - left + 4, bottom - top + 4
     x = max(0.0, min(x, size[0] - width))
     y = y - height if y >= height else y
     pen.rectangle((x, y, x + width, y + height), fill=box.colour)
-    pen.text((x + 2 - left, y + 2 - top), box.text, fill=_ink(box.colour), font=font)
+    pen.text((x + 2 - left, y + 2 - top), box.text, fill=_text_colour(box.colour), font=font)
 
 
-def _ink(paper: Colour) -> Colour:
-    """Black or white, whichever reads better on the colour."""
-    light = 0.299 * paper[0] + 0.587 * paper[1] + 0.114 * paper[2]
-    return (0, 0, 0) if light > 140 else (255, 255, 255)
+def _text_colour(background: Colour) -> Colour:
+    """Black or white, whichever has more contrast."""
+    luminance = 0.299 * background[0] + 0.587 * background[1] + 0.114 * background[2]
+    return (0, 0, 0) if luminance > 140 else (255, 255, 255)

@@ -30,7 +30,7 @@ from reconv.data.pipeline.preloaded import PreloadedImages
 from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
 from reconv.data.pipeline.stage_timing import StageTimes
 from reconv.data.pipeline.thread_pool import InlineWorker, Workers, open_workers
-from reconv.data.readers.synthetic import SyntheticOnDevice
+from reconv.data.readers.synthetic import SyntheticDeviceDataset
 from reconv.data.sampler import Sampler
 from reconv.data.transforms.mixup import draw_mix
 from reconv.data.transforms.random_params import (
@@ -124,7 +124,7 @@ class TrainLoader:
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """This rank's micro-batches of each step in [start, stop), on the device."""
-        if self._source.kind == SyntheticOnDevice.kind:
+        if self._source.kind == SyntheticDeviceDataset.kind:
             return self._repeated_steps(start, stop)
         if self._recipe.data.preload == "device":
             return self._resident_steps(start, stop)
@@ -166,8 +166,8 @@ class TrainLoader:
         for number, step in enumerate(steps):
             rows = slice(number * num_rows, (number + 1) * num_rows)
             batch = Batch({name: t[rows] for name, t in moved.tensors.items()}, moved.positions[rows], (num_rows,))
-            pieces = self._cut(step, positions[rows], batch, size)
-            yield tuple(resident.crop(piece.map(self._move)) for piece in pieces)
+            split_into_shards = self._cut(step, positions[rows], batch, size)
+            yield tuple(resident.crop(piece.map(self._move)) for piece in split_into_shards)
 
     def _repeated_steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
         """The first step's batches stay on the device and are repeated under each step's positions."""
@@ -208,13 +208,13 @@ class TrainLoader:
         for _, copied in sent:
             filler.ring.sent(pending.rows, copied)
         self._stages.add({"copy": time.perf_counter() - began_s})
-        pieces = tuple(piece for piece, _ in sent)
+        split_into_shards = tuple(piece for piece, _ in sent)
         if self._engine is not None:
             first = 0
-            for piece in pieces:
+            for piece in split_into_shards:
                 self._engine.place(pending, piece["images"], first)
                 first += len(piece)
-        return pieces
+        return split_into_shards
 
     def _replace_bad(self, pending: Pending) -> None:
         """Put a good sample in the place of each bad one, its draws those of the position.

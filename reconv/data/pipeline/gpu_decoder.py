@@ -33,7 +33,7 @@ class JpegDecoderDevice(Protocol):
         """The boxes of the files' images [n, 3, size, size], once they are there, and which files those are."""
         ...
 
-    def write_crops(self, images: Tensor, rows: Tensor, crops: Tensor, indices: Tensor) -> None:
+    def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
         """Put crops of these numbers into rows of a batch on the device, in order with what is computed there."""
         ...
 
@@ -77,7 +77,7 @@ class GpuDecoder:
         is_wanted[is_wanted] = pending.rows[HANDED][rows[is_wanted], 0] > 0  # else the host has made it since
         if made.crops is not None and is_wanted.any():
             numbers = torch.from_numpy(np.flatnonzero(is_wanted))
-            self._engine.write_crops(images, torch.from_numpy(rows[is_wanted] - first), made.crops, numbers)
+            self._engine.place(images, torch.from_numpy(rows[is_wanted] - first), made.crops, numbers)
 
     def close(self) -> None:
         """Forget what was not begun and wait for the rest."""

@@ -1,7 +1,4 @@
-"""Images held in memory: one uint8 array [n, channels, height, width] and its targets.
-
-Owns the in-memory form shared by digits and CIFAR. Refuses to know files. Invariant: every target is a class.
-"""
+"""Images in memory: one uint8 array [n, channels, height, width] and its targets; used by digits and CIFAR."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from reconv.errors import DataError
 
 
 class ArrayDataset:
-    """A source whose samples are rows of an array."""
+    """A dataset whose samples are rows of an array."""
 
     def __init__(self, kind: str, images: U8, targets: I64, class_names: tuple[str, ...], origin: str) -> None:
         bad = np.flatnonzero((targets < 0) | (targets >= len(class_names)))
         if len(bad):
             raise DataError(
-                f"label {targets[bad[0]]} out of range at sample {bad[0]} ({len(bad)} such labels)",
+                f"label {targets[bad[0]]} of sample {bad[0]} is out of range ({len(bad)} such labels)",
                 where=origin,
                 why=f"there are {len(class_names)} classes, 0 to {len(class_names) - 1}; the files may be damaged",
                 then="download or copy the data again",
@@ -40,8 +37,8 @@ class ArrayDataset:
         pixels = np.ascontiguousarray(self.images[index].transpose(1, 2, 0))
         return Sample(pixels, int(self.targets[index]), f"{self.kind}[{index}]")
 
-    def take(self, indices: I64) -> ArrayDataset:
-        """Some of the samples, in the given order."""
+    def select(self, indices: I64) -> ArrayDataset:
+        """The samples at the given indices, in that order."""
         origin = f"{self.origin}; {len(indices)} of {len(self)} samples"
         return ArrayDataset(self.kind, self.images[indices], self.targets[indices], self.class_names, origin)
 

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100, in their binary and their python form.
+"""CIFAR-10 and CIFAR-100, in their binary and python formats.
 
-Owns both file layouts. Refuses to know how the folder was found. Invariant: both forms of the same data give the
-same pixels, targets and fingerprint, and no foreign pickle can run code: only numpy arrays and plain values load.
+Both formats give the same pixels, targets and fingerprint. Pickles are loaded with an allow-list, so they cannot run
+code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.storage.local import read
 from reconv.errors import DataError
 
-Kind = Literal["cifar10", "cifar100"]
-Form = Literal["binary", "python"]
+CifarKind = Literal["cifar10", "cifar100"]
+CifarFormat = Literal["binary", "python"]
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
@@ -29,17 +29,17 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 @dataclass(frozen=True, slots=True)
 class CifarLayout:
-    """The file names of one form of one data set."""
+    """The file names of one format of one dataset."""
 
-    kind: Kind
-    form: Form
-    folder: str  # the name the official archive gives it
+    kind: CifarKind
+    form: CifarFormat
+    folder: str  # its name in the official archive
     train: tuple[str, ...]
     val: tuple[str, ...]
-    names: str  # the file with the class names
+    names: str  # file with the class names
     num_classes: int
-    labels_key: bytes = b""  # python form
-    label_bytes: int = 1  # binary form: bytes before the pixels, the last of them the label
+    labels_key: bytes = b""  # python format
+    label_bytes: int = 1  # binary format: bytes before the pixels; the last one is the label
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -61,35 +61,37 @@ LAYOUTS = (
 
 
 def open_cifar(layout: CifarLayout, folder: Path, split: Split, why: str = "") -> ArrayDataset:
-    """One split of the data set in `folder`, whose files `layout` describes."""
+    """One split of the dataset in `folder`."""
     missing = [name for name in layout.files if not (folder / name).is_file()]
     if missing:
-        raise _damaged(layout, folder, f"{layout.kind} lacks {', '.join(missing)}", "the copy is incomplete")
+        raise _damaged(layout, folder, f"{layout.kind} has no {', '.join(missing)}", "the copy is incomplete")
     load = _read_binary if layout.form == "binary" else _read_python
     parts = [load(layout, folder / name) for name in (layout.train if split == "train" else layout.val)]
     counts = [len(targets) for _, targets in parts]
     if len(set(counts)) > 1 or min(counts) == 0:
-        raise _damaged(layout, folder, f"{layout.kind} files of {counts} samples, not all equal", "one was cut short")
+        raise _damaged(
+            layout, folder, f"{layout.kind} files have {counts} samples, which should be equal", "one is truncated"
+        )
     images = np.concatenate([pixels for pixels, _ in parts])
     targets = np.concatenate([labels for _, labels in parts])
-    origin = f"{layout.kind} in {layout.form} form at {folder}" + (f" ({why})" if why else "")
+    origin = f"{layout.kind} in {layout.form} format at {folder}" + (f" ({why})" if why else "")
     return ArrayDataset(layout.kind, images, targets, _class_names(layout, folder), origin)
 
 
 def _read_binary(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
-    """Records of label bytes and 3072 pixels, planes red, green, blue."""
+    """Records of label bytes and 3072 pixels in red, green and blue planes."""
     data = np.frombuffer(read(path), np.uint8)
     record = layout.label_bytes + _PIXELS
     if len(data) % record:
-        what = f"{path.name} has {len(data)} bytes, which is no whole number of {record}-byte records"
-        raise _damaged(layout, path, what, "the file is half-written")
+        what = f"{path.name} has {len(data)} bytes, which is not a multiple of {record}"
+        raise _damaged(layout, path, what, "the file is truncated")
     rows = data.reshape(-1, record)
     pixels = rows[:, layout.label_bytes :].reshape(-1, 3, _SIDE, _SIDE)
     return pixels, rows[:, layout.label_bytes - 1].astype(np.int64)
 
 
 def _read_python(layout: CifarLayout, path: Path) -> tuple[U8, I64]:
-    """A pickled dict of an array of pixels and a list of labels."""
+    """A pickled dict with an array of pixels and a list of labels."""
     content = _load_plain(layout, path)
     pixels = content.get(b"data")
     labels = content.get(layout.labels_key)
@@ -110,32 +112,32 @@ def _class_names(layout: CifarLayout, folder: Path) -> tuple[str, ...]:
         names = [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in listed or ()]
     if len(names) != layout.num_classes:
         what = f"{path.name} names {len(names)} classes instead of {layout.num_classes}"
-        raise _damaged(layout, path, what, "the file is half-written")
+        raise _damaged(layout, path, what, "the file is truncated")
     return tuple(names)
 
 
 def _load_plain(layout: CifarLayout, path: Path) -> dict[Any, Any]:
-    """A pickled dict of plain values and numpy arrays; anything else is refused before it is made."""
+    """A pickled dict of plain values and numpy arrays; anything else is refused before it is created."""
     data = read(path)
     try:
         content = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle may raise anything
-        why = f"half-written, or not a CIFAR file: {error}"
-        raise _damaged(layout, path, f"{path.name} does not unpickle", why) from error
+        why = f"truncated, or not a CIFAR file: {error}"
+        raise _damaged(layout, path, f"cannot unpickle {path.name}", why) from error
     if not isinstance(content, dict):
-        raise _damaged(layout, path, f"{path.name} holds no dict", "not a CIFAR file")
+        raise _damaged(layout, path, f"{path.name} does not hold a dict", "not a CIFAR file")
     # A file pickled by Python 3 has str keys.
     return {key.encode() if isinstance(key, str) else key: value for key, value in content.items()}
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How pickle protocol 2 spells bytes; no other codec is allowed."""
+    """How pickle protocol 2 stores bytes; no other codec is allowed."""
     if codecs.lookup(encoding).name != "iso8859-1":
         raise pickle.UnpicklingError(f"codec {encoding} is not allowed")
     return text.encode("latin-1")
 
 
-# The function numpy itself pickles arrays with; its module has moved between versions.
+# The function that numpy pickles arrays with; its module differs between versions.
 _reconstruct: Any = np.empty(0).__reduce__()[0]
 
 _ALLOWED: dict[tuple[str, str], Any] = {
@@ -149,9 +151,9 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Only what builds a numpy array or bytes."""
+        """Only functions that build numpy arrays or bytes."""
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"refused to load {module}.{name}: a data file must not run code")
+            raise pickle.UnpicklingError(f"refused to load {module}.{name}: data files must not run code")
         return _ALLOWED[module, name]
 
 

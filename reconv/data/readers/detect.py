@@ -1,7 +1,4 @@
-"""Finding out what kind of data a folder holds, and saying why.
-
-Owns recognition and its errors. Refuses to open what it finds. Invariant: it never guesses between two answers.
-"""
+"""Detect what kind of dataset a folder holds, and why; two possible answers are an error."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from pathlib import Path
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
-from reconv.data.readers.detection.coco import why_coco
-from reconv.data.readers.detection.voc import why_voc
-from reconv.data.readers.detection.yolo import why_yolo
+from reconv.data.readers.detection.coco import recognize_coco
+from reconv.data.readers.detection.voc import recognize_voc
+from reconv.data.readers.detection.yolo import recognize_yolo
 from reconv.data.readers.folder import is_image_name, split_folder
-from reconv.data.readers.hf import MARK
-from reconv.data.readers.imagenet.imagenet_archives import is_archives
+from reconv.data.readers.hf import SPLITS_FILE
+from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
 from reconv.data.readers.packed import is_packed
-from reconv.data.readers.shards.shard_dataset import why_shards
+from reconv.data.readers.shards.shard_dataset import recognize_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.storage.local import listing, unreadable
@@ -31,8 +28,8 @@ _LEVELS_DOWN = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a path holds: its kind, the folder itself, the CIFAR layout if it is one, and a reason for people."""
+class DetectedDataset:
+    """The kind of data in a folder, the reason for it, and the CIFAR layout if it is CIFAR."""
 
     kind: str
     path: Path
@@ -40,94 +37,93 @@ class Found:
     layout: CifarLayout | None = None
 
 
-def detect(path: Path, wanted: str = "auto") -> Found:
-    """The data at `path` or up to two levels below it; `wanted` narrows the choice to one kind."""
-    _refuse_what_is_no_folder(path)
+def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
+    """The data at `path` or up to two levels below it; `wanted` restricts the kind."""
+    _check_folder(path)
     candidates = [found for found in _candidates(path) if wanted in ("auto", found.kind)]
     if not candidates:
-        raise _nothing(path, wanted)
+        raise _not_recognised(path, wanted)
     kinds = sorted({found.kind for found in candidates})
     if len(kinds) > 1:
         raise DataError(
             f"more than one kind of data under {path}: {', '.join(kinds)}",
             where=str(path),
             why="; ".join(f"{found.kind}: {found.why}" for found in candidates),
-            then=f"name one of them: --data {candidates[0].path} or --set data.source={candidates[0].kind}",
+            then=f"choose one: --data {candidates[0].path} or --set data.source={candidates[0].kind}",
         )
-    trees = [found for found in candidates if found.layout is None]
-    if len(trees) > 1:
+    others = [found for found in candidates if found.layout is None]
+    if len(others) > 1:
         raise DataError(
-            f"more than one {'image tree' if kinds == ['folder'] else f'{kinds[0]} data set'} under {path}",
+            f"more than one {'image folder' if kinds == ['folder'] else f'{kinds[0]} dataset'} under {path}",
             where=str(path),
-            why=", ".join(str(found.path) for found in trees),
-            then=f"name one of them: --data {trees[0].path}",
+            why=", ".join(str(found.path) for found in others),
+            then=f"choose one: --data {others[0].path}",
         )
     return candidates[0]
 
 
-def _candidates(path: Path) -> list[Found]:
-    """Everything recognised, the shallowest level first and only that level."""
+def _candidates(path: Path) -> list[DetectedDataset]:
+    """Everything recognised on the first level that has any."""
     for level in range(_LEVELS_DOWN + 1):
         found = [hit for folder in _folders_at(path, level) for hit in _recognise(folder)]
         if found:
-            # Both forms of CIFAR hold the same samples; binary loads faster, and LAYOUTS lists it first.
+            # Both formats of CIFAR hold the same samples; binary loads faster, and LAYOUTS lists it first.
             order = {layout.folder: rank for rank, layout in enumerate(LAYOUTS)}
             return sorted(found, key=lambda hit: order[hit.layout.folder] if hit.layout else len(order))
     return []
 
 
-def _recognise(folder: Path) -> Iterator[Found]:
+def _recognise(folder: Path) -> Iterator[DetectedDataset]:
     for layout in LAYOUTS:
         first = layout.train[0]
-        # CIFAR-100 files are called just `train` and `test`: the file with the class names tells them apart.
+        # CIFAR-100's files are just called `train` and `test`, so the file with the class names must be there too.
         if (folder / first).is_file() and ((folder / layout.names).is_file() or folder.name == layout.folder):
             why = f"it has {first} and {layout.names}" if folder.name != layout.folder else f"found {layout.folder}/"
-            yield Found(layout.kind, folder, why, layout)
+            yield DetectedDataset(layout.kind, folder, why, layout)
     if is_packed(folder):
-        yield Found("packed", folder, "it has train-*.packed")
-    with_boxes = list(_recognise_boxes(folder))
-    yield from with_boxes or _recognise_pictures(folder)
+        yield DetectedDataset("packed", folder, "it has train-*.packed")
+    yield from list(_recognise_boxes(folder)) or _recognise_images(folder)
 
 
-def _recognise_boxes(folder: Path) -> Iterator[Found]:
-    """Layouts of images with boxes, which have folders that would pass for other things."""
+def _recognise_boxes(folder: Path) -> Iterator[DetectedDataset]:
+    """Detection layouts; checked first because their folders look like those of other layouts."""
     try:
-        for kind, reason in (("coco", why_coco), ("voc", why_voc), ("yolo", why_yolo)):
+        for kind, reason in (("coco", recognize_coco), ("voc", recognize_voc), ("yolo", recognize_yolo)):
             if (why := reason(folder)) is not None:
-                yield Found(kind, folder, why)
+                yield DetectedDataset(kind, folder, why)
     except DataError as error:
         if not isinstance(error.__cause__, PermissionError):
             raise
 
 
-def _recognise_pictures(folder: Path) -> Iterator[Found]:
-    """Everything that may lie in train/ or flat; a train/ that holds nothing else is a tree of class folders."""
+def _recognise_images(folder: Path) -> Iterator[DetectedDataset]:
+    """Classification layouts; a train/ folder that holds nothing else is an image folder."""
     train = split_folder(folder, "train")
     try:
         inner = listing(train)[1] if train is not None else []
         namings = (TFRECORD, TAR, BOX_TFRECORD)
-        reasons = [(naming.kind, why) for naming in namings if (why := why_shards(naming, folder)) is not None]
+        reasons = [(naming.kind, why) for naming in namings if (why := recognize_shards(naming, folder)) is not None]
         shards = list(dict(reversed(reasons)).items())
         tables = find_tables(folder)
     except DataError as error:
         if isinstance(error.__cause__, PermissionError):
-            return  # someone else's folder beside the data is no reason to stop
+            return  # a folder of another user beside the data
         raise
-    if (folder / MARK).is_file():
-        yield Found("hf", folder, f"it has {MARK}")
+    if (folder / SPLITS_FILE).is_file():
+        yield DetectedDataset("hf", folder, f"it has {SPLITS_FILE}")
         return
     for kind, why in shards:
-        # Archives left beside the class folders they were unpacked to are no shards.
+        # Archives left beside the class folders they were unpacked to are not shards.
         if kind != TAR.kind or not inner:
-            yield Found(kind, folder, why)
+            yield DetectedDataset(kind, folder, why)
     if tables:
-        yield Found("csv", folder, f"{tables[0]} has the columns file and label")
+        yield DetectedDataset("csv", folder, f"{tables[0]} has the columns file and label")
     if train is not None and (inner or not (shards or tables)):
-        yield Found("folder", folder, "it has train/")
+        yield DetectedDataset("folder", folder, "it has train/")
 
 
 def _folders_at(path: Path, level: int) -> list[Path]:
-    """Folders `level` levels below `path`, sorted."""
+    """The sorted folders `level` levels below `path`."""
     folders = [path]
     for _ in range(level):
         folders = [inner for folder in folders for inner in _subfolders(folder)]
@@ -139,13 +135,13 @@ def _subfolders(folder: Path) -> list[Path]:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except PermissionError:
-        return []  # someone else's folder beside the data is no reason to stop
+        return []  # a folder of another user beside the data
     except OSError as error:
         raise unreadable(folder, error) from error
     return [folder / name for name in sorted(names)]
 
 
-def _refuse_what_is_no_folder(path: Path) -> None:
+def _check_folder(path: Path) -> None:
     if not path.exists():
         raise DataError(f"no data at {path}", where=str(path), why="there is no such folder", then=f"{_GET} {path}")
     if not path.is_dir():
@@ -153,7 +149,7 @@ def _refuse_what_is_no_folder(path: Path) -> None:
         raise DataError(
             f"{path} is a file, not a folder",
             where=str(path),
-            why="it looks like an archive that was not unpacked" if is_archive else "data is given as its folder",
+            why="it looks like a packed archive" if is_archive else "--data takes a folder",
             then=f"unpack it: tar -xf {path}, then --data FOLDER" if is_archive else f"--data {path.parent}",
         )
     try:
@@ -162,11 +158,11 @@ def _refuse_what_is_no_folder(path: Path) -> None:
     except OSError as error:
         raise unreadable(path, error) from error
     if is_empty:
-        raise DataError(f"{path} is empty", where=str(path), why="nothing was put there yet", then=f"{_GET} {path}")
+        raise DataError(f"{path} is empty", where=str(path), why="the folder has no files", then=f"{_GET} {path}")
 
 
-def _some_picture(path: Path) -> str | None:
-    """An image not far below the folder, by its path from there."""
+def _find_image(path: Path) -> str | None:
+    """The relative path of an image up to two levels below the folder; None if there is none."""
     for level in range(_LEVELS_DOWN + 1):
         for folder in (folder for folder in _folders_at(path, level) if os.access(folder, os.R_OK | os.X_OK)):
             found = next((name for name in listing(folder)[0] if is_image_name(name)), None)
@@ -175,21 +171,26 @@ def _some_picture(path: Path) -> str | None:
     return None
 
 
-def _nothing(path: Path, wanted: str) -> DataError:
+def _not_recognised(path: Path, wanted: str) -> DataError:
     names = ", ".join(f"{layout.folder}/" for layout in LAYOUTS)
     others = sorted({found.kind for found in _candidates(path)})
-    held = (
-        f"it holds {', '.join(others)}" if others else f"looked two levels down for train/, shards, a CSV file, {names}"
+    why = (
+        f"it holds {', '.join(others)}" if others else f"looked two levels down for train/, shards, CSV files, {names}"
     )
     what = f"no data recognised in {path}" if wanted == "auto" else f"no {wanted} in {path}"
     then = (
         f"reconv data get {wanted} {path}"
         if wanted.startswith("cifar")
-        else "--data DIR with train/ and val/ in it; docs/data.md has all forms"
+        else "--data DIR with train/ and val/ in it; docs/data.md lists all formats"
     )
-    if wanted in ("auto", "folder") and not others and (picture := _some_picture(path)) is not None:
-        held = f"it has images ({picture}), but not in train/CLASS/ and val/CLASS/, nor a list of classes or boxes"
-        then = "sort them so, or list them in a CSV file with the columns file and label; docs/data.md has all forms"
-    if is_archives(path):
-        held, then = "it holds the original archives", f"reconv data convert {path} DIR --to packed, then --data DIR"
-    return DataError(what, where=str(path), why=held, then=then)
+    if wanted in ("auto", "folder") and not others and (image := _find_image(path)) is not None:
+        why = f"it has images ({image}), but neither train/CLASS/ and val/CLASS/ nor a file with classes or boxes"
+        then = (
+            "sort them so, or list them in a CSV file with the columns file and label; docs/data.md lists all formats"
+        )
+    if has_imagenet_archives(path):
+        why, then = (
+            "it holds the original ImageNet archives",
+            f"reconv data convert {path} DIR --to packed, then --data DIR",
+        )
+    return DataError(what, where=str(path), why=why, then=then)

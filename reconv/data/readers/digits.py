@@ -1,8 +1,7 @@
 """The 1,797 handwritten digits of UCI, shipped with the package (see digits.LICENSE.txt).
 
-Owns the shipped file and its split. Refuses to know anything else. The file holds ink counts 0 to 16 on an 8 x 8
-grid; pixels are those counts times 255/16, rounded. Every fifth sample (index % 5 == 0) is validation: 360 samples;
-the other 1,437 are for training.
+The file holds ink counts 0 to 16 on an 8 x 8 grid; pixels are those counts times 255/16, rounded. Every fifth sample
+(index % 5 == 0) is for validation: 360 samples; the other 1,437 are for training.
 """
 
 from __future__ import annotations

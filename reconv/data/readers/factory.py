@@ -1,7 +1,6 @@
-"""From a recipe's data section to an open source.
+"""Open the dataset that a recipe's data section describes.
 
-Owns the choice of source. Refuses to know how any of them works. Invariant: the returned source has at least one
-sample, and the training split alone is subsample by `data.subset_percent`.
+The dataset has at least one sample. `data.subset_percent` applies to the training split only.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from reconv.data.dataset import BACKGROUND, I64, Dataset, Split, Subset, WithBac
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.cifar import open_cifar
 from reconv.data.readers.csv_table import CSVDataset
-from reconv.data.readers.detect import Found, detect
+from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset
 from reconv.data.readers.detection.coco import open_coco
 from reconv.data.readers.detection.scattered_digits import NUM_SAMPLES as NUM_SCATTERED
-from reconv.data.readers.detection.scattered_digits import ScatteredDigits
-from reconv.data.readers.detection.synthetic_boxes import SyntheticBoxes
+from reconv.data.readers.detection.scattered_digits import ScatteredDigitsDataset
+from reconv.data.readers.detection.synthetic_boxes import SyntheticBoxDataset
 from reconv.data.readers.detection.voc import open_voc
 from reconv.data.readers.detection.yolo import open_yolo
 from reconv.data.readers.digits import open_digits
@@ -28,7 +27,7 @@ from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.hf import HFDataset
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.shards.shard_dataset import ShardDataset
-from reconv.data.readers.synthetic import NUM_CLASSES, NUM_SAMPLES, Synthetic, SyntheticOnDevice
+from reconv.data.readers.synthetic import NUM_CLASSES, NUM_SAMPLES, SyntheticDataset, SyntheticDeviceDataset
 from reconv.data.readers.tar import open_tar
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.errors import DataError
@@ -55,31 +54,31 @@ _BOX_OPENERS: Mapping[str, Callable[[Path, Split, DataConfig, str], DetectionDat
 
 
 def open_dataset(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool = False) -> Dataset:
-    """One split of the data of this kind, with `boxes` or with classes; `auto` finds out what is at `path`."""
-    source = _open(kind, path, split, data, boxes)
+    """One split of a dataset; `auto` detects the kind of data at `path`, `boxes` asks for detection data."""
+    dataset = _open(kind, path, split, data, boxes)
     if data.background_class:
-        source = with_background(source)
-    return source if split == "val" or data.subset_percent == 100 else subsample(source, data.subset_percent)
+        dataset = with_background(dataset)
+    return dataset if split == "val" or data.subset_percent == 100 else subsample(dataset, data.subset_percent)
 
 
-def with_background(source: Dataset) -> Dataset:
-    """The same samples, with a background as class 0."""
-    if not isinstance(source, ArrayDataset):
-        return WithBackground(source)
-    names, origin = (BACKGROUND, *source.class_names), f"{source.origin}; class 0 is the background"
-    return ArrayDataset(source.kind, source.images, source.targets + 1, names, origin)
+def with_background(dataset: Dataset) -> Dataset:
+    """The same samples with a background class 0 in front."""
+    if not isinstance(dataset, ArrayDataset):
+        return WithBackground(dataset)
+    names, origin = (BACKGROUND, *dataset.class_names), f"{dataset.origin}; class 0 is the background"
+    return ArrayDataset(dataset.kind, dataset.images, dataset.targets + 1, names, origin)
 
 
-def subsample(source: Dataset, percent: float) -> Dataset:
-    """A share of a source's samples, evenly spread."""
-    return select(source, evenly_spaced(len(source), percent))
+def subsample(dataset: Dataset, percent: float) -> Dataset:
+    """`percent` of the samples, evenly spaced."""
+    return select(dataset, evenly_spaced(len(dataset), percent))
 
 
-def select(source: Dataset, indices: I64) -> Dataset:
-    """Some samples of a source, in the given order."""
-    if isinstance(source, DetectionDataset):
-        return DetectionSubset(source, indices)
-    return source.take(indices) if isinstance(source, ArrayDataset) else Subset(source, indices)
+def select(dataset: Dataset, indices: I64) -> Dataset:
+    """The samples at the given indices, in that order."""
+    if isinstance(dataset, DetectionDataset):
+        return DetectionSubset(dataset, indices)
+    return dataset.select(indices) if isinstance(dataset, ArrayDataset) else Subset(dataset, indices)
 
 
 def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: bool) -> Dataset:
@@ -89,39 +88,39 @@ def _open(kind: str, path: Path | None, split: Split, data: DataConfig, boxes: b
         return _open_synthetic(kind, split, data, boxes)
     if kind == "scattered-digits":
         size, channels = data.preprocess.size, data.preprocess.channels
-        return ScatteredDigits(split, data.num_samples or NUM_SCATTERED, size, channels)
+        return ScatteredDigitsDataset(split, data.num_samples or NUM_SCATTERED, size, channels)
     if path is None:
-        wanted = kind if kind.startswith("cifar") else "coco2017" if boxes else "cifar10"
+        suggestion = kind if kind.startswith("cifar") else "coco2017" if boxes else "cifar10"
         raise DataError(
             "no data folder given" + ("" if kind == "auto" else f" for {kind}"),
-            why="neither --data, data.path nor $DATA_DIR says where the data is",
-            then=f"--data DIR; to download some: reconv data get {wanted} DIR",
+            why="none of --data, data.path and $DATA_DIR is set",
+            then=f"--data DIR; to download data: reconv data get {suggestion} DIR",
         )
-    found = detect(path, kind)
-    if boxes and found.kind in _BOX_OPENERS:
-        return _BOX_OPENERS[found.kind](found.path, split, data, found.why)
-    if not boxes and found.layout is not None:
-        return open_cifar(found.layout, found.path, split, found.why)
-    if boxes or found.kind not in _OPENERS:
-        raise _of_another_task(found, boxes)
-    return _OPENERS[found.kind](found.path, split, found.why)
+    detected = detect(path, kind)
+    if boxes and detected.kind in _BOX_OPENERS:
+        return _BOX_OPENERS[detected.kind](detected.path, split, data, detected.why)
+    if not boxes and detected.layout is not None:
+        return open_cifar(detected.layout, detected.path, split, detected.why)
+    if boxes or detected.kind not in _OPENERS:
+        raise _wrong_task(detected, boxes)
+    return _OPENERS[detected.kind](detected.path, split, detected.why)
 
 
-def _of_another_task(found: Found, boxes: bool) -> DataError:
-    said, task = ("no boxes", "detection") if boxes else ("boxes", "classification")
+def _wrong_task(detected: DetectedDataset, boxes: bool) -> DataError:
+    content, task = ("no boxes", "detection") if boxes else ("boxes", "classification")
     return DataError(
-        f"{found.kind} data have {said}, and the recipe's task is {task}",
-        where=str(found.path),
-        why=found.why,
-        then=f"reconv train {'resnet50' if boxes else 'ssd-resnet34'} --data {found.path}",
+        f"{detected.kind} data has {content}, but the recipe's task is {task}",
+        where=str(detected.path),
+        why=detected.why,
+        then=f"reconv train {'resnet50' if boxes else 'ssd-resnet34'} --data {detected.path}",
     )
 
 
 def _open_synthetic(kind: str, split: Split, data: DataConfig, boxes: bool) -> Dataset:
-    """Validation gets a fifth as many samples as training."""
+    """Generated data; validation has a fifth as many samples as training."""
     num_train = data.num_samples or NUM_SAMPLES
     num_samples = num_train if split == "train" else max(1, num_train // 5)
     shape = (num_samples, data.num_classes or NUM_CLASSES, data.preprocess.size, data.preprocess.channels)
     if boxes:
-        return SyntheticBoxes(kind, split, *shape)
-    return (SyntheticOnDevice if kind == "synthetic-device" else Synthetic)(split, *shape)
+        return SyntheticBoxDataset(kind, split, *shape)
+    return (SyntheticDeviceDataset if kind == "synthetic-device" else SyntheticDataset)(split, *shape)

@@ -1,7 +1,7 @@
-"""Images made from their index: no files, the same on every machine, and learnable.
+"""Generated images: no files, the same on every machine, and learnable.
 
-Owns the pixels. Refuses to know seeds of runs: the data set is fixed. Invariant: sample i is a function of split and
-i. An image is half noise and half a coarse pattern of its class, so that a smoke run has something to learn.
+A sample depends only on its split and index. An image is half noise and half a coarse pattern of its class, so that a
+smoke test has something to learn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ NUM_SAMPLES = 1280
 NUM_CLASSES = 10
 
 
-class Synthetic:
-    """Synthetic images made on the host, sample by sample."""
+class SyntheticDataset:
+    """Synthetic images, generated on the host per sample."""
 
     kind = "synthetic"
 
@@ -35,35 +35,35 @@ class Synthetic:
         return self._num_samples
 
     def __getitem__(self, index: int) -> Sample:
-        """Noise and the class's pattern, half each."""
+        """Half noise, half the pattern of the class."""
         target = index % len(self.class_names)
-        pattern, pixels = pattern_of(target, self._size, self._size, self._channels), self.noise(index)
+        pattern, pixels = class_pattern(target, self._size, self._size, self._channels), self.noise(index)
         pixels >>= 1
         pattern >>= 1
         pixels += pattern
         return Sample(pixels, target, f"{self.kind}[{index}]")
 
     def noise(self, index: int) -> U8:
-        """Pixels [size, size, channels] of no class."""
+        """Random pixels [size, size, channels]."""
         count = self._size * self._size * self._channels
         return _bytes(key(self._noise_key, "pixels", index), count).reshape(self._size, self._size, self._channels)
 
     def fingerprint(self) -> str:
-        """The numbers the images are made from."""
+        """A description of the images; they are generated."""
         return f"{self.origin}/{self._channels}/{self._noise_key:016x}"
 
 
-class SyntheticOnDevice(Synthetic):
-    """The same images, but the training loader makes one batch, leaves it on the device and repeats it."""
+class SyntheticDeviceDataset(SyntheticDataset):
+    """The same images, but the training loader repeats one batch that stays on the device."""
 
     kind = "synthetic-device"
 
 
-def pattern_of(target: int, height: int, width: int, channels: int) -> U8:
-    """The coarse pattern of a class, as large as it is wanted."""
+def class_pattern(target: int, height: int, width: int, channels: int) -> U8:
+    """The coarse pattern of a class as [height, width, channels]."""
     cells = _bytes(key(_SEED, "synthetic.pattern", target), _PATTERN_SIDE * _PATTERN_SIDE * channels)
     rows, columns = (np.arange(side) * _PATTERN_SIDE // side for side in (height, width))
-    # `take` copies whole rows, and is 50 times as fast as indexing by the two arrays.
+    # `take` copies whole rows and is 50 times as fast as indexing with two arrays.
     return cells.reshape(_PATTERN_SIDE, _PATTERN_SIDE, channels).take(columns, axis=1).take(rows, axis=0)
 
 

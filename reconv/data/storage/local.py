@@ -1,9 +1,8 @@
-"""The one place where data files are read: a range of bytes of a file, copied or mapped.
+"""Read local data files: ranges of bytes, copied or memory-mapped, and listings of folders.
 
-Owns opening, reading, listing, mapping and the error for what cannot be read. Refuses to know formats. Invariant: the
-bytes asked for come back whole, or a `DataError` names the file; what is no plain file is never waited for, unless a
-person named it. The compiled decoder reads image files of a task by itself (`native_rows`), and what it cannot read is
-read here.
+All readers go through this module. The requested bytes come back complete, or a `DataError` names the file; special
+files such as named pipes are never waited for, unless the user named them. Only the compiled decoder opens image files
+itself; those it cannot read are read here.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Protocol
 
 from reconv.errors import DataError
 
-# A mapped file that is cut or lost on a server kills the process by SIGBUS; a read of it is an error one can name.
+# Access to a mapped file that is truncated or lost on a server kills the process with SIGBUS; a read gives an error.
 _REMOTE = ("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "glusterfs", "gpfs", "lustre", "nfs", "smb", "wekafs")
 _MOUNTS = Path("/proc/self/mountinfo")
-_PIECE_BYTES = 2**20  # of a file that does not tell its size
-_NO_FILES = {
+_CHUNK_BYTES = 2**20
+_FILE_TYPES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -32,23 +31,23 @@ _NO_FILES = {
 }
 
 
-class Ranges(Protocol):
-    """Ranges of bytes of one file, from any thread."""
+class ByteRanges(Protocol):
+    """Random access to the bytes of one file, from any thread."""
 
     is_mapped: bool
     size_bytes: int
 
-    def take(self, start: int, length: int) -> memoryview:
-        """The bytes from `start`, all of them."""
+    def read(self, start: int, length: int) -> memoryview:
+        """Exactly `length` bytes from `start`."""
         ...
 
-    def refuse_if_cut(self) -> None:
-        """Raise if the file is shorter than it was: a look at mapped bytes that are gone kills the process."""
+    def check_not_truncated(self) -> None:
+        """Raise if the file is shorter than when it was opened: access to missing mapped bytes is fatal."""
         ...
 
 
-class Mapped:
-    """A file in the page cache, shared by every process that maps it; nothing is copied."""
+class MappedFile:
+    """A memory-mapped file: shared by all processes through the page cache, never copied."""
 
     is_mapped = True
 
@@ -67,24 +66,24 @@ class Mapped:
             self._map, self._view = None, memoryview(b"")
         self.size_bytes = len(self._view)
 
-    def __reduce__(self) -> tuple[type[Mapped], tuple[Path]]:
-        """In another process the file is mapped again."""
-        return Mapped, (self._path,)
+    def __reduce__(self) -> tuple[type[MappedFile], tuple[Path]]:
+        """Another process maps the file again."""
+        return MappedFile, (self._path,)
 
-    def take(self, start: int, length: int) -> memoryview:
+    def read(self, start: int, length: int) -> memoryview:
         """A view of the mapped bytes."""
         if start < 0 or length < 0 or start + length > self.size_bytes:
-            raise _ends_early(self._path, max(0, self.size_bytes - start), length, start)
+            raise _truncated(self._path, max(0, self.size_bytes - start), length, start)
         return self._view[start : start + length]
 
-    def refuse_if_cut(self) -> None:
-        """Ask for the size of the file that is mapped, 1 us; between that and the look it is left to luck."""
-        if self._map is not None and (there := self._map.size()) < self.size_bytes:
-            raise _ends_early(self._path, there, self.size_bytes, 0)
+    def check_not_truncated(self) -> None:
+        """Compare the file's current size, which takes 1 us; a truncation right after that is not noticed."""
+        if self._map is not None and (size := self._map.size()) < self.size_bytes:
+            raise _truncated(self._path, size, self.size_bytes, 0)
 
 
-class Unmapped:
-    """A file that is opened and read for every range."""
+class UnmappedFile:
+    """A file that is opened for every read."""
 
     is_mapped = False
 
@@ -92,33 +91,33 @@ class Unmapped:
         self._path = path
         self.size_bytes = size_bytes(path)
 
-    def take(self, start: int, length: int) -> memoryview:
+    def read(self, start: int, length: int) -> memoryview:
         """A copy of the bytes."""
         return memoryview(read(self._path, start, length))
 
-    def refuse_if_cut(self) -> None:
-        """A read says so itself."""
+    def check_not_truncated(self) -> None:
+        """Nothing to do: a read raises."""
 
 
-def open_ranges(path: Path) -> Ranges:
-    """The file mapped where it is local, else read range by range."""
-    return Mapped(path) if is_local(path) else Unmapped(path)
+def open_ranges(path: Path) -> ByteRanges:
+    """The file, memory-mapped if it is on a local disk."""
+    return MappedFile(path) if is_local(path) else UnmappedFile(path)
 
 
 def is_local(path: Path, mounts: Path = _MOUNTS) -> bool:
-    """Whether the file lies on a disk of this machine, as the table of mounts says; without a table: yes."""
+    """Whether the file is on a local disk according to the mount table; True without a table."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return True
-    found = Path(os.path.abspath(path)).resolve()
+    resolved = Path(os.path.abspath(path)).resolve()
     longest, kind = -1, ""
     for line in lines:
         before, _, after = line.partition(" - ")
-        # Blanks and backslashes are written in octal.
+        # Spaces and backslashes are written in octal.
         point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4]))
         # The last mount on a point hides the ones before it.
-        if (found == point or point in found.parents) and len(point.parts) >= longest:
+        if (resolved == point or point in resolved.parents) and len(point.parts) >= longest:
             longest, kind = len(point.parts), after.split()[0]
     return not kind.startswith(_REMOTE)
 
@@ -130,21 +129,21 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
         try:
             if start:
                 os.lseek(descriptor, start, os.SEEK_SET)
-            if length is None and size == 0:  # some systems do not tell it before they are asked for the bytes
+            if length is None and size == 0:  # some file systems report no size before the file is read
                 data = _read_to_end(descriptor)
-            else:  # room is made for what is there, whatever a broken index asks for
+            else:  # never allocate more than the file has, whatever a damaged index asks for
                 data = _read_exactly(descriptor, size - start if length is None else min(length, size or length))
         finally:
             os.close(descriptor)
     except OSError as error:
         raise unreadable(path, error) from error
     if length is not None and len(data) < length:
-        raise _ends_early(path, len(data), length, start)
+        raise _truncated(path, len(data), length, start)
     return data
 
 
-def read_named(path: str | Path) -> bytes:
-    """All bytes of a file or a pipe that a person has named: whoever writes into the pipe is waited for."""
+def read_file_or_pipe(path: str | Path) -> bytes:
+    """All bytes of a file or named pipe that the user gave; waits for the writer of a pipe."""
     try:
         if not stat.S_ISFIFO(os.stat(path).st_mode):
             return read(path)
@@ -161,31 +160,31 @@ def size_bytes(path: str | Path) -> int:
     except OSError as error:
         raise unreadable(path, error) from error
     if not stat.S_ISREG(status.st_mode):
-        raise _no_file(path, status.st_mode)
+        raise _not_a_file(path, status.st_mode)
     return status.st_size
 
 
 class ReadWindow:
-    """A file read forwards in pieces, for walking through it: what was read last is not read again."""
+    """Buffered forward reading: small reads within the last chunk cost no system call."""
 
-    def __init__(self, path: str | Path, piece_bytes: int = 4096) -> None:
+    def __init__(self, path: str | Path, chunk_bytes: int = 4096) -> None:
         self.path = path
-        self._piece_bytes = piece_bytes
+        self._chunk_bytes = chunk_bytes
         self._size = size_bytes(path)
         self._start = 0
-        self._piece = b""
+        self._chunk = b""
 
-    def take(self, start: int, length: int) -> bytes:
-        """Exactly these bytes."""
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start`."""
         at = start - self._start
-        if at < 0 or at + length > len(self._piece):
-            ahead = min(self._piece_bytes, self._size - start)
-            self._start, self._piece, at = start, read(self.path, start, max(length, ahead)), 0
-        return self._piece[at : at + length]
+        if at < 0 or at + length > len(self._chunk):
+            ahead = min(self._chunk_bytes, self._size - start)
+            self._start, self._chunk, at = start, read(self.path, start, max(length, ahead)), 0
+        return self._chunk[at : at + length]
 
 
-class Stream(io.RawIOBase):
-    """A file's bytes for libraries that want an open file to read and seek in."""
+class ReadStream(io.RawIOBase):
+    """A readable, seekable file object for libraries such as tarfile."""
 
     def __init__(self, path: str | Path) -> None:
         self._window = ReadWindow(path)
@@ -208,13 +207,13 @@ class Stream(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         left = max(0, self._size - self._at)
-        data = self._window.take(self._at, left if size < 0 else min(size, left))
+        data = self._window.read(self._at, left if size < 0 else min(size, left))
         self._at += len(data)
         return data
 
 
 def listing(folder: str | Path) -> tuple[list[str], list[str]]:
-    """Names of the files and of the folders in a folder, each sorted; hidden ones are left out."""
+    """The sorted names of the files and of the folders in a folder, without hidden ones."""
     files: list[str] = []
     folders: list[str] = []
     try:
@@ -228,57 +227,57 @@ def listing(folder: str | Path) -> tuple[list[str], list[str]]:
 
 
 def unreadable(path: str | Path, error: OSError) -> DataError:
-    """The error for a file or folder the system would not let us read."""
-    then = "check that it exists, is readable by you and is not being moved"
+    """The error for a file or folder that cannot be read."""
+    then = "check that it exists and that you may read it"
     if error.errno == errno.EMFILE:
-        then = "allow more open files: ulimit -n 8192"
+        then = "raise the limit of open files: ulimit -n 8192"
     return DataError(f"cannot read {path}", where=str(path), why=error.strerror or str(error), then=then)
 
 
 def _open_file(path: str | Path) -> tuple[int, int]:
-    """A descriptor of a plain file and its size; opening a named pipe the usual way would wait for its writer."""
-    # A file object would let go of the GIL twice as often.
+    """The descriptor and size of a regular file; O_NONBLOCK, because opening a named pipe would wait for its writer."""
+    # A Python file object would release the GIL twice as often.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO:  # sockets cannot be opened
-            raise _no_file(path, os.stat(path).st_mode) from error
+            raise _not_a_file(path, os.stat(path).st_mode) from error
         raise
     try:
-        status = os.fstat(descriptor)  # of a file whose server has forgotten it, an error
+        status = os.fstat(descriptor)  # raises for a stale network file
         if not stat.S_ISREG(status.st_mode):
-            raise _no_file(path, status.st_mode)
+            raise _not_a_file(path, status.st_mode)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor, status.st_size
 
 
-def _no_file(path: str | Path, mode: int) -> DataError:
+def _not_a_file(path: str | Path, mode: int) -> DataError:
     return DataError(
         f"cannot read {path}",
         where=str(path),
-        why=f"it is {_NO_FILES.get(stat.S_IFMT(mode), 'something else')}, not a file",
-        then="put the file there that it stands for, or remove it",
+        why=f"it is {_FILE_TYPES.get(stat.S_IFMT(mode), 'something else')}, not a regular file",
+        then="replace it by a regular file, or remove it",
     )
 
 
-def _ends_early(path: str | Path, there: int, length: int, start: int) -> DataError:
+def _truncated(path: str | Path, size: int, length: int, start: int) -> DataError:
     return DataError(
-        f"file ends early: {there} of {length} bytes from offset {start}",
+        f"file ends early: {size} of {length} bytes from offset {start}",
         where=str(path),
-        why="the file is half-written or was cut while being copied",
+        why="the file was not completely written or copied",
         then="copy or download it again",
     )
 
 
 def _read_to_end(descriptor: int) -> bytes:
-    return b"".join(iter(lambda: os.read(descriptor, _PIECE_BYTES), b""))
+    return b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b""))
 
 
 def _read_exactly(descriptor: int, length: int) -> bytes:
-    pieces: list[bytes] = []
-    while length > 0 and (piece := os.read(descriptor, length)):
-        pieces.append(piece)
-        length -= len(piece)
-    return b"".join(pieces)
+    chunks: list[bytes] = []
+    while length > 0 and (chunk := os.read(descriptor, length)):
+        chunks.append(chunk)
+        length -= len(chunk)
+    return b"".join(chunks)

@@ -22,7 +22,7 @@ from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, Strate
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
-from reconv.models.pipeline_split import split_stages
+from reconv.models.pipeline_split import parts_of
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -169,7 +169,7 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
     network.model.train()
     if job.device.kind == "cuda" and job.process_group.world_size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
-        network.precision.cast_weights_once(network.model)
+        network.precision.cast_weights_jointly(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
     compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), logger.warning)
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
@@ -187,7 +187,7 @@ def _start(job: TrainingRun, network: Network, logger: RunLogger) -> list[str]:
     if said := boxes_left_out(job.sources.train, recipe.detection.max_gt_boxes):
         notes.append(said)
     if network.recomputed is not None:
-        notes.append(network.recomputed.describe(job.plan.micro_batch))
+        notes.append(network.recomputed.words(job.plan.micro_batch))
     return notes
 
 
@@ -313,11 +313,11 @@ def parallelize(job: TrainingRun, network: Network) -> ParallelStrategy:
     if parallel.pipeline_stages > 1:
         config = replace(
             config,
-            pipeline=PipelineConfig(partial(split_stages, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
+            pipeline=PipelineConfig(partial(parts_of, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
         )
     strategy = job.process_group.parallelize(network.model, config)
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
-    network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
+    network.layers.join(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
     return strategy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, DetectionSubset, annotation
+from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset, DetectionSubset, make_annotation
 from reconv.data.dataset import Sample
 
 
@@ -24,7 +24,7 @@ class Three(DetectionDataset):
         return Sample(np.full((2, 2, 3), index, np.uint8), NO_TARGET, f"three[{index}]")
 
     def annotation(self, index: int) -> Annotation:
-        return annotation([[0, 0, 1, 1 + box] for box in range(index)], [1] * index, index, 2, 2)
+        return make_annotation([[0, 0, 1, 1 + box] for box in range(index)], [1] * index, index, 2, 2)
 
     def box_counts(self) -> npt.NDArray[np.int64]:
         return np.arange(3)
@@ -34,17 +34,19 @@ class Three(DetectionDataset):
 
 
 def test_plain_lists_become_arrays_with_the_areas_of_the_boxes() -> None:
-    made = annotation([[1, 2, 4, 6], [0, 0, 2, 1]], [1, 0], "x", 10, 20, is_crowd=[0, 1])
+    made = make_annotation([[1, 2, 4, 6], [0, 0, 2, 1]], [1, 0], "x", 10, 20, is_crowd=[0, 1])
     assert (made.boxes_xyxy.dtype, made.labels.dtype, made.area.dtype) == (np.float32, np.int64, np.float32)
     assert made.area.tolist() == [12, 2] and made.is_crowd.tolist() == [False, True]
     assert not made.difficult.any()
-    none = annotation([], [], 3, 10, 20)
+    none = make_annotation([], [], 3, 10, 20)
     assert none.boxes_xyxy.shape == (0, 4) and none.area.shape == none.labels.shape == (0,) and len(none) == 0
 
 
 def test_boxes_are_taken_with_all_that_is_said_about_them() -> None:
-    made = annotation([[0, 0, 1, 1], [0, 0, 2, 2]], [3, 5], 1, 8, 9, is_crowd=[0, 1], difficult=[1, 0], area=[0.5, 3])
-    kept = made.take(np.array([False, True]))
+    made = make_annotation(
+        [[0, 0, 1, 1], [0, 0, 2, 2]], [3, 5], 1, 8, 9, is_crowd=[0, 1], difficult=[1, 0], area=[0.5, 3]
+    )
+    kept = made.select(np.array([False, True]))
     assert (kept.labels.tolist(), kept.area.tolist(), kept.boxes_xyxy.tolist()) == ([5], [3.0], [[0, 0, 2, 2]])
     assert kept.is_crowd.tolist() == [True] and kept.difficult.tolist() == [False]
     assert (kept.image_id, kept.height, kept.width) == (1, 8, 9)

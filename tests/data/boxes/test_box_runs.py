@@ -21,15 +21,15 @@ length: 4step
 model:
   name: ssd_resnet34
   options: {depths: [1, 1, 1], width: 8, extra_widths: [16, 16]}
-data: {workers: 0, preprocess: {size: 64, resize: null}}
+data: {num_workers: 0, preprocess: {size: 64, resize: null}}
 augment: {crop: none}
 batch: {size: 4}
-schedule: {kind: constant, lr: 0.01}
+schedule: {name: constant, lr: 0.01}
 detection:
   metric: voc10
-  boxes: {scales: [0.2, 0.4, 0.6, 0.8], ratios: [[2], [2], [2]]}
-evaluate: {batch: 3}
-engine: {threads: 1}
+  anchors: {scales: [0.2, 0.4, 0.6, 0.8], aspect_ratios: [[2], [2], [2]]}
+evaluate: {batch_size: 3}
+engine: {num_threads: 1}
 """
 CATEGORIES = {3: "cat", 7: "dog", 50: "unseen"}
 
@@ -68,7 +68,7 @@ def test_the_numbers_of_classes_are_saved_and_told_with_predictions(
     assert told["class_ids"] == [3, 7, 50] and told["class_names"] == ["cat", "dog", "unseen"]
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        main(["predict", str(result.folder), str(coco / "val2017" / "1.jpg"), "--json", "--score", "0"])
+        main(["predict", str(result.folder), str(coco / "val2017" / "1.jpg"), "--json", "--min-score", "0"])
     boxes = json.loads(capsys.readouterr().out)[0]["boxes"]
     assert boxes and {(box["name"], box["class_id"]) for box in boxes} <= {("cat", 3), ("dog", 7), ("unseen", 50)}
     assert math.isfinite(result.summary["value"])
@@ -118,7 +118,7 @@ def test_a_faulty_box_ends_training_before_anything_is_written(coco: Path, tmp_p
     told = json.loads(file.read_text())
     told["annotations"][0]["bbox"] = [50, 2, 20, 20]
     file.write_text(json.dumps(told))
-    with pytest.raises(DataError, match="a box that leaves its image") as caught:
+    with pytest.raises(DataError, match="a box that is partly outside of its image") as caught:
         train(coco, tmp_path / "t")
     assert "1.jpg" in caught.value.where and not (tmp_path / "t" / "run").exists()
     assert train(coco, tmp_path / "t", ("data.bad_boxes", "skip")).folder.is_dir()

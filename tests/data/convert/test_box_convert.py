@@ -77,8 +77,8 @@ def test_coco_becomes_records_and_records_become_coco(
     records, back = tmp_path / "records", tmp_path / "back"
     assert command(coco, records, "--to", "tfrecord", "--shards", "2,1") == 0
     said = capsys.readouterr().out
-    assert "train: 2 of 4 images have a usable box, the others are left out" in said
-    assert "train: 3 of 6 boxes are not usable and are left out" in said
+    assert "train: 2 of 4 images have a usable box; the others are left out" in said
+    assert "train: 3 of 6 boxes are unusable and left out" in said
     assert sorted(p.name for p in records.iterdir() if not p.name.startswith(".")) == [
         "label_map.pbtxt",
         "reconv.json",
@@ -193,4 +193,4 @@ def test_a_picture_turned_by_its_exif_data_is_not_encoded_anew_against_its_boxes
     (coco / "train2017" / "a.jpg").write_bytes(encode(noise(30, 40, 3, 0), "JPEG", exif=exif))
     assert command(coco, tmp_path / "whole", "--to", "coco") == 0
     assert command(coco, tmp_path / "x", "--to", "coco", "--longest", 20) == 3
-    assert "turned by its EXIF data" in capsys.readouterr().err
+    assert "rotated by its EXIF orientation" in capsys.readouterr().err

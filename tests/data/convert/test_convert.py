@@ -18,9 +18,9 @@ from data_examples import encode, noise
 from PIL import Image
 
 from reconv.cli import main
-from reconv.data.convert.convert import Converted, convert, make_target
-from reconv.data.convert.inputs import open_splits
-from reconv.data.convert.transcode import OutputFormat
+from reconv.data.convert.convert import ConvertResult, convert, make_target
+from reconv.data.convert.open_splits import open_splits
+from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.decode.decode import decode
 from reconv.data.decode.jpeg_header import head
@@ -31,15 +31,15 @@ from reconv.data.readers.tfrecord import TFRECORD
 from reconv.errors import DataError, RunLockedError, UsageError
 from reconv.recipe.data_fields import DataConfig
 
-KINDS = ("packed", "folder", "tar", "tfrecord")
+WRITERS = ("packed", "folder", "tar", "tfrecord")
 
 
 def run(
-    source: Path | str, destination: Path, kind: str, form: OutputFormat | None = None, workers: int = 1
-) -> Converted:
+    source: Path | str, destination: Path, kind: str, form: TranscodeOptions | None = None, workers: int = 1
+) -> ConvertResult:
     """One conversion into small shards."""
     shards: dict[Split, int] | None = {"train": 3, "val": 2} if kind == "tfrecord" else None
-    target = make_target(kind, form or OutputFormat(), None if shards else 4, shards)
+    target = make_target(kind, form or TranscodeOptions(), None if shards else 4, shards)
     splits, root = open_splits(str(source), "auto", None, None)
     return convert(splits, root, destination, target, workers, lambda done, total: None)
 
@@ -69,8 +69,8 @@ def jpegs(tree: Path) -> Path:
     return tree
 
 
-@pytest.mark.parametrize("first", KINDS)
-@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("first", WRITERS)
+@pytest.mark.parametrize("second", WRITERS)
 def test_every_form_becomes_every_other_without_loss(jpegs: Path, tmp_path: Path, first: str, second: str) -> None:
     before = contents(jpegs)
     done = run(jpegs, tmp_path / "one", first)
@@ -94,7 +94,7 @@ def test_a_tree_survives_the_way_through_packed_with_its_names_and_bytes(tree: P
     assert again == contents(tree)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WRITERS)
 def test_bytes_depend_on_neither_threads_nor_place(tree: Path, tmp_path: Path, kind: str) -> None:
     run(tree, tmp_path / "one", kind)
     tree.rename(tmp_path / "moved")
@@ -144,20 +144,20 @@ def test_a_conversion_cut_at_any_moment_goes_on_to_the_same_bytes(
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from reconv.data.convert.transcode import OutputFormat
+from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.convert.convert import convert, make_target
-from reconv.data.convert.inputs import open_splits
+from reconv.data.convert.open_splits import open_splits
 
 splits, root = open_splits(sys.argv[1], "auto", None, None)
 def progress(done, total):
     if done == int(sys.argv[3]):
         os.kill(os.getpid(), signal.SIGKILL)
-convert(splits, root, Path(sys.argv[2]), make_target("packed", OutputFormat(quality=80), 4, None), 1, progress)
+convert(splits, root, Path(sys.argv[2]), make_target("packed", TranscodeOptions(quality=80), 4, None), 1, progress)
 """
 
 
 def test_a_killed_process_leaves_finished_shards_that_are_not_written_again(tree: Path, tmp_path: Path) -> None:
-    run(tree, tmp_path / "whole", "packed", OutputFormat(quality=80))
+    run(tree, tmp_path / "whole", "packed", TranscodeOptions(quality=80))
     cut = tmp_path / "cut"
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tree), str(cut), "10"], timeout=60)
     assert killed.returncode == -signal.SIGKILL
@@ -168,7 +168,7 @@ def test_a_killed_process_leaves_finished_shards_that_are_not_written_again(tree
     times = [path.stat().st_mtime_ns for path in finished]
     seen: list[int] = []
     splits, root = open_splits(str(tree), "auto", None, None)
-    target = make_target("packed", OutputFormat(quality=80), 4, None)
+    target = make_target("packed", TranscodeOptions(quality=80), 4, None)
     convert(splits, root, cut, target, 1, lambda done, total: seen.append(done))
     assert (seen[0], seen[-1]) == (8, 16)
     assert contents(cut) == contents(tmp_path / "whole")
@@ -183,10 +183,10 @@ def test_going_on_with_other_options_or_other_data_is_refused(
     (tree / "val" / "cat" / "015.png").write_bytes(b"torn")
     with pytest.raises(DataError, match=r"(?s)not an image that can be converted.*015\.png"):
         run(tree, destination, "packed")
-    with pytest.raises(UsageError, match=r"(?s)was begun.*form"):
-        run(tree, destination, "packed", OutputFormat(longest=30))
+    with pytest.raises(UsageError, match=r"(?s)is unfinished.*form"):
+        run(tree, destination, "packed", TranscodeOptions(longest=30))
     (tree / "val" / "cat" / "015.png").write_bytes(encode(noise(9, 9, 3, 0)))
-    with pytest.raises(UsageError, match=r"(?s)was begun.*splits(.|\n)*rm -r"):
+    with pytest.raises(UsageError, match=r"(?s)is unfinished.*splits(.|\n)*rm -r"):
         run(tree, destination, "packed")
     assert not destination.exists()
 
@@ -196,13 +196,13 @@ def test_going_on_where_pictures_were_encoded_otherwise_is_refused(tree: Path, t
     """As after a change of version: half of the shards would be of one, half of the other."""
     (tree / "val" / "cat" / "015.png").write_bytes(b"torn")
     with pytest.raises(DataError, match="not an image"):
-        run(tree, tmp_path / "new", "packed", OutputFormat(quality=80))
+        run(tree, tmp_path / "new", "packed", TranscodeOptions(quality=80))
     [begun] = (tmp_path / ".new.converting").rglob("plan.json")
     plan = json.loads(begun.read_text())
     plan["form"].pop(fact)
     begun.write_text(json.dumps(plan))
-    with pytest.raises(UsageError, match=r"(?s)was begun.*form"):
-        run(tree, tmp_path / "new", "packed", OutputFormat(quality=80))
+    with pytest.raises(UsageError, match=r"(?s)is unfinished.*form"):
+        run(tree, tmp_path / "new", "packed", TranscodeOptions(quality=80))
 
 
 def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None:
@@ -212,14 +212,14 @@ def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None
     before = contents(destination)
     assert run(tree, destination, "packed").already_there
     with pytest.raises(UsageError, match="another conversion"):
-        run(tree, destination, "packed", OutputFormat(raw=True))
+        run(tree, destination, "packed", TranscodeOptions(raw=True))
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "thesis.txt").write_text("x")
-    with pytest.raises(UsageError, match="nothing of yours is written over"):
+    with pytest.raises(UsageError, match="never overwritten"):
         run(tree, mine, "packed")
     for inside in (tree, tree / "train" / "new"):
-        with pytest.raises(UsageError, match="lies in the data"):
+        with pytest.raises(UsageError, match="lies inside the data"):
             run(tree, inside, "packed")
     assert contents(destination) == before
     assert contents(mine) == {"thesis.txt": b"x"}
@@ -227,7 +227,7 @@ def test_what_is_there_is_never_written_over(tree: Path, tmp_path: Path) -> None
 
 def test_two_processes_do_not_convert_to_one_place(tree: Path, tmp_path: Path) -> None:
     splits, root = open_splits(str(tree), "auto", None, None)
-    target = make_target("packed", OutputFormat(), 4, None)
+    target = make_target("packed", TranscodeOptions(), 4, None)
     refused = 0
 
     def again(done: int, total: int) -> None:
@@ -244,14 +244,14 @@ def test_two_processes_do_not_convert_to_one_place(tree: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     "form",
     [
-        OutputFormat(),
-        OutputFormat(quality=70),
-        OutputFormat(raw=True),
-        OutputFormat(longest=50),
-        OutputFormat(shortest=35),
+        TranscodeOptions(),
+        TranscodeOptions(quality=70),
+        TranscodeOptions(raw=True),
+        TranscodeOptions(longest=50),
+        TranscodeOptions(shortest=35),
     ],
 )
-def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: OutputFormat) -> None:
+def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: TranscodeOptions) -> None:
     run(tree, tmp_path / "new", "packed", form)
     old, new = open_dataset("auto", tree, "train", DataConfig()), PackedDataset(tmp_path / "new", "train")
     limited = 0
@@ -263,7 +263,7 @@ def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: Outp
         factor = 1 if limit is None or side <= limit else limit / side
         limited += factor < 1
         assert (high, wide) == (round(height * factor), round(width * factor))
-        if form == OutputFormat() or (factor == 1 and not form.raw and form.quality is None):
+        if form == TranscodeOptions() or (factor == 1 and not form.raw and form.quality is None):
             assert after.data == before.data
         if form.raw:
             assert np.array_equal(after.data, pixels(before))
@@ -285,7 +285,7 @@ def test_grey_stays_grey_and_a_sideways_photo_is_put_upright(tmp_path: Path) -> 
         exif = Image.Exif()
         exif[0x0112] = 6
         (folder / split / "a" / "side.jpg").write_bytes(encode(noise(40, 20, 3, 1), "JPEG", exif=exif))
-    run(folder, tmp_path / "raw", "packed", OutputFormat(raw=True))
+    run(folder, tmp_path / "raw", "packed", TranscodeOptions(raw=True))
     grey, side = (PackedDataset(tmp_path / "raw", "train")[index].data for index in range(2))
     assert isinstance(grey, np.ndarray) and isinstance(side, np.ndarray)
     assert (grey.shape, side.shape) == ((40, 20, 1), (20, 40, 3))
@@ -343,9 +343,9 @@ def test_training_is_shuffled_as_seed_0_says_and_validation_is_not(jpegs: Path, 
 
 
 def test_published_numbers_of_shards_are_the_default_and_more_shards_than_samples_are_refused(tree: Path) -> None:
-    assert make_target("tfrecord", OutputFormat(), None, None).num_shards == {"train": 1024, "val": 128}
+    assert make_target("tfrecord", TranscodeOptions(), None, None).num_shards == {"train": 1024, "val": 128}
     splits, root = open_splits(str(tree), "auto", None, None)
-    target = make_target("tfrecord", OutputFormat(), None, None)
+    target = make_target("tfrecord", TranscodeOptions(), None, None)
     with pytest.raises(UsageError, match="1,024 shards for 11 train samples"):
         convert(splits, root, tree.parent / "new", target, 1, lambda done, total: None)
 
@@ -379,7 +379,7 @@ def test_two_samples_with_one_name_are_noticed(tmp_path: Path) -> None:
             twins,
             None,
             tmp_path / "new",
-            make_target("folder", OutputFormat(), None, None),
+            make_target("folder", TranscodeOptions(), None, None),
             1,
             lambda done, total: None,
         )
@@ -401,7 +401,7 @@ def test_a_name_never_leads_out_of_the_tree(tmp_path: Path) -> None:
         def fingerprint(self) -> str:
             return "hostile"
 
-    target = make_target("folder", OutputFormat(), None, None)
+    target = make_target("folder", TranscodeOptions(), None, None)
     convert({"train": Hostile(0)}, None, tmp_path / "new", target, 1, lambda done, total: None)
     assert sorted(contents(tmp_path / "new")) == ["reconv.json", "train/a/00000000.png"]
     with pytest.raises(DataError, match="cannot be a folder"):
@@ -423,11 +423,11 @@ def test_the_verb_converts_says_so_and_refuses_contradictions(
     assert f"packed data is complete: {new} (11 train, 5 val)" in capsys.readouterr().out
     assert "JPEG quality 90, shortest side at most 32" in PackedDataset(new, "train").origin
     assert command(tree, new, "--to", "packed", "--shortest", 32, "--quality", 90) == 0
-    assert "was there already" in capsys.readouterr().out
+    assert "was already there" in capsys.readouterr().out
     assert command("digits", tmp_path / "records", "--to", "tfrecord", "--shards", "3,2") == 0
     cases = [
         (("--to", "packed", "--expect", "12,5"), 3, "11 train samples instead of the expected 12"),
-        (("--to", "packed", "--raw", "--quality", 90), 2, "leave one of them out"),
+        (("--to", "packed", "--raw", "--quality", 90), 2, "use one of them"),
         (("--to", "packed", "--longest", 9, "--shortest", 9), 2, "exclude each other"),
         (("--to", "tar", "--raw"), 2, "--raw is for packed data"),
         (("--to", "packed", "--shards", "3,2"), 2, "--shards is for tfrecord"),
@@ -453,7 +453,7 @@ def test_a_packed_set_trains_like_the_tree_it_was_made_from(tree: Path, tmp_path
     from reconv.data.pipeline.sample_pipeline import make_sample_pipeline
     from reconv.recipe.data_fields import PreprocessConfig
 
-    run(tree, tmp_path / "new", "packed", OutputFormat(raw=True))
+    run(tree, tmp_path / "new", "packed", TranscodeOptions(raw=True))
     rows = []
     for root in (tree, tmp_path / "new"):
         images, targets = np.empty((11, 3, 24, 24), np.uint8), np.empty(11, np.int64)

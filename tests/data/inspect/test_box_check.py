@@ -15,8 +15,8 @@ from PIL import Image
 
 from reconv.cli import main
 from reconv.data.boxes.box_table import PROBLEMS, ProblemKind
-from reconv.data.inspect.check import Checked, check, pictures_of
-from reconv.data.inspect.issue import DataIssue
+from reconv.data.inspect.check import CheckReport, check, class_tiles
+from reconv.data.inspect.lenient_open import DataIssue
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
 from reconv.recipe.data_fields import DataConfig
 
@@ -34,14 +34,14 @@ def coco(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "coco", {"train": train, "val": val}, CATEGORIES)
 
 
-def looked(path: Path, workers: int = 2) -> Checked:
+def looked(path: Path, workers: int = 2) -> CheckReport:
     return check(str(path), DataConfig(), workers)
 
 
-def found(checked: Checked) -> dict[str, DataIssue]:
-    kinds = [finding.kind for finding in checked.findings]
+def found(checked: CheckReport) -> dict[str, DataIssue]:
+    kinds = [issue.kind for issue in checked.issues]
     assert len(kinds) == len(set(kinds))
-    return {finding.kind: finding for finding in checked.findings}
+    return {issue.kind: issue for issue in checked.issues}
 
 
 def change(root: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -53,14 +53,14 @@ def change(root: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def test_good_boxes_have_no_findings_and_are_counted_by_class(coco: Path) -> None:
     checked = looked(coco)
-    assert checked.findings == ()
+    assert checked.issues == ()
     assert checked.splits["train"].classes == {"person": 3, "dog": 3}
     assert checked.as_json()["splits"]["train"]["num_boxes"] == 6 and checked.as_json()["ok"]
-    shown = {name: (count, [tile.size for tile in tiles]) for name, count, tiles in pictures_of(checked)}
+    shown = {name: (count, [tile.size for tile in tiles]) for name, count, tiles in class_tiles(checked)}
     assert shown == {"person": (3, [(40, 30)] * 3), "dog": (3, [(40, 30)] * 3)}
 
 
-FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
+BAD_BOX_KINDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "outside": lambda t: t["annotations"][1].update(bbox=[30, 1, 20, 5]),
     "zero-area": lambda t: t["annotations"][1].update(bbox=[30, 1, 0, 5]),
     "swapped": lambda t: t["annotations"][1].update(bbox=[30, 20, -4, 5]),
@@ -78,20 +78,20 @@ FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", BAD_BOX_KINDS)
 def test_every_fault_of_an_annotation_is_found_and_named(coco: Path, kind: str) -> None:
-    change(coco, FAULTS[kind])
-    findings = found(looked(coco))
-    assert [name for name, finding in findings.items() if finding.level == "fault"] == [kind]
-    assert findings[kind].total == 1
-    (path,) = findings[kind].paths
+    change(coco, BAD_BOX_KINDS[kind])
+    issues = found(looked(coco))
+    assert [name for name, issue in issues.items() if issue.level == "error"] == [kind]
+    assert issues[kind].total == 1
+    (path,) = issues[kind].paths
     assert "box 2" in path if kind in ("outside", "zero-area", "swapped", "unknown-class", "not-finite") else path
 
 
 def test_a_number_that_means_another_class_in_validation_is_found(coco: Path) -> None:
     file = coco / "annotations" / "instances_val2017.json"
     file.write_text(file.read_text().replace('"dog"', '"wolf"'))
-    assert [finding.kind for finding in looked(coco).faults] == ["other-class"]
+    assert [issue.kind for issue in looked(coco).errors] == ["other-class"]
 
 
 def test_every_problem_of_a_file_has_words() -> None:
@@ -103,8 +103,8 @@ def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: 
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").write_bytes(encode(noise(9, 9, 3, 0), "JPEG"))
     checked = looked(coco)
-    findings = found(checked)
-    assert [Path(findings[kind].paths[0]).name for kind in ("missing-file", "bad-image", "wrong-size")] == [
+    issues = found(checked)
+    assert [Path(issues[kind].paths[0]).name for kind in ("missing-file", "bad-image", "wrong-size")] == [
         "0.jpg",
         "1.jpg",
         "2.jpg",
@@ -114,23 +114,23 @@ def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: 
 
 def test_pictures_without_boxes_and_classes_without_any_are_warnings(coco: Path) -> None:
     change(coco, lambda t: t.update(annotations=[a for a in t["annotations"] if a["category_id"] == 1][1:]))
-    findings = found(looked(coco))
-    assert {kind: f.level for kind, f in findings.items()} == {"unannotated": "warning", "never-trained": "warning"}
-    assert findings["unannotated"].paths == (str(coco / "train2017" / "0.jpg"),)
-    assert findings["never-trained"].paths == ("dog",)
+    issues = found(looked(coco))
+    assert {kind: f.level for kind, f in issues.items()} == {"unannotated": "warning", "never-trained": "warning"}
+    assert issues["unannotated"].paths == (str(coco / "train2017" / "0.jpg"),)
+    assert issues["never-trained"].paths == ("dog",)
 
 
 def test_the_same_picture_in_training_and_validation_is_a_leak(coco: Path) -> None:
     (coco / "val2017" / "v0.jpg").write_bytes((coco / "train2017" / "0.jpg").read_bytes())
-    assert [f.kind for f in looked(coco).faults] == ["leak"]
+    assert [f.kind for f in looked(coco).errors] == ["leak"]
 
 
 def test_voc_and_yolo_faults_are_found_too(tmp_path: Path) -> None:
     pictures = {"a": (20, 20, [("dog", (5, 5, 25, 9), 0)]), "b": (20, 20, [("dog", (1, 1, 9, 9), 0)])}
     voc = write_voc(tmp_path / "v", {"train": ["a", "c"], "val": ["b"]}, pictures)
-    assert {f.kind for f in looked(voc).faults} == {"outside", "no-annotation", "missing-file"}
+    assert {f.kind for f in looked(voc).errors} == {"outside", "no-annotation", "missing-file"}
     yolo = write_yolo(tmp_path / "y", "images/train", {"a": ["0 0.5 0.5 0.1 0.1", "7 0.5 0.5 0.1 0.1", "0 1"]}, ["c"])
-    faults = {f.kind: f for f in looked(yolo).faults if f.kind != "leak" and "train" in f.text}
+    faults = {f.kind: f for f in looked(yolo).errors if f.kind != "leak" and "train" in f.text}
     assert set(faults) == {"unknown-class", "no-box"}
     assert faults["no-box"].paths[0].startswith(str(yolo / "labels" / "train" / "a.txt:3"))
 
@@ -153,14 +153,14 @@ def test_records_with_boxes_are_looked_at(tmp_path: Path) -> None:
 
     write_records(tmp_path / "train-00000-of-00001", [record(0, 0.9), record(1, 1.9)])
     write_records(tmp_path / "val-00000-of-00001", [record(2, 0.9, 5)])
-    findings = found(looked(tmp_path))
-    assert {kind for kind, f in findings.items() if f.level == "fault"} == {"duplicate-id", "outside", "unknown-class"}
+    issues = found(looked(tmp_path))
+    assert {kind for kind, f in issues.items() if f.level == "error"} == {"duplicate-id", "outside", "unknown-class"}
 
 
 def test_an_empty_split_is_told_and_the_other_is_looked_at(coco: Path) -> None:
     (coco / "annotations" / "instances_val2017.json").unlink()
     checked = looked(coco)
-    assert [f.kind for f in checked.faults] == ["unreadable-split"] and set(checked.splits) == {"train"}
+    assert [f.kind for f in checked.errors] == ["unreadable-split"] and set(checked.splits) == {"train"}
 
 
 def command(*words: object) -> int:
@@ -176,11 +176,11 @@ def test_the_verb_prints_tables_writes_both_files_and_ends_with_code_3(
     out = tmp_path / "out"
     assert command("check", coco, "--out", out, "--quiet") == 0
     printed = capsys.readouterr().out
-    assert "boxes" in printed and "no faults" in printed
-    change(coco, FAULTS["outside"])
+    assert "boxes" in printed and "no errors" in printed
+    change(coco, BAD_BOX_KINDS["outside"])
     assert command("check", coco, "--out", out, "--quiet", "--json") == 3
     told = json.loads(capsys.readouterr().out)
-    assert [f["kind"] for f in told["findings"]] == ["outside"]
+    assert [f["kind"] for f in told["issues"]] == ["outside"]
     assert json.loads((out / "check.json").read_text()) == told
     with Image.open(out / "contact.png") as sheet:
         assert sheet.width > 200

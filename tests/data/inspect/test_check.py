@@ -13,24 +13,24 @@ import pytest
 from data_examples import encode, noise
 from PIL import Image
 
-from reconv.data.convert.convert import Target, convert
-from reconv.data.convert.transcode import OutputFormat
-from reconv.data.inspect.check import Checked, check, pictures_of
-from reconv.data.inspect.issue import SPLITS, DataIssue
+from reconv.data.convert.convert import ConvertTarget, convert
+from reconv.data.convert.transcode import TranscodeOptions
+from reconv.data.inspect.check import CheckReport, check, class_tiles
+from reconv.data.inspect.lenient_open import SPLITS, DataIssue
 from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
 
-def looked(path: Path | str, workers: int = 2) -> Checked:
+def looked(path: Path | str, workers: int = 2) -> CheckReport:
     return check(str(path), DataConfig(), workers)
 
 
-def found(checked: Checked) -> dict[str, DataIssue]:
-    """The findings by kind, each kind once."""
-    kinds = [finding.kind for finding in checked.findings]
+def found(checked: CheckReport) -> dict[str, DataIssue]:
+    """The issues by kind, each kind once."""
+    kinds = [issue.kind for issue in checked.issues]
     assert len(kinds) == len(set(kinds))
-    return {finding.kind: finding for finding in checked.findings}
+    return {issue.kind: issue for issue in checked.issues}
 
 
 def everything(root: Path) -> dict[str, tuple[str, int]]:
@@ -44,7 +44,7 @@ def everything(root: Path) -> dict[str, tuple[str, int]]:
 def test_a_good_tree_has_no_findings_and_is_counted(tree: Path) -> None:
     before = everything(tree)
     checked = looked(tree)
-    assert checked.findings == ()
+    assert checked.issues == ()
     assert everything(tree) == before
     train, val = checked.splits["train"], checked.splits["val"]
     assert train.classes == {"ant": 4, "bee": 4, "cat": 3}
@@ -67,7 +67,7 @@ def test_files_that_do_not_decode_are_named_with_the_reason(tree: Path) -> None:
     checked = looked(tree)
     assert found(checked).keys() == {"bad-image"}
     bad = found(checked)["bad-image"]
-    assert bad.level == "fault"
+    assert bad.level == "error"
     assert bad.paths == tuple(str(files[number]) for number in (0, 3, 5, 7))
     reasons = [why for _, why in checked.splits["train"].bad]
     assert all(word in why for word, why in zip(("damaged", "nothing", "none of", "pixels"), reasons, strict=True))
@@ -78,21 +78,21 @@ def test_the_same_image_in_both_splits_is_a_leak(tree: Path) -> None:
     image = tree / "train/bee/004.JPEG"
     (tree / "val/bee/copy.JPEG").write_bytes(image.read_bytes())
     leak = found(looked(tree))["leak"]
-    assert leak.level == "fault"
+    assert leak.level == "error"
     assert leak.paths == (f"{image} = {tree / 'val/bee/copy.JPEG'}",)
 
 
 def test_the_same_image_twice_is_a_warning_and_under_two_labels_a_fault(tree: Path) -> None:
     twice, two = tree / "train/ant/000.JPEG", tree / "train/ant/001.png"
     (tree / "train/ant/again.jpg").write_bytes(twice.read_bytes())
-    assert [(f.level, f.kind) for f in looked(tree).findings] == [("warning", "duplicate")]
+    assert [(f.level, f.kind) for f in looked(tree).issues] == [("warning", "duplicate")]
     (tree / "train/cat/again.png").write_bytes(two.read_bytes())
-    findings = found(looked(tree))
-    assert {kind: finding.level for kind, finding in findings.items()} == {
-        "two-labels": "fault",
+    issues = found(looked(tree))
+    assert {kind: issue.level for kind, issue in issues.items()} == {
+        "two-labels": "error",
         "duplicate": "warning",
     }
-    assert findings["two-labels"].paths == (f"{two} = {tree / 'train/cat/again.png'}",)
+    assert issues["two-labels"].paths == (f"{two} = {tree / 'train/cat/again.png'}",)
 
 
 def test_what_training_refuses_is_told_all_at_once(tree: Path) -> None:
@@ -102,19 +102,19 @@ def test_what_training_refuses_is_told_all_at_once(tree: Path) -> None:
     os.symlink(tree / "nowhere", tree / "train/ant/link.jpg")
     (tree / "train/ant/notes.txt").write_text("hello")
     (tree / "train/stray.jpg").write_bytes(encode(noise(20, 20, 3, 98)))
-    findings = found(looked(tree))
-    assert {kind: finding.level for kind, finding in findings.items()} == {
-        "empty-class": "fault",
-        "unknown-class": "fault",
-        "astray": "fault",
+    issues = found(looked(tree))
+    assert {kind: issue.level for kind, issue in issues.items()} == {
+        "empty-class": "error",
+        "unknown-class": "error",
+        "broken-link": "error",
         "stray": "warning",
         "ignored": "warning",
     }
-    assert findings["empty-class"].paths == ("empty",)
-    assert findings["unknown-class"].paths == ("dog",)
-    assert findings["astray"].paths == (str(tree / "train/ant/link.jpg"),)
-    assert findings["ignored"].paths == (str(tree / "train/ant/notes.txt"),)
-    assert findings["stray"].paths == (str(tree / "train/stray.jpg"),)
+    assert issues["empty-class"].paths == ("empty",)
+    assert issues["unknown-class"].paths == ("dog",)
+    assert issues["broken-link"].paths == (str(tree / "train/ant/link.jpg"),)
+    assert issues["ignored"].paths == (str(tree / "train/ant/notes.txt"),)
+    assert issues["stray"].paths == (str(tree / "train/stray.jpg"),)
 
 
 def test_a_tree_without_validation_is_a_fault_and_still_checked(tree: Path) -> None:
@@ -134,12 +134,12 @@ def test_suspicious_labels_are_warned_of(tree: Path) -> None:
                 (folder / f"{image}.png").write_bytes(encode(noise(12, 12, 1, seed)[:, :, 0]))
     (tree / "train/lonely").mkdir()
     (tree / "train/lonely/1.png").write_bytes(encode(noise(12, 12, 3, 77)))
-    findings = found(looked(tree))
-    assert all(finding.level == "warning" for finding in findings.values())
-    assert findings["alike"].paths == ("'Ant' = 'ant'", "'red fox' = 'red_fox'")
-    assert findings["no-class"].paths == ("New Folder",)
-    assert findings["small-class"].paths == ("lonely: 1",)
-    assert findings["not-validated"].paths == ("lonely",)
+    issues = found(looked(tree))
+    assert all(issue.level == "warning" for issue in issues.values())
+    assert issues["alike"].paths == ("'Ant' = 'ant'", "'red fox' = 'red_fox'")
+    assert issues["no-class"].paths == ("New Folder",)
+    assert issues["small-class"].paths == ("lonely: 1",)
+    assert issues["not-validated"].paths == ("lonely",)
 
 
 def test_colours_sizes_and_orientations_are_those_stored_and_upright(tree: Path) -> None:
@@ -169,7 +169,7 @@ def test_findings_do_not_depend_on_the_number_of_workers(tree: Path, workers: in
     done: list[tuple[int, int]] = []
     checked = check(str(tree), DataConfig(), workers, lambda now, total: done.append((now, total)))
     assert done == [(number + 1, 17) for number in range(17)]
-    assert [(f.kind, len(f.paths)) for f in checked.findings] == [("bad-image", 1), ("bad-image", 1), ("leak", 1)]
+    assert [(f.kind, len(f.paths)) for f in checked.issues] == [("bad-image", 1), ("bad-image", 1), ("leak", 1)]
     assert checked.as_json() == looked(tree, 3).as_json()
 
 
@@ -179,25 +179,25 @@ def test_cifar_is_checked_like_a_tree(tmp_path: Path, write_cifar: Callable[...,
     checked = looked(folder)
     assert {split: seen.num_samples for split, seen in checked.splits.items()} == {"train": 35, "val": 7}
     assert checked.splits["train"].formats == {"pixels": 35}
-    assert not checked.faults
+    assert not checked.errors
     if form == "binary":
         (folder / "test_batch.bin").write_bytes((folder / "data_batch_1.bin").read_bytes())
         assert found(looked(folder))["leak"].total == 7
         (folder / "test_batch.bin").write_bytes(b"short")
-        assert found(looked(folder))["unreadable-split"].level == "fault"
+        assert found(looked(folder))["unreadable-split"].level == "error"
 
 
 def test_what_is_made_up_is_checked_by_name() -> None:
     digits = looked("digits")
     assert {split: seen.num_samples for split, seen in digits.splits.items()} == {"train": 1437, "val": 360}
-    assert digits.faults == []
+    assert digits.errors == []
     with pytest.raises(DataError):
         looked("no-such-folder")
 
 
 def test_pictures_show_good_samples_of_every_class(tree: Path) -> None:
     (tree / "train/ant/000.JPEG").write_bytes(b"x")
-    pictured = list(pictures_of(looked(tree)))
+    pictured = list(class_tiles(looked(tree)))
     assert [(name, count, len(tiles)) for name, count, tiles in pictured] == [
         ("ant", 3, 3),
         ("bee", 4, 4),
@@ -208,14 +208,19 @@ def test_pictures_show_good_samples_of_every_class(tree: Path) -> None:
 def test_every_damaged_shard_of_a_split_is_named(tree: Path, tmp_path: Path) -> None:
     sources = {split: open_dataset("folder", tree, split, DataConfig()) for split in SPLITS}
     convert(
-        sources, tree, tmp_path / "packed", Target("packed", OutputFormat(), per_shard=2), 1, lambda done, total: None
+        sources,
+        tree,
+        tmp_path / "packed",
+        ConvertTarget("packed", TranscodeOptions(), per_shard=2),
+        1,
+        lambda done, total: None,
     )
     damaged = sorted((tmp_path / "packed").glob("train-*"))[1:]
     for path in damaged:
         os.truncate(path, 200)
     checked = looked(tmp_path / "packed")
     assert len(damaged) > 1
-    assert [place for f in checked.faults if f.kind == "unreadable-split" for place in f.paths] == [
+    assert [place for f in checked.errors if f.kind == "unreadable-split" for place in f.paths] == [
         str(path) for path in damaged
     ]
     assert checked.splits["val"].num_samples == len(sources["val"])

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.boxes.annotations import Annotation, annotation
+from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.data.dataset import LabelError
 from reconv.data.pipeline.box_samples import BoxSamplePipeline, detection_sample_pipeline, mean_colour
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
@@ -42,7 +42,7 @@ def many(count: int = 12) -> Listed:
         corners = rng.random((number % 5, 2)) * 0.5
         sides = 0.1 + rng.random((number % 5, 2)) * 0.4
         boxes = np.concatenate([corners, corners + sides], axis=1) * [width, height, width, height]
-        said = annotation(boxes, rng.integers(0, 3, number % 5), number, height, width)
+        said = make_annotation(boxes, rng.integers(0, 3, number % 5), number, height, width)
         samples.append((encode(pixels) if number % 2 else pixels, said))
     return Listed(samples)
 
@@ -110,7 +110,7 @@ def test_evaluation_sees_whole_pictures_with_their_boxes_in_order() -> None:
 
 
 def test_crowds_are_not_trained_on_nor_difficult_boxes_if_so_said() -> None:
-    said = annotation(
+    said = make_annotation(
         [[0, 0, 5, 5], [5, 5, 9, 9], [1, 1, 4, 4]], [0, 1, 2], 1, 10, 10, is_crowd=[1, 0, 0], difficult=[0, 1, 0]
     )
     source = Listed([(noise(10, 10, 3, 0), said)])
@@ -121,13 +121,13 @@ def test_crowds_are_not_trained_on_nor_difficult_boxes_if_so_said() -> None:
 
 
 def test_boxes_beyond_the_room_are_left_out_from_the_end() -> None:
-    said = annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
+    said = make_annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
     rows = filled(BoxSamplePipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [3] and rows["labels"].tolist() == [[1, 2, 3]]
 
 
 def test_what_leaves_the_picture_is_cut_and_what_is_nothing_is_left_out() -> None:
-    said = annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
+    said = make_annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
     rows = filled(BoxSamplePipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [1]
     assert rows["boxes"][0, 0].tolist() == pytest.approx([0, 0.2, 0.5, 0.8])
@@ -149,14 +149,14 @@ def test_a_picture_lies_as_it_did_for_who_drew_the_boxes() -> None:
     exif[0x0112] = 6  # upright it is 20 wide and 40 high, the white half on top
     Image.fromarray(pixels).save(file, "JPEG", exif=exif, quality=95)
     for width, height, is_lying in ((40, 20, True), (20, 40, False)):
-        said = annotation([[0, 0, width, height / 2]], [0], 1, height, width)
+        said = make_annotation([[0, 0, width, height / 2]], [0], 1, height, width)
         image = filled(BoxSamplePipeline(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
         white = image[:, :12] if is_lying else image[:12]
         assert white.min() > 200 and image[20:, 20:].max() < 50
 
 
 def test_boxes_of_a_picture_of_another_size_are_refused_and_never_borne() -> None:
-    said = annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
+    said = make_annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
     with pytest.raises(LabelError, match="the image is 20 x 10, its boxes are of one of 30 x 30") as caught:
         filled(BoxSamplePipeline(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
     assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.then
@@ -209,7 +209,7 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
     on_its_side = io.BytesIO()
     Image.fromarray(upright).save(on_its_side, "JPEG", exif=turned)
     files = [(encoded(upright), 60, 90), (encode(upright), 60, 90), (on_its_side.getvalue(), 90, 60)]
-    source = Listed([(data, annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
+    source = Listed([(data, make_annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
     zoom = ZoomOutConfig(probability=0.5, max_scale=2.0)
     native, plain = (
         BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
 @pytest.mark.native
 @pytest.mark.usefixtures("compiled_decoder")
 def test_a_picture_of_another_size_is_the_same_error_by_the_compiled_decoder() -> None:
-    source = Listed([(encoded(photograph(90, 60)), annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
+    source = Listed([(encoded(photograph(90, 60)), make_annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
     fetch = BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder="native"), 4)
     with pytest.raises(DataError, match="the image is 90 x 60, its boxes are of one of 90 x 61"):
         fetch(np.zeros(1, np.int64), fetch.draw(0, np.zeros(1, np.int64)), {c.name: c.empty(1) for c in fetch.columns})

@@ -19,8 +19,8 @@ from data_examples import encode, noise
 from torch import Tensor
 
 from reconv.data.convert.convert import convert, make_target
-from reconv.data.convert.inputs import open_splits
-from reconv.data.convert.transcode import OutputFormat
+from reconv.data.convert.open_splits import open_splits
+from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples
 from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
@@ -30,7 +30,7 @@ from reconv.data.readers.digits import open_digits
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.packed import PackedDataset, shard_name
-from reconv.data.readers.shards.packed_format import Description, write_shard
+from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard
 from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
@@ -68,7 +68,7 @@ def loader(
 def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: ProcessPool, kind: str) -> None:
     source: Dataset = FolderDataset(tree, "train")
     if kind == "packed":
-        description = Description("train", 0, 1, 11, 11, "", "", source.class_names)
+        description = PackedShardInfo("train", 0, 1, 11, 11, "", "", source.class_names)
         with open(tmp_path / shard_name("train", 0, 1), "wb") as file:
             write_shard(file, description, (source[index] for index in range(11)))
         source = PackedDataset(tmp_path, "train")
@@ -217,7 +217,7 @@ def written(tree: Path, out: Path, kind: str) -> Path:
         case "tfrecord" | "tar" | "packed":
             splits, root = open_splits(str(tree), "auto", None, None)
             of_shards = (None, {"train": 3, "val": 2}) if kind == "tfrecord" else (4, None)
-            convert(splits, root, out, make_target(kind, OutputFormat(), *of_shards), 1, lambda done, total: None)
+            convert(splits, root, out, make_target(kind, TranscodeOptions(), *of_shards), 1, lambda done, total: None)
             return out
         case "csv":
             files = sorted(str(path.relative_to(tree)) for path in (tree / "train").rglob("*.*"))

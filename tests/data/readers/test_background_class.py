@@ -28,7 +28,7 @@ def test_a_network_with_a_background_class_trains_as_well(tmp_path: Path) -> Non
     result = reconv.train("quickstart", out=tmp_path / "run", overrides=given)
     assert float(result.summary["value"]) > 0.9
     [prediction] = reconv.predict(result.folder, [_picture(tmp_path)], top=11)
-    assert "background" in dict(prediction.labels)
+    assert "background" in {score.name for score in prediction.classes}
 
 
 def _picture(folder: Path) -> Path:

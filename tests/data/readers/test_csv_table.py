@@ -77,14 +77,14 @@ BROKEN: dict[str, tuple[tuple[str, ...], str, str]] = {
     "a missing folder": (("file,label,split", "1.png,a,train", "no/1.png,a,val"), "missing file: no/1.png", "line 3"),
     "a column twice": (("file,label,label", "1.png,a,b"), "column label more than once", "line 1"),
     "a file column twice": (("file,file,label", "1.png,a,b"), "column file more than once", "line 1"),
-    "too few cells": (("file,label,split", "1.png,a,train", "3.png,a"), "2 cells, the header has 3", "line 3"),
-    "too many cells": (("file,label", "1.png,a,train"), "3 cells, the header has 2", "line 2"),
+    "too few cells": (("file,label,split", "1.png,a,train", "3.png,a"), "2 cells instead of 3", "line 3"),
+    "too many cells": (("file,label", "1.png,a,train"), "3 cells instead of 2", "line 2"),
     "an unknown split": (("file,label,split", "1.png,a,train", "3.png,a,dev"), "split 'dev'", "line 3"),
-    "no label": (("file,label,split", "1.png,,train"), "without a file or a label", "line 2"),
-    "no training rows": (("file,label,split", "1.png,a,val"), "no rows for training", "line 1"),
-    "no rows": (("file,label,split",), "no rows for training", "line 1"),
+    "no label": (("file,label,split", "1.png,,train"), "row has no file or no label", "line 2"),
+    "no training rows": (("file,label,split", "1.png,a,val"), "no training rows", "line 1"),
+    "no rows": (("file,label,split",), "no training rows", "line 1"),
     "a class of validation alone": (("file,label,split", "1.png,a,train", "3.png,b,val"), "label 'b'", "line 3"),
-    "an open quote": (("file,label,split", "1.png,a,train", '"3.png,b,val'), "not CSV", "line 3"),
+    "an open quote": (("file,label,split", "1.png,a,train", '"3.png,b,val'), "not valid CSV", "line 3"),
 }
 
 
@@ -138,4 +138,4 @@ def test_every_missing_file_of_a_table_is_told_at_once(folder: Path) -> None:
     with pytest.raises(DataError, match=r"missing file: gone\.png") as caught:
         CSVDataset(folder, "train")
     assert caught.value.where.endswith("line 3")
-    assert "1 more of them" in caught.value.why and caught.value.why.endswith("line 5")
+    assert "1 more:" in caught.value.why and caught.value.why.endswith("line 5")

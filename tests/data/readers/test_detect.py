@@ -60,7 +60,7 @@ def test_two_kinds_are_never_guessed_between(tmp_path: Path, write_cifar: Callab
 def test_two_image_trees_are_never_guessed_between(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "train").mkdir(parents=True)
-    with pytest.raises(DataError, match="more than one image tree"):
+    with pytest.raises(DataError, match="more than one image folder"):
         detect(tmp_path)
 
 
@@ -73,7 +73,7 @@ def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: 
     cases = [
         ("missing", "auto", "no such folder", "reconv data get cifar10"),
         ("empty", "auto", "is empty", "reconv data get cifar10"),
-        ("cifar.tar.gz", "auto", "not unpacked", "tar -xf"),
+        ("cifar.tar.gz", "auto", "packed archive", "tar -xf"),
         ("notes.txt", "auto", "is a file", "--data"),
         ("other", "auto", "no data recognised", "train/ and val/"),
         ("ten", "cifar100", "it holds cifar10", "reconv data get cifar100"),

@@ -13,8 +13,8 @@ from reconv.data.dataset import Sample
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset, shard_name
-from reconv.data.readers.shards.packed_format import Description, PackedShard, write_shard
-from reconv.data.storage.local import Mapped, Unmapped, is_local, open_ranges
+from reconv.data.readers.shards.packed_format import PackedShard, PackedShardInfo, write_shard
+from reconv.data.storage.local import MappedFile, UnmappedFile, is_local, open_ranges
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 
@@ -36,7 +36,7 @@ def write_set(root: Path, samples: list[Sample], per_shard: int, split: str = "t
     root.mkdir(exist_ok=True)
     num_shards = -(-len(samples) // per_shard)
     for number in range(num_shards):
-        description = Description(split, number, num_shards, per_shard, len(samples), "abc", "", CLASSES)
+        description = PackedShardInfo(split, number, num_shards, per_shard, len(samples), "abc", "", CLASSES)
         with open(root / shard_name(split, number, num_shards), "wb") as file:
             write_shard(file, description, samples[number * per_shard : (number + 1) * per_shard])
     return root
@@ -70,13 +70,13 @@ def test_pixels_are_views_of_the_mapped_file(tmp_path: Path) -> None:
 def test_a_file_that_is_read_gives_the_bytes_of_one_that_is_mapped(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(range(200)))
-    mapped, unmapped = Mapped(file), Unmapped(file)
-    assert isinstance(open_ranges(file), Mapped)
+    mapped, unmapped = MappedFile(file), UnmappedFile(file)
+    assert isinstance(open_ranges(file), MappedFile)
     for start, length in ((0, 200), (3, 50), (200, 0)):
-        assert bytes(mapped.take(start, length)) == bytes(unmapped.take(start, length))
+        assert bytes(mapped.read(start, length)) == bytes(unmapped.read(start, length))
     for ranges in (mapped, unmapped):
         with pytest.raises(DataError, match="file ends early: 10 of 11 bytes"):
-            ranges.take(190, 11)
+            ranges.read(190, 11)
 
 
 def test_a_disk_of_another_machine_is_not_mapped(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_packed_set_is_found_by_data_and_its_splits_are_opened(tmp_path: Path)
     assert (source.kind, len(source)) == ("packed", 3)
     assert "packed shards" in source.origin
     write_set(tmp_path / "other", some_samples(2), 2)
-    with pytest.raises(DataError, match="more than one packed data set"):
+    with pytest.raises(DataError, match="more than one packed dataset"):
         detect(tmp_path)
 
 
@@ -190,7 +190,7 @@ def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     lost = root / shard_name("train", 1, 3)
     content = lost.read_bytes()
     lost.unlink()
-    with pytest.raises(DataError, match=r"2 of 3 shards are there; look for train-00001-of-00003"):
+    with pytest.raises(DataError, match=r"2 of 3 shards are present; the first difference is train-00001-of-00003"):
         PackedDataset(root, "train")
     other = write_set(tmp_path / "other", some_samples(8)[2:], 2)
     lost.write_bytes(content)

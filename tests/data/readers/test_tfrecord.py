@@ -34,8 +34,7 @@ from reconv.data.readers.shards.tfrecord_format import (
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.storage.local import ReadWindow
 from reconv.errors import DataError, ExitCode
-from reconv.io.crc32c import crc32c, masked
-from reconv.io.protobuf import MalformedError
+from reconv.io.tensorflow_encoding import MalformedError, masked_crc32c
 from reconv.recipe.data_fields import DataConfig
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "tfrecord"
@@ -140,21 +139,21 @@ def flip(position: int) -> Callable[[bytes], bytes]:
 
 def framed(content: bytes, length: int | None = None) -> bytes:
     header = struct.pack("<Q", len(content) if length is None else length)
-    crc = struct.pack("<I", masked(crc32c(header)))
-    return header + crc + content + struct.pack("<I", masked(crc32c(content)))
+    crc = struct.pack("<I", masked_crc32c(header))
+    return header + crc + content + struct.pack("<I", masked_crc32c(content))
 
 
 BROKEN: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
-    "cut in the last record": (cut, "record cut short", "byte "),
-    "cut in a header": (lambda data: data + b"\x01\x02", "record cut short: 2 bytes are left", "byte "),
-    "a length beyond the file": (lambda data: data + framed(b"x", 2**40), "record cut short", "byte "),
-    "a length with a wrong checksum": (flip(0), "whose length has a wrong checksum", "byte 0"),
+    "cut in the last record": (cut, "truncated record", "byte "),
+    "cut in a header": (lambda data: data + b"\x01\x02", "truncated record: 2 bytes are left", "byte "),
+    "a length beyond the file": (lambda data: data + framed(b"x", 2**40), "truncated record", "byte "),
+    "a length with a wrong checksum": (flip(0), "wrong checksum of a record's length", "byte 0"),
     "a compressed file": (lambda _: b"\x1f\x8b" + bytes(30), "compressed record file", "byte 0"),
-    "no example": (lambda data: framed(b"\xff\xff\xff") + data, "no tf.train.Example", "byte 0"),
+    "no example": (lambda data: framed(b"\xff\xff\xff") + data, "not a tf.train.Example", "byte 0"),
     "label 0": (lambda data: framed(example(0)) + data, "label 0 out of range", "byte 0"),
     "a negative label": (lambda data: framed(example(-7)) + data, "label -7 out of range", "byte 0"),
     "a huge label": (lambda data: framed(example(2**40)) + data, f"label {2**40} out of range", "byte 0"),
-    "no label": (lambda data: framed(encode_example({})) + data, "record without image/class/label", "byte 0"),
+    "no label": (lambda data: framed(encode_example({})) + data, "record has no image/class/label", "byte 0"),
     "a file of text": (lambda _: b"this is no record file, it is a text", "wrong checksum", "byte 0"),
 }
 
@@ -190,7 +189,7 @@ def test_a_content_with_a_wrong_checksum_is_found_when_it_is_read(tmp_path: Path
 def test_a_record_without_a_picture_is_found_when_it_is_read(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1]], "validation": [[1]]})
     write_records(root / "train-00000-of-00001", [encode_example({"image/class/label": [1]})])
-    with pytest.raises(DataError, match="record without image/encoded") as caught:
+    with pytest.raises(DataError, match="record has no image/encoded") as caught:
         ShardDataset(TFRECORD, root, "train")[0]
     assert "byte 0" in caught.value.where
 
@@ -208,7 +207,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 def test_two_sets_in_one_folder_and_a_missing_split_are_refused(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1]] * 2, "validation": [[1]]})
     write_set(root, {"train": [[1]] * 3})
-    with pytest.raises(DataError, match="shards of more than one set: of 00002 and of 00003"):
+    with pytest.raises(DataError, match="shards of more than one dataset: of 00002 and of 00003"):
         ShardDataset(TFRECORD, root, "train")
     alone = write_set(tmp_path / "alone", {"train": [[1]]})
     with pytest.raises(DataError, match="no TFRecords for validation"):
@@ -258,9 +257,9 @@ def test_the_index_reads_labels_without_reading_pictures(tmp_path: Path) -> None
     asked: list[int] = []
 
     class Counted(ReadWindow):
-        def take(self, start: int, length: int) -> bytes:
+        def read(self, start: int, length: int) -> bytes:
             asked.append(length)
-            return super().take(start, length)
+            return super().read(start, length)
 
     window = Counted(path)
     labels = [peek_features(window, *span, ["image/class/label"]) for span in record_spans(window)]

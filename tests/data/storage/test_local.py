@@ -9,22 +9,21 @@ from pathlib import Path
 import pytest
 
 import reconv.data
-from reconv.data.storage.local import read, read_named
+from reconv.data.storage.local import read, read_file_or_pipe
 from reconv.errors import DataError
 
-_ROOM = Path(reconv.data.__file__).parent
+_DATA = Path(reconv.data.__file__).parent
 _OPENING = {"open", "read_bytes", "read_text", "fromfile", "memmap", "genfromtxt", "loadtxt"}
-# The package's own digits; what `convert` itself has written; an index of ours; a download that is unpacked.
+# Files of the package itself, files written by a conversion, our index, a download that is unpacked.
 _OWN_FILES = {
-    "sources/digits.py",
-    "convert/run.py",
-    "convert/room.py",
+    "readers/digits.py",
+    "convert/convert.py",
+    "convert/staging.py",
     "convert/writers.py",
-    "index.py",
-    "tfrecord.py",
-    "get.py",
+    "readers/shards/shard_index.py",
+    "download_dataset.py",
 }
-_LIBRARIES = {"Image", "tarfile"}  # they are given bytes or a Stream, which the check below holds them to
+_LIBRARIES = {"Image", "tarfile"}  # must get bytes or a ReadStream, which is checked below
 
 
 def _calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
@@ -37,23 +36,23 @@ def _calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
     return found
 
 
-def test_no_source_opens_a_file_by_itself() -> None:
-    astray, num_files = [], 0
-    for path in sorted(_ROOM.rglob("*.py")):
-        name = path.relative_to(_ROOM).as_posix()
+def test_no_reader_opens_a_file_by_itself() -> None:
+    found, num_files = [], 0
+    for path in sorted(_DATA.rglob("*.py")):
+        name = path.relative_to(_DATA).as_posix()
         num_files += 1
-        if name == "reader.py" or name in _OWN_FILES:
+        if name == "storage/local.py" or name in _OWN_FILES:
             continue
         for what, call in _calls(ast.parse(path.read_text(encoding="utf-8"))):
             given = ast.unparse(call)
             if what.split(".")[0] in _LIBRARIES and (
-                "Stream(" in given or "BytesIO(" in given or "fileobj=file" in given
+                "ReadStream(" in given or "BytesIO(" in given or "fileobj=file" in given
             ):
                 continue
-            astray.append(f"{name}: {given}")
-    assert astray == []
+            found.append(f"{name}: {given}")
+    assert found == []
     assert num_files > 40
-    assert all((_ROOM / name).exists() for name in _OWN_FILES)
+    assert all((_DATA / name).exists() for name in _OWN_FILES)
 
 
 def test_a_pipe_that_a_person_names_is_read_to_its_end() -> None:
@@ -61,14 +60,14 @@ def test_a_pipe_that_a_person_names_is_read_to_its_end() -> None:
     with os.fdopen(readable):
         with os.fdopen(writable, "wb") as pipe:
             pipe.write(b"image" * 1000)
-        assert read_named(f"/dev/fd/{readable}") == b"image" * 1000
+        assert read_file_or_pipe(f"/dev/fd/{readable}") == b"image" * 1000
 
 
 def test_what_a_person_names_may_be_a_file_and_must_be_there(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"image")
-    assert read_named(tmp_path / "file") == b"image"
+    assert read_file_or_pipe(tmp_path / "file") == b"image"
     with pytest.raises(DataError, match="cannot read"):
-        read_named(tmp_path / "none")
+        read_file_or_pipe(tmp_path / "none")
 
 
 def test_an_empty_file_has_no_bytes_and_a_folder_is_refused(tmp_path: Path) -> None:
@@ -80,5 +79,5 @@ def test_an_empty_file_has_no_bytes_and_a_folder_is_refused(tmp_path: Path) -> N
 
 def test_a_length_beyond_all_memory_is_told_as_a_file_that_ends_early(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"image")
-    with pytest.raises(DataError, match=f"ends early: 6 of {2**62} bytes from offset 1"):
+    with pytest.raises(DataError, match=f"ends early: 4 of {2**62} bytes from offset 1"):
         read(tmp_path / "file", 1, 2**62)

@@ -12,12 +12,12 @@ from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
 from reconv.data.convert.convert import convert, make_target
-from reconv.data.convert.inputs import open_splits
-from reconv.data.convert.transcode import OutputFormat
+from reconv.data.convert.open_splits import open_splits
+from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import check
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.storage.local import Mapped, Stream, Unmapped, read
+from reconv.data.storage.local import MappedFile, ReadStream, UnmappedFile, read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
@@ -53,18 +53,18 @@ def table(root: Path) -> Path:
 def converted(kind: str) -> Callable[[Path], Path]:
     def write(root: Path) -> Path:
         splits, origin = open_splits("digits", "auto", None, None)
-        convert(splits, origin, root, make_target(kind, OutputFormat(), 400, None), 1, lambda done, total: None)
+        convert(splits, origin, root, make_target(kind, TranscodeOptions(), 400, None), 1, lambda done, total: None)
         return root
 
     return write
 
 
 def taken(path: Path) -> object:
-    return Unmapped(path).take(0, 1)
+    return UnmappedFile(path).read(0, 1)
 
 
 def streamed(path: Path) -> object:
-    return Stream(path).read()
+    return ReadStream(path).read()
 
 
 # A layout, whether it has boxes, and one of its files.
@@ -111,7 +111,7 @@ def test_a_pipe_where_the_index_of_shards_should_lie_is_not_waited_for(tmp_path:
     assert len(open_dataset("auto", root, "train", DataConfig())) == num_samples
 
 
-@pytest.mark.parametrize("way", [read, Mapped, taken, streamed])
+@pytest.mark.parametrize("way", [read, MappedFile, taken, streamed])
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
 def test_what_is_no_file_is_refused_however_it_is_read(
     kind: str, way: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -151,9 +151,9 @@ def test_check_tells_the_pipes_and_sockets_of_a_tree(tree: Path, monkeypatch: py
     monkeypatch.chdir(tree / "train" / "bee")
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket.jpg")
-    [finding] = check(str(tree), DataConfig(), 2).findings
-    assert finding.kind == "astray"
-    assert [Path(path).name for path in finding.paths] == ["pipe.jpg", "socket.jpg"]
+    [issue] = check(str(tree), DataConfig(), 2).issues
+    assert issue.kind == "broken-link"
+    assert [Path(path).name for path in issue.paths] == ["pipe.jpg", "socket.jpg"]
 
 
 def test_boxes_that_are_not_mounted_are_not_taken_for_none(tmp_path: Path) -> None:

@@ -1,20 +1,20 @@
-"""Pascal VOC's layout: JPEGImages/, Annotations/ of XML files, and ImageSets/Main/ of lists.
-
-Owns the lists and the XML. Refuses to know policies and pixels. Invariant: images are in the order of their list;
-pixels of the files count from 1 and both ends are part of a box, so a left or top edge moves by one.
-"""
+"""Pascal VOC's layout: JPEGImages/, Annotations/ with XML files, and ImageSets/Main/ with lists of images."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder
+from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
-from reconv.data.readers.detection.box_table_dataset import BoxTableDataset, class_lines, file_lines, open_box_table
+from reconv.data.readers.detection.box_table_dataset import (
+    BoxTableDataset,
+    open_box_table,
+    read_class_names,
+    read_file_names,
+)
 from reconv.data.storage.local import read
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
@@ -25,77 +25,81 @@ CLASSES = (
 )
 _IMAGES, _ANNOTATIONS, _LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
 _NAMES = "classes.txt"
-_ENDINGS = (".jpg", ".jpeg", ".png")
-_MOST_PX = 2**31  # of a side that a table holds
+_EXTENSIONS = (".jpg", ".jpeg", ".png")
+_MAX_SIDE_PX = 2**31  # that a table can hold
 _FLAG = re.compile(r"\s+(-1|0|1)$")
 
 
-def why_voc(folder: Path) -> str | None:
-    """The reason to take a folder for VOC's layout; None: it is not."""
+def recognize_voc(folder: Path) -> str | None:
+    """Why the folder is in VOC's layout; None if it is not."""
     is_voc = (folder / _IMAGES).is_dir() and (folder / _ANNOTATIONS).is_dir()
     return f"it has {_IMAGES}/ and {_ANNOTATIONS}/" if is_voc else None
 
 
 def open_voc(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
-    """One split, by the recipe's policies."""
-    title = f"VOC data at {root}, list {list_of(root, split).stem}"
-    return open_box_table("voc", partial(read_voc, root, split), split, data, title, why)
+    """One split after the recipe's policies."""
+    title = f"VOC data at {root}, list {split_list(root, split).stem}"
+    return open_box_table("voc", read_voc(root, split), split, data, title, why)
 
 
-def list_of(root: Path, split: Split) -> Path:
-    """train and val; where there is no val, as in the test year 2007, trainval and test."""
+def split_list(root: Path, split: Split) -> Path:
+    """The list of a split's images: train and val, or trainval and test if there is no val (as for VOC 2007 test)."""
     names = ("train", "val") if (root / _LISTS / "val.txt").is_file() else ("trainval", "test")
     return root / _LISTS / f"{names[split == 'val']}.txt"
 
 
 def read_voc(root: Path, split: Split) -> BoxTable:
-    """A split as its files say; classes are VOC's, those of classes.txt, or those of the training images."""
-    stems = _stems(list_of(root, split))
+    """A split as the files have it; classes are those of classes.txt, VOC's, or those of the training images."""
+    stems = _stems(split_list(root, split))
     trees = [_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in stems]
     names = _class_names(root, split, trees)
-    builder = TableBuilder(names, tuple(range(1, len(names) + 1)))
+    builder = BoxTableBuilder(names, tuple(range(1, len(names) + 1)))
     numbers = {name: label for label, name in enumerate(names)}
     seen: set[str] = set()
     for stem, tree in zip(stems, trees, strict=True):
-        place = root / _ANNOTATIONS / f"{stem}.xml"
+        xml_file = root / _ANNOTATIONS / f"{stem}.xml"
         if stem in seen:
-            builder.problem("duplicate-id", f"{stem} is there twice", str(list_of(root, split)), "remove one of them")
+            builder.add_problem(
+                "duplicate-id", f"{stem} is listed twice", str(split_list(root, split)), "remove one of them"
+            )
         seen.add(stem)
-        file = str(_picture(root, stem))
+        file = str(_image_path(root, stem))
         if isinstance(tree, str):
-            builder.picture(file, str(place), stem)
-            builder.problem("no-annotation", f"the annotation of {stem} cannot be read: {tree}", str(place))
+            builder.add_image(file, str(xml_file), stem)
+            builder.add_problem("no-annotation", f"the annotation of {stem} cannot be read: {tree}", str(xml_file))
         else:
-            _add(builder, tree, file, place, stem, numbers)
-    return builder.table()
+            _add_annotation(builder, tree, file, xml_file, stem, numbers)
+    return builder.build()
 
 
-def _add(
-    builder: TableBuilder, tree: ElementTree.Element, file: str, place: Path, stem: str, numbers: dict[str, int]
+def _add_annotation(
+    builder: BoxTableBuilder, tree: ElementTree.Element, file: str, xml_file: Path, stem: str, numbers: dict[str, int]
 ) -> None:
-    """One image and its boxes."""
+    """Add one image and its boxes."""
     height, width = (_number(tree, f"size/{side}") for side in ("height", "width"))
-    has_size = height is not None and width is not None and 0 < height < _MOST_PX and 0 < width < _MOST_PX
-    builder.picture(file, str(place), stem, *((int(height or 0), int(width or 0)) if has_size else (0, 0)))
+    has_size = height is not None and width is not None and 0 < height < _MAX_SIDE_PX and 0 < width < _MAX_SIDE_PX
+    builder.add_image(file, str(xml_file), stem, *((int(height or 0), int(width or 0)) if has_size else (0, 0)))
     if not has_size:
-        builder.problem("no-size", f"{stem} has no size", str(place), "write its width and height under <size>")
+        builder.add_problem("no-size", f"{stem} has no size", str(xml_file), "write its width and height under <size>")
     for entry in tree.findall("object"):
         name = (entry.findtext("name") or "").strip()
         corners = [_number(entry, f"bndbox/{edge}") for edge in ("xmin", "ymin", "xmax", "ymax")]
         left, top, right, bottom = (float("nan") if value is None else value for value in corners)
-        # Some programs count from 0 instead: their first pixel stays where it is.
+        # Pixels count from 1 and both ends belong to the box. Some programs count from 0: their first pixel stays 0.
         edges = (max(left - 1, min(left, 0.0)), max(top - 1, min(top, 0.0)), right, bottom)
         is_difficult = (entry.findtext("difficult") or "0").strip() == "1"
-        builder.box(edges, numbers.get(name, UNKNOWN), is_difficult)
+        builder.add_box(edges, numbers.get(name, UNKNOWN), is_difficult)
         if name not in numbers:
-            builder.problem("unknown-class", f"class {name!r} of {stem} is in no list", str(place), "correct its name")
+            builder.add_problem(
+                "unknown-class", f"{stem} has the unknown class {name!r}", str(xml_file), "correct its name"
+            )
 
 
 def _class_names(root: Path, split: Split, trees: Iterable[ElementTree.Element | str]) -> tuple[str, ...]:
     if (root / _NAMES).is_file():
-        return tuple(class_lines(root / _NAMES))
+        return tuple(read_class_names(root / _NAMES))
     if split == "val":
-        trees = (_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in _stems(list_of(root, "train")))
+        trees = (_parse(root / _ANNOTATIONS / f"{stem}.xml") for stem in _stems(split_list(root, "train")))
     seen = {
         (entry.findtext("name") or "").strip()
         for tree in trees
@@ -106,28 +110,30 @@ def _class_names(root: Path, split: Split, trees: Iterable[ElementTree.Element |
 
 
 def _stems(file: Path) -> list[str]:
-    """The names in a list; where every line ends in a flag, as in lists of single classes, those are left out."""
-    stems = file_lines(file)
+    """The names in a list, without the flags at the line ends that lists of single classes have."""
+    stems = read_file_names(file)
     if all(_FLAG.search(stem) for stem in stems):
         stems = [_FLAG.sub("", stem) for stem in stems]
     if not stems:
-        raise DataError(f"{file.name} is empty", where=str(file), then="name images in it, one a line, no ending")
+        raise DataError(
+            f"{file.name} is empty", where=str(file), then="list image names without extension in it, one per line"
+        )
     return stems
 
 
-def _picture(root: Path, stem: str) -> Path:
-    for ending in _ENDINGS[1:]:
-        if (other := root / _IMAGES / f"{stem}{ending}").is_file():
-            return other
-    return root / _IMAGES / f"{stem}{_ENDINGS[0]}"
+def _image_path(root: Path, stem: str) -> Path:
+    for extension in _EXTENSIONS[1:]:
+        if (path := root / _IMAGES / f"{stem}{extension}").is_file():
+            return path
+    return root / _IMAGES / f"{stem}{_EXTENSIONS[0]}"
 
 
 def _parse(file: Path) -> ElementTree.Element | str:
-    """The root of an XML file, or why there is none."""
+    """The root element of an XML file, or the reason why it cannot be read."""
     try:
         return ElementTree.fromstring(read(file))
     except ElementTree.ParseError as error:
-        return f"no XML: {error}"
+        return f"not valid XML: {error}"
     except DataError as error:
         return error.why
 

@@ -1,29 +1,26 @@
-"""YOLO's layout: a text file of boxes for each image, `labels/` instead of `images/` in its path.
+"""YOLO's layout: a text file of boxes for each image, with `labels/` instead of `images/` in its path.
 
-Owns `data.yaml`, finding a split's images and reading their lines. Refuses to know policies and pixels. Invariant:
-images are sorted by path, or in the order of the list that names them; an image without a text file has no boxes.
-
-A line is `class x y width height`, fractions with the centre first, or `class x1 y1 x2 y2 ...`, an outline.
+A line is `class x y width height`, relative to the image and with the box's centre, or `class x1 y1 x2 y2 ...`, a
+polygon. Images are sorted by path or in the order of the list in data.yaml; one without a text file has no boxes.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from reconv.data.boxes.box_table import UNKNOWN, BoxTable, TableBuilder
+from reconv.data.boxes.box_table import UNKNOWN, BoxTable, BoxTableBuilder
 from reconv.data.dataset import Split
 from reconv.data.readers.detection.box_table_dataset import (
     BoxTableDataset,
-    class_lines,
-    file_lines,
     open_box_table,
-    relative_to,
+    read_class_names,
+    read_file_names,
+    resolve_path,
 )
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import listing, read
@@ -31,12 +28,12 @@ from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
 _NAME_LISTS = ("classes.txt", "obj.names")
-_WORDS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+_SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _IMAGES, _LABELS = "images", "labels"
 
 
-def why_yolo(folder: Path) -> str | None:
-    """The reason to take a folder for YOLO's layout; None: it is not."""
+def recognize_yolo(folder: Path) -> str | None:
+    """Why the folder is in YOLO's layout; None if it is not."""
     _, folders = listing(folder)
     if _IMAGES in folders and _LABELS in folders:
         return f"it has {_IMAGES}/ and {_LABELS}/"
@@ -46,38 +43,38 @@ def why_yolo(folder: Path) -> str | None:
 
 
 def open_yolo(root: Path, split: Split, data: DataConfig, why: str = "") -> BoxTableDataset:
-    """One split, by the recipe's policies."""
-    return open_box_table("yolo", partial(read_yolo, root, split), split, data, f"YOLO data at {root}", why)
+    """One split after the recipe's policies."""
+    return open_box_table("yolo", read_yolo(root, split), split, data, f"YOLO data at {root}", why)
 
 
 def read_yolo(root: Path, split: Split) -> BoxTable:
-    """A split as its files say."""
-    settings = _settings(root)
-    names = _class_names(root, settings)
-    builder = TableBuilder(names, tuple(range(len(names))), is_relative=True)
-    pictures = _pictures(root, split, settings)
-    for path, count in Counter(pictures).items():
+    """A split as the files have it."""
+    config = _read_config(root)
+    names = _class_names(root, config)
+    builder = BoxTableBuilder(names, tuple(range(len(names))), is_relative=True)
+    images = _image_paths(root, split, config)
+    for path, count in Counter(images).items():
         if count > 1:
-            builder.problem("duplicate-id", f"{path} is named {count} times", path, "name it once")
-    for path in pictures:
+            builder.add_problem("duplicate-id", f"{path} is listed {count} times", path, "list it once")
+    for path in images:
         text_file = label_file(path)
-        builder.picture(path, text_file, os.path.relpath(path, root))
-        if os.path.lexists(text_file):  # a link that leads nowhere is no image without boxes
-            _add(builder, text_file, len(names))
-    return builder.table()
+        builder.add_image(path, text_file, os.path.relpath(path, root))
+        if os.path.lexists(text_file):  # a broken link is an error, not an image without boxes
+            _add_boxes(builder, text_file, len(names))
+    return builder.build()
 
 
-def label_file(picture: str) -> str:
-    """The text file of an image: the last `images` in its path becomes `labels`, its ending .txt."""
-    parts = picture.split(os.sep)
-    places = [number for number, part in enumerate(parts[:-1]) if part == _IMAGES]
-    if places:
-        parts[places[-1]] = _LABELS
+def label_file(image: str) -> str:
+    """The label file of an image: the last `images` in its path becomes `labels`, its extension .txt."""
+    parts = image.split(os.sep)
+    levels = [level for level, part in enumerate(parts[:-1]) if part == _IMAGES]
+    if levels:
+        parts[levels[-1]] = _LABELS
     return os.path.splitext(os.sep.join(parts))[0] + ".txt"
 
 
-def _add(builder: TableBuilder, file: str, num_classes: int) -> None:
-    """The boxes of the last image."""
+def _add_boxes(builder: BoxTableBuilder, file: str, num_classes: int) -> None:
+    """Add the boxes in a label file to the last image."""
     for number, line in enumerate(read(file).decode("utf-8-sig", "replace").splitlines(), 1):
         words = line.split()
         if not words:
@@ -92,87 +89,93 @@ def _add(builder: TableBuilder, file: str, num_classes: int) -> None:
         elif len(values) >= 6 and len(values) % 2 == 0:
             corners = (min(values[::2]), min(values[1::2]), max(values[::2]), max(values[1::2]))
         else:
-            text = f"line {number} is no class with four numbers or an outline"
-            builder.problem("no-box", text, f"{file}:{number}", "write class, x, y, width and height")
+            text = f"line {number} is neither a box nor a polygon"
+            builder.add_problem("no-box", text, f"{file}:{number}", "write class, x, y, width and height")
             continue
         is_known = 0 <= label < num_classes
-        builder.box(corners, label if is_known else UNKNOWN)
+        builder.add_box(corners, label if is_known else UNKNOWN)
         if not is_known:
-            text = f"class {words[0]} where there are {num_classes}, from 0"
-            builder.problem("unknown-class", text, f"{file}:{number}", "correct the number, or name the class")
+            text = f"class {words[0]} is not one of 0 to {num_classes - 1}"
+            builder.add_problem(
+                "unknown-class", text, f"{file}:{number}", "correct the number, or add the class's name"
+            )
 
 
-def _settings(root: Path) -> dict[str, Any]:
-    """What a YAML file with `names` in the folder says."""
+def _read_config(root: Path) -> dict[str, Any]:
+    """The content of the YAML file with `names` in the folder; empty if there is none."""
     for name in listing(root)[0]:
         if not name.endswith((".yaml", ".yml")):
             continue
         try:
-            said = yaml.safe_load(read(root / name))
+            content = yaml.safe_load(read(root / name))
         except yaml.YAMLError as error:
-            raise DataError(f"{name} is no YAML", where=str(root / name), why=str(error), then="correct it") from error
-        if isinstance(said, dict) and "names" in said:
-            return said
+            raise DataError(
+                f"{name} is not valid YAML", where=str(root / name), why=str(error), then="correct it"
+            ) from error
+        if isinstance(content, dict) and "names" in content:
+            return content
     return {}
 
 
-def _class_names(root: Path, settings: dict[str, Any]) -> tuple[str, ...]:
-    names = settings.get("names")
+def _class_names(root: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    names = config.get("names")
     if isinstance(names, dict):
-        names = _numbered(names, root)
+        names = _names_by_number(names, root)
     for name in _NAME_LISTS if names is None else ():
         for place in (root, root / _LABELS):
             if (place / name).is_file():
-                names = class_lines(place / name)
+                names = read_class_names(place / name)
     if not isinstance(names, list) or not names:
         raise DataError(
-            f"no names of classes in {root}",
+            f"no class names in {root}",
             where=str(root),
             why=f"looked for a YAML file with names, and for {' and '.join(_NAME_LISTS)}",
-            then="write classes.txt there, one name a line",
+            then="write classes.txt there, with one name per line",
         )
     return tuple(str(name) for name in names)
 
 
-def _numbered(names: dict[Any, Any], root: Path) -> list[str]:
-    """Names that a mapping gives by their number; numbers that it leaves out get one."""
+def _names_by_number(names: dict[Any, Any], root: Path) -> list[str]:
+    """The names of a mapping by number; missing numbers get a made-up name."""
     try:
         by_number = {int(number): str(name) for number, name in names.items()}
     except (TypeError, ValueError) as error:
-        why = f"the names of classes are under {', '.join(map(repr, names))}"
-        raise DataError("names of classes without numbers", where=str(root), why=why, then="0: cat, 1: dog") from error
+        why = f"the keys of names are {', '.join(map(repr, names))}"
+        raise DataError(
+            "the keys of names must be numbers", where=str(root), why=why, then="write them as 0: cat, 1: dog"
+        ) from error
     return [by_number.get(number, f"class{number}") for number in range(max(by_number, default=-1) + 1)]
 
 
-def _pictures(root: Path, split: Split, settings: dict[str, Any]) -> list[str]:
-    """Paths of a split's images."""
-    told = settings.get("val" if split == "val" else "train")
-    entries = told if isinstance(told, list) else [] if told is None else [told]
-    top = relative_to(str(root), str(settings.get("path", ".")))
-    places = [found for entry in entries if (found := _existing(root, top, str(entry))) is not None]
+def _image_paths(root: Path, split: Split, config: dict[str, Any]) -> list[str]:
+    """Paths of the images of a split."""
+    value = config.get("val" if split == "val" else "train")
+    entries = value if isinstance(value, list) else [] if value is None else [value]
+    base = resolve_path(str(root), str(config.get("path", ".")))
+    places = [path for entry in entries if (path := _existing_path(root, base, str(entry))) is not None]
     if not places:
-        tried = [root / pair for word in _WORDS[split] for pair in (f"{_IMAGES}/{word}", f"{word}/{_IMAGES}")]
-        places = [str(place) for place in tried if place.is_dir()][:1]
+        tried = [root / pair for name in _SPLIT_NAMES[split] for pair in (f"{_IMAGES}/{name}", f"{name}/{_IMAGES}")]
+        places = [str(folder) for folder in tried if folder.is_dir()][:1]
     if not places:
         raise DataError(
             f"no images for {'training' if split == 'train' else 'validation'} in {root}",
             where=str(root),
-            why=f"looked for {_IMAGES}/{split} and {split}/{_IMAGES}, and for what data.yaml names",
-            then="name the folder that holds images/ and labels/: --data DIR",
+            why=f"looked for {_IMAGES}/{split}, {split}/{_IMAGES} and the paths in data.yaml",
+            then="give the folder that holds images/ and labels/: --data DIR",
         )
-    return [path for place in places for path in _listed(root, place)]
+    return [path for place in places for path in _list_images(root, place)]
 
 
-def _existing(root: Path, top: str, entry: str) -> str | None:
-    """A place that `data.yaml` names; written elsewhere, its path is often another one here."""
-    for base in (top, str(root), str(root / entry.lstrip("./").partition("/")[0])):
-        if os.path.exists(place := relative_to(base, entry)):
-            return place
+def _existing_path(root: Path, base: str, entry: str) -> str | None:
+    """A path in `data.yaml`, which may be relative to its `path`, to the folder or to a sub-folder."""
+    for top in (base, str(root), str(root / entry.lstrip("./").partition("/")[0])):
+        if os.path.exists(path := resolve_path(top, entry)):
+            return path
     return None
 
 
-def _listed(root: Path, place: str) -> list[str]:
+def _list_images(root: Path, place: str) -> list[str]:
     if os.path.isfile(place):
-        return [relative_to(str(root), line) for line in file_lines(place)]
+        return [resolve_path(str(root), line) for line in read_file_names(place)]
     found = [os.path.join(folder, name) for folder, _, names in os.walk(place) for name in names if is_image_name(name)]
     return sorted(found)

@@ -1,8 +1,7 @@
-"""ImageNet as it is handed out: ILSVRC2012_img_train.tar (a tar per class inside) and ILSVRC2012_img_val.tar.
+"""ImageNet's original archives: ILSVRC2012_img_train.tar (with a tar per class inside) and ILSVRC2012_img_val.tar.
 
-Owns the listing of both archives and the check of their counts. Refuses to know what the labels are written in.
-Invariant: nothing is unpacked; samples are in the order of class, then file name (validation: file name), and every
-sample is one range of bytes of an archive.
+Nothing is unpacked: a sample is a range of bytes of an archive. Training samples are in the order of class, then file
+name; validation samples in the order of file name.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from reconv.data.dataset import Sample, Split
 from reconv.data.readers.imagenet.imagenet_labels import validation_synsets
-from reconv.data.storage.local import Stream, read, size_bytes
+from reconv.data.storage.local import ReadStream, read, size_bytes
 from reconv.errors import DataError
 
 TRAIN_FILE = "ILSVRC2012_img_train.tar"
@@ -34,8 +33,8 @@ class _Member:
     target: int
 
 
-class ImageNetArchives:
-    """One split of the archives, indexed in 20 bytes a sample plus its name."""
+class ImageNetArchiveDataset:
+    """One split of the archives; the index takes 20 bytes per sample plus the name."""
 
     kind = "archives"
 
@@ -55,7 +54,7 @@ class ImageNetArchives:
         return len(self._targets)
 
     def __getitem__(self, index: int) -> Sample:
-        """The encoded file, read out of the archive."""
+        """The encoded image, read from the archive."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         file = self._names[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
@@ -64,50 +63,50 @@ class ImageNetArchives:
         return Sample(data, target, f"{self._split}/{self.class_names[target]}/{file}")
 
     def fingerprint(self) -> str:
-        """A digest of names, places, targets and of the archive's size."""
+        """A digest of names, offsets, targets and the archive's size."""
         digest = hashlib.blake2b("\0".join(self.class_names).encode("utf-8", "surrogateescape"), digest_size=16)
-        for piece in (self._names, self._ends.data, self._starts.data, self._lengths.data, self._targets.data):
-            digest.update(piece)
+        for chunk in (self._names, self._ends.data, self._starts.data, self._lengths.data, self._targets.data):
+            digest.update(chunk)
         digest.update(size_bytes(self._path).to_bytes(8, "little"))
         return digest.hexdigest()
 
 
-def is_archives(folder: Path) -> bool:
+def has_imagenet_archives(folder: Path) -> bool:
     """Whether the folder holds the training archive."""
     return (folder / TRAIN_FILE).is_file()
 
 
-def open_archives(
+def open_imagenet_archives(
     folder: Path, labels: Path | None, expected: Mapping[Split, int] | None
-) -> dict[Split, ImageNetArchives]:
-    """Both splits; `labels` says what the validation images show, `expected` how many there are if not as published."""
+) -> dict[Split, ImageNetArchiveDataset]:
+    """Both splits; `labels` is the file with the validation labels, `expected` the counts if not the published ones."""
     train, val = folder / TRAIN_FILE, folder / VAL_FILE
     if not val.is_file():
         raise DataError(
             f"no {VAL_FILE} in {folder}",
             where=str(folder),
-            why=f"{TRAIN_FILE} is there, and a data set needs both",
-            then="put it there too (a link will do)",
+            why=f"{TRAIN_FILE} is there, but both archives are needed",
+            then="put it there too (a link is enough)",
         )
     class_names, train_members = _train_members(train)
     counts = expected or COUNTS
-    _refuse_other_count(train, len(train_members), counts.get("train"))
-    files = _files(val)
-    _refuse_other_count(val, len(files), counts.get("val"))
-    val_members = _labelled(val, files, class_names, labels or folder)
+    _check_count(train, len(train_members), counts.get("train"))
+    files = _val_files(val)
+    _check_count(val, len(files), counts.get("val"))
+    val_members = _val_members(val, files, class_names, labels or folder)
     return {
-        "train": ImageNetArchives(train, "train", class_names, train_members),
-        "val": ImageNetArchives(val, "val", class_names, val_members),
+        "train": ImageNetArchiveDataset(train, "train", class_names, train_members),
+        "val": ImageNetArchiveDataset(val, "val", class_names, val_members),
     }
 
 
 def _train_members(path: Path) -> tuple[tuple[str, ...], list[_Member]]:
-    """Class names, and the files of the tars inside, each with its place in the outer archive."""
+    """Class names, and the files of the inner tars with their offsets in the outer archive."""
     inner = {
         PurePosixPath(name).stem: (start, length) for name, start, length in _entries(path) if name.endswith(".tar")
     }
     if not inner:
-        raise _damaged(path, "there are no class archives in it (n01440764.tar and so on)")
+        raise _damaged(path, "it has no class archives such as n01440764.tar")
     class_names = tuple(sorted(inner))
     members: list[_Member] = []
     for target, class_name in enumerate(class_names):
@@ -118,12 +117,12 @@ def _train_members(path: Path) -> tuple[tuple[str, ...], list[_Member]]:
     return class_names, members
 
 
-def _files(path: Path) -> list[tuple[str, int, int]]:
-    """The validation images by name."""
+def _val_files(path: Path) -> list[tuple[str, int, int]]:
+    """The validation images sorted by name."""
     return sorted((PurePosixPath(name).name, start, length) for name, start, length in _entries(path))
 
 
-def _labelled(
+def _val_members(
     path: Path, files: list[tuple[str, int, int]], class_names: tuple[str, ...], labels: Path
 ) -> list[_Member]:
     synsets = validation_synsets(labels, [name for name, _, _ in files], class_names)
@@ -132,32 +131,32 @@ def _labelled(
 
 
 def _entries(path: Path, offset: int = 0, length: int | None = None) -> list[tuple[str, int, int]]:
-    """Files in the tar that begins at `offset` of the file: name, place in the file, length."""
+    """Name, offset and length of the files in the tar that starts at `offset` of the file."""
     end = size_bytes(path) if length is None else offset + length
     found: list[tuple[str, int, int]] = []
     try:
-        file = Stream(path)
+        file = ReadStream(path)
         file.seek(offset)
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            # Positions count from the beginning of the file, wherever the tar in it begins.
+            # Offsets are relative to the start of the file, not of the inner tar.
             while (member := tar.next()) is not None and member.offset < end:
                 if member.isfile() and not PurePosixPath(member.name).name.startswith("."):
                     found.append((member.name, member.offset_data, member.size))
     except tarfile.TarError as error:
-        raise _damaged(path, f"not a tar, or cut: {error}") from error
-    cut = [name for name, start, size in found if start + size > end]
-    if cut:
-        raise _damaged(path, f"it ends in the middle of {cut[0]}")
+        raise _damaged(path, f"not a tar, or truncated: {error}") from error
+    truncated = [name for name, start, size in found if start + size > end]
+    if truncated:
+        raise _damaged(path, f"it ends within {truncated[0]}")
     return found
 
 
-def _refuse_other_count(path: Path, found: int, wanted: int | None) -> None:
+def _check_count(path: Path, found: int, wanted: int | None) -> None:
     if wanted is not None and found != wanted:
         raise DataError(
             f"{path.name} has {found:,} images instead of {wanted:,}",
             where=str(path),
-            why="the archive is cut, or it is not the published one",
-            then="download it again; if it is as you want it, say so: --expect TRAIN,VAL",
+            why="the archive is truncated, or not the published one",
+            then="download it again; if the counts are intended: --expect TRAIN,VAL",
         )
 
 

@@ -1,25 +1,26 @@
-"""What the ImageNet validation images show: a list of labels, or the development kit.
+"""Labels of ImageNet's validation images, from a list or the development kit (devkit).
 
-Owns the forms such lists are found in. Refuses to know archives and pixels. Invariant: every image gets a class that
-training has, by name, or an error says which line is wrong; a bare number is never guessed at.
-
-    n01751748                                 a line an image, in the order of the file names
-    ILSVRC2012_val_00000001.JPEG n01751748    a line an image, in any order
-    ILSVRC2012_val_00000001.JPEG 65           the number of the class, from 0, in the order of the synset names
-    490                                       the kit's own numbers (from 1), which its mapping translates
+n01751748                                 one line per image, in the order of the file names
+ILSVRC2012_val_00000001.JPEG n01751748    one line per image, in any order
+ILSVRC2012_val_00000001.JPEG 65           the class index from 0, in the order of the synset names
+490                                       the devkit's class number from 1, translated by its mapping
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import io
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
-from reconv.data.readers.matlab import MatlabError, struct_columns
-from reconv.data.storage.local import Stream, read
-from reconv.errors import DataError
+import numpy as np
 
-KIT_FOLDER = "ILSVRC2012_devkit_t12"
+from reconv.data.storage.local import ReadStream, read
+from reconv.errors import DataError, UsageError
+
+DEVKIT_FOLDER = "ILSVRC2012_devkit_t12"
 TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"
 LIST_FILES = (
     "imagenet_2012_validation_synset_labels.txt",
@@ -32,85 +33,92 @@ ReadFile = Callable[[str], "bytes | None"]
 
 
 def validation_synsets(labels: Path, files: Sequence[str], class_names: Sequence[str]) -> dict[str, str]:
-    """The class name of each validation file; `labels` is a list, or a folder or kit with one in it."""
-    where, text, mapping = _find(labels)
+    """The class name (synset) of each validation file; `labels` is a list, or a folder or devkit that has one."""
+    where, text, mapping = _find_list(labels)
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if len(lines) != len(files):
-        raise _wrong(where, f"{len(lines):,} labels for {len(files):,} validation images")
+        raise _labels_error(where, f"{len(lines):,} labels for {len(files):,} validation images")
     known = set(class_names)
-    answers: dict[str, str] = {}
+    synsets: dict[str, str] = {}
     for number, words in enumerate(lines):
-        named = len(words) > 1
-        file = PurePosixPath(words[0]).name if named else files[number]
-        answers[file] = _synset(words[-1] if not named else words[1], named, class_names, mapping, where, number + 1)
-        if answers[file] not in known:
-            raise _wrong(where, f"line {number + 1}: {answers[file]} is no class of the training archive")
-    unlabelled = sorted(set(files) - set(answers))
+        has_file = len(words) > 1
+        file = PurePosixPath(words[0]).name if has_file else files[number]
+        synsets[file] = _synset_of(
+            words[-1] if not has_file else words[1], has_file, class_names, mapping, where, number + 1
+        )
+        if synsets[file] not in known:
+            raise _labels_error(where, f"line {number + 1}: {synsets[file]} is not a class of the training archive")
+    unlabelled = sorted(set(files) - set(synsets))
     if unlabelled:
-        raise _wrong(where, f"no label for {unlabelled[0]} ({len(unlabelled):,} such images)")
-    return answers
+        raise _labels_error(where, f"no label for {unlabelled[0]} ({len(unlabelled):,} such images)")
+    return synsets
 
 
-def _synset(word: str, named: bool, class_names: Sequence[str], mapping: dict[int, str], where: str, line: int) -> str:
+def _synset_of(
+    word: str, has_file: bool, class_names: Sequence[str], mapping: dict[int, str], where: str, line: int
+) -> str:
     if not word.isdecimal():
         return word
     number = int(word)
-    if named:
+    if has_file:
         if number >= len(class_names):
-            raise _wrong(where, f"line {line}: class {number}, but there are {len(class_names)}, counted from 0")
+            raise _labels_error(where, f"line {line}: class {number} is not one of 0 to {len(class_names) - 1}")
         return class_names[number]
     if not mapping:
-        raise _wrong(where, f"line {line}: {word} is a number of the development kit, and its mapping is not there")
+        raise _labels_error(
+            where,
+            f"line {line}: {word} is a class number of the devkit, but meta.mat or synsets.txt is missing",
+        )
     if number not in mapping:
-        raise _wrong(where, f"line {line}: the mapping has no number {word}")
+        raise _labels_error(where, f"line {line}: the devkit's mapping has no class {word}")
     return mapping[number]
 
 
-def _find(labels: Path) -> tuple[str, str, dict[int, str]]:
-    """Where the list is, its text, and the kit's numbers if a mapping lies beside it."""
+def _find_list(labels: Path) -> tuple[str, str, dict[int, str]]:
+    """Where the list is, its text, and the devkit's mapping from numbers to synsets if there is one."""
     if labels.is_file() and not labels.name.endswith((".tar", ".tar.gz", ".tgz")):
-        return str(labels), _text(read(labels), labels), _mapping(_beside(labels.parent))
+        return str(labels), _text(read(labels), labels), _devkit_mapping(_reader_of_folder(labels.parent))
     if labels.is_file():
-        return _in_kit(str(labels), _inside(labels))
+        return _find_in_devkit(str(labels), _reader_of_archive(labels))
     for name in LIST_FILES:
         if (labels / name).is_file():
             return str(labels / name), _text(read(labels / name), labels / name), {}
-    for folder in (labels, labels / "data", labels / KIT_FOLDER / "data"):
+    for folder in (labels, labels / "data", labels / DEVKIT_FOLDER / "data"):
         if (folder / TRUTH_FILE).is_file():
-            return _in_kit(str(folder), _beside(folder))
+            return _find_in_devkit(str(folder), _reader_of_folder(folder))
     for ending in (".tar.gz", ".tgz", ".tar"):
-        if (kit := labels / f"{KIT_FOLDER}{ending}").is_file():
-            return _in_kit(str(kit), _inside(kit))
-    raise _wrong(str(labels), f"none of {', '.join(LIST_FILES)}, {TRUTH_FILE} or {KIT_FOLDER}.tar.gz is there")
+        if (kit := labels / f"{DEVKIT_FOLDER}{ending}").is_file():
+            return _find_in_devkit(str(kit), _reader_of_archive(kit))
+    raise _labels_error(str(labels), f"it has none of {', '.join(LIST_FILES)}, {TRUTH_FILE} and {DEVKIT_FOLDER}.tar.gz")
 
 
-def _in_kit(where: str, read_file: ReadFile) -> tuple[str, str, dict[int, str]]:
+def _find_in_devkit(where: str, read_file: ReadFile) -> tuple[str, str, dict[int, str]]:
     truth = read_file(TRUTH_FILE)
     if truth is None:
-        raise _wrong(where, f"there is no {TRUTH_FILE} in it")
-    return f"{where}: {TRUTH_FILE}", _text(truth, Path(where)), _mapping(read_file)
+        raise _labels_error(where, f"it has no {TRUTH_FILE}")
+    return f"{where}: {TRUTH_FILE}", _text(truth, Path(where)), _devkit_mapping(read_file)
 
 
-def _beside(folder: Path) -> ReadFile:
+def _reader_of_folder(folder: Path) -> ReadFile:
     return lambda name: read(folder / name) if (folder / name).is_file() else None
 
 
-def _inside(archive: Path) -> ReadFile:
+def _reader_of_archive(archive: Path) -> ReadFile:
     wanted = {TRUTH_FILE, *MAPPING_FILES}
-    held: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=Stream(archive)) as tar:
+        with tarfile.open(fileobj=ReadStream(archive)) as tar:
             for member in tar:
                 name = PurePosixPath(member.name).name
                 if name in wanted and (file := tar.extractfile(member)) is not None:
-                    held[name] = file.read()
+                    contents[name] = file.read()
     except (OSError, EOFError, tarfile.TarError) as error:
-        raise _wrong(str(archive), f"it does not unpack: {error}") from error
-    return held.get
+        raise _labels_error(str(archive), f"cannot unpack it: {error}") from error
+    return contents.get
 
 
-def _mapping(read_file: ReadFile) -> dict[int, str]:
-    """The kit's numbers: from synsets.txt (`1 n02119789`, or line 1 is number 1), else from the kit's meta.mat."""
+def _devkit_mapping(read_file: ReadFile) -> dict[int, str]:
+    """Synsets by the devkit's numbers: from synsets.txt (`1 n02119789`, or line 1 is number 1), else from meta.mat."""
     text = read_file("synsets.txt")
     if text is not None:
         lines = [line.split() for line in _text(text, Path("synsets.txt")).splitlines() if line.strip()]
@@ -120,24 +128,37 @@ def _mapping(read_file: ReadFile) -> dict[int, str]:
     meta = read_file("meta.mat")
     if meta is None:
         return {}
+    return _read_meta_mat(meta)
+
+
+def _read_meta_mat(content: bytes) -> dict[int, str]:
+    if importlib.util.find_spec("scipy") is None:
+        raise UsageError(
+            "cannot read the devkit's meta.mat",
+            why="the package scipy is not installed",
+            then="pip install 'reconv[imagenet]', or write synsets.txt beside it (lines such as `1 n02119789`)",
+        )
+    scipy_io = importlib.import_module("scipy.io")
     try:
-        columns = struct_columns(meta, "synsets", ("ILSVRC2012_ID", "WNID"))
-    except MatlabError as error:
-        raise _wrong("meta.mat", f"{error}; synsets.txt beside it would do (lines like `1 n02119789`)") from error
-    return {int(number): str(name) for number, name in zip(*columns, strict=True)}
+        synsets = scipy_io.loadmat(io.BytesIO(content), variable_names=["synsets"], squeeze_me=True)["synsets"]
+        numbers, names = np.atleast_1d(synsets["ILSVRC2012_ID"]), np.atleast_1d(synsets["WNID"])
+        return {int(number): str(name) for number, name in zip(numbers, names, strict=True)}
+    except Exception as error:  # scipy may raise anything for a damaged file
+        why = f"{type(error).__name__}: {error}; synsets.txt beside it is used instead (lines such as `1 n02119789`)"
+        raise _labels_error("meta.mat", why) from error
 
 
 def _text(data: bytes, where: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _wrong(str(where), "it is no text") from error
+        raise _labels_error(str(where), "it is not UTF-8 text") from error
 
 
-def _wrong(where: str, why: str) -> DataError:
+def _labels_error(where: str, why: str) -> DataError:
     return DataError(
-        "the validation images have no usable labels",
+        "cannot read the labels of the validation images",
         where=where,
         why=why,
-        then=f"--labels FILE with a synset a line, or --labels {KIT_FOLDER}.tar.gz",
+        then=f"--labels FILE with one synset per line, or --labels {DEVKIT_FOLDER}.tar.gz",
     )

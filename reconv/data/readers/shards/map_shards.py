@@ -1,8 +1,4 @@
-"""The same done to every shard of a set, and one error for all that are refused.
-
-Owns the gathering of errors. Refuses to know what is done. Invariant: results come in the order of the shards, and who
-has ten damaged files is told of ten at once, the same ones for any number of threads.
-"""
+"""Apply a function to every shard with threads, and report all damaged shards in one error."""
 
 from __future__ import annotations
 
@@ -15,31 +11,33 @@ from reconv.errors import DataError
 
 T = TypeVar("T")
 
-_NAMED = 5  # of those after the first
+_MAX_NAMED = 5
 
 
 class GroupedDataError(DataError):
-    """What is wrong with the first of several shards, and where others are wrong too."""
+    """Errors of several files as one: the first in full, and where the others are."""
 
     def __init__(self, errors: Sequence[DataError]) -> None:
         first, others = errors[0], [error.where for error in errors[1:]]
-        named = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else "")
-        also = f"; and {len(others):,} more of them: {named}" if others else ""
+        named = ", ".join(others[:_MAX_NAMED]) + (
+            f" and {len(others) - _MAX_NAMED:,} more" if len(others) > _MAX_NAMED else ""
+        )
+        also = f"; {len(others):,} more: {named}" if others else ""
         super().__init__(first.what, where=first.where, why=first.why + also, then=first.then)
         self.errors = tuple(errors)
 
 
-def map_shards(make: Callable[[Path], T], paths: Sequence[Path], at_once: int = 1) -> list[T]:
-    """What is made of each path, by so many threads."""
+def map_shards(function: Callable[[Path], T], paths: Sequence[Path], num_threads: int = 1) -> list[T]:
+    """The results of a function of each path, in order; errors are collected and raised together."""
 
-    def tried(path: Path) -> T | DataError:
+    def result_or_error(path: Path) -> T | DataError:
         try:
-            return make(path)
+            return function(path)
         except DataError as error:
             return error
 
-    with ThreadPoolExecutor(at_once) as pool:
-        results = list(pool.map(tried, paths))
+    with ThreadPoolExecutor(num_threads) as pool:
+        results = list(pool.map(result_or_error, paths))
     errors = [result for result in results if isinstance(result, DataError)]
     if errors:
         raise GroupedDataError(errors) from errors[0].__cause__

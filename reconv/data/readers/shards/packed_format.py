@@ -1,13 +1,11 @@
-"""The packed form: one file per shard that holds encoded files or pixels, labels, class names and digests.
+"""The packed format: one file per shard with encoded images or pixels, labels, class names and checksums.
 
-Owns the bytes of a shard, written in one pass and read at random. Refuses to know folders of shards and where samples
-come from. Invariant: a shard is a function of its samples and its description alone; a byte that changed is an error
-that names the shard, or the sample.
+A shard's bytes depend only on its samples and metadata. A changed byte is an error that names the shard or the sample.
 
     header    64 bytes: magic, version, CRC-32 of all after the payloads, counts and offsets
     payloads  each at a multiple of 64 bytes
-    meta      JSON: what the shard is part of, the class names, the digest of payloads, index and names
-    index     32 bytes a sample
+    meta      JSON: metadata of the shard, class names, digest of payloads, index and names
+    index     32 bytes per sample
     names     UTF-8, one after another
 """
 
@@ -25,10 +23,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from reconv.data.dataset import U8, Sample
-from reconv.data.storage.local import Ranges, open_ranges
+from reconv.data.storage.local import ByteRanges, open_ranges
 from reconv.errors import DataError
 
-ENDING = ".packed"
+EXTENSION = ".packed"
 _MAGIC = b"RECONVPK"
 _VERSION = 1
 _ALIGN_BYTES = 64  # a cache line
@@ -50,21 +48,21 @@ _MAX_SIDE = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
-    """What a shard is part of; written into it."""
+class PackedShardInfo:
+    """The metadata of a shard, stored in it."""
 
     split: str
     shard: int
     num_shards: int
     per_shard: int  # samples in every shard but the last
     num_samples: int  # of the whole split
-    source: str  # fingerprint of what was converted
-    form: str
+    source: str  # fingerprint of the converted dataset
+    form: str  # how images were re-encoded; empty if they were not
     class_names: tuple[str, ...]
 
 
-def write_shard(file: BinaryIO, description: Description, samples: Iterable[Sample]) -> int:
-    """Write one shard into an empty file and say how many samples it has."""
+def write_shard(file: BinaryIO, info: PackedShardInfo, samples: Iterable[Sample]) -> int:
+    """Write one shard into an empty file; return the number of samples."""
     file.write(bytes(_HEADER.size))
     digest = hashlib.blake2b(digest_size=16)
     entries: list[tuple[int, ...]] = []
@@ -89,8 +87,8 @@ def write_shard(file: BinaryIO, description: Description, samples: Iterable[Samp
     index = np.array(entries, _ENTRY).tobytes()
     digest.update(index)
     digest.update(names)
-    facts = {**asdict(description), "digest": digest.hexdigest()}
-    meta = json.dumps(facts, ensure_ascii=True, sort_keys=True).encode()
+    meta_facts = {**asdict(info), "digest": digest.hexdigest()}
+    meta = json.dumps(meta_facts, ensure_ascii=True, sort_keys=True).encode()
     meta += b" " * (-len(meta) % _ALIGN_BYTES)
     tail = meta + index + names
     file.write(tail)
@@ -109,23 +107,23 @@ def _payload(sample: Sample) -> tuple[bytes, tuple[int, int, int]]:
         raise DataError(
             f"image of {width} x {height} pixels cannot be packed raw",
             where=sample.name,
-            why=f"a side may have 1 to {_MAX_SIDE:,} pixels",
-            then="limit the longest side, or pack encoded files",
+            why=f"sides must be 1 to {_MAX_SIDE:,} pixels",
+            then="limit the longest side with --longest, or leave out --raw",
         )
     return np.ascontiguousarray(sample.data).tobytes(), (height, width, channels)
 
 
 def _write(file: BinaryIO, digest: Any, payload: bytes) -> int:
-    """Write the payload up to the next multiple of the alignment; the bytes written."""
+    """Write the payload, padded to the alignment; return the number of bytes written."""
     padding = bytes(-len(payload) % _ALIGN_BYTES)
-    for piece in (payload, padding):
-        file.write(piece)
-        digest.update(piece)
+    for chunk in (payload, padding):
+        file.write(chunk)
+        digest.update(chunk)
     return len(payload) + len(padding)
 
 
 class _Entry(NamedTuple):
-    """One sample of the index as plain numbers: a record's fields cost more to read one by one."""
+    """One row of the index as Python numbers: reading fields of a numpy record one by one is slower."""
 
     start: int
     length: int
@@ -139,28 +137,28 @@ class _Entry(NamedTuple):
 
 
 class PackedShard:
-    """One shard, open: `description`, `digest` and its samples by number."""
+    """An open shard: `info`, `digest` and its samples by number."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._ranges: Ranges = open_ranges(path)
+        self._file: ByteRanges = open_ranges(path)
         num_samples, position, *lengths, crc = self._header()
-        tail = self._ranges.take(position, sum(lengths))
+        tail = self._file.read(position, sum(lengths))
         if zlib.crc32(tail) != crc:
-            raise self._damaged("its description or index has changed")
+            raise self._damaged("the checksum of its metadata and index is wrong")
         meta, rest = tail[: lengths[0]], tail[lengths[0] :]
         facts = json.loads(bytes(meta))
         self.digest: str = facts.pop("digest")
-        self.description = Description(**{**facts, "class_names": tuple(facts["class_names"])})
+        self.info = PackedShardInfo(**{**facts, "class_names": tuple(facts["class_names"])})
         self._index = np.frombuffer(rest[: lengths[1]], _ENTRY)
         self._names = rest[lengths[1] :]
         if len(self._index) != num_samples:
             raise self._damaged(f"its index has {len(self._index)} of {num_samples} samples")
-        # A check reads the whole payload, so each is made once in a process and not in every epoch.
+        # Checking a sample reads its whole payload, so it is done once per process and not in every epoch.
         self._checked = np.zeros(num_samples, np.bool_)
 
     def __reduce__(self) -> tuple[type[PackedShard], tuple[Path]]:
-        """In another process the shard is opened again, and mapped where it is here."""
+        """Another process opens the shard again."""
         return PackedShard, (self.path,)
 
     def __len__(self) -> int:
@@ -168,22 +166,22 @@ class PackedShard:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of index and names; in the page cache, and so shared, where the file is mapped."""
+        """Bytes of index and names; shared through the page cache if the file is mapped."""
         return self._index.nbytes + len(self._names) + self._checked.nbytes
 
     def name(self, number: int) -> str:
-        """What the sample was called where it came from."""
+        """The sample's name in the converted dataset."""
         return self._name(self._entry(number))
 
     def __getitem__(self, number: int) -> Sample:
-        """The encoded file, or the pixels without a copy where the file is mapped."""
-        self._ranges.refuse_if_cut()
+        """The encoded image, or its pixels (not copied if the file is mapped)."""
+        self._file.check_not_truncated()
         entry = self._entry(number)
-        payload = self._ranges.take(entry.start, entry.length)
+        payload = self._file.read(entry.start, entry.length)
         where = f"{self.path}:{self._name(entry)}"
         if not self._checked[number]:
             if zlib.crc32(payload) != entry.crc:
-                raise self._damaged("the sample's bytes have changed since it was packed", where)
+                raise self._damaged("the checksum of the sample is wrong", where)
             self._checked[number] = True
         data: bytes | U8
         if entry.height:
@@ -200,22 +198,22 @@ class PackedShard:
         return name.decode("utf-8", "surrogateescape")
 
     def _header(self) -> tuple[int, ...]:
-        """Number of samples, where the payloads end, lengths of meta, index and names, and the CRC of the three."""
-        size = self._ranges.size_bytes
-        header = bytes(self._ranges.take(0, min(_HEADER.size, size)))
+        """Number of samples, end of the payloads, lengths of meta, index and names, and the CRC of the three."""
+        size = self._file.size_bytes
+        header = bytes(self._file.read(0, min(_HEADER.size, size)))
         if not header.startswith(_MAGIC) or len(header) < _HEADER.size:
-            raise self._damaged("it does not begin like a packed shard")
+            raise self._damaged("it does not start with the header of a packed shard")
         _, version, crc, *numbers = _HEADER.unpack(header)
         if version != _VERSION:
             raise DataError(
-                f"packed shard of version {version}",
+                f"packed shard has format version {version}",
                 where=str(self.path),
                 why=f"this Reconv reads version {_VERSION}",
                 then="update Reconv, or convert the data again",
             )
         *counts, end = numbers
         if end != size or sum(counts[1:]) != end:
-            raise self._damaged(f"it has {size:,} bytes, but {end:,} were written")
+            raise self._damaged(f"it has {size:,} bytes instead of {end:,}")
         return (*counts, crc)
 
     def _damaged(self, why: str, where: str = "") -> DataError:

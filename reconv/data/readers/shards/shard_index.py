@@ -1,11 +1,7 @@
-"""Where each sample of a set of shards lies: made once, kept in a file, mapped into memory.
+"""An index of the samples in a set of shards: built once, stored in a file and memory-mapped.
 
-Owns the file's form, its place and when it is stale. Refuses to know formats: a `scan` of one shard says what is in
-it. Invariant: an index is used only for the very files (name, size, time of change) it was made from, its rows are
-in the order of the shards and of their samples, and no file of the data itself is ever changed.
-
-The file is hidden beside the shards or, where that cannot be written, in the cache folder. A row takes 20 bytes, and
-all processes that map the file share its memory.
+The file is hidden beside the shards or, if that folder is not writable, in the cache. It is used only for the files
+(name, size, modification time) it was built from. A row takes 20 bytes, shared by all processes that map the file.
 """
 
 from __future__ import annotations
@@ -26,19 +22,19 @@ from reconv.data.readers.shards.map_shards import map_shards
 from reconv.data.storage.local import unreadable
 from reconv.errors import DataError
 from reconv.io.atomic import write_atomic
-from reconv.io.cache import cache_folder
+from reconv.io.cache import cache_dir
 
-Rows = npt.NDArray[np.void]
+IndexRows = npt.NDArray[np.void]
 
 ROW = np.dtype([("offset", "<u8"), ("length", "<u4"), ("shard", "<u4"), ("label", "<i4")])
 _MAGIC = b"reconv index 1\n"
 _HEADER_SIZE_BYTES = 8
-_SCANS_AT_ONCE = 16  # each waits for the disk or the network most of the time
+_SCAN_THREADS = 16  # they mostly wait for the disk or network
 
 
 @dataclass(frozen=True, slots=True)
-class Scanned:
-    """One shard: (offset, length, label) of each sample, a digest of what they are, and names of labels seen."""
+class ScannedShard:
+    """One shard: (offset, length, label) of each sample, a digest of the samples, and names of labels."""
 
     samples: Sequence[tuple[int, int, int]]
     digest: bytes
@@ -46,31 +42,38 @@ class Scanned:
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """Rows of `ROW`, the digest of all samples, the names of labels, and where the index is kept."""
+class ShardIndex:
+    """Rows of dtype `ROW`, the digest of all samples, the names of labels, and where the index is stored."""
 
-    rows: Rows
+    rows: IndexRows
     digest: str
     names: Mapping[int, str]
-    kept: str
+    stored: str
 
 
-def open_index(kind: str, split: str, folder: Path, names: Sequence[str], scan: Callable[[str], Scanned]) -> Index:
-    """The index of these shards, from its file if that is of the same shards, else made now and kept."""
-    key = _key(folder, names)
+def open_index(
+    kind: str, split: str, folder: Path, names: Sequence[str], scan: Callable[[str], ScannedShard]
+) -> ShardIndex:
+    """The index of these shards: loaded if it is up to date, else built and saved."""
+    key = _shards_key(folder, names)
     places = _places(kind, split, folder)
     for place in places:
         if (index := _load(place, key)) is not None:
             return index
-    rows, header = _make(folder, names, scan)
+    rows, header = _build(folder, names, scan)
     header["key"] = key
     for place in places:
-        if _keep(place, header, rows) and (index := _load(place, key)) is not None:
+        if _save(place, header, rows) and (index := _load(place, key)) is not None:
             return index
-    return Index(rows, header["digest"], _numbered(header["names"]), "in memory: no folder to keep it in is writable")
+    return ShardIndex(
+        rows,
+        header["digest"],
+        _by_label(header["names"]),
+        "in memory: neither the data folder nor the cache is writable",
+    )
 
 
-def _key(folder: Path, names: Sequence[str]) -> str:
+def _shards_key(folder: Path, names: Sequence[str]) -> str:
     digest = hashlib.blake2b(_MAGIC, digest_size=16)
     for name in names:
         try:
@@ -82,54 +85,57 @@ def _key(folder: Path, names: Sequence[str]) -> str:
 
 
 def _places(kind: str, split: str, folder: Path) -> tuple[Path, Path]:
-    """Beside the shards, and in the cache folder."""
-    whole = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
-    return folder / f".reconv-{kind}-{split}.index", cache_folder() / "indexes" / f"{whole}-{kind}-{split}.index"
+    """Candidates for the index file: beside the shards, and in the cache."""
+    folder_digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
+    return folder / f".reconv-{kind}-{split}.index", cache_dir() / "indexes" / f"{folder_digest}-{kind}-{split}.index"
 
 
-def _make(folder: Path, names: Sequence[str], scan: Callable[[str], Scanned]) -> tuple[Rows, dict[str, Any]]:
-    def scanned(path: Path) -> tuple[Rows, Scanned]:
-        found = scan(str(path))
-        piece = np.zeros(len(found.samples), ROW)
-        if len(found.samples):
-            piece["offset"], piece["length"], piece["label"] = np.array(found.samples, np.int64).T
-        return piece, replace(found, samples=())  # tuples are many times as large as their rows
+def _build(folder: Path, names: Sequence[str], scan: Callable[[str], ScannedShard]) -> tuple[IndexRows, dict[str, Any]]:
+    def scan_to_rows(path: Path) -> tuple[IndexRows, ScannedShard]:
+        scanned = scan(str(path))
+        rows = np.zeros(len(scanned.samples), ROW)
+        if len(scanned.samples):
+            rows["offset"], rows["length"], rows["label"] = np.array(scanned.samples, np.int64).T
+        return rows, replace(scanned, samples=())  # tuples take many times the memory of rows
 
     digest = hashlib.blake2b(digest_size=16)
     labels: dict[int, str] = {}
-    pieces: list[Rows] = []
-    for number, (piece, found) in enumerate(map_shards(scanned, [folder / name for name in names], _SCANS_AT_ONCE)):
-        piece["shard"] = number
-        pieces.append(piece)
-        digest.update(found.digest)
-        labels = {**found.names, **labels}  # the first name of a label stays
-    rows = np.concatenate(pieces)
+    parts: list[IndexRows] = []
+    paths = [folder / name for name in names]
+    for number, (part, scanned) in enumerate(map_shards(scan_to_rows, paths, _SCAN_THREADS)):
+        part["shard"] = number
+        parts.append(part)
+        digest.update(scanned.digest)
+        labels = {**scanned.names, **labels}  # the first name of a label wins
+    rows = np.concatenate(parts)
     if not len(rows):
-        raise DataError("no samples in the shards", where=str(folder / names[0]), why=f"all {len(names)} are empty")
+        raise DataError(
+            "no samples in the shards", where=str(folder / names[0]), why=f"all {len(names)} shards are empty"
+        )
     return rows, {"digest": digest.hexdigest(), "names": labels, "rows": len(rows)}
 
 
-def _keep(place: Path, header: Mapping[str, Any], rows: Rows) -> bool:
-    """Write the index so that others see all of it or nothing; whether that was possible."""
+def _save(place: Path, header: Mapping[str, Any], rows: IndexRows) -> bool:
+    """Write the index atomically; False if the place is not writable."""
     content = rows.tobytes()
     text = json.dumps({**header, "rows_digest": _digest(content)}).encode()
     text += b" " * (-(len(_MAGIC) + _HEADER_SIZE_BYTES + len(text)) % 64)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(place, _MAGIC + len(text).to_bytes(_HEADER_SIZE_BYTES, "little") + text + content)
-    except OSError:  # read-only, full or not ours: the next place is tried, and the last resort is said
+    except OSError:  # read-only or full: the next place is tried
         return False
     return True
 
 
-def _load(place: Path, key: str) -> Index | None:
-    """The index at this place if it is whole and of these shards."""
-    if not place.is_file():  # a named pipe would be waited for
+def _load(place: Path, key: str) -> ShardIndex | None:
+    """The index at this place; None if it is missing, damaged or out of date."""
+    if not place.is_file():  # opening a named pipe would block
         return None
     try:
         with open(place, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):  # absent, unreadable or empty: it is made again
+    except (OSError, ValueError):  # missing, unreadable or empty
         return None
     at = len(_MAGIC) + _HEADER_SIZE_BYTES
     size = int.from_bytes(mapped[len(_MAGIC) : at], "little")
@@ -143,12 +149,12 @@ def _load(place: Path, key: str) -> Index | None:
     if header.get("key") != key or header.get("rows_digest") != _digest(content):
         return None
     rows = np.frombuffer(mapped, ROW, offset=at + size)
-    return Index(rows, header["digest"], _numbered(header["names"]), str(place))
+    return ShardIndex(rows, header["digest"], _by_label(header["names"]), str(place))
 
 
 def _digest(content: bytes | memoryview) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _numbered(names: Mapping[str, str] | Mapping[int, str]) -> dict[int, str]:
+def _by_label(names: Mapping[str, str] | Mapping[int, str]) -> dict[int, str]:
     return {int(label): name for label, name in names.items()}

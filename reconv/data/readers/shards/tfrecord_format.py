@@ -1,9 +1,7 @@
-"""TFRecord files and the tf.train.Example inside a record, read and written without TensorFlow.
+"""TFRecord files and the tf.train.Example in a record, read and written without TensorFlow.
 
-Owns framing, checksums and the three kinds of feature. Refuses to know what features mean. Invariant: a record comes
-back as it was written, or a `DataError` names file and byte; nothing beyond the file's size is ever allocated.
-
-A record is its length (8 bytes), the masked CRC-32C of those, the content, and the masked CRC-32C of that.
+A record is its length (8 bytes), the masked CRC-32C of those, the content, and the masked CRC-32C of that. Never more
+than the file's size is allocated.
 """
 
 from __future__ import annotations
@@ -16,8 +14,15 @@ from typing import BinaryIO
 from reconv.data.storage.local import ReadWindow, read, size_bytes
 from reconv.errors import DataError
 from reconv.io.atomic import atomic_writer
-from reconv.io.crc32c import crc32c, masked
-from reconv.io.protobuf import MalformedError, bytes_field, read_message, read_varint, spans, varint
+from reconv.io.tensorflow_encoding import (
+    MalformedError,
+    bytes_field_spans,
+    encode_bytes_field,
+    encode_varint,
+    masked_crc32c,
+    read_message,
+    read_varint,
+)
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
@@ -30,28 +35,28 @@ Values = Sequence[bytes] | Sequence[float] | Sequence[int]
 
 
 def record_spans(window: ReadWindow) -> Iterator[tuple[int, int]]:
-    """Offset and length of each record's content in a file, the checksum of each length checked."""
+    """Offset and length of each record's content; verifies the checksums of the lengths."""
     at, end = 0, size_bytes(window.path)
     while at < end:
         if end - at < HEADER_BYTES + FOOTER_BYTES:
-            raise broken(window.path, at, f"record cut short: {end - at} bytes are left of the file")
-        length = _length(window.path, at, window.take(at, HEADER_BYTES))
+            raise record_error(window.path, at, f"truncated record: {end - at} bytes are left in the file")
+        length = _read_length(window.path, at, window.read(at, HEADER_BYTES))
         start = at + HEADER_BYTES
         at = start + length + FOOTER_BYTES
         if at > end:
-            what = f"record cut short: it has {length} bytes, {end - start} are left of the file"
-            raise broken(window.path, start - HEADER_BYTES, what)
+            what = f"truncated record: it has {length} bytes, {end - start} are left in the file"
+            raise record_error(window.path, start - HEADER_BYTES, what)
         yield start, length
 
 
 def read_record(path: str | Path, start: int, length: int) -> bytes:
-    """The content of the record at `start`, both checksums checked."""
+    """The content of the record at `start`; verifies both checksums."""
     framed = read(path, start - HEADER_BYTES, HEADER_BYTES + length + FOOTER_BYTES)
-    if _length(path, start - HEADER_BYTES, framed[:HEADER_BYTES]) != length:
-        raise broken(path, start - HEADER_BYTES, "record of another length than when the file was indexed")
+    if _read_length(path, start - HEADER_BYTES, framed[:HEADER_BYTES]) != length:
+        raise record_error(path, start - HEADER_BYTES, "the record's length differs from the index")
     content = framed[HEADER_BYTES:-FOOTER_BYTES]
-    if masked(crc32c(content)) != int.from_bytes(framed[-FOOTER_BYTES:], "little"):
-        raise broken(path, start - HEADER_BYTES, "record with a wrong checksum")
+    if masked_crc32c(content) != int.from_bytes(framed[-FOOTER_BYTES:], "little"):
+        raise record_error(path, start - HEADER_BYTES, "wrong checksum of a record")
     return content
 
 
@@ -67,39 +72,39 @@ def parse_example(data: bytes) -> dict[str, Values]:
 
 
 def peek_features(window: ReadWindow, start: int, length: int, wanted: Sequence[str]) -> dict[str, Values]:
-    """The wanted features of the Example at `start`; the others, such as the image, are skipped, not read."""
-    beginnings = tuple(bytes_field(1, name.encode()) for name in wanted)
-    longest = max(map(len, beginnings))
+    """The wanted features of the Example at `start`; others, such as the image, are not read."""
+    prefixes = tuple(encode_bytes_field(1, name.encode()) for name in wanted)
+    longest = max(map(len, prefixes))
     features: dict[str, Values] = {}
-    for field, low, high in spans(window.take, start, start + length):
-        for entry_field, entry_low, entry_high in spans(window.take, low, high) if field == 1 else ():
-            # Every writer puts the name before the value; an entry that does not is read whole.
-            beginning = window.take(entry_low, min(longest, entry_high - entry_low))
-            if entry_field == 1 and (beginning.startswith(beginnings) or beginning[:1] != _NAME_TAG):
-                name, value = _parse_entry(window.take(entry_low, entry_high - entry_low))
+    for field, low, high in bytes_field_spans(window.read, start, start + length):
+        for entry_field, entry_low, entry_high in bytes_field_spans(window.read, low, high) if field == 1 else ():
+            # Writers put the name before the value; an entry that does not start with its name is read completely.
+            prefix = window.read(entry_low, min(longest, entry_high - entry_low))
+            if entry_field == 1 and (prefix.startswith(prefixes) or prefix[:1] != _NAME_TAG):
+                name, value = _parse_entry(window.read(entry_low, entry_high - entry_low))
                 if name in wanted:
                     features[name] = value
     return features
 
 
 def encode_example(features: Mapping[str, Values]) -> bytes:
-    """A tf.train.Example, its features in the order of their names."""
+    """A serialised tf.train.Example with its features sorted by name."""
     entries = b""
     for name in sorted(features):
-        entry = bytes_field(1, name.encode()) + bytes_field(2, _encode_feature(features[name]))
-        entries += bytes_field(1, entry)
-    return bytes_field(1, entries)
+        entry = encode_bytes_field(1, name.encode()) + encode_bytes_field(2, _encode_feature(features[name]))
+        entries += encode_bytes_field(1, entry)
+    return encode_bytes_field(1, entries)
 
 
 def write_record(file: BinaryIO, content: bytes) -> None:
     """Append one record to an open file."""
     length = len(content).to_bytes(8, "little")
-    file.write(length + masked(crc32c(length)).to_bytes(4, "little") + content)
-    file.write(masked(crc32c(content)).to_bytes(4, "little"))
+    file.write(length + masked_crc32c(length).to_bytes(4, "little") + content)
+    file.write(masked_crc32c(content).to_bytes(4, "little"))
 
 
 def write_records(path: str | Path, contents: Iterable[bytes]) -> int:
-    """Write a whole file of records, which has its name only when it is complete; how many there were."""
+    """Write a file of records atomically; returns their number."""
     count = 0
     with atomic_writer(Path(path)) as file:
         for content in contents:
@@ -108,27 +113,29 @@ def write_records(path: str | Path, contents: Iterable[bytes]) -> int:
     return count
 
 
-def broken(path: str | Path, at: int, what: str, why: str = "", then: str = "") -> DataError:
-    """The error for a record that is not as it should be."""
+def record_error(path: str | Path, at: int, what: str, why: str = "", then: str = "") -> DataError:
+    """The error for a bad record at byte `at`."""
     return DataError(
         what,
         where=f"{path}, byte {at}",
-        why=why or "the file is half-written, was cut while being copied, or is damaged",
+        why=why or "the file is damaged, or was not completely written or copied",
         then=then or "copy, download or convert this file again",
     )
 
 
-def _length(path: str | Path, at: int, header: bytes) -> int:
+def _read_length(path: str | Path, at: int, header: bytes) -> int:
     length, stored = _LENGTH.unpack(header)
-    if masked(crc32c(header[:8])) != stored:
+    if masked_crc32c(header[:8]) != stored:
         if at == 0 and header.startswith(_GZIP):
-            raise broken(path, 0, "compressed record file", "only uncompressed ones can be read at random", "unpack it")
-        raise broken(path, at, "record whose length has a wrong checksum")
+            raise record_error(
+                path, 0, "compressed record file", "random access needs uncompressed files", "decompress it with gunzip"
+            )
+        raise record_error(path, at, "wrong checksum of a record's length")
     return int(length)
 
 
 def _parse_entry(data: bytes) -> tuple[str, Values]:
-    """A name and its value, out of an entry of the map of features."""
+    """Name and values of an entry of the features map."""
     pair = dict(read_message(data))
     name, value = pair.get(1, b""), pair.get(2, b"")
     if not isinstance(name, bytes) or not isinstance(value, bytes):
@@ -137,7 +144,7 @@ def _parse_entry(data: bytes) -> tuple[str, Values]:
 
 
 def _parse_feature(data: bytes) -> Values:
-    """The list in a feature; the last one if there are several, as the format has it."""
+    """The list in a feature; the last one if there are several, as protocol buffers define."""
     values: Values = []
     for kind, message in read_message(data):
         if not isinstance(message, bytes) or kind not in (_BYTES, _FLOATS, _INTS):
@@ -165,8 +172,12 @@ def _unpack_ints(packed: bytes) -> Iterator[int]:
 
 def _encode_feature(values: Values) -> bytes:
     if all(isinstance(value, bytes) for value in values):
-        return bytes_field(_BYTES, b"".join(bytes_field(1, value) for value in values if isinstance(value, bytes)))
+        return encode_bytes_field(
+            _BYTES, b"".join(encode_bytes_field(1, value) for value in values if isinstance(value, bytes))
+        )
     if all(isinstance(value, int) for value in values):
-        return bytes_field(_INTS, bytes_field(1, b"".join(varint(value) for value in values if isinstance(value, int))))
+        return encode_bytes_field(
+            _INTS, encode_bytes_field(1, b"".join(encode_varint(value) for value in values if isinstance(value, int)))
+        )
     floats = [float(value) for value in values if not isinstance(value, bytes)]
-    return bytes_field(_FLOATS, bytes_field(1, struct.pack(f"<{len(floats)}f", *floats)))
+    return encode_bytes_field(_FLOATS, encode_bytes_field(1, struct.pack(f"<{len(floats)}f", *floats)))

@@ -94,11 +94,11 @@ def test_the_published_rule_skips_boxes_without_area_or_beyond_the_edge(tmp_path
     assert [Path(source[i].name).name for i in range(len(source))] == ["usable.jpg", "rounded.jpg"]
     assert source.box_counts().tolist() == [1, 1]
     assert "2 of 5 images have a usable box" in source.origin
-    assert "4 of 6 boxes are not usable and are left out" in source.origin
+    assert "4 of 6 boxes are unusable and left out" in source.origin
     clipped = opened(root, bad_boxes="clip")
     assert [Path(clipped[i].name).name for i in range(3)] == ["usable.jpg", "rounded.jpg", "beyond.jpg"]
     assert clipped.annotation(2).boxes_xyxy.tolist() == [[15, 15, 20, 17]]
-    assert "2 are cut to the image" in clipped.origin
+    assert "2 are clipped to the image" in clipped.origin
 
 
 def test_validation_keeps_every_box_that_can_be_scored(tmp_path: Path) -> None:
@@ -109,11 +109,11 @@ def test_validation_keeps_every_box_that_can_be_scored(tmp_path: Path) -> None:
 
 
 BAD_BOXES = {
-    "leaves its image: box 2 of": lambda a: a.update(bbox=[30, 0, 20, 10]),
+    "is partly outside of its image: box 2 of": lambda a: a.update(bbox=[30, 0, 20, 10]),
     "has no area": lambda a: a.update(bbox=[3, 3, 0, 10]),
-    "has its corners swapped": lambda a: a.update(bbox=[20, 20, -5, 4]),
-    "is of no known class": lambda a: a.update(category_id=5),
-    "has a corner that is no number": lambda a: a.update(bbox=[float("nan"), 0, 5, 5]),
+    "has swapped corners": lambda a: a.update(bbox=[20, 20, -5, 4]),
+    "has an unknown class": lambda a: a.update(category_id=5),
+    "has a corner that is not finite": lambda a: a.update(bbox=[float("nan"), 0, 5, 5]),
 }
 
 
@@ -127,18 +127,18 @@ def test_training_stops_at_a_bad_box_with_its_file_and_what_to_do(coco: Path, sa
     assert expected in caught.value.what and "reconv data check" in caught.value.then
     file = "v.jpg" if split == "val" else "b.jpg"
     assert file in caught.value.where
-    can_be_borne = "known class" not in said and "no number" not in said
+    can_be_tolerated = "unknown class" not in said and "not finite" not in said
     if split == "val":
-        can_be_borne &= "swapped" not in said
-    assert ("data.bad_boxes=skip" in caught.value.then) == can_be_borne
-    if can_be_borne:
+        can_be_tolerated &= "swapped" not in said
+    assert ("data.bad_boxes=skip" in caught.value.then) == can_be_tolerated
+    if can_be_tolerated:
         assert len(opened(coco, split, bad_boxes="skip"))
 
 
 FILE_FAULTS = {
-    "image id 1 is there 2 times": lambda t: t["images"].append(dict(t["images"][0])),
-    "annotation id 1 is there 2 times": lambda t: t["annotations"].append(dict(t["annotations"][0])),
-    "is of an image that is not in the list": lambda t: t["annotations"][0].update(image_id=999),
+    "image id 1 occurs 2 times": lambda t: t["images"].append(dict(t["images"][0])),
+    "annotation id 1 occurs 2 times": lambda t: t["annotations"].append(dict(t["annotations"][0])),
+    "has an unknown image_id": lambda t: t["annotations"][0].update(image_id=999),
     "has no bbox of four numbers": lambda t: t["annotations"][0].update(bbox=[1, 2]),
     "has no category_id": lambda t: t["annotations"][0].pop("category_id"),
     "has no list of annotations": lambda t: t.pop("annotations"),
@@ -149,14 +149,14 @@ FILE_FAULTS = {
     "image 1 has no file_name": lambda t: t["images"][0].pop("file_name"),
     "image 1 has no width and height": lambda t: t["images"][0].update(width=None),
     "image 11 has no width and height": lambda t: t["images"][1].update(height=10**12),
-    "annotation number 0 is of an image": lambda t: t["annotations"].__setitem__(0, "a box"),
-    "annotation 1 is of an image": lambda t: t["annotations"][0].update(image_id=[1]),
+    "annotation number 0 has an unknown image_id": lambda t: t["annotations"].__setitem__(0, "a box"),
+    "annotation 1 has an unknown image_id": lambda t: t["annotations"][0].update(image_id=[1]),
     "annotation 1 has no bbox": lambda t: t["annotations"][0].update(bbox=[0, 0, 10**400, 5]),
     "annotation 1 has no category_id": lambda t: t["annotations"][0].update(category_id=[90]),
     "annotation 1 has an iscrowd that is neither": lambda t: t["annotations"][0].update(iscrowd="0"),
-    "annotation 1 has an area that is no number": lambda t: t["annotations"][0].update(area="large"),
+    "annotation 1 has an area that is not a number": lambda t: t["annotations"][0].update(area="large"),
     "has no id or no name": lambda t: t.update(categories=["person"]),
-    "category id 90 of .* is there twice": lambda t: t["categories"].append({"id": 90, "name": "comb"}),
+    "category id 90 of .* is used twice": lambda t: t["categories"].append({"id": 90, "name": "comb"}),
 }
 
 
@@ -182,10 +182,10 @@ def test_coco_files_may_leave_out_areas(coco: Path) -> None:
 
 def test_coco_that_is_no_json_and_a_split_without_a_file_are_refused(coco: Path) -> None:
     (coco / "annotations" / "instances_val2017.json").unlink()
-    with pytest.raises(DataError, match="no file of val annotations"):
+    with pytest.raises(DataError, match="no annotation file for val"):
         opened(coco, "val")
     (coco / "annotations" / "instances_train2017.json").write_text('{"images": [')
-    with pytest.raises(DataError, match="is no JSON"):
+    with pytest.raises(DataError, match="is not valid JSON"):
         opened(coco)
 
 
@@ -239,12 +239,12 @@ def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
     root = write_voc(tmp_path / "v", {"train": ["a"], "val": ["b"]}, pictures)
     good = (root / "Annotations" / "a.xml").read_text()
     faults = {
-        "cannot be read: no XML": good[:-20],
+        "cannot be read: not valid XML": good[:-20],
         "a has no size": good.replace("<width>20</width>", ""),
         "a has no .?size": good.replace("<width>20</width>", "<width>inf</width>"),
-        "a box that leaves its image": good.replace("<xmax>5</xmax>", "<xmax>25</xmax>"),
-        "a box that has its corners swapped": good.replace("<xmax>5</xmax>", "<xmax>-1</xmax>"),
-        "a box that has a corner that is no number": good.replace("<xmax>5</xmax>", "<xmax>wide</xmax>"),
+        "a box that is partly outside of its image": good.replace("<xmax>5</xmax>", "<xmax>25</xmax>"),
+        "a box that has swapped corners": good.replace("<xmax>5</xmax>", "<xmax>-1</xmax>"),
+        "a box that has a corner that is not finite": good.replace("<xmax>5</xmax>", "<xmax>wide</xmax>"),
     }
     for said, text in faults.items():
         (root / "Annotations" / "a.xml").write_text(text)
@@ -253,10 +253,10 @@ def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
         assert caught.value.where.endswith("a.xml")
     (root / "Annotations" / "a.xml").write_text(good)
     (root / "Annotations" / "b.xml").write_text(good.replace("dog", "dragon"))
-    with pytest.raises(DataError, match="class 'dragon' of b is in no list"):
+    with pytest.raises(DataError, match="b has the unknown class 'dragon'"):
         opened(root, "val")
     (root / "ImageSets" / "Main" / "train.txt").write_text("a\na\n")
-    with pytest.raises(DataError, match="a is there twice"):
+    with pytest.raises(DataError, match="a is listed twice"):
         opened(root)
     (root / "ImageSets" / "Main" / "train.txt").write_text("\n")
     with pytest.raises(DataError, match=r"train.txt is empty"):
@@ -284,10 +284,10 @@ def test_yolo_lists_of_files_and_names_without_yaml_are_read(tmp_path: Path) -> 
     (root / "train.txt").write_text("./images/train/a.jpg\n")
     assert opened(root).class_names == ("cat", "class1", "cow") and len(opened(root)) == 1
     (root / "train.txt").write_text("./images/train/a.jpg\n./images/train/a.jpg\n")
-    with pytest.raises(DataError, match="is named 2 times"):
+    with pytest.raises(DataError, match="is listed 2 times"):
         opened(root)
     (root / "data.yaml").unlink()
-    with pytest.raises(DataError, match="no names of classes"):
+    with pytest.raises(DataError, match="no class names"):
         opened(root)
     (root / "classes.txt").write_text("cat\n")
     assert opened(root).class_names == ("cat",)
@@ -308,22 +308,23 @@ def test_names_with_spaces_marks_and_other_letters_are_read(tmp_path: Path) -> N
     (yolo / "train.txt").write_bytes("\ufeffimages/train/ein bild.jpg\n".encode())
     assert opened(yolo).class_names == ("cat", "dog") and opened(yolo).annotation(0).labels.tolist() == [1]
     (yolo / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: {cat: 0}\n")
-    with pytest.raises(DataError, match="names of classes without numbers"):
+    with pytest.raises(DataError, match="keys of names must be numbers"):
         opened(yolo)
 
 
 def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
-    faults = {
-        "class 3 where there are 2": "3 0.5 0.5 0.1 0.1",
-        "line 2 is no class with": "1e999 0.5 0.5 0.1 0.1",
-        "line 2 is no class wit": "0.7 0.5 0.5 0.1 0.1",
-        "line 2 is no class with four numbers": "1 0.5 0.5",
-        "a box that leaves its image": "1 0.9 0.5 0.4 0.1",
-        "a box that has no area": "1 0.9 0.5 0.0 0.1",
+    not_a_box = "line 2 is neither a box nor a polygon"
+    bad_lines = {
+        "3 0.5 0.5 0.1 0.1": "class 3 is not one of 0 to 1",
+        "1e999 0.5 0.5 0.1 0.1": not_a_box,
+        "0.7 0.5 0.5 0.1 0.1": not_a_box,
+        "1 0.5 0.5": not_a_box,
+        "1 0.9 0.5 0.4 0.1": "a box that is partly outside of its image",
+        "1 0.9 0.5 0.0 0.1": "a box that has no area",
     }
-    for number, (said, line) in enumerate(faults.items()):
+    for number, (line, message) in enumerate(bad_lines.items()):
         root = write_yolo(tmp_path / str(number), "images/train", {"a": ["0 0.5 0.5 0.1 0.1", line]}, ["c", "d"])
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             opened(root)
         assert "labels/train/a.txt" in caught.value.where
 
@@ -333,19 +334,19 @@ def test_no_box_left_is_an_error_and_so_is_data_of_the_other_task(coco: Path, tm
     with pytest.raises(DataError, match="no training image has a usable box"):
         opened(empty)
     assert len(opened(empty, empty_images="keep")) == 1
-    with pytest.raises(DataError, match="coco data have boxes, and the recipe's task is classification") as caught:
+    with pytest.raises(DataError, match="coco data has boxes, but the recipe's task is classification") as caught:
         open_dataset("auto", coco, "train", DataConfig())
     assert "ssd-resnet34" in caught.value.then
     tree = tmp_path / "tree"
     for split in ("train", "val"):
         (tree / split / "cat").mkdir(parents=True)
         (tree / split / "cat" / "1.jpg").write_bytes(encode(noise(8, 8, 3, 0), "JPEG"))
-    with pytest.raises(DataError, match="folder data have no boxes, and the recipe's task is detection"):
+    with pytest.raises(DataError, match="folder data has no boxes, but the recipe's task is detection"):
         opened(tree)
 
 
 def test_a_share_of_the_training_pictures_keeps_their_boxes(coco: Path) -> None:
-    some = opened(coco, percent=50)
+    some = opened(coco, subset_percent=50)
     assert len(some) == 1 and len(some.annotation(0)) == 2 and "1 of 2 images" in some.origin
 
 

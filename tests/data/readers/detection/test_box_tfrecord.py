@@ -95,7 +95,7 @@ def test_bad_boxes_in_records_stop_are_skipped_or_clipped(tmp_path: Path) -> Non
         opened(root)
     assert "train-00000-of-00001, byte" in caught.value.where and "data.bad_boxes=skip" in caught.value.then
     skipped, clipped = opened(root, bad_boxes="skip"), opened(root, bad_boxes="clip")
-    assert skipped.annotation(1).labels.tolist() == [1] and "2 boxes are not usable" in skipped.origin
+    assert skipped.annotation(1).labels.tolist() == [1] and "2 boxes are unusable" in skipped.origin
     assert clipped.annotation(1).boxes_xyxy[:, 2].tolist() == pytest.approx([40, 8])
 
 
@@ -103,10 +103,10 @@ def test_a_class_that_training_does_not_have_and_uneven_lists_are_refused(tmp_pa
     root = tmp_path / "r"
     write(root, "train-00000-of-00001", [record("1", [(1, 0.1, 0.1, 0.9, 0.9)])])
     write(root, "val-00000-of-00001", [record("3", [(3, 0.1, 0.1, 0.9, 0.9)])])
-    with pytest.raises(DataError, match="is of no known class"):
+    with pytest.raises(DataError, match="has an unknown class"):
         opened(root, "val").annotation(0)
     other = write(tmp_path / "s", "train-00000-of-00001", [record("1", [], **{"image/object/class/label": [1]})])
-    with pytest.raises(DataError, match="lists of different lengths"):
+    with pytest.raises(DataError, match="features of different lengths"):
         opened(other)
     empty = write(tmp_path / "t", "train-00000-of-00001", [record("1", [])])
     with pytest.raises(DataError, match="no training image has a usable box"):

@@ -7,9 +7,9 @@ import pytest
 
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Split
-from reconv.data.readers.detection.synthetic_boxes import MOST_BOXES
+from reconv.data.readers.detection.synthetic_boxes import MAX_BOXES
 from reconv.data.readers.factory import open_dataset, select, subsample
-from reconv.data.readers.synthetic import pattern_of
+from reconv.data.readers.synthetic import class_pattern
 from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 
 DATA = DataConfig(num_samples=40, num_classes=3, preprocess=PreprocessConfig(size=64, resize=None))
@@ -42,14 +42,14 @@ def test_boxes_lie_in_the_picture_and_are_counted() -> None:
         assert (said.boxes_xyxy[:, 2:] - said.boxes_xyxy[:, :2] >= 2).all()
         labels |= set(said.labels.tolist())
     assert labels == {0, 1, 2}
-    assert counts.min() >= 1 and counts.max() <= MOST_BOXES
+    assert counts.min() >= 1 and counts.max() <= MAX_BOXES
 
 
 def test_the_last_box_shows_the_pattern_of_its_class() -> None:
     sample = opened()[3]
     assert sample.annotation is not None and isinstance(sample.data, np.ndarray)
     left, top, right, bottom = sample.annotation.boxes_xyxy[-1].astype(int)
-    pattern = pattern_of(int(sample.annotation.labels[-1]), bottom - top, right - left, 3) >> 1
+    pattern = class_pattern(int(sample.annotation.labels[-1]), bottom - top, right - left, 3) >> 1
     noise = sample.data[top:bottom, left:right].astype(int) - pattern
     assert noise.min() >= 0 and noise.max() <= 127
 

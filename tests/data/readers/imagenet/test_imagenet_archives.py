@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import tarfile
 from pathlib import Path
@@ -12,13 +13,12 @@ from data_examples import encode, noise
 from scipy.io import savemat
 
 from reconv.cli import main
-from reconv.data.convert.inputs import open_splits
+from reconv.data.convert.open_splits import open_splits
 from reconv.data.dataset import Split
 from reconv.data.readers.detect import detect
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.imagenet.imagenet_archives import COUNTS, TRAIN_FILE, VAL_FILE
-from reconv.data.readers.imagenet.imagenet_labels import KIT_FOLDER, TRUTH_FILE
-from reconv.data.readers.matlab import MatlabError, struct_columns
+from reconv.data.readers.imagenet.imagenet_labels import DEVKIT_FOLDER, TRUTH_FILE, validation_synsets
 from reconv.errors import DataError, ExitCode, UsageError
 
 SYNSETS = ("n01440764", "n02119789", "n03000001")
@@ -91,12 +91,12 @@ def write_labels(folder: Path, form: str) -> Path:
         path.write_text("".join(f"{name} {SYNSETS.index(synset)}\n" for name, synset in zip(names, TRUTH, strict=True)))
     elif form == "kit.tar.gz":
         write_kit(folder / "kit" / "data", "meta.mat")
-        path = folder / f"{KIT_FOLDER}.tar.gz"
+        path = folder / f"{DEVKIT_FOLDER}.tar.gz"
         with tarfile.open(path, "w:gz") as tar:
-            tar.add(folder / "kit", KIT_FOLDER)
+            tar.add(folder / "kit", DEVKIT_FOLDER)
     else:
-        write_kit(folder / KIT_FOLDER / "data", form)
-        path = folder / KIT_FOLDER
+        write_kit(folder / DEVKIT_FOLDER / "data", form)
+        path = folder / DEVKIT_FOLDER
     return path
 
 
@@ -191,9 +191,9 @@ def test_validation_alone_or_missing_is_said(archives: Path, tmp_path: Path) -> 
     ("text", "why"),
     [
         ("n01440764\n", "1 labels for 4 validation images"),
-        ("n01440764\n" * 3 + "n09999999\n", "line 4: n09999999 is no class"),
-        ("1\n2\n3\n1\n", "line 1: 1 is a number of the development kit, and its mapping is not there"),
-        ("a.JPEG 7\n" * 4, "line 1: class 7, but there are 3"),
+        ("n01440764\n" * 3 + "n09999999\n", "line 4: n09999999 is not a class"),
+        ("1\n2\n3\n1\n", "line 1: 1 is a class number of the devkit"),
+        ("a.JPEG 7\n" * 4, "line 1: class 7 is not one of 0 to 2"),
         ("ILSVRC2012_val_00000001.JPEG 1\n" * 4, "no label for ILSVRC2012_val_00000002.JPEG (3 such images)"),
     ],
 )
@@ -206,43 +206,46 @@ def test_wrong_labels_are_said_with_their_line(archives: Path, tmp_path: Path, t
 
 
 def test_without_labels_the_places_looked_at_are_named(archives: Path) -> None:
-    with pytest.raises(DataError, match=f"(?s)no usable labels.*{TRUTH_FILE}.*{KIT_FOLDER}"):
+    with pytest.raises(DataError, match=f"(?s)cannot read the labels.*{TRUTH_FILE}.*{DEVKIT_FOLDER}"):
         open_splits(str(archives), "auto", None, EXPECTED)
 
 
+@pytest.fixture
+def devkit(tmp_path: Path) -> Path:
+    """A folder with the devkit's ground truth and mapping."""
+    (tmp_path / TRUTH_FILE).write_text("3\n2\n1\n2\n")
+    write_meta(tmp_path / "meta.mat", compressed=True)
+    return tmp_path
+
+
+FILES = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, 5)]
+
+
 @pytest.mark.parametrize("compressed", [True, False])
-def test_matlab_columns_are_those_written(tmp_path: Path, compressed: bool) -> None:
-    write_meta(tmp_path / "meta.mat", compressed)
-    data = (tmp_path / "meta.mat").read_bytes()
-    numbers, names, words, children = struct_columns(data, "synsets", ("ILSVRC2012_ID", "WNID", "words", "children"))
-    assert numbers == [1, 2, 3]
-    assert names == [KIT_NUMBERS[number] for number in (1, 2, 3)]
-    assert words == [f"words of {name}" for name in names]
-    assert children == [7.0] * 3
-    with pytest.raises(MatlabError, match="no struct array synset"):
-        struct_columns(data, "synset", ("WNID",))
+def test_the_mapping_of_the_devkit_is_read(devkit: Path, compressed: bool) -> None:
+    write_meta(devkit / "meta.mat", compressed)
+    assert list(validation_synsets(devkit, FILES, SYNSETS).values()) == TRUTH
 
 
-def test_a_damaged_matlab_file_is_an_error_of_its_own(tmp_path: Path) -> None:
-    write_meta(tmp_path / "meta.mat", compressed=False)
-    data = (tmp_path / "meta.mat").read_bytes()
-    refused = 0
-    for length in range(0, len(data) - 1, 29):
-        with pytest.raises(MatlabError):
-            struct_columns(data[:length], "synsets", ("WNID",))
-        refused += 1
-    for at in range(128, len(data), 11):
-        torn = data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
-        try:
-            struct_columns(torn, "synsets", ("ILSVRC2012_ID", "WNID"))
-        except MatlabError:
-            refused += 1
-    assert refused > 50
+def test_a_damaged_mapping_is_a_data_error(devkit: Path) -> None:
+    data = (devkit / "meta.mat").read_bytes()
+    for content in (b"", b"no MATLAB file", data[:100], data[: len(data) // 2], data[:130] + b"\xff" * 40 + data[170:]):
+        (devkit / "meta.mat").write_bytes(content)
+        with pytest.raises(DataError) as caught:
+            validation_synsets(devkit, FILES, SYNSETS)
+        assert caught.value.where == "meta.mat"
+
+
+def test_without_scipy_the_error_says_what_to_install(devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught:
+        validation_synsets(devkit, FILES, SYNSETS)
+    assert "pip install 'reconv[imagenet]'" in caught.value.then
 
 
 def test_archives_beside_a_tree_are_not_guessed_between(archives: Path, tree: Path, tmp_path: Path) -> None:
     labels = write_labels(tmp_path, "list")
-    with pytest.raises(DataError, match=r"(?s)original archives.*reconv data convert"):
+    with pytest.raises(DataError, match=r"(?s)original ImageNet archives.*reconv data convert"):
         detect(archives)
     (tree / "train").rename(archives / "train")
     (tree / "val").rename(archives / "val")

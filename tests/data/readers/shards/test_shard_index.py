@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reconv.data.readers.shards.shard_index import Index, Scanned, open_index
+from reconv.data.readers.shards.shard_index import ScannedShard, ShardIndex, open_index
 from reconv.data.storage.local import ReadWindow
 from reconv.errors import DataError
 
 SCAN_COUNT: list[str] = []
 
 
-def scan(path: str) -> Scanned:
+def scan(path: str) -> ScannedShard:
     """One sample for each byte of the file; its label is the byte."""
     SCAN_COUNT.append(path)
     data = Path(path).read_bytes()
     if b"!" in data:
         raise DataError("broken", where=path)
-    return Scanned([(at, 1, byte) for at, byte in enumerate(data)], data, {byte: chr(byte) for byte in data})
+    return ScannedShard([(at, 1, byte) for at, byte in enumerate(data)], data, {byte: chr(byte) for byte in data})
 
 
-def opened(folder: Path) -> tuple[Index, int]:
+def opened(folder: Path) -> tuple[ShardIndex, int]:
     """The index, and how many files were scanned for it."""
     SCAN_COUNT.clear()
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -53,7 +53,7 @@ def test_an_index_is_made_once_and_then_mapped(shards: Path) -> None:
     assert first.rows["shard"].tolist() == sorted(first.rows["shard"].tolist())
     assert (first.digest, first.names) == (again.digest, again.names)
     assert again.names == {ord(letter): letter for letter in "abcde"}
-    assert again.kept == str(shards / ".reconv-kind-train.index")
+    assert again.stored == str(shards / ".reconv-kind-train.index")
     assert not again.rows.flags.owndata
     assert not again.rows.flags.writeable
     assert first.rows.itemsize == 20
@@ -73,8 +73,8 @@ def test_where_the_data_cannot_be_written_the_cache_keeps_the_index(shards: Path
     first, num_scanned = opened(shards)
     again, num_scanned_again = opened(shards)
     assert (num_scanned, num_scanned_again) == (5, 0)
-    assert Path(first.kept).parent == tmp_path / "cache" / "indexes"
-    assert first.kept == again.kept
+    assert Path(first.stored).parent == tmp_path / "cache" / "indexes"
+    assert first.stored == again.stored
     assert [path.name for path in shards.iterdir() if path.name.startswith(".")] == [".reconv-kind-train.index"]
 
 
@@ -84,7 +84,7 @@ def test_where_nothing_can_be_written_the_index_stays_in_memory(shards: Path, tm
     index, num_scanned = opened(shards)
     assert num_scanned == 5
     assert len(index.rows) == 45
-    assert "in memory" in index.kept
+    assert "in memory" in index.stored
 
 
 def test_a_changed_added_or_removed_shard_makes_it_anew(shards: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_same_size_at_another_time_is_another_file(shards: Path) -> None:
 
 
 def test_a_damaged_index_is_made_anew(shards: Path) -> None:
-    kept = Path(opened(shards)[0].kept)
+    kept = Path(opened(shards)[0].stored)
     whole = kept.read_bytes()
     flipped = bytearray(whole)
     flipped[-1] ^= 1
@@ -135,7 +135,7 @@ def test_the_first_broken_shard_is_named_whatever_threads_do(shards: Path) -> No
         with pytest.raises(DataError) as caught:
             opened(shards)
         assert caught.value.where == str(shards / "shard-1")
-        assert caught.value.why.endswith(f"2 more of them: {shards / 'shard-3'}, {shards / 'shard-4'}")
+        assert caught.value.why.endswith(f"2 more: {shards / 'shard-3'}, {shards / 'shard-4'}")
     assert not list(shards.glob(".reconv*"))
 
 
@@ -163,11 +163,11 @@ def test_a_million_samples_cost_under_100_bytes_each_and_are_not_copied(tmp_path
     path.touch()
     samples = np.stack([np.arange(1_000_000) * 110_000, np.full(1_000_000, 110_000), np.arange(1_000_000) % 1000], 1)
 
-    def large(_: str) -> Scanned:
-        return Scanned(samples, b"", {})  # type: ignore[arg-type]
+    def large(_: str) -> ScannedShard:
+        return ScannedShard(samples, b"", {})  # type: ignore[arg-type]
 
     index = open_index("kind", "train", tmp_path, ["shard-0"], large)
-    assert Path(index.kept).stat().st_size < 21 * 1_000_000
+    assert Path(index.stored).stat().st_size < 21 * 1_000_000
     assert not index.rows.flags.owndata
     assert index.rows[999_999].item() == (999_999 * 110_000, 110_000, 0, 999)
 
@@ -176,8 +176,8 @@ def test_the_first_name_of_a_label_stays(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"shard-{number}").touch()
 
-    def named(path: str) -> Scanned:
-        return Scanned([(0, 1, 7)], b"", {7: path[-1]})
+    def named(path: str) -> ScannedShard:
+        return ScannedShard([(0, 1, 7)], b"", {7: path[-1]})
 
     assert open_index("kind", "train", tmp_path, [f"shard-{n}" for n in range(3)], named).names == {7: "0"}
 
@@ -185,8 +185,8 @@ def test_the_first_name_of_a_label_stays(tmp_path: Path) -> None:
 def test_a_window_gives_the_bytes_asked_for_in_any_order(tmp_path: Path) -> None:
     data = bytes(range(256)) * 10
     (tmp_path / "file").write_bytes(data)
-    window = ReadWindow(tmp_path / "file", piece_bytes=100)
+    window = ReadWindow(tmp_path / "file", chunk_bytes=100)
     for start, length in ((0, 5), (90, 20), (80, 4), (2000, 300), (1999, 1), (2559, 1), (0, 2560), (2560, 0)):
-        assert window.take(start, length) == data[start : start + length]
+        assert window.read(start, length) == data[start : start + length]
     with pytest.raises(DataError, match="ends early"):
-        window.take(2550, 20)
+        window.read(2550, 20)

@@ -1,24 +1,26 @@
-"""The protocol buffer wire format: fields by number, read and written.
+"""Encodings that TensorFlow's record files and checkpoints share: protocol buffer fields and the masked CRC-32C.
 
-Owns numbers of variable length and the three shapes a field can have. Refuses to know what a message means. Invariant:
-whatever the bytes, the outcome is fields that lie inside their message, or `MalformedError`.
+Any bytes give either fields that lie inside their message or `MalformedError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import google_crc32c
+
 Field = int | bytes
-Take = Callable[[int, int], bytes]  # the bytes from an offset, that many of them
+ReadRange = Callable[[int, int], bytes]  # of offset, length
 _MAX_VARINT_BYTES = 10
+_CRC_MASK_DELTA = 0xA282EAD8
 
 
 class MalformedError(ValueError):
-    """The bytes break the format; the text says how."""
+    """The bytes are not a valid message; the text says why."""
 
 
 def read_message(data: bytes) -> Iterator[tuple[int, Field]]:
-    """The fields of a protocol buffer message: numbers as they are stored, everything else as bytes."""
+    """Number and value of each field of a message: varints and fixed-width numbers as int, the rest as bytes."""
     view, at = memoryview(data), 0
     while at < len(view):
         tag, at = read_varint(view, at)
@@ -34,14 +36,14 @@ def read_message(data: bytes) -> Iterator[tuple[int, Field]]:
         else:
             raise MalformedError(f"a field has the unknown wire type {wire_type}")
         if at + size > len(view):
-            raise MalformedError("a field lies outside of its message")
+            raise MalformedError("a field extends beyond its message")
         content = bytes(view[at : at + size])
         yield number, content if wire_type == 2 else int.from_bytes(content, "little")
         at += size
 
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
+    """A varint at `at`, and where it ends."""
     value = 0
     for i in range(_MAX_VARINT_BYTES):
         if at + i >= len(data):
@@ -52,13 +54,13 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
             if value >> 64:
                 break
             return value, at + i + 1
-    raise MalformedError("a number is cut short or too long")
+    raise MalformedError("a varint is truncated or too long")
 
 
-def spans(take: Take, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, start and stop of each field of bytes in a message that lies at [at, end) of something not held whole."""
+def bytes_field_spans(read: ReadRange, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, start and stop of each bytes field in the message at [at, end) of a file; other bytes are not read."""
     while at < end:
-        head = memoryview(take(at, min(2 * _MAX_VARINT_BYTES, end - at)))  # one piece: two were a third of the time
+        head = memoryview(read(at, min(2 * _MAX_VARINT_BYTES, end - at)))  # one read: two took a third of the time
         tag, num_read = read_varint(head, 0)
         number, wire_type = tag >> 3, tag & 7
         size = 0
@@ -71,14 +73,14 @@ def spans(take: Take, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         at += num_read
         stop = at + size if wire_type == 2 else at
         if stop > end:
-            raise MalformedError("a field lies outside of its message")
+            raise MalformedError("a field extends beyond its message")
         if wire_type == 2:
             yield number, at, stop
         at = stop
 
 
-def varint(value: int) -> bytes:
-    """A number as seven bits a byte; a negative one takes ten, as the format has it for int64."""
+def encode_varint(value: int) -> bytes:
+    """A number as a varint; negative int64 take ten bytes."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value >= 0x80:
@@ -88,6 +90,12 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def bytes_field(number: int, content: bytes) -> bytes:
-    """A field that holds bytes: text, a packed list or a message."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+def encode_bytes_field(number: int, content: bytes) -> bytes:
+    """An encoded field that holds bytes: text, a packed list or a message."""
+    return encode_varint(number << 3 | 2) + encode_varint(len(content)) + content
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The CRC-32C of the bytes, masked as TensorFlow and LevelDB store it."""
+    crc: int = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _CRC_MASK_DELTA) & 0xFFFFFFFF

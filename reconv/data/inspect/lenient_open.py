@@ -1,0 +1,252 @@
+"""Open a dataset for inspection: what training would refuse is reported as an issue, and the rest is readable.
+
+Nothing is written. Detection datasets opened here hold every box of the files, including unusable ones.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.boxes.box_table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
+from reconv.data.dataset import Dataset, Sample, Split
+from reconv.data.readers.detect import DetectedDataset, detect
+from reconv.data.readers.detection.box_table_dataset import BoxTableDataset
+from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset, read_box_records, records_have_boxes
+from reconv.data.readers.detection.coco import read_coco
+from reconv.data.readers.detection.voc import read_voc
+from reconv.data.readers.detection.yolo import read_yolo
+from reconv.data.readers.factory import NEED_NO_PATH, open_dataset
+from reconv.data.readers.folder import is_image_name, split_folder
+from reconv.data.readers.shards.map_shards import GroupedDataError
+from reconv.data.storage.local import read
+from reconv.errors import DataError
+from reconv.recipe.data_fields import DataConfig
+
+SPLITS: tuple[Split, ...] = ("train", "val")
+
+ReadSplit = Callable[[Path, Split], BoxTable]
+_BOX_READERS: dict[str, ReadSplit] = {"coco": read_coco, "voc": read_voc, "yolo": read_yolo}
+_MAX_NAMED = 1000  # boxes or images that are named; all are counted
+
+
+@dataclass(frozen=True, slots=True)
+class DataIssue:
+    """Something wrong with a dataset; an error is what would stop or mislead training."""
+
+    level: Literal["error", "warning"]
+    kind: str
+    text: str
+    paths: tuple[str, ...] = ()
+    count: int = 0  # 0: as many as there are paths
+
+    @property
+    def total(self) -> int:
+        return self.count or len(self.paths)
+
+
+D = TypeVar("D", bound=Dataset)
+Report = Callable[[DataIssue], None]
+
+
+def printable(name: str) -> str:
+    """A file name as text, with bytes that are not UTF-8 escaped."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def open_leniently(path: str, data: DataConfig, report: Report) -> dict[Split, Dataset]:
+    """The readable splits at `path`, a folder or the name of a dataset in the package; reports their issues."""
+    if path in NEED_NO_PATH and not Path(path).exists():
+        return {split: open_dataset(path, None, split, data) for split in SPLITS}
+    detected = detect(Path(path), data.source)
+    if (read_split := find_box_reader(detected)) is not None:
+        return dict(_open_with_boxes(detected, read_split, report))
+    if detected.kind == "folder":
+        return _open_folder(detected.path, report)
+    return _open_readable(lambda split: open_dataset(data.source, Path(path), split, data), report)
+
+
+def find_box_reader(detected: DetectedDataset) -> ReadSplit | None:
+    """The function that reads the boxes of a dataset; None if it has no boxes."""
+    if detected.kind == "tfrecord" and records_have_boxes(detected.path):
+        return read_box_records
+    return _BOX_READERS.get(detected.kind)
+
+
+def _open_readable(open_split: Callable[[Split], D], report: Report) -> dict[Split, D]:
+    """The splits that open; the errors of the others are reported, or raised if none opens."""
+    opened: dict[Split, D] = {}
+    refused: list[DataError] = []
+    for split in SPLITS:
+        try:
+            opened[split] = open_split(split)
+        except DataError as error:
+            refused.append(error)
+    if not opened:
+        raise refused[0]
+    for refusal in refused:
+        errors = refusal.errors if isinstance(refusal, GroupedDataError) else (refusal,)
+        for text in dict.fromkeys(f"{error.what}: {error.why}" for error in errors):
+            places = tuple(printable(error.where) for error in errors if f"{error.what}: {error.why}" == text)
+            report(DataIssue("error", "unreadable-split", text, places))
+    return opened
+
+
+def _open_with_boxes(detected: DetectedDataset, read_split: ReadSplit, report: Report) -> dict[Split, DetectionDataset]:
+    tables: dict[Split, BoxTable] = {}
+
+    def open_split(split: Split) -> DetectionDataset:
+        table = read_split(detected.path, split)
+        dataset = _detection_dataset(detected, split, table)
+        tables[split] = table
+        return dataset
+
+    opened = _open_readable(open_split, report)
+    for split, table in tables.items():
+        for issue in _box_issues(split, table):
+            report(issue)
+    if "train" in tables:
+        seen = np.unique(tables["train"].labels)
+        unseen = tuple(name for label, name in enumerate(tables["train"].class_names) if label not in seen)
+        if unseen:
+            report(DataIssue("warning", "never-trained", "classes without a box in training", unseen))
+    return opened
+
+
+def _detection_dataset(detected: DetectedDataset, split: Split, table: BoxTable) -> DetectionDataset:
+    if detected.kind == "tfrecord":
+        return BoxTFRecordDataset(detected.path, split, DataConfig(), detected.why, is_lenient=True)
+    origin = f"{detected.kind} data at {detected.path} ({detected.why})"
+    return BoxTableDataset(detected.kind, table, np.arange(len(table)), origin)
+
+
+def _box_issues(split: Split, table: BoxTable) -> Iterator[DataIssue]:
+    """Issues with the annotation files of a split, then with its boxes."""
+    problems = [problem for problem in table.problems if problem.kind != "unknown-class"]  # its boxes are found below
+    for kind in dict.fromkeys(problem.kind for problem in problems):
+        own = [f"{printable(problem.where)}: {problem.text}" for problem in problems if problem.kind == kind]
+        yield DataIssue("error", kind, f"{PROBLEMS[kind]}, in {split}", tuple(own[:_MAX_NAMED]), len(own))
+    for defect, rows in find_bad_boxes(table).items():
+        if len(rows):
+            named = tuple(printable(text) for text in describe_boxes(table, rows[:_MAX_NAMED].tolist()))
+            yield DataIssue(
+                "error", defect, f"boxes in {split}, each of which {BAD_BOX_KINDS[defect]}", named, len(rows)
+            )
+    empty = np.flatnonzero(np.diff(table.offsets) == 0)
+    if len(empty):
+        named = tuple(printable(table.files[index]) for index in empty[:_MAX_NAMED].tolist())
+        yield DataIssue("warning", "unannotated", f"images in {split} without a box", named, len(empty))
+
+
+def _open_folder(root: Path, report: Report) -> dict[Split, Dataset]:
+    listings = {split: FolderListing(folder) for split in SPLITS if (folder := split_folder(root, split)) is not None}
+    if "val" not in listings:
+        report(DataIssue("error", "no-validation", "there is no val/ or validation/ beside train/", (str(root),)))
+    names = listings["train"].class_names
+    unknown = [name for name in (listings["val"].class_names if "val" in listings else ()) if name not in names]
+    if unknown:
+        text = "classes in validation that training does not have"
+        report(DataIssue("error", "unknown-class", text, tuple(unknown)))
+    for split, listing in listings.items():
+        for issue in listing.issues(split):
+            if issue.paths:
+                report(issue)
+    return {split: LenientFolderDataset(listing, (*names, *unknown)) for split, listing in listings.items()}
+
+
+class FolderListing:
+    """The files of one split by class, and the files and folders that training would refuse or ignore."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: dict[str, list[str]] = {}
+        self._broken_links: list[str] = []
+        self._outside_classes: list[str] = []
+        self._ignored: list[str] = []
+        self._unreadable: list[str] = []
+        for entry in self._entries(str(folder)):
+            if entry.is_dir():
+                self.files[entry.name] = sorted(self._images(entry.path))
+            elif entry.is_file():
+                (self._outside_classes if is_image_name(entry.name) else self._ignored).append(entry.path)
+            else:
+                self._broken_links.append(entry.path)
+        self.class_names = tuple(sorted(self.files))
+
+    def issues(self, split: Split) -> tuple[DataIssue, ...]:
+        """Possible issues of the split; those without paths did not occur."""
+        empty = tuple(name for name in self.class_names if not self.files[name])
+        extensions = Counter(os.path.splitext(path)[1].lower() or "no extension" for path in self._ignored)
+        most_common = ", ".join(f"{extension} {count:,}" for extension, count in extensions.most_common(5))
+        not_utf8 = tuple(printable(name) for name in self.class_names if printable(name) != name)
+        ignored = f"files in {split} that are not images by their extension: {most_common}"
+        return (
+            DataIssue("error", "empty-class", f"class folders without images in {split}", empty),
+            DataIssue("error", "name", f"class folders in {split} whose names are not UTF-8", not_utf8),
+            DataIssue("error", "broken-link", f"broken links or special files in {split}", _names(self._broken_links)),
+            DataIssue("error", "unreadable", f"folders in {split} that cannot be listed", _names(self._unreadable)),
+            DataIssue("warning", "stray", f"images in {split} outside of class folders", _names(self._outside_classes)),
+            DataIssue("warning", "ignored", ignored, _names(self._ignored)),
+        )
+
+    def _images(self, top: str) -> list[str]:
+        """Paths of a class's images relative to its folder, at any depth."""
+        images: list[str] = []
+        pending = [top]
+        while pending:
+            for entry in self._entries(pending.pop()):
+                if entry.is_file():
+                    (images if is_image_name(entry.name) else self._ignored).append(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    self._broken_links.append(entry.path)
+        return [os.path.relpath(path, top) for path in images]
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+        except OSError:
+            self._unreadable.append(folder)
+            return []
+
+
+class LenientFolderDataset:
+    """One split of a tree of image files as it was listed."""
+
+    kind = "folder"
+
+    def __init__(self, listing: FolderListing, class_names: tuple[str, ...]) -> None:
+        self.class_names = class_names
+        self.origin = f"image folders at {listing.folder.parent}"
+        self._folder = listing.folder
+        numbers = {name: number for number, name in enumerate(class_names)}
+        self._targets, self._files = array("i"), list[str]()
+        for name in listing.class_names:
+            self._files += listing.files[name]
+            self._targets.extend([numbers[name]] * len(listing.files[name]))
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> Sample:
+        target = self._targets[index]
+        path = os.path.join(self._folder, self.class_names[target], self._files[index])
+        return Sample(read(path), target, path)
+
+    def fingerprint(self) -> str:
+        """Empty: such a dataset is inspected, not trained on."""
+        return ""
+
+
+def _names(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(printable(path) for path in sorted(paths))
