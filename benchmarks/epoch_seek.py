@@ -11,7 +11,8 @@ import time
 
 import torch
 
-from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.synthetic import SyntheticDataset
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
@@ -47,7 +48,7 @@ def seek_s(num_samples: int, drop_last: bool, epoch_samples: int | None, seed: i
     plan = make_plan(recipe, Facts(num_samples, 1, 1000))
     step = round((EPOCH + 0.5) * plan.steps_per_epoch)
     began_s = time.perf_counter()
-    stream = TrainLoader(source, recipe, plan, lambda tensor: tensor).steps(step, step + 1)
+    stream = make_train_loader(source, recipe, plan, DataContext.on_host()).steps(step, step + 1)
     [batch] = next(stream)
     taken_s = time.perf_counter() - began_s
     assert int(batch.positions[0]) == step * 256

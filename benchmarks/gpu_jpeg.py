@@ -27,7 +27,7 @@ from benchmarks import as_overrides
 from reconv.bench.bench_target import Input, open_subject
 from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import Wish
-from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.recipe.loader import Override
 from reconv.trainer.build import loaders as parts
@@ -88,8 +88,8 @@ def rate(work: Callable[[], object]) -> float:
 def loader_rate(overrides: list[Override], tree: Path, steps: int) -> float:
     """Images per second that reach the device while nothing trains."""
     target = open_subject("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
-    with open_data_context(target.recipe, target.plan, target.device, StageTimes()) as feed:
-        loader = parts.train_loader(target.recipe, target.plan, target.source, target.device.move, feed=feed)
+    with open_data_context(target.recipe, target.plan, target.device, StageTimes()) as context:
+        loader = parts.train_loader(target.recipe, target.plan, target.source, context)
         stream = loader.steps(0, sys.maxsize)
         for _ in islice(stream, 5):
             pass

@@ -37,13 +37,14 @@ from benchmarks import as_overrides
 from benchmarks.train_variants import Result, for_images, parse_set, print_table, train_run, write_json
 from reconv.batch import Batch
 from reconv.bench.bench_target import BenchTarget, about, open_subject
-from reconv.data.pipeline.stage_timing import StageTimes
-from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.stage_timing import StageTimes
+from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.recipe.loader import Override
 from reconv.trainer.build import loaders as parts
-from reconv.trainer.build.data_context import DataContext, open_data_context
+from reconv.trainer.build.data_context import open_data_context
 from reconv.trainer.build.datasets import data_path, open_split
 from reconv.trainer.build.task_builder import with_boxes
 from reconv.trainer.lr_schedule import learning_rate
@@ -62,8 +63,8 @@ def main() -> None:
     given = _arguments()
     ends_s = time.perf_counter() + given.limit_s - EVAL_S * given.their_points
     subject = _opened(given, given.images)
-    with open_data_context(subject.recipe, subject.plan, subject.device, StageTimes()) as feed:
-        rate = Theirs(subject, feed).probe(min(PROBE_STEPS, subject.plan.total_steps))
+    with open_data_context(subject.recipe, subject.plan, subject.device, StageTimes()) as context:
+        rate = Theirs(subject, context).probe(min(PROBE_STEPS, subject.plan.total_steps))
         images = min(given.images, int(rate * (ends_s - time.perf_counter() - given.ours_s)))
         if images < given.their_batch:
             raise SystemExit(f"no time left: theirs takes {given.images / rate:.0f} s at {rate:.0f} images/s")
@@ -71,7 +72,7 @@ def main() -> None:
         ours = _ours(given, images)
         result = {**about(subject.recipe, subject.device), "ours": asdict(ours)}
         write_json(given.json, result)
-        theirs = Theirs(_opened(given, images), feed, given.their_points).train(ends_s)
+        theirs = Theirs(_opened(given, images), context, given.their_points).train(ends_s)
     write_json(given.json, {**result, "theirs": asdict(theirs)})
     earlier = [point for point in ours.curve if point[0] <= theirs.images]
     halfway = [Result("ours at that point", METRIC, *earlier[-1], earlier)] if earlier and theirs.note else []
@@ -141,7 +142,7 @@ def _opened(given: argparse.Namespace, images: int) -> BenchTarget:
 class Theirs:
     """torchvision's SSD300, trained on our batches."""
 
-    def __init__(self, subject: BenchTarget, feed: DataContext, points: int = 1) -> None:
+    def __init__(self, subject: BenchTarget, context: DataContext, points: int = 1) -> None:
         from torchvision.models.detection import ssd300_vgg16
 
         recipe, self._device = subject.recipe, subject.device
@@ -169,10 +170,10 @@ class Theirs:
         self._prepare_eval = EvalPreprocess(plain, torch.float32)
         self._plan, self._side = subject.plan, preprocess.size
         self._score_every = -(-subject.plan.total_steps // points)
-        self._loader = parts.train_loader(recipe, subject.plan, subject.source, self._device.move, feed=feed)
+        self._loader = parts.train_loader(recipe, subject.plan, subject.source, context)
         self._val = with_boxes(open_split(recipe, data_path(recipe), "val"))
         self._val_loader = parts.eval_loader(
-            recipe, self._val, self._device, recipe.evaluate.batch_size, subject.plan.workers, feed=feed
+            recipe, self._val, self._device, recipe.evaluate.batch_size, subject.plan.workers, context=context
         )
 
     def probe(self, steps: int) -> float:

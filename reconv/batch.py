@@ -1,7 +1,6 @@
-"""The batch: what the loader hands to the engine and the engine to the task.
+"""The batch that the loader gives to the training step, and the step to the task.
 
-Owns the container and how it is cut into groups. Refuses to know what the tensors mean. Invariant: every tensor has
-one row per sample, rows are in position order, and the group sizes add up to the number of rows.
+Below every other package, because models and devices take batches too.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch: named tensors [n, ...], positions in the run's sample stream [n], and group sizes."""
+    """One micro-batch: named tensors [n, ...], positions in the sample stream [n] in order, and group sizes.
+
+    The group sizes add up to n.
+    """
 
     tensors: Mapping[str, Tensor]
     positions: Tensor
@@ -31,16 +33,16 @@ class Batch:
         """The same samples with some tensors changed or added."""
         return Batch({**self.tensors, **tensors}, self.positions, self.groups)
 
-    def map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        """The same batch with every tensor (positions too) passed through `move`."""
-        return Batch({name: move(t) for name, t in self.tensors.items()}, move(self.positions), self.groups)
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with a function applied to every tensor, positions included."""
+        return Batch({name: function(t) for name, t in self.tensors.items()}, function(self.positions), self.groups)
 
     def by_group(self) -> Iterator[Batch]:
-        """The batch's groups, one Batch each, in position order."""
-        return self.parts(1)
+        """The groups, one batch each."""
+        return self.split(1)
 
-    def parts(self, num_groups: int) -> Iterator[Batch]:
-        """The batch in parts of so many groups, the last perhaps of fewer, in position order."""
+    def split(self, num_groups: int) -> Iterator[Batch]:
+        """Batches of so many groups each, the last perhaps of fewer."""
         start = 0
         for first in range(0, len(self.groups), num_groups):
             groups = self.groups[first : first + num_groups]
@@ -49,11 +51,11 @@ class Batch:
             start = rows.stop
 
 
-class Copied(Protocol):
-    """A copy of a batch to the device that may still be under way."""
+class CopyEvent(Protocol):
+    """A copy to the device that may not have finished, like a `torch.cuda.Event` after it."""
 
     def query(self) -> bool:
-        """Whether it has arrived."""
+        """Whether the copy has finished."""
         ...
 
     def synchronize(self) -> None:

@@ -18,7 +18,7 @@ SHARED_MODULE_NAMES = {"__init__", "__main__", "ops", "triton"}  # one of each i
 VAGUE_MODULE_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 # Pickles of others are read by a restricted unpickler; our own travel between processes of one run, never to a file.
 PICKLE_READERS = {"reconv/data/readers/cifar.py"}
-PICKLE_IN_MEMORY = {"reconv/data/pipeline/shared_pickle.py"}
+PICKLE_IN_MEMORY = {"reconv/data/pipeline/workers/shared_pickle.py"}
 
 
 @cache

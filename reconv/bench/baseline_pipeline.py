@@ -15,19 +15,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.data.dataset import Sample
-from reconv.data.decode.decode import picture
-from reconv.data.transforms.random_params import F64, resized_box
+from reconv.data.dataset import NamedArrays, Sample
+from reconv.data.decode.pillow import to_image
+from reconv.data.transforms.geometry import random_resized_crop_box
 from reconv.recipe.data_fields import AugmentConfig
 
 
-def ordinary_picture(sample: Sample, size: int, augment: AugmentConfig, draws: F64, is_flipped: bool) -> Tensor:
+def ordinary_picture(
+    sample: Sample, size: int, augment: AugmentConfig, params: NamedArrays, is_flipped: bool
+) -> Tensor:
     """One training image [3, size, size], uint8."""
     if isinstance(sample.data, bytes):
         image = Image.open(io.BytesIO(sample.data)).convert("RGB")
     else:
-        image = picture(sample.data, 3)
-    box = resized_box(image.width, image.height, draws, augment)
+        image = to_image(sample.data, 3)
+    box = random_resized_crop_box(image.width, image.height, params, augment)
     image = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
     if is_flipped:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

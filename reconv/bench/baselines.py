@@ -20,8 +20,10 @@ from torch import nn
 from reconv.batch import Batch
 from reconv.bench.bench_target import BenchTarget
 from reconv.bench.timing import Marks, Wish, measure
-from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.transforms.on_device import TrainPreprocess
+from reconv.data.pipeline.buffers import BlockingTransfer
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
+from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.device import is_out_of_memory
 from reconv.errors import UsageError
 from reconv.trainer.build.network import wants_kernels
@@ -133,7 +135,9 @@ def compare(
 def images_per_s(subject: BenchTarget, step: PeerStep, wish: Wish) -> float:
     """How many of the subject's images a peer's step takes a second."""
     plan, device = subject.plan, subject.device
-    windows = measure(step, TrainLoader(subject.source, subject.recipe, plan, device.move), device, wish, Marks(device))
+    context = DataContext(BlockingTransfer(device.move))
+    loader = make_train_loader(subject.source, subject.recipe, plan, context)
+    windows = measure(step, loader, device, wish, Marks(device))
     return plan.global_batch / windows.median_s
 
 

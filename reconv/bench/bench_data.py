@@ -26,17 +26,19 @@ from reconv.bench.baseline_pipeline import ordinary_picture
 from reconv.bench.bench_target import BenchTarget, about, open_subject
 from reconv.bench.data_paths import AS_GIVEN, Way, open_ways
 from reconv.bench.timing import percentile
-from reconv.data.decode.jpeg_decoder import jpeg_decoder
-from reconv.data.pipeline.process_pool import ProcessPool
-from reconv.data.pipeline.stage_timing import StageTimes
-from reconv.data.pipeline.thread_pool import InlineWorker, Workers, open_workers
+from reconv.data.dataset import select_rows
+from reconv.data.decode.simplejpeg import jpeg_decoder
+from reconv.data.pipeline.buffers import BlockingTransfer
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.workers.process_pool import ProcessPool
+from reconv.data.pipeline.workers.thread_pool import InlineWorker, Workers, open_workers
 from reconv.data.sampler import Sampler
-from reconv.data.transforms.random_params import draw_flips, draw_host, effective, is_recolouring
+from reconv.data.transforms.geometry import random_flips
+from reconv.data.transforms.params import changes_colors_on_host, effective_augment, host_params
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build import loaders as parts
-from reconv.trainer.build.data_context import DataContext
 
 DEFAULT_RECIPE = "resnet50"  # RandomResizedCrop to 224 px and a flip
 BATCH = 32
@@ -179,9 +181,9 @@ def _scaled(subject: BenchTarget, steps: int, windows: int) -> tuple[DataRates, 
     """
     num_workers = subject.plan.workers or 1
     workers = open_workers(subject.plan.backend, num_workers)
-    feed = DataContext(workers, subject.device, StageTimes())
+    context = DataContext(subject.device, workers)
     one = _Whole(lambda: _ours(subject, 0, steps), steps)
-    everyone = _Whole(lambda: _ours(subject, num_workers, steps, feed), steps, partial(_cpu_s, workers))
+    everyone = _Whole(lambda: _ours(subject, num_workers, steps, context), steps, partial(_cpu_s, workers))
     try:
         rates = _in_turn({"one": one, "all": everyone}, windows)
     finally:
@@ -236,19 +238,19 @@ def _timed(batches: Iterator[Tensor], steps: int, clock_s: Callable[[], float] =
 
 def _stage_ms(subject: BenchTarget, steps: int) -> dict[str, float]:
     """Where the time of one image goes on one core, in a pass apart from all timing of rates."""
-    stages, plan = StageTimes(), replace(subject.plan, workers=0)
-    feed = DataContext(InlineWorker(), subject.device, stages)
-    loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move, feed=feed)
+    plan, context = replace(subject.plan, workers=0), DataContext(subject.device, InlineWorker())
+    loader = parts.train_loader(subject.recipe, plan, subject.source, context)
     num_images = sum(len(batch) for micro_batches in loader.steps(0, steps) for batch in micro_batches)
-    return {stage: 1000 * seconds / num_images for stage, seconds in stages.seconds.items()}
+    return {stage: 1000 * seconds / num_images for stage, seconds in context.stage_times.seconds.items()}
 
 
 def _ours(
-    subject: BenchTarget, workers: int, steps: int = sys.maxsize, feed: DataContext | None = None
+    subject: BenchTarget, workers: int, steps: int = sys.maxsize, context: DataContext | None = None
 ) -> Iterator[Tensor]:
     """The training loader's images, mirrored as the device would mirror them."""
     plan = replace(subject.plan, workers=workers)
-    loader = parts.train_loader(subject.recipe, plan, subject.source, subject.device.move, feed=feed)
+    context = context or DataContext(BlockingTransfer(subject.device.move))
+    loader = parts.train_loader(subject.recipe, plan, subject.source, context)
     for micro_batches in loader.steps(0, steps):
         for batch in micro_batches:
             yield _mirrored(batch)
@@ -264,15 +266,15 @@ def _mirrored(batch: Batch) -> Tensor:
 def _ordinary(subject: BenchTarget) -> Iterator[Tensor]:
     """The same images by the ordinary pipeline, in batches of the same size."""
     recipe, source, plan = subject.recipe, subject.source, subject.plan
-    augment, size = effective(recipe.augment), plan.size_at(0)
+    augment, size = effective_augment(recipe.augment), plan.size_at(0)
     order = Sampler(len(source), plan.global_batch, recipe.data.drop_last, recipe.seed)
     for step in range(sys.maxsize):
         positions = order.positions(step)
-        draws, flips = draw_host(augment, recipe.seed, positions), draw_flips(augment, recipe.seed, positions)
+        params, flips = host_params(augment, recipe.seed, positions), random_flips(augment, recipe.seed, positions)
         indices = order.indices_of(positions)
         yield torch.stack(
             [
-                ordinary_picture(source[int(index)], size, augment, draws[row], bool(flips[row]))
+                ordinary_picture(source[int(index)], size, augment, select_rows(params, row), bool(flips[row]))
                 for row, index in enumerate(indices)
             ]
         )
@@ -296,10 +298,10 @@ def _refuse_gpu(recipe: Recipe, name: str) -> None:
 
 def _refuse_other_than_ordinary(subject: BenchTarget) -> None:
     """Refuse to compare a pipeline that makes other images than the ordinary one."""
-    augment, preprocess = effective(subject.recipe.augment), subject.recipe.data.preprocess
+    augment, preprocess = effective_augment(subject.recipe.augment), subject.recipe.data.preprocess
     others = {
         "augment.crop is not random_resized": augment.crop != "random_resized",
-        "images are recoloured": is_recolouring(augment),
+        "images are recoloured": changes_colors_on_host(augment),
         "images are not resized bilinearly": (augment.interpolation or preprocess.interpolation) != "bilinear",
         "images have one channel": preprocess.channels != 3,
         "flips alternate": augment.hflip_mode != "random",

@@ -22,7 +22,7 @@ from reconv.environment_checks import Machine, cores_of_one
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.data_context import share_of_gpu
+from reconv.trainer.build.data_context import gpu_decode_share
 from reconv.trainer.build.datasets import data_path, open_split
 from reconv.trainer.build.network import check_model
 
@@ -75,7 +75,7 @@ def open_subject(
     plan = make_plan(recipe, facts)
     check_model(recipe, plan.num_classes)
     opened = open_device(device, plan.threads, launch_env.local_rank)
-    share = share_of_gpu(recipe, plan, source, opened, kept=None)
+    share = gpu_decode_share(recipe, plan, source, opened, resumed=None)
     plan = make_plan(recipe, replace(facts, gpu_share=share))
     configure_algorithms(opened, recipe.engine)
     return BenchTarget(recipe, plan, source, opened, input)

@@ -15,7 +15,7 @@ from torch import nn
 from reconv.bench.bench_target import BenchTarget
 from reconv.bench.timing import Marks, Windows, Wish, measure
 from reconv.checkpoint.run_dir import RunDir
-from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.stage_timing import StageTimes
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy
 from reconv.logging.events import Event, LogMessage
@@ -73,7 +73,7 @@ def measure_own(
     # The first batch counts as pictured.
     plain = build_step(job, learner, Counters(step=1), logger, marks.mark, strategy)
     step = fit_step(job, learner, plain, MicroBatchSize(plan.micro_groups), logger)
-    with open_data_context(recipe, plan, device, StageTimes()) as feed:
-        batches = parts.train_loader(recipe, plan, subject.source, device.move, rank=process_group.rank, feed=feed)
+    with open_data_context(recipe, plan, device, StageTimes()) as context:
+        batches = parts.train_loader(recipe, plan, subject.source, context, rank=process_group.rank)
         windows = measure(step, batches, device, wish, marks, (beside or process_group).broadcast)
     return Own(windows, learner.network.model, strategy, learner.teacher_fingerprint is not None, notes)

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+NamedArrays = Mapping[str, npt.NDArray[Any]]  # each with one row per sample
 Split = Literal["train", "val"]
 
 BACKGROUND = "background"
@@ -122,6 +124,11 @@ class WithBackground(FileBacked):
 
     def fingerprint(self) -> str:
         return f"{self._dataset.fingerprint()}+1"
+
+
+def select_rows(arrays: NamedArrays, rows: int | slice) -> NamedArrays:
+    """The same row or rows of every array."""
+    return {name: array[rows] for name, array in arrays.items()}
 
 
 def evenly_spaced(num_samples: int, percent: float) -> I64:

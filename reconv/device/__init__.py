@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from reconv.batch import Batch, Copied
+from reconv.batch import Batch, CopyEvent
 from reconv.device.cpu import Cpu
 from reconv.device.cuda import Cuda, CudaGraph
 from reconv.device.hpu import Hpu, count_hpus, has_hpu, load_backend
@@ -47,7 +47,7 @@ class Device(Protocol):
 
     def move(self, tensor: Tensor) -> Tensor: ...
     def pin(self, memory: Tensor) -> Callable[[], None]: ...
-    def send(self, batch: Batch) -> tuple[Batch, Copied | None]: ...
+    def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]: ...
     def set_cudnn_benchmark(self, limit: int | None) -> None:
         """Try so many algorithms for each operation and keep the fastest; 0: all there are; None: do not try."""
         ...

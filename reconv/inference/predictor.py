@@ -16,9 +16,10 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.checkpoint.locate import LocatedWeights
 from reconv.data.dataset import Dataset
-from reconv.data.decode.decode import convert_mode, decode_picture, eval_picture, picture
+from reconv.data.decode.pillow import convert_mode, decode_image, to_image
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.storage.local import read, read_file_or_pipe
+from reconv.data.transforms.host_transforms import eval_transform
 from reconv.detection.postprocess import Detections
 from reconv.device import Device, open_device
 from reconv.errors import DataError, UsageError
@@ -208,7 +209,8 @@ class Predictor:
             log(f"COCO metrics are not computed: {INSTALL}")
         task = build.build_task(recipe, dataset, self.device)
         bad = BadSamples(recipe.data.bad_images.limit, lambda bad: log(f"skipped {bad.path}: {bad.why}"))
-        loader = build.eval_loader(recipe, dataset, self.device, batch_size or recipe.evaluate.batch_size, faults=bad)
+        batch_size = batch_size or recipe.evaluate.batch_size
+        loader = build.eval_loader(recipe, dataset, self.device, batch_size, bad_samples=bad)
         metrics = evaluate(self.inference_step, task.metrics(), loader)
         return EvalResult(
             self.path,
@@ -240,7 +242,7 @@ class Predictor:
             if not skip_bad:
                 raise
             return Prediction(path, error=error.what)
-        return _Sample(path, torch.tensor(eval_picture(pil, preprocess)), pil.width, pil.height)
+        return _Sample(path, torch.tensor(eval_transform(pil, preprocess)), pil.width, pil.height)
 
     def _collate(self, samples: Sequence[_Sample]) -> Batch:
         rows = torch.arange(len(samples))
@@ -296,9 +298,9 @@ def to_pil(image: ImageInput, channels: int) -> Image.Image:
         image = ImageFile(Path(image))
     if isinstance(image, ImageFile):
         data = read_file_or_pipe(image.path) if image.is_named else read(image.path)
-        return decode_picture(data, channels, str(image.path))
+        return decode_image(data, channels, str(image.path))
     if isinstance(image, bytes):
-        return decode_picture(image, channels)
+        return decode_image(image, channels)
     if isinstance(image, Image.Image):
         return convert_mode(ImageOps.exif_transpose(image), channels)
     pixels = image.permute(1, 2, 0).cpu().numpy() if isinstance(image, Tensor) else image
@@ -308,7 +310,7 @@ def to_pil(image: ImageInput, channels: int) -> Image.Image:
             f"an image of shape {tuple(image.shape)} and dtype {image.dtype} is not supported",
             then="pass a uint8 array [height, width] or [height, width, 1 or 3], or a uint8 tensor [1 or 3, H, W]",
         )
-    return picture(pixels, channels)
+    return to_image(pixels, channels)
 
 
 def boxes_in_pixels(

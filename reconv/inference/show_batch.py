@@ -19,10 +19,11 @@ from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
 from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.factory import NEED_NO_PATH, subsample
-from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess, unprepare
+from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, make_plan
@@ -96,8 +97,8 @@ def _train_batch(recipe: Recipe, sources: Datasets, step: int) -> Batch:
     plan = make_plan(recipe, facts)
     if step >= plan.total_steps:
         raise UsageError(f"there is no step {step}", why=f"at this batch the run has {plan.total_steps:,}")
-    faults = BadSamples(recipe.data.bad_images.limit)
-    loader = parts.train_loader(recipe, plan, sources.train, lambda tensor: tensor, faults=faults)
+    bad_samples = BadSamples(recipe.data.bad_images.limit)
+    loader = parts.train_loader(recipe, plan, sources.train, DataContext.on_host(), bad_samples)
     [micro_batches] = loader.steps(step, step + 1)
     prepare = TrainPreprocess(recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32)
     prepared = [prepare(batch, step) for batch in micro_batches]
@@ -109,16 +110,20 @@ def _train_batch(recipe: Recipe, sources: Datasets, step: int) -> Batch:
 def _eval_batch(recipe: Recipe, sources: Datasets, images: int) -> Batch:
     """Validation images spread over the classes."""
     some = subsample(sources.val, min(100.0, 100 * images / len(sources.val)))
-    make, faults = parts.fetching(recipe), BadSamples(recipe.data.bad_images.limit)
     loader = EvalLoader(
-        some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=faults, make=make
+        some,
+        recipe.data.preprocess,
+        len(some),
+        DataContext.on_host(),
+        bad_samples=BadSamples(recipe.data.bad_images.limit),
+        make_pipeline=parts.sample_pipeline_maker(recipe),
     )
     [batch] = loader
     return EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)
 
 
 def _sheet(title: str, batch: Batch, recipe: Recipe, sources: Datasets) -> ContactSheet:
-    pixels = unprepare(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
+    pixels = denormalize(batch["images"], recipe.data.preprocess).permute(0, 2, 3, 1).numpy()
     tiles = [Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image) for image in pixels]
     names = sources.train.class_names
     if "boxes" not in batch.tensors:

@@ -48,7 +48,7 @@ class Checkpointer:
     metric: str
     chosen_weights: str
     logger: RunLogger
-    faults: BadSamples
+    bad_samples: BadSamples
     device: Device
     writer: AsyncWriter
     fitting: MicroBatchSize
@@ -62,7 +62,7 @@ class Checkpointer:
             "history": list(counters.history),
             "skipped": counters.skipped,
             "micro_groups": self.fitting.most_groups,
-            "bad_images": self.faults.state(counters.step),
+            "bad_images": self.bad_samples.state(counters.step),
         }
         step, best = counters.step, counters.best(self.metric, self.chosen_weights)
         parts = snapshot(self.parts(), self.device)

@@ -16,7 +16,7 @@ from reconv.checkpoint.run_dir import RunDir
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import evenly_spaced
 from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_boxes
-from reconv.data.pipeline.box_samples import picture_as_annotated
+from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger
 from reconv.metrics.detection_matches import ImageDetections, MatchOutcomes, match_detections
@@ -107,7 +107,7 @@ def _chosen(images: Sequence[Judged]) -> list[Judged]:
 def _beside(judged: Judged, source: DetectionDataset) -> Image.Image:
     """The image twice in one tile: with its true boxes, and with those that were found."""
     image, truth = judged.image, judged.image.truth
-    picture = picture_as_annotated(source[image.index], truth, 3)
+    picture = decode_annotated(source[image.index], truth, 3)
     scale = TILE_PX / max(picture.size)
     how = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.BILINEAR
     picture = picture.resize((max(1, round(picture.width * scale)), max(1, round(picture.height * scale))), how)

@@ -16,7 +16,7 @@ from torch import nn
 
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
 from reconv.logging.events import EvalFinished
@@ -39,7 +39,7 @@ class Evaluation:
     loader: EvalLoader
     prepare: Prepare
     num_samples: int
-    faults: BadSamples
+    bad_samples: BadSamples
     process_group: ProcessGroup
     tta: str = "none"  # the views of an image whose answers are averaged
     is_partial: bool = False  # not all of the validation set is scored
@@ -76,7 +76,7 @@ class Evaluation:
         except EvaluationStopped:
             was_stopped = True
         self._meet(evaluator, was_stopped)
-        skipped = len(self.faults.known("val"))
+        skipped = len(self.bad_samples.known("val"))
         if evaluator.num_samples + skipped != self.num_samples:
             raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
         self.last, self.last_weights = evaluator, weights
@@ -98,6 +98,6 @@ class Evaluation:
         """Put together what all processes have found; if one was asked to stop, all have stopped."""
         if any(self.process_group.all_gather(was_stopped)):
             raise EvaluationStopped
-        self.faults.settle()
+        self.bad_samples.sync()
         if self.process_group.world_size > 1:
             evaluator.merge(self.process_group.all_gather(evaluator.state()))

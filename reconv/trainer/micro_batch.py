@@ -15,6 +15,8 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+from reconv.data.pipeline.buffers import BlockingTransfer
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.device import is_out_of_memory
 from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
@@ -136,7 +138,8 @@ def _step_once(job: TrainingRun) -> None:
     logger = RunLogger()  # the run itself will log the same
     learner = build_learner(job, logger)
     step = build_step(job, learner, Counters(step=1), logger, unmarked)
-    faults = parts.build_faults(job.recipe, {}, logger, job.process_group)
-    [batches] = parts.train_loader(job.recipe, job.plan, job.sources.train, job.device.move, faults).steps(0, 1)
+    bad_samples = parts.build_bad_samples(job.recipe, {}, logger, job.process_group)
+    context = DataContext(BlockingTransfer(job.device.move))
+    [batches] = parts.train_loader(job.recipe, job.plan, job.sources.train, context, bad_samples).steps(0, 1)
     step(0, batches)
     job.device.synchronize()

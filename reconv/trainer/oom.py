@@ -80,4 +80,4 @@ class OomRetry:
             self.tell(step, f"out of memory: micro-batches of {before} are halved to {after}; the step is done again")
 
     def _cut(self, micro_batches: Sequence[Batch]) -> list[Batch]:
-        return [part for batch in micro_batches for part in batch.parts(self.fitting.most_groups)]
+        return [part for batch in micro_batches for part in batch.split(self.fitting.most_groups)]

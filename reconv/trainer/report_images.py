@@ -13,9 +13,10 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.checkpoint.run_dir import RunDir
 from reconv.data.inspect.contact_sheet import grid
-from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.factory import select
-from reconv.data.transforms.on_device import TrainPreprocess, unprepare
+from reconv.data.transforms.device_transforms import TrainPreprocess, denormalize
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger
 from reconv.metrics.topk import ClassificationMetrics
@@ -46,7 +47,7 @@ class PicturedFirstBatch:
         return prepared
 
     def _picture(self, batch: Batch, step: int) -> None:
-        images = unprepare(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
+        images = denormalize(batch["images"][:NUM_PICTURED].detach(), self.recipe.data.preprocess)
         names = tuple(_caption(self.class_names, batch, row) for row in range(len(images)))
         save_picture(self.folder, "first-batch.png", images, self.logger, "First training batch", names, step)
 
@@ -76,7 +77,7 @@ def picture_mistakes(
     if not mistakes:
         return
     wrong = select(sources.val, np.array([m.index for m in mistakes], dtype=np.int64))
-    [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), lambda tensor: tensor, workers=0)
+    [batch] = EvalLoader(wrong, recipe.data.preprocess, len(mistakes), DataContext.on_host())
     names = sources.train.class_names
     captions = tuple(
         f"predicted {names[m.predicted]} ({m.confidence:.0%}), target {names[m.target]} · {sources.val[m.index].name}"

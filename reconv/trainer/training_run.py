@@ -18,8 +18,8 @@ import torch
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.store import CheckpointStore
-from reconv.data.decode.native import choose_decoder, in_this_process
-from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.decode.native import choose_decoder, native_support
+from reconv.data.stage_timing import StageTimes
 from reconv.device import configure_algorithms, device_kind, open_device
 from reconv.device.affinity import cpu_affinity
 from reconv.distributed.environment import LaunchEnv, must_launch, read_launch_env
@@ -38,7 +38,7 @@ from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.report.summary import read_summary
-from reconv.trainer.build.data_context import Waiting, open_data_context, share_of_gpu
+from reconv.trainer.build.data_context import DataWaitLogger, gpu_decode_share, open_data_context
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.trainer.build.network import check_model
 from reconv.trainer.build.task_builder import check_scores, with_boxes
@@ -224,12 +224,12 @@ def prepare_job(
         )
     # Checkpoints that do not tell their decoder are older than the compiled one.
     kept = state.get("decoder", "pillow") if state else None
-    decoder = choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(in_this_process()))
+    decoder = choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(native_support()))
     facts = _facts(sources, process_group, state, decoder, device_kind(device_name))
     plan = make_plan(recipe, facts)
     device = open_device(device_name, plan.threads, process_group.launch_env.local_rank)
     kept_share = state.get("gpu_share", 0.0) if state else None
-    share = process_group.on_rank0(lambda: share_of_gpu(recipe, plan, sources.train, device, kept_share))
+    share = process_group.on_rank0(lambda: gpu_decode_share(recipe, plan, sources.train, device, kept_share))
     plan = make_plan(recipe, replace(facts, gpu_share=share))
     configure_algorithms(device, recipe.engine)
     if process_group.is_rank0:
@@ -285,10 +285,14 @@ def run_job(job: TrainingRun, stop: StopSignal, logger: RunLogger) -> RunResult:
     job.process_group.on_lost_rank(job.recipe.parallel.heartbeat_timeout_s, end_without_peer)
     with ExitStack() as winding_down:  # what comes last is done first
         winding_down.callback(ending.tell)
-        winding_down.callback(lambda: waiting.tell(ending.counters.step))
+        winding_down.callback(lambda: waiting.log(ending.counters.step))
         winding_down.callback(trace.close)
-        with ending.named(), open_data_context(job.recipe, job.plan, job.device, waiting.stages) as feed, writer:
-            fit, evaluation = assemble(job, stop, logger, clock, trace, feed, writer)
+        with (
+            ending.named(),
+            open_data_context(job.recipe, job.plan, job.device, waiting.stage_times) as context,
+            writer,
+        ):
+            fit, evaluation = assemble(job, stop, logger, clock, trace, context, writer)
             ending.counters = fit.counters
             fit.run()
             ending.ended_early = fit.ended_early
@@ -320,6 +324,6 @@ def _show_mistakes(job: TrainingRun, evaluation: Evaluation, step: int, logger: 
         picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, logger)
 
 
-def _waiting(job: TrainingRun, clock: RunClock, logger: RunLogger) -> Waiting:
+def _waiting(job: TrainingRun, clock: RunClock, logger: RunLogger) -> DataWaitLogger:
     source, cores = job.sources.train.kind, usable_cores(Machine())
-    return Waiting(job.recipe, job.plan, source, cores, clock, StageTimes(), logger)
+    return DataWaitLogger(job.recipe, job.plan, source, cores, clock, StageTimes(), logger)

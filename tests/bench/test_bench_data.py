@@ -20,11 +20,10 @@ from reconv.bench.bench_target import BenchTarget, open_subject
 from reconv.bench.data_paths import open_ways
 from reconv.cli import main
 from reconv.data.decode.native import choose_decoder
-from reconv.data.pipeline.process_pool import ProcessPool
-from reconv.data.pipeline.stage_timing import StageTimes
-from reconv.data.pipeline.thread_pool import InlineWorker
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.workers.process_pool import ProcessPool
+from reconv.data.pipeline.workers.thread_pool import InlineWorker
 from reconv.errors import UsageError
-from reconv.trainer.build.data_context import DataContext
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 
@@ -73,7 +72,7 @@ def test_both_pipelines_make_the_same_pictures(tree: Path) -> None:
 
 def test_flips_are_part_of_what_is_compared(tree: Path) -> None:
     subject = _subject(tree)
-    augment = subject.recipe.augment.model_copy(update={"flip": 0.0})
+    augment = subject.recipe.augment.model_copy(update={"hflip": 0.0})
     unflipped = replace(subject, recipe=subject.recipe.model_copy(update={"augment": augment}))
     assert (next(_ordinary(subject)) != next(_ordinary(unflipped))).any()
     assert (next(_ours(subject, 0)) != next(_ours(unflipped, 0))).any()
@@ -159,7 +158,7 @@ def test_the_time_of_a_picture_is_told_by_stage(tree: Path) -> None:
 def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
     subject, workers = _subject(tree), ProcessPool(1)
     try:
-        assert len(next(_ours(subject, 1, 1, DataContext(workers, subject.device, StageTimes())))) == BATCH
+        assert len(next(_ours(subject, 1, 1, DataContext(subject.device, workers)))) == BATCH
         before_s = time.process_time()
         assert _cpu_s(workers) > before_s + 0.1  # a worker that has answered has imported torch
         assert before_s <= _cpu_s(InlineWorker()) <= time.process_time()

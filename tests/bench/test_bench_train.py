@@ -16,8 +16,9 @@ from reconv.bench.bench_target import open_subject
 from reconv.bench.bench_train import bench_train
 from reconv.bench.timing import Wish
 from reconv.cli import main
-from reconv.data.pipeline.data_loader import TrainLoader
-from reconv.data.transforms.on_device import TrainPreprocess
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
+from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.errors import UsageError
 from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
@@ -56,7 +57,7 @@ def test_the_json_file_has_every_field_of_the_contract() -> None:
 
 def test_made_up_images_have_the_size_channels_and_classes_of_the_recipe() -> None:
     subject = open_subject("quickstart", input="device", data=None, overrides=[], device="cpu")
-    [batch] = next(TrainLoader(subject.source, subject.recipe, subject.plan, lambda t: t).steps(0, 1))
+    [batch] = next(make_train_loader(subject.source, subject.recipe, subject.plan, DataContext.on_host()).steps(0, 1))
     assert batch["images"].shape == (64, 1, 8, 8)
     assert subject.plan.num_classes == 10
     big = [("batch.size", 2, "--set"), ("batch.group", "all", "--set")]
@@ -106,7 +107,7 @@ def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
     subject = open_subject("quickstart", input="real", data=None, overrides=given, device="cpu")
     recipe = subject.recipe
     prepare = TrainPreprocess(recipe.data.preprocess, recipe.augment, 10, torch.float32)
-    micro_batches = next(TrainLoader(subject.source, recipe, subject.plan, lambda t: t).steps(0, 1))
+    micro_batches = next(make_train_loader(subject.source, recipe, subject.plan, DataContext.on_host()).steps(0, 1))
     assert len(micro_batches) == 4
     model = _linear(10)
     expected = [p.clone() for p in model.parameters()]

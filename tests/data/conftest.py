@@ -66,8 +66,8 @@ def decoder_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The JPEG decoder, compiled from the sources beside these tests whatever is installed."""
     library = tmp_path_factory.mktemp("native") / "_jpeg.so"
     build = runpy.run_path(str(Path(__file__).resolve().parents[2] / "hatch_build.py"))
-    trouble = build["compile_library"](library)
-    assert not trouble, trouble
+    problem = build["compile_library"](library)
+    assert not problem, problem
     return library
 
 
@@ -76,7 +76,7 @@ def compiled_decoder(decoder_library: Path) -> Iterator[None]:
     """Reconv with that decoder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "LIBRARY", decoder_library)
-        native.trouble.cache_clear()
-        assert native.available(), native.trouble()
+        native.problem.cache_clear()
+        assert native.available(), native.problem()
         yield
-    native.trouble.cache_clear()
+    native.problem.cache_clear()

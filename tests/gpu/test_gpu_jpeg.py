@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from reconv.bench.bench_target import BenchTarget, open_subject
-from reconv.data.pipeline.stage_timing import StageTimes
+from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.kernels.crop.ops import crop, crop_reference
 from reconv.trainer.build import loaders as parts
@@ -51,12 +51,12 @@ def opened(tree: Path, **data: object) -> BenchTarget:
 def images(target: BenchTarget, *, training: bool) -> Tensor:
     """The images of an epoch's first steps or of the evaluation, as the loader gives them."""
     recipe, plan, device = target.recipe, target.plan, target.device
-    with open_data_context(recipe, plan, device, StageTimes()) as feed:
+    with open_data_context(recipe, plan, device, StageTimes()) as context:
         if training:
-            loader = parts.train_loader(recipe, plan, target.source, device.move, feed=feed)
+            loader = parts.train_loader(recipe, plan, target.source, context)
             batches = [batch for pieces in loader.steps(0, NUM_IMAGES // BATCH) for batch in pieces]
         else:
-            batches = list(parts.eval_loader(recipe, target.source, device, BATCH, plan.workers, feed=feed))
+            batches = list(parts.eval_loader(recipe, target.source, device, BATCH, plan.workers, context=context))
         return torch.cat([batch["images"].cpu().float() for batch in batches])
 
 

@@ -13,6 +13,8 @@ import torch
 from reconv.bench.bench_target import open_subject
 from reconv.bench.timing import Marks
 from reconv.checkpoint.run_dir import RunDir
+from reconv.data.pipeline.buffers import BlockingTransfer
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.run_logger import RunLogger
 from reconv.trainer.build import loaders as parts
@@ -44,8 +46,8 @@ def train(settings: Mapping[str, object]) -> Trained:
     job = TrainingRun(recipe, plan, sources, device, ProcessGroup.single(), RunDir(Path("run")), RestorePoint(None, ()))
     learner = build_learner(job, RunLogger())
     step = build_step(job, learner, Counters(step=1), RunLogger(), Marks(device).mark)
-    losses = []
-    for number, batches in enumerate(parts.train_loader(recipe, plan, target.source, device.move).steps(0, STEPS)):
+    context, losses = DataContext(BlockingTransfer(device.move)), []
+    for number, batches in enumerate(parts.train_loader(recipe, plan, target.source, context).steps(0, STEPS)):
         torch.cuda.set_sync_debug_mode("error" if number >= WARM_STEPS else "default")
         losses.append(step(number, batches).loss)
         torch.cuda.set_sync_debug_mode("default")

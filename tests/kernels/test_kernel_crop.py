@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from loading_examples import host_eval
 from torch import Tensor
 
-from reconv.data.decode.decode import eval_box, host_eval
-from reconv.data.transforms.train_sample import resize_into
+from reconv.data.transforms.host_transforms import eval_crop_box, resize_into
 from reconv.kernels.crop.ops import CropBox, crop, crop_reference
 from reconv.recipe.data_fields import PreprocessConfig
 
@@ -86,7 +86,7 @@ def test_a_picture_that_is_not_in_one_piece_is_refused() -> None:
 def test_a_box_that_is_not_cut_out_is_resized_as_evaluation_resizes_the_whole_picture() -> None:
     spec = PreprocessConfig(size=SIZE, resize=SIZE + 3)
     pictures = [noise(height, width) for height, width in ((40, 31), (9, 33), (SIZE + 3, SIZE + 3))]
-    boxes = [eval_box(picture.shape[1], picture.shape[0], spec) for picture in pictures]
+    boxes = [eval_crop_box(picture.shape[1], picture.shape[0], spec) for picture in pictures]
     planes = [picture.permute(2, 0, 1).contiguous() for picture in pictures]
     found = crop(planes, boxes, SIZE, is_cut=False)
     plain = crop_reference(planes, boxes, SIZE, is_cut=False)

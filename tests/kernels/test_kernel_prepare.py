@@ -8,9 +8,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from reconv.batch import Batch
-from reconv.data.transforms.mixup import draw_mix
-from reconv.data.transforms.on_device import TrainPreprocess
-from reconv.data.transforms.random_params import ERASED, JITTERED
+from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.mixup import mix_params
+from reconv.data.transforms.params import COLOR_JITTER, ERASE_BOXES
 from reconv.kernels.jit.launch import trace_launches
 from reconv.kernels.normalize_images.ops import normalize_images
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
@@ -70,14 +70,14 @@ def test_a_batch_is_prepared_in_one_pass_and_boxes_follow() -> None:
 
 
 MIXUP = {"mixup": {"alpha": 0.2}}
-MIXED = draw_mix(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
+MIXED = mix_params(AugmentConfig.model_validate(MIXUP), 0, 0, np.arange(4), (4,), 8)
 
 
 @pytest.mark.parametrize(
     "more, augment, given",
     [
-        ({}, {"random_erasing": {"probability": 1.0}}, {ERASED: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
-        ({}, {}, {JITTERED: torch.tensor([[0.1, 1.2, 0.8, 0.1]]).expand(4, 4)}),
+        ({}, {"random_erasing": {"probability": 1.0}}, {ERASE_BOXES: torch.tensor([[1, 1, 3, 3]]).expand(4, 4)}),
+        ({}, {}, {COLOR_JITTER: torch.tensor([[0.1, 1.2, 0.8, 0.1]]).expand(4, 4)}),
         ({}, MIXUP, {name: torch.from_numpy(drawn) for name, drawn in MIXED.items()}),
         ({"spec": PreprocessConfig(per_image_standardization=True)}, {}, {}),
         ({"channels_last": False}, {}, {}),

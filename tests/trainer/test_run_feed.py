@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 import reconv
-import reconv.data.pipeline.stage_timing as stages_module
-from reconv.data.pipeline.stage_timing import StageTimes, spent, timed
+import reconv.data.stage_timing as stages_module
 from reconv.data.readers.digits import open_digits
+from reconv.data.stage_timing import StageTimes, record_stage, timed
 from reconv.device import open_device
 from reconv.device.affinity import cpu_affinity, numa_cpus, parse_cpu_list
 from reconv.errors import RecipeError, UsageError
@@ -27,7 +27,7 @@ from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.data_context import Waiting, advice, share_of_gpu, slowest
+from reconv.trainer.build.data_context import DataWaitLogger, data_wait_advice, gpu_decode_share, slowest_stage
 from reconv.trainer.dry_run import dry_run
 
 SMALL = {
@@ -88,14 +88,14 @@ def test_without_the_compiled_decoder_auto_takes_processes_for_many_pictures() -
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"backend": "gpu", "workers": 0}, "data.num_workers above 0"),
+        ({"backend": "gpu", "num_workers": 0}, "data.num_workers above 0"),
         ({"backend": "gpu", "cache": "ram"}, "of one process"),
         ({"backend": "gpu", "preprocess": {"interpolation": "bicubic"}}, "resized by bicubic"),
-        ({"backend": "gpu", "gpu_share": 0}, "greater than 0"),
+        ({"backend": "gpu", "gpu_decode_fraction": 0}, "greater than 0"),
         ({"backend": "dali"}, "not offered"),
-        ({"backend": "processes", "workers": 0}, "data.num_workers above 0"),
+        ({"backend": "processes", "num_workers": 0}, "data.num_workers above 0"),
         ({"backend": "processes", "cache": "ram"}, "of one process"),
-        ({"transfer": "float32", "resident": "device"}, "moves them once"),
+        ({"transfer_dtype": "float32", "preload": "device"}, "moves them once"),
     ],
 )
 def test_what_is_not_built_or_has_no_meaning_is_refused(given: dict[str, object], said: str) -> None:
@@ -137,18 +137,18 @@ def test_auto_says_what_it_chose_and_why_not_another() -> None:
 
 
 def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
-    recipe, plan = plan_of(backend="gpu", gpu_share=0.25)
+    recipe, plan = plan_of(backend="gpu", gpu_decode_fraction=0.25)
     assert plan.backend == "gpu" and plan.gpu_share == 0.25
     assert any("25% of the training images" in line and "keeps this share" in line for line in plan.lines)
     source, device = open_digits("train"), open_device("cpu")
-    assert share_of_gpu(recipe, plan, source, device, kept=None) == 0.25
-    assert share_of_gpu(recipe, plan, source, device, kept=0.5) == 0.5
+    assert gpu_decode_share(recipe, plan, source, device, resumed=None) == 0.25
+    assert gpu_decode_share(recipe, plan, source, device, resumed=0.5) == 0.5
     with pytest.raises(RecipeError, match="began with none of its images"):
-        share_of_gpu(recipe, plan, source, device, kept=0.0)
+        gpu_decode_share(recipe, plan, source, device, resumed=0.0)
     on_host, plan_on_host = plan_of()
-    assert plan_on_host.gpu_share == 0 == share_of_gpu(on_host, plan_on_host, source, device, kept=0.0)
+    assert plan_on_host.gpu_share == 0 == gpu_decode_share(on_host, plan_on_host, source, device, resumed=0.0)
     with pytest.raises(RecipeError, match="began with 50% of its images"):
-        share_of_gpu(on_host, plan_on_host, source, device, kept=0.5)
+        gpu_decode_share(on_host, plan_on_host, source, device, resumed=0.5)
 
 
 def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_every_second_of_a_task_is_counted_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
 
     def task() -> None:
-        spent("disk", 10.0)
-        spent("decode", 14.0)
+        record_stage("disk", 10.0)
+        record_stage("decode", 14.0)
 
     assert timed(task) == {"disk": 3.0, "decode": 5.0, "augment": 3.0}
 
@@ -174,7 +174,7 @@ def test_stages_add_up_and_nothing_is_counted_outside_a_task() -> None:
     stages.add({"disk": 1.5, "copy": 0.25})
     stages.add({"disk": 0.5})
     assert stages.seconds == {"disk": 2.0, "decode": 0.0, "augment": 0.0, "copy": 0.25}
-    spent("disk", 0.0)
+    record_stage("disk", 0.0)
     assert timed(lambda: None).keys() == {"augment"}
 
 
@@ -188,13 +188,13 @@ def test_stages_add_up_and_nothing_is_counted_outside_a_task() -> None:
     ],
 )
 def test_the_bottleneck_is_what_took_longest(seconds: dict[str, float], wait_s: float, expected: str) -> None:
-    assert slowest(seconds, wait_s) == expected
+    assert slowest_stage(seconds, wait_s) == expected
 
 
 def test_the_advice_fits_the_stage_and_what_is_set_already() -> None:
     def said(stage: str, source: str = "folder", **data: object) -> str:
         recipe, plan = plan_of(source, **data)
-        return advice(stage, recipe, plan, source, cores=4)
+        return data_wait_advice(stage, recipe, plan, source, num_cores=4)
 
     assert "data.cache=ram" in said("disk")
     assert "data.cache" not in said("disk", cache="ram")
@@ -207,11 +207,11 @@ def test_the_advice_fits_the_stage_and_what_is_set_already() -> None:
     assert "data.preload=device" in said("augment", "cifar10")
 
 
-def waiting(clock: RunClock, events: list[Event]) -> Waiting:
+def waiting(clock: RunClock, events: list[Event]) -> DataWaitLogger:
     recipe, plan = plan_of(num_workers=2)
     stages = StageTimes()
     stages.add({"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})
-    return Waiting(recipe, plan, "folder", 4, clock, stages, RunLogger(events.append))
+    return DataWaitLogger(recipe, plan, "folder", 4, clock, stages, RunLogger(events.append))
 
 
 def clock_that_waited(share: float) -> RunClock:
@@ -229,7 +229,7 @@ def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     evaluated = EvalFinished(5, 1.0, "raw", {}, 10, 0.1, best=False)
     watch.on_event(evaluated)
     watch.on_event(evaluated)
-    watch.tell(9)
+    watch.log(9)
     told = [event for event in events if isinstance(event, DataWait)]
     assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [
         (5, 0.4, "decode", "--workers 4"),
@@ -247,7 +247,7 @@ def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
 
 def test_a_run_that_hardly_waits_names_no_bottleneck() -> None:
     events: list[Event] = []
-    waiting(clock_that_waited(0.01), events).tell(3)
+    waiting(clock_that_waited(0.01), events).log(3)
     assert events == [DataWait(3, 0.01, {"disk": 1.0, "decode": 6.0, "augment": 2.0, "copy": 0.0})]
     assert ConsoleLines(None).lines(events[0]) == []
 

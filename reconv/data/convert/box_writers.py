@@ -27,14 +27,14 @@ from reconv.data.convert.writers import (
     folder_shard_name,
 )
 from reconv.data.dataset import Sample, Split
-from reconv.data.pipeline.box_samples import annotation_of
+from reconv.data.pipeline.detection_pipeline import require_annotation
 from reconv.data.readers.detection import box_tfrecord as features
 from reconv.data.readers.shards.tfrecord_format import Values, encode_example, write_record
 
 
 def scale_boxes(item: TranscodedSample) -> TranscodedSample:
     """The sample with its boxes scaled to the new size of the image."""
-    annotation = annotation_of(item.sample)
+    annotation = require_annotation(item.sample)
     if not item.is_changed or not isinstance(item.sample.data, bytes):
         return item
     width, height = size_of(item.sample.data, item.sample.name)
@@ -59,7 +59,7 @@ def scale_boxes(item: TranscodedSample) -> TranscodedSample:
 def _write_records(staging: StagingDir, shard: OutputShard, info: SplitInfo, samples: NumberedSamples) -> None:
     with staging.new_file(shard.name) as file:
         for number, item in samples:
-            annotation = annotation_of(item.sample)
+            annotation = require_annotation(item.sample)
             name = image_name(item, annotation, int(shard.indices[number]))
             write_record(file, encode_example(_features(item.sample, annotation, name, info)))
 
@@ -98,7 +98,7 @@ def _write_images(staging: StagingDir, shard: OutputShard, info: SplitInfo, samp
     staging.make_folder(staging.path / info.split)
     images = []
     for number, item in samples:
-        annotation = annotation_of(item.sample)
+        annotation = require_annotation(item.sample)
         index = int(shard.indices[number])
         name = image_name(item, annotation, index)
         staging.write_unsynced(staging.path / info.split / name, encoded(item.sample))

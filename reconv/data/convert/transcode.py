@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError, features
 from PIL import __version__ as pillow_version
 
 from reconv.data.dataset import U8, Sample
-from reconv.data.decode.decode import FORMATS, MAX_PIXELS, decode_picture, picture
+from reconv.data.decode.pillow import FORMATS, MAX_PIXELS, decode_image, to_image
 from reconv.errors import DataError, UsageError
 
 DEFAULT_QUALITY = 90
@@ -81,7 +81,7 @@ def transcode(sample: Sample, options: TranscodeOptions, encoding: Encoding) -> 
     new_size = _limited_size(width, height, options)
     if new_size is None and options.quality is None and encoding == "any":
         return TranscodedSample(sample, "", is_changed=False)
-    image = picture(sample.data, channels)
+    image = to_image(sample.data, channels)
     image = image if new_size is None else image.resize(new_size, Image.Resampling.LANCZOS)
     return _encode(sample, image, options, encoding, is_lossless=True)
 
@@ -96,7 +96,7 @@ def _transcode_file(sample: Sample, data: bytes, options: TranscodeOptions, enco
     if new_size is None and not repair and not is_rare and not options.raw and options.quality is None:
         return TranscodedSample(sample, _EXTENSIONS.get(kind, ""), is_changed=False)
     is_grey = mode in _GREY_MODES or mode.startswith("I")
-    image = decode_picture(data, 1 if is_grey and not repair else 3, sample.name)
+    image = decode_image(data, 1 if is_grey and not repair else 3, sample.name)
     # The EXIF orientation is applied by decoding, so the size is known only now.
     new_size = _limited_size(*image.size, options)
     image = image if new_size is None else image.resize(new_size, Image.Resampling.LANCZOS)

@@ -1,8 +1,7 @@
-"""The optional compiled JPEG decoder: a resized crop straight from a file's bytes.
+"""The optional compiled JPEG decoder: a resized crop straight from a file's bytes, with the GIL released.
 
-Owns the library's loading and its calls. Refuses to know what becomes of a file it does not take: False or None
-means that the plain way must judge it, never that it is bad. Invariant: the same bytes, box and size give the same
-pixels on every processor and thread; the GIL is released while it works; nothing outside `out` changes.
+False or None from a call means that the file is not for this decoder, and Pillow must decode or reject it. The same
+bytes, box and size give the same pixels on every processor and thread.
 """
 
 from __future__ import annotations
@@ -21,66 +20,68 @@ from reconv.errors import RecipeError
 from reconv.recipe.data_fields import Decoder
 
 LIBRARY = Path(__file__).with_name("_jpeg.so")
-VERSION = 2  # of the library's calls and of the pixels it makes
+VERSION = 2  # of the functions and of the pixels they give
 
 F64 = npt.NDArray[np.float64]
 
 FILTERS = {"bilinear": 0, "bicubic": 1}
 
 
-class Here(NamedTuple):
-    """What one process has: why there is no decoder (or nothing), and whether it would be the faster way."""
+class NativeSupport(NamedTuple):
+    """Whether one process can use the decoder: the problem if it cannot, and whether it would be faster than Pillow."""
 
-    trouble: str
+    problem: str
     is_fast: bool
 
 
-def in_this_process() -> Here:
-    """What this process has; without vector instructions the plain way is no slower."""
-    why = trouble()
-    return Here(why, not why and bool(load(LIBRARY).reconv_jpeg_has_avx2()))
+def native_support() -> NativeSupport:
+    """What this process can use; without vector instructions the decoder is no faster than Pillow."""
+    found = problem()
+    return NativeSupport(found, not found and bool(load(LIBRARY).reconv_jpeg_has_avx2()))
 
 
 def choose_decoder(
-    wish: Decoder | Literal["auto"], kept: Decoder | None = None, everywhere: Sequence[Here] | None = None
+    setting: Decoder | Literal["auto"],
+    resumed: Decoder | None = None,
+    all_ranks: Sequence[NativeSupport] | None = None,
 ) -> Decoder:
-    """Who makes crops of JPEG files, the same in every process of a run.
+    """The decoder of JPEG crops, the same in every process of a run.
 
-    `kept` is who did so when the run began, and `auto` keeps to that; `everywhere` is what each process has.
+    `resumed` is the decoder the run began with, which `auto` keeps; `all_ranks` is what each process can use.
     """
-    there = [in_this_process()] if everywhere is None else everywhere
-    usual: Decoder = "native" if all(here.is_fast for here in there) else "pillow"
-    chosen = wish if wish != "auto" else kept or usual
-    why = next((here.trouble for here in there if here.trouble), "")
+    supports = [native_support()] if all_ranks is None else all_ranks
+    fastest: Decoder = "native" if all(support.is_fast for support in supports) else "pillow"
+    chosen = setting if setting != "auto" else resumed or fastest
+    why = next((support.problem for support in supports if support.problem), "")
     if chosen == "native" and why:
         raise RecipeError(
-            "the compiled JPEG decoder is not here",
-            where=f"augment.decoder: {wish}",
-            why=why if kept is None else f"this run began with it, and {why}",
-            then="compile it: pip install . with a C compiler there (make native in a checkout)"
-            + (", or leave augment.decoder out" if kept is None else ""),
+            "the compiled JPEG decoder is not available",
+            where=f"augment.decoder: {setting}",
+            why=why if resumed is None else f"this run began with it, and {why}",
+            then="compile it: pip install . with a C compiler on the machine (make native in a checkout)"
+            + (", or leave augment.decoder out" if resumed is None else ""),
         )
     return chosen
 
 
 def available() -> bool:
-    """Whether the decoder was compiled here and is of this version."""
-    return not trouble()
+    """Whether the decoder is compiled and of this version."""
+    return not problem()
 
 
 @cache
-def trouble() -> str:
-    """Why there is no decoder, or nothing."""
+def problem() -> str:
+    """Why the decoder cannot be used; empty if it can."""
     try:
-        version: int = ctypes.CDLL(str(LIBRARY)).reconv_jpeg_version()  # not by `load`: another has other calls
+        version: int = ctypes.CDLL(str(LIBRARY)).reconv_jpeg_version()  # not by `load`: another version has other calls
     except OSError as error:
         return "it was not compiled" if not LIBRARY.exists() else f"it does not load: {error}"
-    return "" if version == VERSION else f"it is version {version} and not {VERSION}: compile it again"
+    return "" if version == VERSION else f"it has version {version} instead of {VERSION}: compile it again"
 
 
 @cache
 def load(path: Path) -> ctypes.CDLL:
-    """The library, its calls declared."""
+    """The library with its functions declared."""
     library = ctypes.CDLL(str(path))
     number, pointer = ctypes.c_int, ctypes.c_void_p
     library.reconv_jpeg_crop.argtypes = (
@@ -96,18 +97,18 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 @cache
-def _load_holding(path: Path) -> ctypes.PyDLL:
-    """The same for a call too short to let go of the GIL: taking it again may cost a sleep."""
+def _load_keeping_gil(path: Path) -> ctypes.PyDLL:
+    """The same for a call too short to release the GIL: taking it back may cost a sleep."""
     library = ctypes.PyDLL(str(path))
     library.reconv_jpeg_size.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
     return library
 
 
-def picture_size(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Width and height of a file of the kind that is decoded here; None for any other."""
-    found = (ctypes.c_int32 * 2)()
-    is_other = _load_holding(LIBRARY).reconv_jpeg_size(_address(data), len(data), found)
-    return None if is_other else (found[0], found[1])
+def image_size(data: bytes | memoryview) -> tuple[int, int] | None:
+    """Width and height of a JPEG file that this decoder supports; None for any other file."""
+    size = (ctypes.c_int32 * 2)()
+    is_unsupported = _load_keeping_gil(LIBRARY).reconv_jpeg_size(_address(data), len(data), size)
+    return None if is_unsupported else (size[0], size[1])
 
 
 def crop_resize(
@@ -117,33 +118,33 @@ def crop_resize(
     *,
     interpolation: str = "bilinear",
     antialias: bool = True,
-    is_cut: bool = True,
+    crop_first: bool = True,
     is_interleaved: bool = False,
-    may_use_vectors: bool = True,
+    use_simd: bool = True,
 ) -> bool:
     """Fill `out` [3, height, width] (interleaved: [height, width, 3]) from a box (left, top, right, bottom).
 
-    False: the file, box or interpolation is not for this decoder, and `out` holds nothing of use. `is_cut` keeps
-    every look inside the box, as if it had been cut out first; otherwise the filter sees what lies around it.
+    False: the file, box or interpolation is not supported, and the content of `out` is undefined. With `crop_first`
+    the filter reads nothing outside the box, as if it had been cut out first; otherwise it reads around its edges.
     """
     height, width, channels = out.shape if is_interleaved else (*out.shape[1:], out.shape[0])
     if channels != 3 or out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError(f"three planes of uint8 in one piece, not {out.dtype} {out.shape}")
+        raise ValueError(f"expected a writable contiguous uint8 array of 3 channels, not {out.dtype} {out.shape}")
     if interpolation not in FILTERS:
         return False
-    is_other = load(LIBRARY).reconv_jpeg_crop(
+    is_unsupported = load(LIBRARY).reconv_jpeg_crop(
         *(_address(data), len(data)),
         *box,
-        *(is_cut, out.ctypes.data),
-        *(height, width, is_interleaved, antialias, FILTERS[interpolation], may_use_vectors),
+        *(crop_first, out.ctypes.data),
+        *(height, width, is_interleaved, antialias, FILTERS[interpolation], use_simd),
     )
-    return not is_other
+    return not is_unsupported
 
 
 def read_files(paths: Sequence[bytes], buffer: U8) -> tuple[I64, list[tuple[int, int]]]:
-    """Read as many files as fit into `buffer`: where each ends there, and its width and height.
+    """Read as many files as fit into `buffer`: the offset where each ends, and its width and height.
 
-    Those are 0 for a file that cannot be read or is not of the kind that is decoded here.
+    Both are 0 for a file that cannot be read or is not supported.
     """
     names = (ctypes.c_char_p * len(paths))(*paths)
     ends, sizes = np.empty(len(paths), np.int64), np.empty((len(paths), 2), np.int32)
@@ -156,23 +157,25 @@ def read_files(paths: Sequence[bytes], buffer: U8) -> tuple[I64, list[tuple[int,
 def crop_files(
     buffer: U8, ends: I64, boxes: F64, out: U8, *, interpolation: str, antialias: bool
 ) -> npt.NDArray[np.bool_]:
-    """`crop_resize` of each file that `read_files` put into `buffer` to rows [n, 3, size, size]; which were made.
+    """`crop_resize` of each file that `read_files` put into `buffer`, into `out` [n, 3, size, size].
 
-    None is made of a box that is empty.
+    Returns which rows were filled; a file with an empty box is skipped.
     """
     num_files, size = len(ends), out.shape[-1]
     if out.shape != (num_files, 3, size, size) or boxes.shape != (num_files, 4):
-        raise ValueError(f"a box and square planes for each of {num_files} files, not {boxes.shape} and {out.shape}")
+        raise ValueError(
+            f"expected a box and a square image for each of {num_files} files, not {boxes.shape} and {out.shape}"
+        )
     if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError(f"planes of uint8 in one piece, not {out.dtype}")
-    is_made = np.zeros(num_files, np.bool_)
+        raise ValueError(f"expected a writable contiguous uint8 array, not {out.dtype}")
+    is_filled = np.zeros(num_files, np.bool_)
     load(LIBRARY).reconv_jpeg_crops(
         *(buffer.ctypes.data, ends.ctypes.data, num_files, np.ascontiguousarray(boxes).ctypes.data, out.ctypes.data),
-        *(size, antialias, FILTERS[interpolation], is_made.ctypes.data),
+        *(size, antialias, FILTERS[interpolation], is_filled.ctypes.data),
     )
-    return is_made
+    return is_filled
 
 
 def _address(data: bytes | memoryview) -> bytes | int:
-    """What ctypes passes as a pointer to the first byte; the caller keeps `data` alive."""
+    """The address of the first byte for ctypes; the caller keeps `data` alive."""
     return data if isinstance(data, bytes) else np.frombuffer(data, np.uint8).ctypes.data

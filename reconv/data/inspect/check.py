@@ -21,10 +21,10 @@ from PIL import Image
 
 from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
 from reconv.data.dataset import I64, Dataset, Sample, Split
-from reconv.data.decode.decode import any_picture, decode_picture
+from reconv.data.decode.pillow import decode_image, to_image
 from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
 from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
-from reconv.data.pipeline.box_samples import picture_as_annotated
+from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
@@ -160,7 +160,7 @@ def examine(dataset: Dataset, index: int) -> ExaminedSample | DataError:
         sample = dataset[index]
         target, labels = _labels(sample, len(dataset.class_names))
         if isinstance(sample.data, bytes):
-            upright = decode_picture(sample.data, 3, sample.name)
+            upright = decode_image(sample.data, 3, sample.name)
             with Image.open(io.BytesIO(sample.data)) as stored:
                 form, mode = stored.format or "unknown", stored.mode
                 tag = stored.getexif().get(_EXIF_ORIENTATION)
@@ -179,7 +179,7 @@ def examine(dataset: Dataset, index: int) -> ExaminedSample | DataError:
 def _labels(sample: Sample, num_classes: int) -> tuple[int, tuple[int, ...]]:
     """The target and the classes of a sample; checks that boxes fit the size of the image."""
     if sample.annotation is not None:
-        picture_as_annotated(sample, sample.annotation, 3)
+        decode_annotated(sample, sample.annotation, 3)
         return 0, tuple(label for label in sample.annotation.labels.tolist() if label >= 0)
     if not 0 <= sample.target < num_classes:
         raise DataError(f"label {sample.target}", where=sample.name, why=f"label {sample.target} is out of range")
@@ -372,11 +372,11 @@ def _tile(sample: Sample, names: Sequence[str]) -> Image.Image:
     """The image with its boxes drawn."""
     annotation = sample.annotation
     if annotation is None:
-        return any_picture(sample.data, 3, sample.name)
+        return to_image(sample.data, 3, sample.name)
     boxes = [
         DrawnBox((left, top, right, bottom), names[label] if label >= 0 else "?", class_colour(label))
         for (left, top, right, bottom), label in zip(
             annotation.boxes_xyxy.tolist(), annotation.labels.tolist(), strict=True
         )
     ]
-    return draw_boxes(picture_as_annotated(sample, annotation, 3), boxes)
+    return draw_boxes(decode_annotated(sample, annotation, 3), boxes)

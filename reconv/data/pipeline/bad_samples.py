@@ -1,8 +1,7 @@
-"""Images that cannot be read or decoded while a run goes on: which they are, how many are borne, who stands in.
+"""Images that cannot be read or decoded during a run: the list, its limit, and which samples replace them.
 
-Owns the list of a run's bad files, its limit and the rule of replacement. Refuses to know threads, batches and events.
-Invariant: a file is told once, stays out for the rest of the run (also after a resume), and the stand-in for it is a
-function of (seed, epoch, index) and of which files are bad; workers, ranks and reading ahead change nothing.
+A bad sample is logged once and stays out for the rest of the run, also after a resume. Its replacement is a function
+of (seed, epoch, index) and of which samples are bad; workers, ranks and prefetching change nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from reconv.data.dataset import Split
 from reconv.errors import DataError
 from reconv.random import hash_array, key
 
-_SHOWN = 5
-_TWO = np.arange(2)
+_NUM_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """One bad file: met when `step` steps were done."""
+    """One bad sample, met when `step` steps were done."""
 
     split: Split
     index: int
@@ -34,99 +32,99 @@ class BadSample:
     why: str
 
 
-def _untold(fault: BadSample) -> None:
-    """Nobody asked."""
+def _no_log(sample: BadSample) -> None:
+    pass
 
 
 class BadSamples:
-    """The bad files of a run so far; `limit` 0 bears none."""
+    """The bad samples of a run so far; with a `limit` of 0 the first one is an error."""
 
     def __init__(
         self,
         limit: int = 0,
-        tell: Callable[[BadSample], None] = _untold,
-        gather: Callable[[list[BadSample]], list[list[BadSample]]] | None = None,
+        log: Callable[[BadSample], None] = _no_log,
+        all_gather: Callable[[list[BadSample]], list[list[BadSample]]] | None = None,
     ) -> None:
-        """`gather` gives what each of several processes has; they count together."""
+        """`all_gather` gives what each rank has found; the limit is for all ranks together."""
         self._limit = limit
-        self._tell = tell
-        self._gather = gather
+        self._log = log
+        self._all_gather = all_gather
         self._found: list[BadSample] = []
-        self._fresh: list[BadSample] = []  # found here, and not yet known to other processes
+        self._new: list[BadSample] = []  # found on this rank and not yet known to others
         self._known: dict[Split, set[int]] = {"train": set(), "val": set()}
 
     @property
-    def borne(self) -> bool:
-        """Whether a bad file is left out, rather than ending the run."""
+    def tolerated(self) -> bool:
+        """Whether a bad sample is left out rather than ending the run."""
         return self._limit > 0
 
     def known(self, split: Split) -> Collection[int]:
-        """The indices that are out."""
+        """The indices of bad samples."""
         return self._known[split]
 
     def add(self, split: Split, index: int, step: int, error: DataError) -> None:
-        """Leave a file out from now on; an error once there are more than the limit, here or when all have settled."""
-        if not self.borne:
+        """Leave a sample out from now on; raises once there are more than the limit, here or in `sync`."""
+        if not self.tolerated:
             raise error
         if index in self._known[split]:
             return
         path = os.fsencode(error.where or f"{split} sample {index}").decode("utf-8", "backslashreplace")
-        fault = BadSample(split, index, step, path, error.why or error.what)
+        sample = BadSample(split, index, step, path, error.why or error.what)
         self._known[split].add(index)
-        self._fresh.append(fault)
-        # Beyond the limit there is nothing to wait for: the other processes meet this one in their own settling.
-        if self._gather is None or len(self._found) + len(self._fresh) > self._limit:
-            self.settle()
+        self._new.append(sample)
+        # Beyond the limit there is nothing to wait for: the other ranks meet this one in their own `sync`.
+        if self._all_gather is None or len(self._found) + len(self._new) > self._limit:
+            self.sync()
 
-    def settle(self) -> None:
-        """Count what all processes have found since the last time, in the order of one process; all call this.
+    def sync(self) -> None:
+        """Count what all ranks have found since the last call, in rank order; every rank calls this.
 
-        Once a step and once an evaluation, where files are borne.
+        Once per step and once per evaluation, where bad samples are tolerated.
         """
-        if not self.borne:
+        if not self.tolerated:
             return
-        fresh, self._fresh = self._fresh, []
-        shares = [fresh] if self._gather is None else self._gather(fresh)
-        seen = {(fault.split, fault.index) for fault in self._found}
-        for fault in (fault for share in shares for fault in share):
-            if (fault.split, fault.index) not in seen:
-                seen.add((fault.split, fault.index))
-                self._count(fault)
+        new, self._new = self._new, []
+        by_rank = [new] if self._all_gather is None else self._all_gather(new)
+        seen = {(sample.split, sample.index) for sample in self._found}
+        for sample in (sample for samples in by_rank for sample in samples):
+            if (sample.split, sample.index) not in seen:
+                seen.add((sample.split, sample.index))
+                self._count(sample)
 
-    def _count(self, fault: BadSample) -> None:
-        self._keep(fault)
-        self._tell(fault)
+    def _count(self, sample: BadSample) -> None:
+        self._keep(sample)
+        self._log(sample)
         if len(self._found) > self._limit:
-            last = self._found[-_SHOWN:]
+            last = self._found[-_NUM_SHOWN:]
             raise DataError(
-                f"{len(self._found):,} images cannot be read, and data.bad_images bears {self._limit:,}",
+                f"{len(self._found):,} images cannot be read, and data.bad_images tolerates {self._limit:,}",
                 where=", ".join(shown.path for shown in last),
-                why=f"the last of them: {fault.why}",
+                why=f"the last of them: {sample.why}",
                 then="reconv data check PATH lists them all; repair or remove them, or raise data.bad_images",
             )
 
     def state(self, steps_done: int) -> list[dict[str, Any]]:
-        """What a checkpoint keeps: the files met up to its step, whatever was read ahead."""
-        return [asdict(fault) for fault in self._found if fault.split == "val" or fault.step < steps_done]
+        """The state for a checkpoint: samples met before its step, whatever was prefetched."""
+        return [asdict(sample) for sample in self._found if sample.split == "val" or sample.step < steps_done]
 
     def restore(self, state: Sequence[dict[str, Any]]) -> None:
-        """Go on counting where a checkpoint was; nothing is told again."""
+        """Load the state of a checkpoint; nothing is logged again."""
         for saved in state:
             self._keep(BadSample(**saved))
 
-    def _keep(self, fault: BadSample) -> None:
-        self._found.append(fault)
-        self._known[fault.split].add(fault.index)
+    def _keep(self, sample: BadSample) -> None:
+        self._found.append(sample)
+        self._known[sample.split].add(sample.index)
 
 
 def replacements(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
-    """Every sample once, in an order of its own for each (seed, epoch, index): the first good one stands in.
+    """Every sample once, in an order of its own for each (seed, epoch, index): the first good one is the replacement.
 
-    A stride through the whole set rather than the neighbours, which in a sorted tree are of the same class and may be
-    bad for the same reason.
+    A stride through the whole dataset rather than the neighbours, which in a sorted folder have the same class and
+    may be bad for the same reason.
     """
-    base = key(seed, "stand-in", epoch, index)
-    start, stride = (int(value) % num_samples for value in hash_array(base, _TWO))
+    base = key(seed, "stand-in", epoch, index)  # the stream's name decides the bits
+    start, stride = (int(value) % num_samples for value in hash_array(base, np.arange(2)))
     while math.gcd(stride, num_samples) != 1:
         stride += 1
     return ((start + step * stride) % num_samples for step in range(num_samples))

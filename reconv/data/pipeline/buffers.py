@@ -1,8 +1,7 @@
-"""Memory that batches are filled into: a few slabs, used again and again.
+"""Host memory of batches: a pool of reused buffers, and the transfer to the device.
 
-Owns when a slab is free. Refuses to know who fills it and what is in it. Invariant: a slab is given out again only
-when nobody holds an array or a tensor of its last lease, and when what was copied from it has arrived; how many there
-are is bounded by how many are held at once.
+A buffer is reused only when no array or tensor of its last batch is alive and copies from it have finished, so the
+number of buffers is bounded by how many batches are held at once.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import mmap
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,59 +19,62 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch, Copied
-from reconv.data.dataset import U8
-from reconv.data.pipeline.sample_pipeline import Column, Rows
+from reconv.batch import Batch, CopyEvent
+from reconv.data.dataset import U8, NamedArrays
+from reconv.data.pipeline.sample_pipeline import Column
 
 _ALIGN_BYTES = 64  # a cache line
 
 
 class HostToDevice(Protocol):
-    """How batches reach the device."""
+    """How tensors reach the device."""
 
-    def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Make copies from this memory quick, where that means something; the result undoes it."""
+    def move(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device; the copy is finished, or ordered before what is computed next there."""
         ...
 
-    def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
-        """The batch on the device, ready for what is computed next there; None: nothing is copied any more."""
+    def pin(self, memory: Tensor) -> Callable[[], None]:
+        """Pin host memory, if the device has faster copies from pinned memory; the result undoes it."""
+        ...
+
+    def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]:
+        """The batch on the device, ready for what is computed next there; None: the copy is finished."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
-    """A carrier that moves tensor by tensor and never leaves a copy under way."""
+class BlockingTransfer:
+    """Moves tensor by tensor and waits for each copy."""
 
     move: Callable[[Tensor], Tensor]
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Ordinary memory stays as it is."""
         return _nothing
 
-    def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
-        """The batch moved."""
+    def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]:
         return batch.map(self.move), None
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """A carrier whose images travel as another type; the host converts them, which is exact."""
+class CastImages:
+    """A transfer that converts images to another dtype on the host first, which is exact."""
 
-    carrier: HostToDevice
+    to_device: HostToDevice
     dtype: torch.dtype
 
+    def move(self, tensor: Tensor) -> Tensor:
+        return self.to_device.move(tensor)
+
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """The images are not sent from there, but copied first."""
-        return _nothing
+        return _nothing  # the converted images lie elsewhere
 
-    def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
-        """The batch with its images converted."""
-        return self.carrier.send(batch.replace(images=batch["images"].to(self.dtype)))
+    def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]:
+        return self.to_device.send(batch.replace(images=batch["images"].to(self.dtype)))
 
 
-def as_type(carrier: HostToDevice, name: str) -> HostToDevice:
-    """The carrier, or one that converts images where they are to travel as something else than uint8."""
-    return carrier if name == "uint8" else Cast(carrier, getattr(torch, name))
+def with_transfer_dtype(to_device: HostToDevice, dtype: str) -> HostToDevice:
+    """A transfer that sends images as `dtype` (they are uint8 on the host)."""
+    return to_device if dtype == "uint8" else CastImages(to_device, getattr(torch, dtype))
 
 
 def _nothing() -> None:
@@ -81,27 +83,26 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BufferField:
-    """Where a column's rows lie in a slab."""
+    """Where the rows of a column are in a buffer."""
 
     name: str
     start: int
     shape: tuple[int, ...]
     dtype: str
 
-    def of(self, slab: U8) -> npt.NDArray[Any]:
-        """The rows."""
+    def view(self, memory: U8) -> npt.NDArray[Any]:
         num_bytes = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-        return slab[self.start : self.start + num_bytes].view(self.dtype).reshape(self.shape)
+        return memory[self.start : self.start + num_bytes].view(self.dtype).reshape(self.shape)
 
 
-def places(columns: tuple[Column, ...], num_rows: int) -> tuple[tuple[BufferField, ...], int]:
-    """Where each column of so many rows lies, and how many bytes all take."""
-    found, start = [], 0
+def buffer_layout(columns: Sequence[Column], num_rows: int) -> tuple[tuple[BufferField, ...], int]:
+    """The fields of the columns for so many rows, and the bytes that all of them take."""
+    fields, start = [], 0
     for column in columns:
         dtype, shape = np.dtype(column.dtype), (num_rows, *column.shape)
-        found.append(BufferField(column.name, start, shape, dtype.str))
+        fields.append(BufferField(column.name, start, shape, dtype.str))
         start += -(-int(np.prod(shape)) * dtype.itemsize // _ALIGN_BYTES) * _ALIGN_BYTES
-    return tuple(found), max(start, _ALIGN_BYTES)
+    return tuple(fields), max(start, _ALIGN_BYTES)
 
 
 @dataclass(eq=False, slots=True)
@@ -111,109 +112,108 @@ class Buffer:
     memory: mmap.mmap
     file: int | None
     unpin: Callable[[], None] = _nothing
-    is_dropped: bool = False
+    is_released: bool = False
 
     @property
     def num_bytes(self) -> int:
         return len(self.memory)
 
-    def drop(self) -> None:
-        """Let go of it: it is never filled again."""
+    def release(self) -> None:
+        """Give the memory up: it is never filled again."""
         self.unpin()
-        self.is_dropped = True
+        self.is_released = True
         if self.file is not None:
             os.close(self.file)
 
 
 @dataclass(frozen=True, slots=True)
 class BufferView:
-    """A slab that is being filled or used: its rows by name, and where they lie."""
+    """A buffer in use: its rows by name, and where they are."""
 
-    slab: Buffer
-    rows: Rows
-    places: tuple[BufferField, ...]
+    buffer: Buffer
+    rows: NamedArrays
+    fields: tuple[BufferField, ...]
 
 
-def ordinary_slab(num_bytes: int) -> Buffer:
-    """Memory of this process."""
+def private_buffer(num_bytes: int) -> Buffer:
+    """Memory of this process alone."""
     return Buffer(mmap.mmap(-1, num_bytes), None)
 
 
 class BufferPool:
-    """The slabs of one stream of batches."""
+    """The buffers of one stream of batches."""
 
-    def __init__(self, carrier: HostToDevice, make: Callable[[int], Buffer], limit: int) -> None:
-        self._carrier = carrier
-        self._make = make
-        self._limit = limit  # copies under way are waited for rather than making more slabs than this
+    def __init__(self, to_device: HostToDevice, allocate: Callable[[int], Buffer], limit: int) -> None:
+        self._to_device = to_device
+        self._allocate = allocate
+        self._limit = limit  # beyond it a copy in flight is waited for rather than allocating another buffer
         self._free: deque[Buffer] = deque()
-        self._sent: deque[tuple[Rows, Copied]] = deque()
-        self._num_slabs = 0
+        self._in_flight: deque[tuple[NamedArrays, CopyEvent]] = deque()
+        self._num_buffers = 0
         self._is_closed = False
 
     @property
-    def num_slabs(self) -> int:
-        """How many slabs there are: filled, used, under way and free."""
-        return self._num_slabs
+    def num_buffers(self) -> int:
+        """How many buffers there are, free ones included."""
+        return self._num_buffers
 
-    def take(self, columns: tuple[Column, ...], num_rows: int, most_rows: int) -> BufferView:
-        """A slab for some rows, of a size that would hold `most_rows`."""
-        self._collect()
-        num_bytes = places(columns, most_rows)[1]
-        slab = self._free_slab(num_bytes) or self._new_slab(num_bytes)
-        cut = places(columns, num_rows)[0]
-        # Every view of it has this array as its base, which is alive as long as any of them: the memory below is a
-        # memoryview, and numpy does not look through that.
-        whole = np.frombuffer(memoryview(slab.memory), np.uint8)
-        weakref.finalize(whole, self._give_back, slab).atexit = False
-        return BufferView(slab, {place.name: place.of(whole) for place in cut}, cut)
+    def acquire(self, columns: Sequence[Column], num_rows: int, max_rows: int) -> BufferView:
+        """A buffer for `num_rows` rows, large enough for `max_rows`."""
+        self._collect_finished_copies()
+        num_bytes = buffer_layout(columns, max_rows)[1]
+        buffer = self._take_free(num_bytes) or self._allocate_pinned(num_bytes)
+        fields = buffer_layout(columns, num_rows)[0]
+        # This array is the base of every view, so it lives as long as any of them: below it is a memoryview, which
+        # numpy does not look through.
+        whole = np.frombuffer(memoryview(buffer.memory), np.uint8)
+        weakref.finalize(whole, self._give_back, buffer).atexit = False
+        return BufferView(buffer, {field.name: field.view(whole) for field in fields}, fields)
 
-    def sent(self, rows: Rows, copied: Copied | None) -> None:
-        """These rows are on their way; they are held until they have arrived."""
-        if copied is not None:
-            self._sent.append((rows, copied))
+    def hold_until_copied(self, rows: NamedArrays, copy: CopyEvent | None) -> None:
+        """Keep the rows alive until a copy from them has finished."""
+        if copy is not None:
+            self._in_flight.append((rows, copy))
 
     def close(self) -> None:
-        """Wait for what is under way; slabs that are still held are let go by whoever holds them."""
-        while self._sent:
-            self._sent.popleft()[1].synchronize()
+        """Wait for copies in flight; buffers still in use are released with their last view."""
+        while self._in_flight:
+            self._in_flight.popleft()[1].synchronize()
         self._is_closed = True
         while self._free:
-            self._drop(self._free.popleft())
+            self._release(self._free.popleft())
 
-    def _give_back(self, slab: Buffer) -> None:
-        """Nobody holds the slab any more; called by whichever thread let go of it last."""
+    def _give_back(self, buffer: Buffer) -> None:
+        """The last view of the buffer is gone; called by whichever thread dropped it."""
         if self._is_closed:
-            self._drop(slab)
+            self._release(buffer)
         else:
-            self._free.append(slab)
+            self._free.append(buffer)
 
-    def _collect(self) -> None:
-        """Let go of what has arrived."""
-        while self._sent and self._sent[0][1].query():
-            self._sent.popleft()
-        if self._sent and not self._free and self._num_slabs >= self._limit:
-            self._sent.popleft()[1].synchronize()
+    def _collect_finished_copies(self) -> None:
+        while self._in_flight and self._in_flight[0][1].query():
+            self._in_flight.popleft()
+        if self._in_flight and not self._free and self._num_buffers >= self._limit:
+            self._in_flight.popleft()[1].synchronize()
 
-    def _free_slab(self, num_bytes: int) -> Buffer | None:
+    def _take_free(self, num_bytes: int) -> Buffer | None:
         while self._free:
-            slab = self._free.popleft()
-            if slab.num_bytes == _pages(num_bytes):
-                return slab
-            self._drop(slab)  # images have another size from here on
+            buffer = self._free.popleft()
+            if buffer.num_bytes == _whole_pages(num_bytes):
+                return buffer
+            self._release(buffer)  # the size of images has changed
         return None
 
-    def _new_slab(self, num_bytes: int) -> Buffer:
-        slab = self._make(_pages(num_bytes))
-        slab.unpin = self._carrier.pin(torch.frombuffer(slab.memory, dtype=torch.uint8))
-        self._num_slabs += 1
-        return slab
+    def _allocate_pinned(self, num_bytes: int) -> Buffer:
+        buffer = self._allocate(_whole_pages(num_bytes))
+        buffer.unpin = self._to_device.pin(torch.frombuffer(buffer.memory, dtype=torch.uint8))
+        self._num_buffers += 1
+        return buffer
 
-    def _drop(self, slab: Buffer) -> None:
-        slab.drop()
-        self._num_slabs -= 1
+    def _release(self, buffer: Buffer) -> None:
+        buffer.release()
+        self._num_buffers -= 1
 
 
-def _pages(num_bytes: int) -> int:
-    """Whole pages, which is what a mapping and a pinned range are made of."""
+def _whole_pages(num_bytes: int) -> int:
+    """Rounded up to pages, the unit of mappings and of pinning."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,7 +1,6 @@
-"""How training images are shared between the host's workers and a device's JPEG engine.
+"""Measures which share of the training images a GPU should decode so that it and the host's workers end together.
 
-Owns the measurement. Refuses to know runs and checkpoints, which keep what was found: the pixels of the two differ, so
-a share may not change with the hour. Invariant: a share is a number of sixteenths from 1 to 15.
+A run keeps the measured share for good: the pixels of the two decoders differ.
 """
 
 from __future__ import annotations
@@ -11,71 +10,67 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
-import torch
 
-from reconv.data.dataset import Dataset
-from reconv.data.pipeline.gpu_decode import HANDED, HandOver
-from reconv.data.pipeline.gpu_decoder import JpegDecoderDevice
-from reconv.data.pipeline.sample_pipeline import Rows
-from reconv.data.pipeline.thread_pool import cut_rows
+from reconv.data.dataset import Dataset, NamedArrays, select_rows
+from reconv.data.pipeline.gpu_decode import ENCODED_BYTES, GpuDecodePipeline, JpegDecoderDevice, encoded_files
 from reconv.errors import DataError, RecipeError
-from reconv.kernels.crop.ops import CropBox
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
-_NUM_PICTURES = 64
-_PARTS = 16
-_TRIES = 2  # the first reads files and wakes everything up
+_NUM_IMAGES = 64
+_STEPS = 16  # a share is a multiple of 1/16
+_REPEATS = 2  # the first one reads files and warms everything up
 
 
-def measured_share(
-    source: Dataset,
+def measure_gpu_share(
+    dataset: Dataset,
     preprocess: PreprocessConfig,
     augment: AugmentConfig,
-    engine: JpegDecoderDevice,
-    workers: int,
+    device: JpegDecoderDevice,
+    num_workers: int,
     seed: int,
 ) -> float:
-    """What the engine should make so that it and so many workers end at the same time."""
-    num = min(_NUM_PICTURES, len(source))
-    indices = np.arange(num, dtype=np.int64) * len(source) // num
-    rows: dict[float, Rows] = {}
+    """The share that the GPU should decode beside so many workers, from 1/16 to 15/16."""
+    num = min(_NUM_IMAGES, len(dataset))
+    indices = np.arange(num, dtype=np.int64) * len(dataset) // num
+    filled: dict[float, NamedArrays] = {}
 
     def fill(share: float) -> None:
-        fetch = HandOver(source, preprocess, augment, share)
-        rows[share] = {column.name: column.empty(num) for column in fetch.columns}
-        draws = fetch.draw(seed, np.arange(num))
-        for row in (slice(number, number + 1) for number in range(num)):
-            with suppress(DataError):  # a bad file is for the loader to tell, which may bear it
-                fetch(indices[row], draws[row], cut_rows(rows[share], row))
+        pipeline = GpuDecodePipeline(dataset, preprocess, augment, share)
+        filled[share] = {column.name: column.empty(num) for column in pipeline.columns}
+        params = pipeline.params(seed, np.arange(num))
+        for rows in (slice(row, row + 1) for row in range(num)):
+            with suppress(DataError):  # the loader reports bad files, or tolerates them
+                pipeline(indices[rows], select_rows(params, rows), select_rows(filled[share], rows))
 
-    host_s, handing_s = (_fastest(lambda share=share: fill(share)) / workers for share in (0.0, 1.0))  # type: ignore[misc]
-    handed = rows[1.0][HANDED].tolist()
-    is_handed = [number for number, entry in enumerate(handed) if entry[0]]
-    if not is_handed:
+    decode_s = _fastest(lambda: fill(0.0)) / num_workers
+    read_s = _fastest(lambda: fill(1.0)) / num_workers
+    on_gpu = np.flatnonzero(filled[1.0][ENCODED_BYTES])
+    if not len(on_gpu):
         raise RecipeError(
-            "none of the images is for the GPU's JPEG engine",
-            where=source.origin,
-            why=f"of {num} looked at, none is a baseline JPEG file in colour that is smaller than a row of pixels",
+            "the GPU's JPEG decoder supports none of the images",
+            where=dataset.origin,
+            why=f"of {num} examined, none is a baseline JPEG file in color that is smaller than its pixels",
             then="--set data.backend=processes",
         )
-    images = rows[1.0]["images"]
-    files = [torch.from_numpy(images[number].reshape(-1)[: int(handed[number][0])]) for number in is_handed]
-    boxes: list[CropBox] = [tuple(handed[number][1:]) for number in is_handed]
+    files, boxes = encoded_files(filled[1.0], on_gpu)
     size, antialias = preprocess.size, augment.antialias
-    engine_s = _fastest(lambda: engine.crops(files, boxes, size, antialias=antialias, is_cut=True))
-    return balanced(host_s / num, handing_s / num, engine_s / num)
+    gpu_s = _fastest(lambda: device.crops(files, boxes, size, antialias=antialias, is_cut=True))
+    return balanced_share(decode_s / num, read_s / num, gpu_s / num)
 
 
-def balanced(host_s: float, handing_s: float, engine_s: float) -> float:
-    """The share at which the workers' time, for their own rows and for handing over, is the engine's."""
-    share = host_s / max(host_s - handing_s + engine_s, 1e-12)
-    return min(max(round(share * _PARTS), 1), _PARTS - 1) / _PARTS
+def balanced_share(decode_s: float, read_s: float, gpu_s: float) -> float:
+    """The share at which workers and GPU take equally long.
+
+    Per image: `decode_s` for workers that decode it, `read_s` if they only read it for the GPU, `gpu_s` on the GPU.
+    """
+    share = decode_s / max(decode_s - read_s + gpu_s, 1e-12)
+    return min(max(round(share * _STEPS), 1), _STEPS - 1) / _STEPS
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    taken_s = []
-    for _ in range(_TRIES):
+    seconds = []
+    for _ in range(_REPEATS):
         began_s = time.perf_counter()
         work()
-        taken_s.append(time.perf_counter() - began_s)
-    return min(taken_s)
+        seconds.append(time.perf_counter() - began_s)
+    return min(seconds)

@@ -1,7 +1,6 @@
-"""Batches on their way: rows being filled ahead of time, errors where they are waited for, memory used again.
+"""Filling batches ahead of time: tasks for workers, batches being filled, and what to do with rows that fail.
 
-Owns reading ahead and what happens to a row that cannot be filled. Refuses to know order, steps and who fills rows.
-Invariant: rows are handed out in the order they were begun, each filled by its own index and draws.
+Batches come out in the order they were started, and errors are raised where a batch is waited for.
 """
 
 from __future__ import annotations
@@ -9,54 +8,73 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reconv.data.dataset import I64, LabelError
-from reconv.data.pipeline.buffers import BufferPool, BufferView, HostToDevice
-from reconv.data.pipeline.sample_pipeline import Draws, Rows, SamplePipeline
-from reconv.data.pipeline.stage_timing import Seconds, StageTimes
-from reconv.data.pipeline.thread_pool import FillTask, Wait, Workers, cut_rows
+from reconv.data.dataset import I64, Dataset, LabelError, NamedArrays, select_rows
+from reconv.data.pipeline.buffers import BlockingTransfer, BufferPool, HostToDevice
+from reconv.data.pipeline.sample_pipeline import SamplePipeline
+from reconv.data.pipeline.workers.thread_pool import FillTask, Wait, Workers
+from reconv.data.stage_timing import Seconds, StageTimes
 from reconv.errors import DataError
 
 if TYPE_CHECKING:
-    from reconv.data.pipeline.gpu_decoder import DeviceRows
+    from reconv.data.pipeline.gpu_decode import GpuDecoder, GpuRows
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _SMALL_ROW_BYTES = 8192
-_MOST_ROWS = 16  # of a task: what is said of it to a worker costs as much as a fifth of an image
+_MAX_ROWS_PER_TASK = 16  # the message for a task costs a worker as much as a fifth of an image
+
+
+@dataclass(frozen=True, slots=True)
+class DataContext:
+    """What the loaders of a run share; without `workers` each pass over a loader opens its own."""
+
+    to_device: HostToDevice
+    workers: Workers | None = None
+    stage_times: StageTimes = field(default_factory=StageTimes)
+    gpu_decoder: GpuDecoder | None = None
+
+    @classmethod
+    def on_host(cls) -> DataContext:
+        """A context whose batches stay where they are filled."""
+        return cls(BlockingTransfer(lambda tensor: tensor))
 
 
 @dataclass(slots=True)
-class Pending:
-    """Rows being filled by workers."""
+class PendingBatch:
+    """A batch whose rows are being filled by workers."""
 
     step: int
     positions: I64
     indices: I64
-    rows: Rows
-    fetch: SamplePipeline
-    draws: Draws | None
-    tasks: list[tuple[slice, Wait]]  # rows, and what waits until they are filled
-    stages: StageTimes
-    device_rows: Future[DeviceRows] | None = None  # what a device makes of rows that are handed over to it
-    kept: I64 | None = None  # the rows that are left, where some were dropped
+    rows: NamedArrays
+    pipeline: SamplePipeline
+    params: NamedArrays
+    tasks: list[tuple[slice, Wait]]  # rows, and a function that waits until they are filled
+    stage_times: StageTimes
+    gpu_rows: Future[GpuRows] | None = None  # what a GPU decodes of rows that the host left encoded
+    kept: I64 | None = None  # the rows that are left once some were dropped
 
     def wait(self) -> None:
-        """Wait for every row; the first error in row order, if there was one."""
+        """Wait for every row; raises the first error in row order."""
         for _, outcome in self.outcomes():
             if isinstance(outcome, DataError):
                 raise outcome
-            self.stages.add(outcome)
+            self.stage_times.add(outcome)
 
-    def wait_for_good(self, known: Collection[int]) -> dict[int, DataError | None]:
-        """Wait for every row; the rows that are bad, now (with the error) or known to be from before, in order."""
+    def wait_for_bad_rows(self, known_bad: Collection[int]) -> dict[int, DataError | None]:
+        """Wait for every row; those that failed with their error, those with an index known to be bad with None.
+
+        In row order.
+        """
         bad: dict[int, DataError | None] = {}
         for rows, outcome in self.outcomes():
             if isinstance(outcome, LabelError):
@@ -66,35 +84,34 @@ class Pending:
                     if (error := self.fill(row)) is not None:
                         bad[row] = error
             else:
-                self.stages.add(outcome)
-        for row, index in enumerate(self.indices.tolist()) if known else ():
-            if index in known:
+                self.stage_times.add(outcome)
+        for row, index in enumerate(self.indices.tolist()) if known_bad else ():
+            if index in known_bad:
                 bad.setdefault(row, None)
         return dict(sorted(bad.items()))
 
     def outcomes(self) -> list[tuple[slice, Seconds | DataError]]:
-        """What came of every task, in row order.
+        """The seconds or the error of every task, in row order.
 
-        The one begun last is waited for first: the others are done by then, or almost, so the caller sleeps about once
-        for a batch. Once for a task, its waking takes the GIL from the workers as often.
+        The task that was started last is waited for first: the others are done by then, or almost, so that this
+        thread sleeps about once per batch. Each time it wakes it takes the GIL from the workers.
         """
         last = [_outcome(task) for task in self.tasks[-1:]]
         return [_outcome(task) for task in self.tasks[:-1]] + last
 
     def fill(self, row: int) -> DataError | None:
-        """Fill one row at once, or say why it cannot be."""
+        """Fill one row in this thread; the error if that fails."""
         rows = slice(row, row + 1)
-        draws = None if self.draws is None else self.draws[rows]
         try:
-            self.fetch(self.indices[rows], draws, cut_rows(self.rows, rows))
+            self.pipeline(self.indices[rows], select_rows(self.params, rows), select_rows(self.rows, rows))
         except LabelError:
             raise
         except DataError as error:
             return error
         return None
 
-    def fill_again(self, row: int) -> None:
-        """Have a row filled once more when the batch is waited for."""
+    def refill_on_wait(self, row: int) -> None:
+        """Fill a row once more when the batch is waited for."""
 
         def fill() -> Seconds:
             if (error := self.fill(row)) is not None:
@@ -104,30 +121,34 @@ class Pending:
         self.tasks.append((slice(row, row + 1), fill))
 
     def tensors(self) -> dict[str, Tensor]:
-        """The filled rows; small ones are copied, so that who keeps a label does not keep a batch of images."""
-        arrays = {name: np.copy(array) if _is_small(array[:1]) else array for name, array in self.rows.items()}
+        """The rows that go to the device, with `indices`.
+
+        Small rows are copied, so that keeping a label does not keep a batch of images alive.
+        """
+        arrays = {column.name: self.rows[column.name] for column in self.pipeline.columns if column.to_device}
+        arrays = {name: np.copy(rows) if _is_small(rows[:1]) else rows for name, rows in arrays.items()}
         return {name: torch.from_numpy(array) for name, array in (*arrays.items(), ("indices", self.indices))}
 
     def drop(self, rows: Collection[int]) -> None:
-        """Go on without some rows, once all are filled."""
+        """Drop some rows once all are filled."""
         if rows:
             kept = np.setdiff1d(np.arange(len(self.indices)), list(rows))
             self.positions, self.indices = self.positions[kept], self.indices[kept]
             self.rows = {name: array[kept] for name, array in self.rows.items()}
             self.kept = kept
 
-    def places_of(self, rows: I64) -> I64:
-        """Where rows lie now; -1 for those that were dropped."""
+    def current_rows(self, rows: I64) -> I64:
+        """Where rows are after others were dropped; -1 for dropped ones."""
         if self.kept is None:
             return rows
-        places: I64 = np.where(np.isin(rows, self.kept), np.searchsorted(self.kept, rows), -1)
-        return places
+        current: I64 = np.where(np.isin(rows, self.kept), np.searchsorted(self.kept, rows), -1)
+        return current
 
 
 def _outcome(task: tuple[slice, Wait]) -> tuple[slice, Seconds | DataError]:
-    rows, filled = task
+    rows, wait = task
     try:
-        return rows, filled()
+        return rows, wait()
     except DataError as error:
         return rows, error
 
@@ -137,44 +158,65 @@ def _is_small(row: np.ndarray) -> bool:
 
 
 class Prefetcher:
-    """Starts filling rows of a stream, up to so many batches ahead of the one handed out."""
+    """Starts to fill batches, up to `ahead` of the one that is used."""
 
-    def __init__(self, workers: Workers, carrier: HostToDevice, ahead: int, stages: StageTimes) -> None:
+    def __init__(self, workers: Workers, to_device: HostToDevice, ahead: int, stage_times: StageTimes) -> None:
         self._workers = workers
-        self._stages = stages
-        # Without workers nothing is read ahead: rows are filled when they are waited for.
+        self._stage_times = stage_times
+        # Without workers nothing is prefetched: rows are filled when they are waited for.
         self._ahead = ahead if workers.num_workers else 0
-        # Those being filled, the one handed out and the one before it, which the engine may still look at.
-        self.ring = BufferPool(carrier, workers.slab, self._ahead + 3)
+        # Those being filled, the one in use, and the one before it, which the device may still read.
+        self.buffers = BufferPool(to_device, workers.allocate, self._ahead + 3)
 
-    def stream(self, items: Iterable[T], begin: Callable[[T], R]) -> Iterator[R]:
-        """`begin(item)` of each item in order, with later ones already begun."""
+    @classmethod
+    @contextmanager
+    def open(
+        cls, dataset: Dataset, context: DataContext, open_own_workers: Callable[[], Workers], ahead: int
+    ) -> Iterator[Prefetcher]:
+        """A prefetcher with the context's workers; without them, with workers that are closed at the end."""
+        workers = context.workers or open_own_workers()
+        workers.share(dataset)
+        prefetcher = cls(workers, context.to_device, ahead, context.stage_times)
+        try:
+            yield prefetcher
+        finally:
+            if context.workers is None:
+                workers.close()
+            prefetcher.buffers.close()
+
+    def stream(self, items: Iterable[T], start: Callable[[T], R]) -> Iterator[R]:
+        """`start(item)` of each item in order, called for later items before the earlier result is used."""
         started: deque[R] = deque()
         for item in items:
-            started.append(begin(item))
+            started.append(start(item))
             if len(started) > self._ahead:
                 yield started.popleft()
         while started:
             yield started.popleft()
 
     def start(
-        self, fetch: SamplePipeline, step: int, positions: I64, indices: I64, most_rows: int, draws: Draws | None = None
-    ) -> Pending:
-        """Rows for what the fetch fills, and the tasks that do it."""
+        self,
+        pipeline: SamplePipeline,
+        step: int,
+        positions: I64,
+        indices: I64,
+        params: NamedArrays,
+        max_rows: int,
+    ) -> PendingBatch:
+        """Start to fill a batch; its buffer is large enough for `max_rows`."""
         num_rows = len(indices)
-        lease = self.ring.take(fetch.columns, num_rows, most_rows)
-        rows_per_task = _rows_per_task(fetch.rows_per_task, num_rows, self._workers.num_workers)
-        cuts = [slice(start, min(start + rows_per_task, num_rows)) for start in range(0, num_rows, rows_per_task)]
-        tasks = [(rows, self._workers.start(_task(fetch, indices, draws, lease, rows))) for rows in cuts]
-        return Pending(step, positions, indices, lease.rows, fetch, draws, tasks, self._stages)
+        view = self.buffers.acquire(pipeline.columns, num_rows, max_rows)
+        rows_per_task = _rows_per_task(pipeline.min_rows_per_task, num_rows, self._workers.num_workers)
+        slices = [slice(start, min(start + rows_per_task, num_rows)) for start in range(0, num_rows, rows_per_task)]
+        tasks = [
+            (rows, self._workers.start(FillTask(pipeline, indices[rows], select_rows(params, rows), view, rows)))
+            for rows in slices
+        ]
+        return PendingBatch(step, positions, indices, view.rows, pipeline, params, tasks, self._stage_times)
 
 
-def _rows_per_task(fewest: int | None, num_rows: int, num_workers: int) -> int:
-    """As many rows as give each worker something of a batch, and no more than a batch should wait for."""
-    if fewest is None:
+def _rows_per_task(min_rows: int | None, num_rows: int, num_workers: int) -> int:
+    """Enough rows to give each worker a part of the batch, and not so many that the batch waits for one of them."""
+    if min_rows is None:
         return num_rows
-    return max(fewest, min(_MOST_ROWS, num_rows // max(1, num_workers)))
-
-
-def _task(fetch: SamplePipeline, indices: I64, draws: Draws | None, lease: BufferView, rows: slice) -> FillTask:
-    return FillTask(fetch, indices[rows], None if draws is None else draws[rows], lease, rows)
+    return max(min_rows, min(_MAX_ROWS_PER_TASK, num_rows // max(1, num_workers)))

@@ -1,81 +1,121 @@
-"""Training images that live on the device, cropped there by tensor operations.
-
-Owns the moved array and the crop. Refuses to know order, draws and flips. Invariant: the crops are the bytes that the
-host would have made from the same draws.
-"""
+"""Training images that live on the device and are cropped there; the crops are the host's, byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.dataset import I64, Dataset
-from reconv.data.pipeline.sample_pipeline import ready_array
+from reconv.data.dataset import I64, Dataset, NamedArrays
+from reconv.data.pipeline.batch_assembler import BatchAssembler
+from reconv.data.pipeline.sample_pipeline import preprocessed_images
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.transforms.random_params import F64, crop_corners
+from reconv.data.transforms.geometry import CROP_CORNER
+from reconv.data.transforms.params import host_params
 from reconv.errors import RecipeError
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
-_CORNERS = "corners"
+_STEPS_PER_TRANSFER = 16
+
+
+class PreloadedLoader:
+    """Crops preloaded images on the device; the parameters of several steps are transferred at once.
+
+    A step of small images is as short as the host can launch it: transferring parameters step by step took a fifth
+    of it.
+    """
+
+    def __init__(self, dataset: Dataset, assembler: BatchAssembler, move: Callable[[Tensor], Tensor]) -> None:
+        self._dataset = dataset
+        self._assembler = assembler
+        self._move = move
+        self._images = lru_cache(maxsize=1)(self._preload)
+
+    def _preload(self, size: int) -> PreloadedImages:
+        return PreloadedImages(self._dataset, self._assembler.preprocess(size), self._assembler.augment, self._move)
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        while start < stop:
+            size = self._assembler.size_at(start)
+            candidates = range(start, min(start + _STEPS_PER_TRANSFER, stop))
+            steps = list(takewhile(lambda step: self._assembler.size_at(step) == size, candidates))  # noqa: B023
+            yield from self._steps_of_size(steps, size)
+            start += len(steps)
+
+    def _steps_of_size(self, steps: Sequence[int], size: int) -> Iterator[tuple[Batch, ...]]:
+        assembler, images = self._assembler, self._images(size)
+        positions = np.concatenate([assembler.positions(step) for step in steps])
+        indices = assembler.sampler.indices_of(positions)
+        params = host_params(assembler.augment, assembler.seed, positions)
+        tensors = images.to_crop(indices, params) | assembler.device_params(positions, indices, size)
+        moved = Batch(tensors, torch.from_numpy(positions), (len(positions),)).map(self._move)
+        num_rows = len(positions) // len(steps)
+        for number, step in enumerate(steps):
+            rows = slice(number * num_rows, (number + 1) * num_rows)
+            batch = Batch({name: t[rows] for name, t in moved.tensors.items()}, moved.positions[rows], (num_rows,))
+            micro_batches = assembler.micro_batches(step, positions[rows], batch, size)
+            yield tuple(images.crop(part.map(self._move)) for part in micro_batches)
 
 
 class PreloadedImages:
-    """All training images on the device, in the order of the data set."""
+    """All training images on the device, in the order of the dataset."""
 
     def __init__(
-        self, source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig, move: Callable[[Tensor], Tensor]
+        self, dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig, move: Callable[[Tensor], Tensor]
     ) -> None:
-        ready = ready_array(source, preprocess, augment)
-        if ready is None or not isinstance(source, ArrayDataset):
+        images = preprocessed_images(dataset, preprocess, augment)
+        if images is None or not isinstance(dataset, ArrayDataset):
             raise RecipeError(
                 "these training images cannot stay on the device",
                 where="data.preload",
-                why="only data sets held in memory can (digits, CIFAR), with augment.crop none or pad, no colours and "
-                "no policy",
+                why="only datasets held in memory can (digits, CIFAR), with augment.crop none or pad, and without "
+                "color jitter or a policy on the host",
                 then="--set data.preload=off",
             )
-        self.size = preprocess.size
-        # With channels last a crop gathers whole pixels and comes out as convolutions like it.
-        self._images = move(torch.from_numpy(ready)).permute(0, 2, 3, 1).contiguous()
-        self._targets = torch.from_numpy(source.targets)
+        self._size = preprocess.size
+        # In channels-last order a crop gathers whole pixels, and has the layout that convolutions prefer.
+        self._images = move(torch.from_numpy(images)).permute(0, 2, 3, 1).contiguous()
+        self._targets = torch.from_numpy(dataset.targets)
         self._pad = augment.padding if augment.crop == "random" else 0
         self._is_black = augment.padding_mode == "constant"
-        self._along = move(torch.arange(-self._pad, self.size - self._pad))
+        self._along = move(torch.arange(-self._pad, self._size - self._pad))
 
-    def drawn(self, indices: I64, draws: F64) -> dict[str, Tensor]:
-        """What `crop` needs to know about some rows, still on the host."""
+    def to_crop(self, indices: I64, params: NamedArrays) -> dict[str, Tensor]:
+        """What `crop` needs of some rows, on the host."""
         rows = torch.from_numpy(indices)
         tensors = {"targets": self._targets[rows], "indices": rows}
         if self._pad:
-            tensors[_CORNERS] = torch.from_numpy(crop_corners(draws, self._pad))
+            tensors[CROP_CORNER] = torch.from_numpy(params[CROP_CORNER])
         return tensors
 
     def crop(self, batch: Batch) -> Batch:
-        """The batch with its images instead of their corners; all on the device."""
+        """The batch with images instead of the corners of their crops; all on the device."""
         tensors = dict(batch.tensors)
         if not self._pad:
             images = self._images[tensors["indices"]]
         else:
-            images = self._cropped(tensors["indices"], tensors.pop(_CORNERS))
+            images = self._padded_crops(tensors["indices"], tensors.pop(CROP_CORNER))
         images = images.permute(0, 3, 1, 2)
         if images.shape[1] == 1:
-            # With one channel both layouts hold the same bytes and torch keeps whichever strides it is given, but the
-            # convolution of channels last has other bits.
+            # With one channel both memory formats hold the same bytes and torch keeps whichever strides it is given,
+            # but the convolution for channels last gives other bits.
             images = images.reshape(-1).view(images.shape)
         return Batch({**tensors, "images": images}, batch.positions, batch.groups)
 
-    def _cropped(self, indices: Tensor, corners: Tensor) -> Tensor:
-        """Crops [n, size, size, channels]; the border is not stored: its pixels are found by reflection or are 0."""
-        places = corners[:, :, None] + self._along  # [n, 2, size]: row and column numbers in the bare image
-        last = self.size - 1
-        # Reflected at the first and at the last pixel; a black one may be taken from anywhere.
-        inside = places.clamp(0, last) if self._is_black else last - (last - places.abs()).abs()
+    def _padded_crops(self, indices: Tensor, corners: Tensor) -> Tensor:
+        """Crops [n, size, size, channels]; the padding is not stored: its pixels are reflected ones or 0."""
+        at = corners[:, :, None] + self._along  # [n, 2, size]: row and column numbers in the unpadded image
+        last = self._size - 1
+        # Reflected at the first and at the last pixel; a black one may be read from anywhere.
+        inside = at.clamp(0, last) if self._is_black else last - (last - at.abs()).abs()
         rows, columns = inside[:, 0, :, None], inside[:, 1, None, :]
         images = self._images[indices[:, None, None], rows, columns]
         if not self._is_black:
             return images
-        beyond = (places < 0) | (places > last)
-        return images.masked_fill((beyond[:, 0, :, None] | beyond[:, 1, None, :])[..., None], 0)
+        outside = (at < 0) | (at > last)
+        return images.masked_fill((outside[:, 0, :, None] | outside[:, 1, None, :])[..., None], 0)

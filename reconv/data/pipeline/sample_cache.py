@@ -1,8 +1,4 @@
-"""Samples kept in memory as they were read: encoded files, or pixels where the data has pixels.
-
-Owns what is kept and the room it may take. Refuses to know files, decoding and how much memory a machine has.
-Invariant: a sample is the source's own; what is kept never exceeds the room, and what does not fit is read again.
-"""
+"""Datasets whose samples stay in memory as they were read: encoded files, or pixels where the data has pixels."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ from reconv.data.boxes.annotations import Annotation, DetectionDataset
 from reconv.data.dataset import I64, Dataset, Sample, evenly_spaced
 from reconv.errors import DataError
 
-_OVERHEAD_BYTES = 400  # of a kept sample beside its data: the objects, its name, the place in the table; measured 340
+_OVERHEAD_BYTES = 400  # of a cached sample beside its data: objects, name, entry in the dict; measured 340
 _NUM_SAMPLED = 64
 
 
 class CacheBudget:
-    """Bytes that may be kept, shared by the sources of a run."""
+    """Bytes that may be cached, shared by the datasets of a run."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -33,7 +29,7 @@ class CacheBudget:
         return self._used_bytes
 
     def take(self, num_bytes: int) -> bool:
-        """Take so many bytes for good, or none where they do not fit."""
+        """Take so many bytes for good; False if they do not fit."""
         with self._lock:
             if self._used_bytes + num_bytes > self.limit_bytes:
                 return False
@@ -41,83 +37,81 @@ class CacheBudget:
             return True
 
 
-class Cached:
-    """A source whose samples are read once, as far as there is room."""
+class CachedDataset:
+    """Reads each sample of a dataset once, as far as the budget goes; the others are read every time."""
 
-    def __init__(self, source: Dataset, room: CacheBudget) -> None:
-        self._source = source
-        self._room = room
-        self._kept: dict[int, Sample] = {}
+    def __init__(self, dataset: Dataset, budget: CacheBudget) -> None:
+        self._dataset = dataset
+        self._budget = budget
+        self._cache: dict[int, Sample] = {}
         self._lock = threading.Lock()
-        self.kind = source.kind
-        self.class_names = source.class_names
-        self.origin = source.origin
+        self.kind = dataset.kind
+        self.class_names = dataset.class_names
+        self.origin = dataset.origin
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self._dataset)
 
     def __getitem__(self, index: int) -> Sample:
-        """The source's sample, from memory where it was read before."""
-        kept = self._kept.get(index)
-        if kept is not None:
-            return kept
-        sample = self._source[index]
+        cached = self._cache.get(index)
+        if cached is not None:
+            return cached
+        sample = self._dataset[index]
         with self._lock:  # two threads that miss together must not pay twice
-            if index not in self._kept and self._room.take(num_bytes(sample)):
-                self._kept[index] = _own(sample)
+            if index not in self._cache and self._budget.take(num_bytes(sample)):
+                self._cache[index] = _own(sample)
         return sample
 
     def fingerprint(self) -> str:
-        """The source's digest."""
-        return self._source.fingerprint()
+        return self._dataset.fingerprint()
 
     @property
-    def room_bytes(self) -> int:
-        """The room there is, for all sources that share it."""
-        return self._room.limit_bytes
+    def budget_bytes(self) -> int:
+        """The budget of all datasets that share it."""
+        return self._budget.limit_bytes
 
     @cached_property
     def estimated_bytes(self) -> int:
-        """What keeping every sample would take, by a few of them spread over the set."""
+        """What caching every sample would take, estimated from a few of them."""
         indices = evenly_spaced(len(self), 100 * min(1, _NUM_SAMPLED / len(self)))
         sizes = [size for index in indices if (size := self._size(int(index))) is not None]
         return round(len(self) * sum(sizes) / len(sizes)) if sizes else 0
 
     def _size(self, index: int) -> int | None:
         try:
-            return num_bytes(self._source[index])
-        except DataError:  # whether it ends the run or is left out is decided where it is needed
+            return num_bytes(self._dataset[index])
+        except DataError:  # the loader reports it or leaves it out
             return None
 
 
-class CachedDetection(Cached, DetectionDataset):
-    """The same for images with boxes, whose annotations are in memory anyway or cheap to read."""
+class CachedDetectionDataset(CachedDataset, DetectionDataset):
+    """The same for detection; annotations are in memory anyway, or cheap to read."""
 
-    def __init__(self, source: DetectionDataset, room: CacheBudget) -> None:
-        super().__init__(source, room)
-        self._boxed = source
-        self.class_ids = source.class_ids
+    def __init__(self, dataset: DetectionDataset, budget: CacheBudget) -> None:
+        super().__init__(dataset, budget)
+        self._detection = dataset
+        self.class_ids = dataset.class_ids
 
     def annotation(self, index: int) -> Annotation:
-        """The source's boxes."""
-        return self._boxed.annotation(index)
+        return self._detection.annotation(index)
 
     def box_counts(self) -> I64:
-        """The source's counts."""
-        return self._boxed.box_counts()
+        return self._detection.box_counts()
 
 
-def cached(source: Dataset, room: CacheBudget) -> Cached:
-    """A source that keeps what it has read."""
-    return CachedDetection(source, room) if isinstance(source, DetectionDataset) else Cached(source, room)
+def cache_samples(dataset: Dataset, budget: CacheBudget) -> CachedDataset:
+    """A dataset that caches what it has read."""
+    if isinstance(dataset, DetectionDataset):
+        return CachedDetectionDataset(dataset, budget)
+    return CachedDataset(dataset, budget)
 
 
 def num_bytes(sample: Sample) -> int:
-    """What keeping a sample takes."""
+    """The memory that a cached sample takes."""
     size = len(sample.data) if isinstance(sample.data, bytes) else sample.data.nbytes
     return size + _OVERHEAD_BYTES
 
 
 def _own(sample: Sample) -> Sample:
-    """The sample with pixels of its own: a view would hold on to a mapped file, not to memory."""
+    """The sample with a copy of its pixels: a view would keep a mapped file, not memory."""
     return sample if isinstance(sample.data, bytes) else replace(sample, data=np.copy(sample.data))

@@ -1,68 +1,61 @@
-"""Filling rows of a batch's buffer from a source: by gathering from memory, or by decoding one by one.
+"""From dataset indices to filled rows of a batch: the protocol, and the pipelines of classification.
 
-Owns the choice between the two and what a fetch is: it names the columns of a batch that it fills. Refuses to know
-order, threads and devices. Invariant: both give the same bytes, each row depends on its index and draws alone, and a
-target outside the classes is an error.
+Every row depends on its index and its augmentation parameters alone; how many rows a worker fills at once changes
+nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from reconv.data.dataset import I64, U8, Dataset, LabelError, Sample, sample_files
-from reconv.data.decode.decode import any_picture, eval_picture, host_eval, shorter_side
-from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
-from reconv.data.pipeline.stage_timing import spent
+from reconv.data.dataset import I64, U8, Dataset, LabelError, NamedArrays, Sample, sample_files, select_rows
+from reconv.data.decode.pillow import to_image
+from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.transforms.random_params import draw_host, is_recolouring, pad_crop
-from reconv.data.transforms.train_sample import train_row
+from reconv.data.stage_timing import record_stage
+from reconv.data.transforms.geometry import CROP_CORNER, pad_crop
+from reconv.data.transforms.host_transforms import eval_transform, resized_shorter_side, train_transform
+from reconv.data.transforms.params import changes_colors_on_host, host_params
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
-_MAX_RESIDENT_BYTES = 256 * 2**20  # of an array resized once instead of in every epoch
-_ROWS_PER_TASK = 4
-
-
-Rows = Mapping[str, npt.NDArray[Any]]  # arrays by name, one row a sample
-Draws = npt.NDArray[Any]  # one row a sample; what it holds is between a fetch and itself
+_MAX_PREPROCESSED_BYTES = 256 * 2**20  # of an array that is resized once instead of in every epoch
+_MIN_ROWS_PER_TASK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One array of a batch: its name, and the shape and type of one row of it."""
+    """One array of a batch: its name, and the shape and dtype of a row; `to_device`: whether it leaves the host."""
 
     name: str
     shape: tuple[int, ...]
     dtype: npt.DTypeLike
+    to_device: bool = True
 
     def empty(self, num_rows: int) -> npt.NDArray[Any]:
-        """Rows yet to be filled."""
         return np.empty((num_rows, *self.shape), self.dtype)
 
 
 class SamplePipeline(Protocol):
-    """Fills rows for some indices and, in training, their draws; one of the columns is `images` [channels, s, s]."""
+    """Reads, decodes and transforms samples into rows; the column `images` is uint8 [channels, size, size]."""
 
     @property
-    def rows_per_task(self) -> int | None:
-        """How many rows one worker takes at a time at least; None: all."""
+    def min_rows_per_task(self) -> int | None:
+        """The fewest rows worth a task of their own; None: fill all rows in one task."""
         ...
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """What is filled."""
+    def columns(self) -> tuple[Column, ...]: ...
+    def params(self, seed: int, positions: I64) -> NamedArrays:
+        """The augmentation parameters of the rows at these positions."""
         ...
 
-    def draw(self, seed: int, positions: I64) -> Draws:
-        """All that is random about the rows of these positions, for training."""
-        ...
-
-    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
+    def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
         """Fill every column of all rows."""
         ...
 
@@ -71,111 +64,112 @@ MakeSamplePipeline = Callable[[Dataset, PreprocessConfig, AugmentConfig | None],
 
 
 def make_sample_pipeline(
-    source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None
+    dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None
 ) -> SamplePipeline:
-    """The fastest way to fill rows; `augment` is None for evaluation."""
-    ready = ready_array(source, preprocess, augment)
-    if ready is None or not isinstance(source, ArrayDataset):
-        return Decode(source, preprocess, augment)
-    return Gather(ready, source.targets, augment)
+    """The fastest pipeline for a dataset; `augment` is None for evaluation."""
+    images = preprocessed_images(dataset, preprocess, augment)
+    if images is None or not isinstance(dataset, ArrayDataset):
+        return DecodePipeline(dataset, preprocess, augment)
+    return ArrayPipeline(images, dataset.targets, augment)
 
 
 def classification_columns(channels: int, size: int) -> tuple[Column, ...]:
-    """An image and its class."""
     return Column("images", (channels, size, size), np.uint8), Column("targets", (), np.int64)
 
 
-def ready_array(source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> U8 | None:
-    """All images [n, channels, size, size] before their crop; None where they do not lie in memory or must be resized
-    each time."""
-    if not isinstance(source, ArrayDataset):
+def preprocessed_images(dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> U8 | None:
+    """All images [n, channels, size, size] before their crop; None if they are not in memory, or the result of
+    resizing depends on augmentation parameters."""
+    if not isinstance(dataset, ArrayDataset):
         return None
-    if augment is not None and (augment.crop == "random_resized" or is_recolouring(augment)):
+    if augment is not None and (augment.crop == "random_resized" or changes_colors_on_host(augment)):
         return None
-    wanted = (preprocess.channels, preprocess.size, preprocess.size)
-    if source.images.shape[1:] == wanted and shorter_side(preprocess) in (None, preprocess.size):
-        return source.images
-    size_bytes = len(source) * preprocess.channels * preprocess.size**2
-    return _preprocessed(source, preprocess) if size_bytes <= _MAX_RESIDENT_BYTES else None
+    shape = (preprocess.channels, preprocess.size, preprocess.size)
+    if dataset.images.shape[1:] == shape and resized_shorter_side(preprocess) in (None, preprocess.size):
+        return dataset.images
+    if len(dataset) * int(np.prod(shape)) > _MAX_PREPROCESSED_BYTES:
+        return None
+    images = np.empty((len(dataset), *shape), np.uint8)
+    for index, image in enumerate(dataset.images):
+        pixels = np.ascontiguousarray(image.transpose(1, 2, 0))
+        images[index] = eval_transform(to_image(pixels, preprocess.channels), preprocess)
+    return images
 
 
-class Gather:
-    """Rows of an array that already has the network's size."""
+class ArrayPipeline:
+    """Gathers rows of an array [n, channels, size, size] that already has the network's size."""
 
-    rows_per_task: int | None = None
+    min_rows_per_task: int | None = None
 
-    def __init__(self, ready: U8, targets: I64, augment: AugmentConfig | None) -> None:
-        self._ready = ready
+    def __init__(self, images: U8, targets: I64, augment: AugmentConfig | None) -> None:
+        self._images = images
         self._targets = targets
         self._augment = augment or AugmentConfig(crop="none")
         self._pad = self._augment.padding if self._augment.crop == "random" else 0
-        self.columns = classification_columns(*ready.shape[1:3])
+        self.columns = classification_columns(*images.shape[1:3])
 
-    def draw(self, seed: int, positions: I64) -> Draws:
-        """Where the crops lie."""
-        return draw_host(self._augment, seed, positions)
+    def params(self, seed: int, positions: I64) -> NamedArrays:
+        return host_params(self._augment, seed, positions)
 
-    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
-        """Copy the rows, cropping them all at once."""
+    def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
         rows["targets"][:] = self._targets[indices]
-        if draws is None or self._pad == 0:
-            np.take(self._ready, indices, axis=0, out=rows["images"])
+        if self._pad == 0:
+            np.take(self._images, indices, axis=0, out=rows["images"])
         else:
-            rows["images"][:] = pad_crop(self._ready[indices], draws, self._pad, self._augment.padding_mode)
+            rows["images"][:] = pad_crop(
+                self._images[indices], params[CROP_CORNER], self._pad, self._augment.padding_mode
+            )
 
 
-class Decode:
-    """Samples decoded (or taken as pixels) and cropped one by one."""
+class DecodePipeline:
+    """Decodes (or takes as pixels) and transforms samples one by one; `augment` is None for evaluation."""
 
-    rows_per_task: int | None = _ROWS_PER_TASK
+    min_rows_per_task: int | None = _MIN_ROWS_PER_TASK
 
-    def __init__(self, source: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> None:
-        self._source = source
+    def __init__(self, dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None) -> None:
+        self._dataset = dataset
         self._preprocess = preprocess
         self._augment = augment
-        self._is_by_file = augment is not None and is_for_files(preprocess, augment)
         self.columns = classification_columns(preprocess.channels, preprocess.size)
 
-    def draw(self, seed: int, positions: I64) -> Draws:
-        """Crops and colours."""
-        return draw_host(self._augment or AugmentConfig(crop="none"), seed, positions)
+    def params(self, seed: int, positions: I64) -> NamedArrays:
+        return {} if self._augment is None else host_params(self._augment, seed, positions)
 
-    def __call__(self, indices: I64, draws: Draws | None, rows: Rows) -> None:
-        """Decode each row into its place."""
-        is_made = self._fill_from_files(indices, draws, rows)
-        for row, index in enumerate(indices):
-            if is_made is not None and is_made[row]:
+    def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
+        is_filled = self._fill_from_files(indices, params, rows)
+        for row, index in enumerate(indices.tolist()):
+            if is_filled is not None and is_filled[row]:
                 continue
-            sample = labelled(self._source, int(index))
-            self.fill(sample, None if draws is None else draws[row], rows["images"][row])
+            sample = read_sample(self._dataset, index)
             rows["targets"][row] = sample.target
+            self.transform(sample, select_rows(params, row), rows["images"][row])
 
-    def _fill_from_files(self, indices: I64, draws: Draws | None, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Fill what the compiled decoder makes of files; which rows those are, or None where it makes none."""
-        if not self._is_by_file or self._augment is None or draws is None:
+    def _fill_from_files(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> npt.NDArray[np.bool_] | None:
+        """Fill the rows of files that the compiled decoder supports; which these are, None if it is not used."""
+        if self._augment is None or not can_fill_from_files(self._preprocess, self._augment):
             return None
-        files = sample_files(self._source, indices)
+        files = sample_files(self._dataset, indices)
         if files is None:
             return None
         paths, targets = files
         rows["targets"][:] = targets
-        return fill_from_files(paths, self._preprocess, self._augment, draws, rows["images"])
+        return fill_from_files(paths, self._preprocess, self._augment, params, rows["images"])
 
-    def fill(self, sample: Sample, draws: Draws | None, out: U8) -> None:
-        """Decode one sample into a row of images."""
-        if self._augment is None or draws is None:
-            image = any_picture(sample.data, self._preprocess.channels, sample.name)
-            out[:] = eval_picture(image, self._preprocess)
+    def transform(self, sample: Sample, params: NamedArrays, out: U8) -> None:
+        """Decode and transform one sample into a row of images."""
+        if self._augment is None:
+            image = to_image(sample.data, self._preprocess.channels, sample.name)
+            out[:] = eval_transform(image, self._preprocess)
         else:
-            train_row(sample.data, self._preprocess, self._augment, draws, out, sample.name)
+            train_transform(sample.data, self._preprocess, self._augment, params, out, sample.name)
 
 
-def labelled(source: Dataset, index: int) -> Sample:
-    """A sample, read now; an error where its class is none of the source's."""
+def read_sample(dataset: Dataset, index: int) -> Sample:
+    """A sample whose read is timed; an error if its target is not a class of the dataset."""
     began_s = time.perf_counter()
-    sample = source[index]
-    spent("disk", began_s)
-    num_classes = len(source.class_names)
+    sample = dataset[index]
+    record_stage("disk", began_s)
+    num_classes = len(dataset.class_names)
     if not 0 <= sample.target < num_classes:
         raise LabelError(
             f"label {sample.target} out of range",
@@ -184,10 +178,3 @@ def labelled(source: Dataset, index: int) -> Sample:
             then="correct the label or remove the sample",
         )
     return sample
-
-
-def _preprocessed(source: ArrayDataset, preprocess: PreprocessConfig) -> U8:
-    ready = np.empty((len(source), preprocess.channels, preprocess.size, preprocess.size), np.uint8)
-    for index, image in enumerate(source.images):
-        ready[index] = host_eval(np.ascontiguousarray(image.transpose(1, 2, 0)), preprocess)
-    return ready

@@ -1,13 +1,12 @@
 """AutoAugment and RandAugment: named operations on uint8 images, and the policies that choose among them.
 
-Owns the operations, their strengths and the published tables. Refuses to know seeds, batches and sizes. Invariant:
-the result is a function of the image and of its draws; a policy's geometry takes the nearest pixel, and what it
-uncovers is grey. Flips come later, on the device: every geometric operation is drawn with both signs alike.
-
 autoaugment: the ImageNet policy of Cubuk et al. 2019 (arXiv 1805.09501), strengths in ten levels. autoaugment-v0: the
 ImageNet policy that EfficientNet's authors published with their code, strengths in eleven levels, enhancements and
-solarising with one sign. randaugment: Cubuk et al. 2020 (arXiv 1909.13719), the 14 operations alike, strengths in 31
-levels.
+solarizing with one sign. randaugment: Cubuk et al. 2020 (arXiv 1909.13719), 14 operations with equal probability,
+strengths in 31 levels.
+
+Geometric operations take the nearest pixel and fill with grey. They are applied before the flip on the device, which
+does not matter: each has both signs with equal probability.
 """
 
 from __future__ import annotations
@@ -17,21 +16,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageEnhance, ImageOps
 
+from reconv.data.dataset import I64, NamedArrays
+from reconv.random import key, uniforms
 from reconv.recipe.data_fields import AugmentConfig
 
-F64 = npt.NDArray[np.float64]
-Operate = Callable[[Image.Image, float, int], Image.Image]  # image, strength, grey
+ImageOp = Callable[[Image.Image, float, int], Image.Image]  # image, strength, grey level of the fill
+
+# Names of the parameters.
+SUB_POLICY = "sub_policy"  # int64 [n]: AutoAugment's pair of operations
+OP_UNIFORM = "op_uniform"  # float64 [n, 2]: AutoAugment's operation is applied where this is below its probability
+OP_INDEX = "op_index"  # int64 [n, num_ops]: RandAugment's operations
+OP_NEGATED = "op_negated"  # bool [n, num_ops]: whether the strength of a signed operation is negated
 
 _SOLARIZE_ADD_BELOW = 128
-_MOST_SHIFT = 150 / 331  # of the side: 150 pixels of the 331 the paper's networks saw
+_MAX_SHIFT = 150 / 331  # of the side: 150 pixels of the 331 that the paper's networks saw
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is done, how strongly, whether the strength's sign is drawn, and with what probability it is done."""
+    """An operation with its strength and probability; `signed`: the strength is negated half of the time."""
 
     name: str
     strength: float = 0.0
@@ -39,34 +44,39 @@ class Operation:
     probability: float = 1.0
 
 
-def num_policy_draws(augment: AugmentConfig) -> int:
-    """How many uniforms an image's policy needs."""
+def auto_augment_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:
+    """Which operations each position's image gets; empty without a policy."""
     if augment.auto_augment == "none":
-        return 0
+        return {}
+    base = key(seed, "policy")
     if augment.auto_augment == "randaugment":
-        return 2 * augment.randaugment.num_ops  # which, and its sign
-    return 5  # which pair; for each of the two whether, and its sign
+        values = uniforms(base, positions, 2 * augment.randaugment.num_ops)
+        indices = (values[:, 0::2] * len(_RAND_NAMES)).astype(np.int64)
+        return {OP_INDEX: indices, OP_NEGATED: values[:, 1::2] < 0.5}
+    values = uniforms(base, positions, 5)
+    sub_policy = (values[:, 0] * len(POLICIES[augment.auto_augment])).astype(np.int64)
+    return {SUB_POLICY: sub_policy, OP_UNIFORM: values[:, 1::2], OP_NEGATED: values[:, 2::2] < 0.5}
 
 
-def apply_policy(image: Image.Image, augment: AugmentConfig, draws: F64) -> Image.Image:
-    """The image after the operations that its draws choose."""
+def auto_augment(image: Image.Image, augment: AugmentConfig, params: NamedArrays) -> Image.Image:
+    """The image after the operations of its policy; `params` is one row of `auto_augment_params`."""
     if augment.auto_augment == "none":
         return image
+    negated = params[OP_NEGATED].tolist()
     if augment.auto_augment == "randaugment":
         choices = rand_operations(augment.randaugment.magnitude)
-        for which, sign in draws.reshape(-1, 2).tolist():
-            image = operate(image, choices[int(which * len(choices))], sign, augment.fill)
+        for index, is_negated in zip(params[OP_INDEX].tolist(), negated, strict=True):
+            image = apply_operation(image, choices[index], is_negated, augment.fill)
         return image
-    pairs = POLICIES[augment.auto_augment]
-    for operation, (whether, sign) in zip(pairs[int(draws[0] * len(pairs))], draws[1:].reshape(2, 2), strict=True):
-        if whether < operation.probability:
-            image = operate(image, operation, float(sign), augment.fill)
+    pair = POLICIES[augment.auto_augment][int(params[SUB_POLICY])]
+    for operation, value, is_negated in zip(pair, params[OP_UNIFORM].tolist(), negated, strict=True):
+        if value < operation.probability:
+            image = apply_operation(image, operation, is_negated, augment.fill)
     return image
 
 
-def operate(image: Image.Image, operation: Operation, sign: float, grey: int) -> Image.Image:
-    """The image after one operation; a `sign` below a half turns a signed strength round."""
-    strength = -operation.strength if operation.signed and sign < 0.5 else operation.strength
+def apply_operation(image: Image.Image, operation: Operation, negated: bool, grey: int) -> Image.Image:
+    strength = -operation.strength if operation.signed and negated else operation.strength
     return OPERATIONS[operation.name](image, strength, grey)
 
 
@@ -79,12 +89,12 @@ def _fill(image: Image.Image, grey: int) -> int | tuple[int, ...]:
 
 
 def _solarize_add(image: Image.Image, strength: float, _: int) -> Image.Image:
-    """Dark pixels made lighter."""
+    """Add to the pixels below a threshold only."""
     levels = [min(255, v + int(strength)) if v < _SOLARIZE_ADD_BELOW else v for v in range(256)]
     return image.point(levels * len(image.getbands()))
 
 
-OPERATIONS: Mapping[str, Operate] = {
+OPERATIONS: Mapping[str, ImageOp] = {
     "identity": lambda image, _, __: image,
     "shear-x": lambda image, by, grey: _affine(image, (1, by, 0, 0, 1, 0), grey),
     "shear-y": lambda image, by, grey: _affine(image, (1, 0, 0, by, 1, 0), grey),
@@ -108,31 +118,31 @@ _ENHANCEMENTS = ("brightness", "color", "contrast", "sharpness")
 _PLAIN = ("identity", "autocontrast", "equalize", "invert")
 
 
-def _scaled(name: str, share: float, probability: float = 1.0) -> Operation:
-    """An operation at a share of its full strength, as the papers scale them: 0 does least, 1 most."""
+def _scaled(name: str, magnitude: float, probability: float = 1.0) -> Operation:
+    """An operation at a magnitude of 0 (weakest) to 1 (strongest), as the papers scale them."""
     if name in _PLAIN:
         return Operation(name, probability=probability)
     if name == "posterize":
-        return Operation(name, 8 - round(4 * share), probability=probability)
+        return Operation(name, 8 - round(4 * magnitude), probability=probability)
     if name == "solarize":
-        return Operation(name, 256 * (1 - share), probability=probability)
-    most = {"shear-x": 0.3, "shear-y": 0.3, "translate-x": _MOST_SHIFT, "translate-y": _MOST_SHIFT, "rotate": 30.0}
-    return Operation(name, share * (0.9 if name in _ENHANCEMENTS else most[name]), True, probability)
+        return Operation(name, 256 * (1 - magnitude), probability=probability)
+    signed = {"shear-x": 0.3, "shear-y": 0.3, "translate-x": _MAX_SHIFT, "translate-y": _MAX_SHIFT, "rotate": 30.0}
+    return Operation(name, magnitude * (0.9 if name in _ENHANCEMENTS else signed[name]), True, probability)
 
 
-def _scaled_v0(name: str, share: float, probability: float) -> Operation:
-    """An operation as EfficientNet's code scales it: posterising and solarising do most at 0."""
+def _scaled_v0(name: str, magnitude: float, probability: float) -> Operation:
+    """The same as EfficientNet's code scales it: posterize and solarize are strongest at 0."""
     if name in _PLAIN:
         return Operation(name, probability=probability)
     if name in _ENHANCEMENTS:
-        return Operation(name, 1.8 * share - 0.9, probability=probability)
+        return Operation(name, 1.8 * magnitude - 0.9, probability=probability)
     if name == "solarize":
-        return Operation(name, 256 * share, probability=probability)
+        return Operation(name, 256 * magnitude, probability=probability)
     whole = {"posterize": 4, "solarize-add": 110}
     if name in whole:
-        return Operation(name, round(share * whole[name]), probability=probability)
+        return Operation(name, round(magnitude * whole[name]), probability=probability)
     signed = {"shear-x": 0.3, "shear-y": 0.3, "translate-y-pixels": 250.0, "rotate": 30.0}
-    return Operation(name, share * signed[name], True, probability)
+    return Operation(name, magnitude * signed[name], True, probability)
 
 
 _RAND_NAMES = (

@@ -1,13 +1,13 @@
-"""MixUp and CutMix: what is drawn on the host, and what it does to a batch on the device.
+"""MixUp and CutMix: their parameters, sampled on the host, and the mixing of a batch on the device.
 
-Owns both sides. Refuses to know ranks, micro-batches and losses. Invariant: a group's draws are a function of (seed,
-step, the group's first position) and of its size; partners are of the same group, so any split into whole groups
-gives the same samples. Soft targets are the exact shares of the pixels and sum to 1.
+The parameters of a group are a function of (seed, step, the group's first position, its size). Partners come from the
+same group, so that any split into whole groups gives the same samples. Soft targets are the exact shares of the
+pixels and sum to 1.
 
-A roll by k makes the sample k places before, in the group, the partner (the first ones take the last). With MixUp and
-CutMix on, each group uses one of them, drawn with equal chance, or both: then MixUp's images are cut, and a label
-mixes four classes. MixUp draws one weight per group, or one per sample; CutMix one box per group. A group of one
-sample is left alone.
+A roll by k takes the sample k places before in the group as partner (the first ones take the last). With both MixUp
+and CutMix on, each group uses one of them with equal probability, or both: then CutMix cuts MixUp's images, and a
+label mixes four classes. MixUp has one weight per group or per sample, CutMix one box per group. A group of one sample
+is not mixed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from reconv.data.dataset import I64
 from reconv.random import generator, key, permutation
 from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig
 
-# Rows of a batch that mixing needs; offsets are relative, so that they hold in any slice that keeps groups whole.
-OFFSETS = "mix_offsets"  # int64 [n]: row of MixUp's partner minus own row
-WEIGHTS = "mix_weights"  # float32 [n]: own share under MixUp, 1 where there is none
-CUT_OFFSETS = "cut_offsets"  # int64 [n]: row of CutMix's partner minus own row
-BOXES = "mix_boxes"  # int64 [n, 4]: left, top, right, bottom of what CutMix's partner fills; empty where there is none
-DRAWN = (OFFSETS, WEIGHTS, CUT_OFFSETS, BOXES)
+# Names of the parameters. Offsets are relative, so that they hold in any slice that keeps groups whole.
+MIXUP_OFFSETS = "mixup_offsets"  # int64 [n]: row of MixUp's partner minus own row
+MIXUP_WEIGHTS = "mixup_weights"  # float32 [n]: weight of the own image under MixUp; 1: not mixed
+CUTMIX_OFFSETS = "cutmix_offsets"  # int64 [n]: row of CutMix's partner minus own row
+CUTMIX_BOXES = "cutmix_boxes"  # int64 [n, 4]: left, top, right, bottom of what the partner fills; empty: not cut
+MIX_PARAMS = (MIXUP_OFFSETS, MIXUP_WEIGHTS, CUTMIX_OFFSETS, CUTMIX_BOXES)
 
 F32 = npt.NDArray[np.float32]
 _NO_BOX = (0, 0, 0, 0)
 
 
-def draw_mix(
+def mix_params(
     augment: AugmentConfig, seed: int, step: int, positions: I64, groups: Sequence[int], size: int
 ) -> dict[str, npt.NDArray[np.generic]]:
-    """Partners, weight and box of every row of a micro-batch made of whole groups; nothing when mixing is off."""
+    """Partners, weight and box of every row of a micro-batch made of whole groups; empty when mixing is off."""
     if not augment.mixes:
         return {}
     offsets, cut_offsets = np.zeros((2, len(positions)), np.int64)
@@ -49,11 +49,16 @@ def draw_mix(
         if group > 1:
             rows = slice(start, start + group)
             base = key(seed, "mixup", step, int(positions[start]))
-            weights[rows], boxes[rows] = _draw_group(augment, base, group, size)
+            weights[rows], boxes[rows] = _weights_and_box(augment, base, group, size)
             offsets[rows] = _partners(augment.mixup, base, group)
             cut_offsets[rows] = _rolled(group, augment.cutmix.roll)
         start += group
-    return {OFFSETS: offsets, WEIGHTS: weights, CUT_OFFSETS: cut_offsets, BOXES: boxes}
+    return {
+        MIXUP_OFFSETS: offsets,
+        MIXUP_WEIGHTS: weights,
+        CUTMIX_OFFSETS: cut_offsets,
+        CUTMIX_BOXES: boxes,
+    }
 
 
 def _partners(mixup: MixupConfig, base: int, group: int) -> I64:
@@ -68,71 +73,71 @@ def _rolled(group: int, by: int) -> I64:
     return (rows - by) % group - rows
 
 
-def _draw_group(augment: AugmentConfig, base: int, group: int, size: int) -> tuple[F32, Sequence[int]]:
-    """Own shares [group] and the box of one group."""
-    draws = generator(base)
-    coin, across, down = draws.random(3)
+def _weights_and_box(augment: AugmentConfig, base: int, group: int, size: int) -> tuple[F32, Sequence[int]]:
+    """The weights [group] and the box of one group."""
+    rng = generator(base)
+    coin, center_x, center_y = rng.random(3)
     mixup, cutmix = augment.mixup, augment.cutmix
     one_of = mixup.on and cutmix.on and augment.combine == "one-of"
     weights, box = np.ones(group, np.float32), _NO_BOX
     if mixup.on and not (one_of and coin >= 0.5):
-        weights = _draw_weights(mixup, draws, group)
+        weights = _mixup_weights(mixup, rng, group)
     if cutmix.on and not (one_of and coin < 0.5):
-        box = _box(size, _draw_kept(cutmix, draws), across, down)
+        box = _cutmix_box(size, _kept_share(cutmix, rng), center_x, center_y)
     return weights, box
 
 
-def _draw_weights(mixup: MixupConfig, draws: np.random.Generator, group: int) -> F32:
-    drawn = draws.beta(mixup.alpha, mixup.alpha, group if mixup.mode == "sample" else 1)
+def _mixup_weights(mixup: MixupConfig, rng: np.random.Generator, group: int) -> F32:
+    weights = rng.beta(mixup.alpha, mixup.alpha, group if mixup.mode == "sample" else 1)
     if mixup.lam_at_least_half:
-        drawn = np.maximum(drawn, 1 - drawn)
-    return np.broadcast_to(drawn.astype(np.float32), (group,))
+        weights = np.maximum(weights, 1 - weights)
+    return np.broadcast_to(weights.astype(np.float32), (group,))
 
 
-def _draw_kept(cutmix: CutmixConfig, draws: np.random.Generator) -> float:
-    """The share of the image that a cut is meant to leave (a box at the edge leaves more)."""
+def _kept_share(cutmix: CutmixConfig, rng: np.random.Generator) -> float:
+    """The share of the own image that is meant to remain (a box cut off at the edge leaves more)."""
     if cutmix.mode == "beta":
-        return float(draws.beta(cutmix.alpha, cutmix.alpha))
+        return float(rng.beta(cutmix.alpha, cutmix.alpha))
     if cutmix.mode == "fixed":
         return cutmix.lam
-    whole, share = draws.random(2)
+    coin, share = rng.random(2)
     # The constants make the mean share kept about `keep` (Graphcore's CutMix, version 1).
-    return 1.0 if whole < 1.55 * cutmix.lam - 0.96 else max(0.0, 1 + math.log(1 - share) / 4)
+    return 1.0 if coin < 1.55 * cutmix.lam - 0.96 else max(0.0, 1 + math.log(1 - share) / 4)
 
 
-def _box(size: int, kept: float, across: float, down: float) -> tuple[int, int, int, int]:
-    """A box of the image's aspect around a centre, cut off at the edges."""
+def _cutmix_box(size: int, kept: float, center_x: float, center_y: float) -> tuple[int, int, int, int]:
+    """A square box around a centre, cut off at the edges of the image."""
     half = size * math.sqrt(1 - kept) / 2
-    left, right = (min(size, max(0, round(across * size + side))) for side in (-half, half))
-    top, bottom = (min(size, max(0, round(down * size + side))) for side in (-half, half))
+    left, right = (min(size, max(0, round(center_x * size + side))) for side in (-half, half))
+    top, bottom = (min(size, max(0, round(center_y * size + side))) for side in (-half, half))
     return left, top, right, bottom
 
 
-def inside(boxes: Tensor, size: int) -> Tensor:
-    """Which pixels lie in each row's box: bool [n, 1, size, size] from int64 [n, 4]."""
+def box_mask(boxes: Tensor, size: int) -> Tensor:
+    """Which pixels are inside each row's box: bool [n, 1, size, size] from int64 [n, 4]."""
     left, top, right, bottom = boxes.view(-1, 4, 1, 1, 1).unbind(1)
-    places = torch.arange(size, device=boxes.device)
-    columns, rows = places.view(1, 1, 1, -1), places.view(1, 1, -1, 1)
+    along = torch.arange(size, device=boxes.device)
+    columns, rows = along.view(1, 1, 1, -1), along.view(1, 1, -1, 1)
     return (columns >= left) & (columns < right) & (rows >= top) & (rows < bottom)
 
 
 def apply_mix(
-    images: Tensor, targets: Tensor, drawn: Mapping[str, Tensor], num_classes: int, augment: AugmentConfig
+    images: Tensor, targets: Tensor, params: Mapping[str, Tensor], num_classes: int, augment: AugmentConfig
 ) -> tuple[Tensor, Tensor]:
-    """Mixed images and soft targets [n, classes] whose weights are the exact shares of the pixels."""
+    """Mixed images, and soft targets [n, num_classes] with the exact shares of the pixels."""
     num_images, size = images.shape[0], images.shape[-1]
-    places = torch.arange(num_images, device=images.device)
+    rows = torch.arange(num_images, device=images.device)
     soft = torch.nn.functional.one_hot(targets, num_classes).to(images.dtype)
     if augment.mixup.on:
-        partners = places + drawn[OFFSETS]
-        weights = drawn[WEIGHTS].to(images.dtype)
+        partners = rows + params[MIXUP_OFFSETS]
+        weights = params[MIXUP_WEIGHTS].to(images.dtype)
         own, share = weights.view(-1, 1, 1, 1), weights.view(-1, 1)
         images = images * own + images[partners] * (1 - own)
         soft = soft * share + soft[partners] * (1 - share)
     if augment.cutmix.on:
-        partners = places + drawn[CUT_OFFSETS]
-        left, top, right, bottom = drawn[BOXES].unbind(1)
-        images = torch.where(inside(drawn[BOXES], size), images[partners], images)
+        partners = rows + params[CUTMIX_OFFSETS]
+        left, top, right, bottom = params[CUTMIX_BOXES].unbind(1)
+        images = torch.where(box_mask(params[CUTMIX_BOXES], size), images[partners], images)
         share = 1 - ((right - left) * (bottom - top)).to(images.dtype).view(-1, 1) / (size * size)
         soft = soft * share + soft[partners] * (1 - share)
     return images, soft

@@ -1,8 +1,4 @@
-"""What feeds a run: who fills batches, how they reach the device, and where the time for it goes.
-
-Owns the choice of workers and carrier for a whole run, and the words about waiting for data. Refuses to know what a
-batch holds. Invariant: workers live as long as the run and no longer; the words follow from measured times alone.
-"""
+"""The data workers and the GPU decoder of a run, and how long training waits for data."""
 
 from __future__ import annotations
 
@@ -11,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from reconv.data.dataset import Dataset
-from reconv.data.decode.decode import train_preprocess
-from reconv.data.pipeline.buffers import HostToDevice, as_type
-from reconv.data.pipeline.decode_balance import measured_share
-from reconv.data.pipeline.gpu_decoder import GpuDecoder
-from reconv.data.pipeline.stage_timing import STAGES, StageTimes
-from reconv.data.pipeline.thread_pool import Workers, open_workers
-from reconv.data.transforms.random_params import effective
+from reconv.data.pipeline.buffers import with_transfer_dtype
+from reconv.data.pipeline.decode_balance import measure_gpu_share
+from reconv.data.pipeline.gpu_decode import GpuDecoder
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.workers.thread_pool import open_workers
+from reconv.data.stage_timing import STAGES, StageTimes
+from reconv.data.transforms.host_transforms import train_preprocess
+from reconv.data.transforms.params import effective_augment
 from reconv.device import Device
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
@@ -28,105 +25,91 @@ from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
 
-WORTH_TELLING = 0.05  # of the time of steps; less than that is noise
-
-
-@dataclass(frozen=True, slots=True)
-class DataContext:
-    """What the loaders of a run share."""
-
-    workers: Workers
-    carrier: HostToDevice
-    stages: StageTimes  # of training
-    engine: GpuDecoder | None = None  # of the device that decodes some of the training images
+MIN_WAIT_FRACTION = 0.05  # of the time of steps; less than that is noise
 
 
 @contextmanager
-def open_data_context(recipe: Recipe, plan: Plan, device: Device, stages: StageTimes) -> Iterator[DataContext]:
-    """The workers and the way to the device of one run."""
-    engine = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_share > 0 else None
+def open_data_context(recipe: Recipe, plan: Plan, device: Device, stage_times: StageTimes) -> Iterator[DataContext]:
+    """The workers, the transfer to the device and the GPU decoder of one run; closed at the end."""
+    gpu_decoder = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_share > 0 else None
     workers = open_workers(plan.backend, plan.workers)
     try:
-        yield DataContext(workers, as_type(device, recipe.data.transfer_dtype), stages, engine)
+        yield DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype), workers, stage_times, gpu_decoder)
     finally:
         workers.close()
-        if engine is not None:
-            engine.close()
+        if gpu_decoder is not None:
+            gpu_decoder.close()
 
 
-def share_of_gpu(recipe: Recipe, plan: Plan, source: Dataset, device: Device, kept: float | None) -> float:
-    """What the GPU makes of a run's training images: as recorded, as the recipe says, or measured now.
+def gpu_decode_share(recipe: Recipe, plan: Plan, dataset: Dataset, device: Device, resumed: float | None) -> float:
+    """The share of training images that the GPU decodes: the resumed run's, the recipe's, or measured now.
 
-    `kept` is None for a new run, 0 for one that began without the GPU.
+    `resumed` is None for a new run, 0 for one that began without the GPU.
     """
-    if kept is not None and (kept > 0) != (plan.backend == "gpu"):
+    if resumed is not None and (resumed > 0) != (plan.backend == "gpu"):
         raise RecipeError(
-            f"this run began with {f'{kept:.0%} of' if kept else 'none of'} its images made by the GPU's JPEG engine",
+            f"this run began with {f'{resumed:.0%} of' if resumed else 'none of'} its images decoded by the GPU",
             where=f"data.backend: {recipe.data.backend}",
-            why="its pixels are not those of the host, and a run keeps who makes them",
-            then="--set data.backend=gpu" if kept else "leave data.backend as it was, or start a new run",
+            why="the GPU's decoder gives slightly different pixels, and a run keeps its decoder",
+            then="--set data.backend=gpu" if resumed else "leave data.backend as it was, or start a new run",
         )
-    wish = recipe.data.gpu_decode_fraction
-    if plan.backend != "gpu" or kept is not None or wish != "auto":
-        return kept or plan.gpu_share
-    augment = effective(recipe.augment).model_copy(update={"decoder": plan.decoder})
+    if plan.backend != "gpu" or resumed is not None or recipe.data.gpu_decode_fraction != "auto":
+        return resumed or plan.gpu_share
+    augment = effective_augment(recipe.augment).model_copy(update={"decoder": plan.decoder})
     preprocess = train_preprocess(recipe.data.preprocess, augment, plan.size_at(0))
-    engine = NvJpegDecoder(device.torch)
-    return measured_share(source, preprocess, augment, engine, plan.workers, recipe.seed)
+    return measure_gpu_share(dataset, preprocess, augment, NvJpegDecoder(device.torch), plan.workers, recipe.seed)
 
 
 @dataclass(slots=True)
-class Waiting:
-    """Tells how long training waits for data and why: after the first evaluation, and when it is over."""
+class DataWaitLogger:
+    """Logs how long training waits for data and why: after the first evaluation, and at the end."""
 
     recipe: Recipe
     plan: Plan
-    source: str  # the kind of data found
-    cores: int
+    dataset_kind: str
+    num_cores: int
     clock: RunClock
-    stages: StageTimes
+    stage_times: StageTimes
     logger: RunLogger
-    is_told: bool = False
+    is_logged: bool = False
 
     def on_event(self, event: Event) -> None:
-        """Log the waiting time after the first evaluation, a good moment to change a setting."""
-        if isinstance(event, EvalFinished) and not self.is_told:
-            self.tell(event.step)
+        """Log after the first evaluation, when it is not too late to change a setting."""
+        if isinstance(event, EvalFinished) and not self.is_logged:
+            self.log(event.step)
 
-    def tell(self, step: int) -> None:
-        """Tell what was measured so far."""
-        self.is_told = True
+    def log(self, step: int) -> None:
+        """Log what was measured so far."""
+        self.is_logged = True
         fraction = min(1.0, self.clock.wait_s / self.clock.train_s) if self.clock.train_s > 0 else 0.0
-        seconds = self.stages.seconds
-        stage = slowest(seconds, self.clock.wait_s) if fraction >= WORTH_TELLING else ""
-        helps = advice(stage, self.recipe, self.plan, self.source, self.cores) if stage else ""
-        self.logger.log(DataWait(step, fraction, seconds, stage, helps))
+        seconds = self.stage_times.seconds
+        stage = slowest_stage(seconds, self.clock.wait_s) if fraction >= MIN_WAIT_FRACTION else ""
+        advice = data_wait_advice(stage, self.recipe, self.plan, self.dataset_kind, self.num_cores) if stage else ""
+        self.logger.log(DataWait(step, fraction, seconds, stage, advice))
 
 
-def slowest(seconds: Mapping[str, float], wait_s: float) -> str:
-    """The stage a run waited for: copying, where that took most of the wait, else what workers were busiest with."""
+def slowest_stage(seconds: Mapping[str, float], wait_s: float) -> str:
+    """The stage a run waited for: copying, if that took most of the wait, else what kept the workers busiest."""
     if seconds["copy"] > wait_s / 2:
         return "copy"
     return max((stage for stage in STAGES if stage != "copy"), key=lambda stage: seconds[stage])
 
 
-def advice(stage: str, recipe: Recipe, plan: Plan, source: str, cores: int) -> str:
+def data_wait_advice(stage: str, recipe: Recipe, plan: Plan, dataset_kind: str, num_cores: int) -> str:
     """The setting most likely to shorten a stage."""
-    if source in IN_MEMORY:
-        held = "--set data.preload=device keeps the images there"
-        return held if source.startswith("cifar") or source == "digits" else "--set data.source=synthetic-device"
+    if dataset_kind in IN_MEMORY:
+        if dataset_kind.startswith("cifar") or dataset_kind == "digits":
+            return "--set data.preload=device keeps the images there"
+        return "--set data.source=synthetic-device"
     if stage == "copy":
-        return (
-            "--set data.transfer_dtype=uint8"
-            if recipe.data.transfer_dtype != "uint8"
-            else "smaller images, or a faster bus"
-        )
+        is_uint8 = recipe.data.transfer_dtype == "uint8"
+        return "smaller images, or a faster bus" if is_uint8 else "--set data.transfer_dtype=uint8"
     if stage == "disk" and recipe.data.cache == "off" and plan.backend != "processes":
-        return "--set data.cache=ram where the data fits into memory, or a faster disk"
-    if plan.workers < cores:
-        return f"--workers {cores}"
-    if source != "packed":
+        return "--set data.cache=ram if the data fits in memory, or a faster disk"
+    if plan.workers < num_cores:
+        return f"--workers {num_cores}"
+    if dataset_kind != "packed":
         return "reconv data convert DIR FAST --to packed --shortest 320 --quality 90, then --data FAST"
     if stage == "augment":
-        return "fewer changes of colour on the host (augment.auto_augment, augment.color_jitter), or more cores"
+        return "less color augmentation on the host (augment.auto_augment, augment.color_jitter), or more cores"
     return "reconv data convert with --raw or a smaller --shortest, or more cores"

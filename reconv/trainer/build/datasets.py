@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reconv.data.dataset import Dataset, Split
-from reconv.data.pipeline.sample_cache import CacheBudget, Cached, cached
+from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
 from reconv.data.readers.factory import NEED_NO_PATH, open_dataset, subsample
 from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.plan import CacheSize
@@ -70,13 +70,13 @@ def with_cache(recipe: Recipe, sources: Datasets, available_bytes: int | None, n
             then="--set data.cache=off",
         )
     room = CacheBudget(available_bytes // 2 // num_ranks)
-    return Datasets(cached(sources.train, room), cached(sources.val, room), sources.num_val_left_out)
+    return Datasets(cache_samples(sources.train, room), cache_samples(sources.val, room), sources.num_val_left_out)
 
 
 def cache_size(sources: Datasets) -> CacheSize | None:
     """What a cache of these sets would hold and may hold; None where they have none."""
-    kept = [source for source in (sources.train, sources.val) if isinstance(source, Cached)]
-    return CacheSize(sum(source.estimated_bytes for source in kept), kept[0].room_bytes) if kept else None
+    kept = [source for source in (sources.train, sources.val) if isinstance(source, CachedDataset)]
+    return CacheSize(sum(source.estimated_bytes for source in kept), kept[0].budget_bytes) if kept else None
 
 
 def data_path(recipe: Recipe) -> Path | None:

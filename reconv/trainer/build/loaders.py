@@ -6,19 +6,22 @@ evaluation and prediction of a saved run are built by the same functions as trai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.box_samples import detection_sample_pipeline
-from reconv.data.pipeline.buffers import as_type
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.pipeline.buffers import with_transfer_dtype
+from reconv.data.pipeline.detection_pipeline import make_detection_pipeline
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, make_sample_pipeline
-from reconv.data.transforms.on_device import EvalPreprocess
+from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
+from reconv.data.transforms.device_transforms import EvalPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
@@ -30,7 +33,6 @@ from reconv.recipe.schema import Recipe
 from reconv.tasks.classification import ClassificationTask
 from reconv.tasks.detection import DetectionTask
 from reconv.tasks.distillation import Teacher
-from reconv.trainer.build.data_context import DataContext
 from reconv.trainer.build.network import Network, compiled, is_compiled
 from reconv.trainer.build.task_builder import (
     build_detection,
@@ -85,65 +87,63 @@ def build_early_stop(recipe: Recipe) -> EarlyStopping:
     return EarlyStopping(None if target == "off" else target, None if patience == "off" else patience)
 
 
-def build_faults(
+def build_bad_samples(
     recipe: Recipe, state: Mapping[str, Any], logger: RunLogger, process_group: ProcessGroup
 ) -> BadSamples:
-    """The bad files a run bears, and those it knows from its checkpoint."""
-    faults = BadSamples(
+    """How many bad images a run tolerates, and those it knows from its checkpoint."""
+    bad_samples = BadSamples(
         recipe.data.bad_images.limit,
         lambda f: logger.log(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
-        gather=process_group.all_gather if process_group.world_size > 1 else None,
+        all_gather=process_group.all_gather if process_group.world_size > 1 else None,
     )
-    if faults.borne:  # else what was left out before must be whole by now
-        faults.restore(state.get("bad_images", ()))
-    return faults
+    if bad_samples.tolerated:  # otherwise those of the checkpoint must be readable by now
+        bad_samples.restore(state.get("bad_images", ()))
+    return bad_samples
 
 
-def fetching(recipe: Recipe) -> MakeSamplePipeline:
-    """How the batches of the recipe's task are filled."""
-    return detection_sample_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
+def sample_pipeline_maker(recipe: Recipe) -> MakeSamplePipeline:
+    """What makes the sample pipelines of the recipe's task."""
+    return make_detection_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
 
 
 def train_loader(
     recipe: Recipe,
     plan: Plan,
-    source: Dataset,
-    move: Callable[[Tensor], Tensor],
-    faults: BadSamples | None = None,
+    dataset: Dataset,
+    context: DataContext,
+    bad_samples: BadSamples | None = None,
     rank: int = 0,
-    feed: DataContext | None = None,
 ) -> TrainLoader:
-    make = fetching(recipe)
-    if feed is None:
-        return TrainLoader(source, recipe, plan, move, rank, faults, make)
-    shared = (feed.workers, feed.carrier, feed.stages, feed.engine)
-    return TrainLoader(source, recipe, plan, move, rank, faults, make, *shared)
+    return make_train_loader(dataset, recipe, plan, context, rank, bad_samples, sample_pipeline_maker(recipe))
 
 
 def eval_loader(
     recipe: Recipe,
-    source: Dataset,
+    dataset: Dataset,
     device: Device,
-    batch: int,
-    workers: int = 0,
-    faults: BadSamples | None = None,
+    batch_size: int,
+    num_workers: int = 0,
+    bad_samples: BadSamples | None = None,
     process_group: ProcessGroup | None = None,
-    feed: DataContext | None = None,
+    context: DataContext | None = None,
 ) -> EvalLoader:
+    """The loader of a validation set; it shares workers and GPU decoder with training if given its `context`."""
     process_group = process_group or ProcessGroup.single()
+    eval_context = DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype))
+    if context is not None:
+        is_bilinear = recipe.data.preprocess.interpolation == "bilinear"
+        gpu_decoder = context.gpu_decoder if is_bilinear else None
+        eval_context = replace(eval_context, workers=context.workers, gpu_decoder=gpu_decoder)
     return EvalLoader(
-        source,
+        dataset,
         recipe.data.preprocess,
-        batch,
-        device.move,
-        workers,
+        batch_size,
+        eval_context,
+        num_workers,
         process_group.rank,
         process_group.world_size,
-        faults,
-        make=fetching(recipe),
-        shared=None if feed is None else feed.workers,
-        carrier=as_type(device, recipe.data.transfer_dtype),
-        engine=None if feed is None or recipe.data.preprocess.interpolation != "bilinear" else feed.engine,
+        bad_samples,
+        sample_pipeline_maker(recipe),
     )
 
 

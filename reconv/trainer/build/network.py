@@ -15,9 +15,10 @@ from torch import nn
 
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.data_loader import EvalLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.readers.factory import subsample
-from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import RecipeError, UsageError
@@ -203,7 +204,7 @@ def compile_ahead(
     policy = network.precision
     try:
         with trace_launches() as noted:
-            prepare.rehearse(image, getattr(torch, recipe.data.transfer_dtype))
+            prepare.trace_kernels(image, getattr(torch, recipe.data.transfer_dtype))
         variants = trace_kernels(network.model, image, policy.input_dtype, policy.autocast())
         warm.compile_ahead([*noted, *variants], device.torch, tell)
     except Exception as failure:  # any: this is a matter of speed alone
@@ -230,7 +231,8 @@ def whiten(network: Network, recipe: Recipe, source: Dataset) -> str:
     if not isinstance(network.model, FastNet):
         return ""
     some = subsample(source, min(100.0, 100 * NUM_WHITENED / len(source)))
-    bearing = BadSamples(recipe.data.bad_images.limit)  # they are told when training meets them
-    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), lambda tensor: tensor, workers=0, faults=bearing)
+    bad_samples = BadSamples(recipe.data.bad_images.limit)  # training logs them when it meets them
+    context = DataContext.on_host()
+    [batch] = EvalLoader(some, recipe.data.preprocess, len(some), context, bad_samples=bad_samples)
     network.model.whiten(EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)["images"])
     return f"the first layer whitens patches of {len(some):,} training images, and is not trained"

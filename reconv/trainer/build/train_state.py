@@ -16,6 +16,7 @@ from reconv.checkpoint.async_writer import AsyncWriter
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
 from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.device import Device, is_out_of_memory
 from reconv.distributed.process_group import ProcessGroup
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
@@ -27,7 +28,6 @@ from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build import loaders as parts
-from reconv.trainer.build.data_context import DataContext
 from reconv.trainer.build.datasets import Datasets
 from reconv.trainer.build.init_weights import start_network
 from reconv.trainer.build.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
@@ -85,13 +85,13 @@ def assemble(
     logger: RunLogger,
     clock: RunClock,
     trace: StepProfiler,
-    feed: DataContext,
+    context: DataContext,
     writer: AsyncWriter,
 ) -> tuple[Trainer, Evaluation]:
     """The loop of a run and its evaluation, restored to where the run left off."""
     learner = build_learner(job, logger)
-    faults = parts.build_faults(job.recipe, job.point.state, logger, job.process_group)
-    evaluation = build_evaluation(job, learner, faults, feed)
+    bad_samples = parts.build_bad_samples(job.recipe, job.point.state, logger, job.process_group)
+    evaluation = build_evaluation(job, learner, bad_samples, context)
     fitting = MicroBatchSize(job.plan.micro_groups)
     saver = build_saver(job, learner, evaluation, logger, writer, fitting)
     counters = _restore(job, saver)
@@ -106,7 +106,7 @@ def assemble(
         step=_in_phase(job.process_group, "training", trace.step(step)),
         rate=lambda step: learning_rate(job.plan.schedule, step),
         batches=trace.batches(
-            parts.train_loader(recipe, job.plan, job.sources.train, job.device.move, faults, copy_number, feed)
+            parts.train_loader(recipe, job.plan, job.sources.train, context, bad_samples, copy_number)
         ),
         evaluate=_in_phase(job.process_group, "evaluating", evaluation),
         save=None if job.plan.save is None else _saving(job.process_group, saver),
@@ -191,18 +191,20 @@ def _start(job: TrainingRun, network: Network, logger: RunLogger) -> list[str]:
     return notes
 
 
-def build_evaluation(job: TrainingRun, learner: TrainState, faults: BadSamples, feed: DataContext) -> Evaluation:
+def build_evaluation(
+    job: TrainingRun, learner: TrainState, bad_samples: BadSamples, context: DataContext
+) -> Evaluation:
     recipe, plan = job.recipe, job.plan
     return Evaluation(
         network=learner.network,
         average=learner.average,
         task=learner.task,
         loader=parts.eval_loader(
-            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, faults, job.process_group, feed
+            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, bad_samples, job.process_group, context
         ),
         prepare=parts.eval_prepare(recipe, learner.network),
         num_samples=plan.num_val,
-        faults=faults,
+        bad_samples=bad_samples,
         process_group=job.process_group,
         tta=recipe.evaluate.tta,
         is_partial=plan.num_val_left_out > 0,
@@ -230,7 +232,7 @@ def build_saver(
         metric=learner.task.metric,
         chosen_weights=evaluation.chosen_weights,
         logger=logger,
-        faults=evaluation.faults,
+        bad_samples=evaluation.bad_samples,
         device=job.device,
         writer=writer,
         fitting=fitting,

@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from reconv.data.boxes.box_transforms import (
-    WHOLE,
-    draw_views,
-    overlap,
-    seen_in,
-    seen_through,
-    square_of,
+    VIEW_KEY,
+    WHOLE_IMAGE,
+    box_iou,
+    clip_boxes,
+    compose_views,
+    relative_to,
+    resize_view,
     ssd_crop,
     train_view,
-    within,
-    zoomed_out,
+    view_params,
+    zoom_out,
 )
 from reconv.random import uniforms
 from reconv.recipe.data_fields import AugmentConfig, SsdCropConfig, ZoomOutConfig
@@ -92,13 +93,13 @@ def test_a_box_is_kept_if_and_only_if_its_centre_is_seen_and_then_lies_inside_wi
 ) -> None:
     augment = AugmentConfig(crop=crop, zoom_out=ZoomOutConfig(probability=zoom))  # type: ignore[arg-type]
     view = train_view(of, augment, row_key)
-    seen, kept = seen_through(view, of)
+    seen, kept = clip_boxes(view, of)
     assert kept.tolist() == [has_centre(view, tuple(box)) for box in of.tolist()]
     assert len(seen) == kept.sum()
     assert (seen >= 0).all() and (seen <= 1).all() and (seen[:, 2:] > seen[:, :2]).all()
     if len(of):
         assert kept.any()  # a view without any box is never taken
-    back = np.array([within(view, tuple(box)) for box in seen.tolist()]).reshape(-1, 4)
+    back = np.array([compose_views(view, tuple(box)) for box in seen.tolist()]).reshape(-1, 4)
     clipped = np.stack([np.clip(of[kept, i], view[i % 2], view[i % 2 + 2]) for i in range(4)], axis=1)
     assert back == pytest.approx(clipped, abs=1e-9)
 
@@ -106,56 +107,56 @@ def test_a_box_is_kept_if_and_only_if_its_centre_is_seen_and_then_lies_inside_wi
 def test_overlaps_are_those_of_single_boxes_and_zero_for_strangers() -> None:
     first, second = np.array([[0, 0, 0.5, 0.5], [0, 0, 1, 1]]), np.array([[0.25, 0.25, 0.75, 0.75], [0.6, 0.6, 0.7, 1]])
     expected = [[slow_overlap(tuple(a), tuple(b)) for b in second.tolist()] for a in first.tolist()]
-    assert overlap(first, second) == pytest.approx(np.array(expected))
-    assert overlap(first, second)[0, 1] == 0
+    assert box_iou(first, second) == pytest.approx(np.array(expected))
+    assert box_iou(first, second)[0, 1] == 0
 
 
 def test_a_seventh_of_the_pictures_stays_whole_at_once_and_a_picture_without_boxes_always() -> None:
-    keys = draw_views(3, np.arange(2000)).tolist()
+    keys = view_params(3, np.arange(2000))[VIEW_KEY].tolist()
     middle = np.array([[0.4, 0.4, 0.6, 0.6]])
     first = SsdCropConfig(min_ious=(0.0,), iou_with="any")
-    whole = sum(ssd_crop(middle, first, row_key) == WHOLE for row_key in keys)
+    whole = sum(ssd_crop(middle, first, row_key) == WHOLE_IMAGE for row_key in keys)
     assert 200 < whole < 400  # 2000 / 7 is 286; a candidate that overlaps is nearly always among fifty
-    assert all(ssd_crop(np.empty((0, 4)), SsdCropConfig(), row_key) == WHOLE for row_key in keys[:20])
+    assert all(ssd_crop(np.empty((0, 4)), SsdCropConfig(), row_key) == WHOLE_IMAGE for row_key in keys[:20])
 
 
 def test_a_view_is_a_function_of_seed_and_position_alone() -> None:
     some = np.array([[0.1, 0.2, 0.5, 0.9], [0.3, 0.3, 0.8, 0.6]])
     augment = AugmentConfig(crop="ssd", zoom_out=ZoomOutConfig(probability=0.5))
-    views = [train_view(some, augment, k) for k in draw_views(5, np.arange(40)).tolist()]
-    again = [train_view(some, augment, k) for k in draw_views(5, np.arange(40)[::-1]).tolist()][::-1]
+    views = [train_view(some, augment, k) for k in view_params(5, np.arange(40))[VIEW_KEY].tolist()]
+    again = [train_view(some, augment, k) for k in view_params(5, np.arange(40)[::-1])[VIEW_KEY].tolist()][::-1]
     assert views == again and len(set(views)) > 20
-    assert views != [train_view(some, augment, k) for k in draw_views(6, np.arange(40)).tolist()]
+    assert views != [train_view(some, augment, k) for k in view_params(6, np.arange(40))[VIEW_KEY].tolist()]
 
 
 def test_zooming_out_holds_the_whole_picture_on_a_canvas_of_up_to_four_times_its_side() -> None:
-    views = [zoomed_out(ZoomOutConfig(probability=1), uniforms(7, np.array([n]), 4)[0]) for n in range(300)]
+    views = [zoom_out(ZoomOutConfig(probability=1), uniforms(7, np.array([n]), 4)[0]) for n in range(300)]
     sides = [right - left for left, _, right, _ in views]
     assert all(v[0] <= 0 and v[1] <= 0 and v[2] >= 1 and v[3] >= 1 for v in views)
     assert 1 <= min(sides) < 1.1 and 3.9 < max(sides) < 4
     assert all(v[2] - v[0] == pytest.approx(v[3] - v[1]) for v in views)
-    assert zoomed_out(ZoomOutConfig(probability=0), np.zeros(4)) == WHOLE
+    assert zoom_out(ZoomOutConfig(probability=0), np.zeros(4)) == WHOLE_IMAGE
 
 
 def test_pixels_follow_the_view_and_what_is_beyond_has_the_fill() -> None:
     picture = np.zeros((40, 80, 3), np.uint8)
     picture[10:20, 40:60] = 255  # the box (0.5, 0.25, 0.75, 0.5)
     image = Image.fromarray(picture)
-    half = np.asarray(square_of(image, (0.5, 0.25, 0.75, 0.5), 16, BILINEAR))
+    half = np.asarray(resize_view(image, (0.5, 0.25, 0.75, 0.5), 16, BILINEAR))
     assert half[1:-1, 1:-1].min() > 200 and half[3:-3, 3:-3].min() == 255 and half.shape == (16, 16, 3)
     view = (-1.0, -1.0, 3.0, 3.0)
-    wide = np.asarray(square_of(image, view, 64, BILINEAR, (7, 8, 9)))
+    wide = np.asarray(resize_view(image, view, 64, BILINEAR, (7, 8, 9)))
     assert (wide[0, 0] == [7, 8, 9]).all() and (wide[63, 63] == [7, 8, 9]).all()
     assert (wide[18, 18] == 0).all()
-    (box,), _ = seen_through(view, np.array([[0.5, 0.25, 0.75, 0.5]]))
+    (box,), _ = clip_boxes(view, np.array([[0.5, 0.25, 0.75, 0.5]]))
     left, top, right, bottom = (box * 64).round().astype(int).tolist()
     inside = wide[top + 1 : bottom - 1, left + 1 : right - 1]
     assert inside.size and inside.min() > 200
     assert wide[:, : left - 1].max() <= 9 and wide[:, right + 1 :].max() <= 9
-    assert seen_in(view, within(view, (0.1, 0.2, 0.3, 0.4))) == pytest.approx((0.1, 0.2, 0.3, 0.4))
+    assert relative_to(view, compose_views(view, (0.1, 0.2, 0.3, 0.4))) == pytest.approx((0.1, 0.2, 0.3, 0.4))
 
 
 def test_a_grey_picture_is_filled_with_one_value() -> None:
     image = Image.fromarray(np.full((10, 10), 200, np.uint8))
-    wide = np.asarray(square_of(image, (0.0, 0.0, 2.0, 2.0), 20, BILINEAR, (5,)))
+    wide = np.asarray(resize_view(image, (0.0, 0.0, 2.0, 2.0), 20, BILINEAR, (5,)))
     assert wide[0, 0] == 200 and wide[19, 19] == 5

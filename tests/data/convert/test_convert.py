@@ -22,8 +22,8 @@ from reconv.data.convert.convert import ConvertResult, convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample, Split
-from reconv.data.decode.decode import decode
-from reconv.data.decode.jpeg_header import head
+from reconv.data.decode.jpeg_header import read_header
+from reconv.data.decode.pillow import decode
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.shards.tfrecord_format import parse_example
@@ -272,7 +272,7 @@ def test_sizes_are_limited_and_never_grow(tree: Path, tmp_path: Path, form: Tran
             opened = Image.open(io.BytesIO(after.data))
             assert opened.format == "JPEG"
             assert [component[1] * component[2] for component in opened.layer] == [4, 1, 1]  # 4:2:0
-            found = head(after.data)
+            found = read_header(after.data)
             assert found is not None and found.segments is not None  # so that crops need not decode what is above
     assert limited > 0 or not (form.longest or form.shortest)
 

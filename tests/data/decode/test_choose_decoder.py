@@ -13,22 +13,23 @@ import pytest
 import torch
 from data_examples import encode
 from jpeg_examples import encoded, photograph
+from loading_examples import each_row, host_train
 
 import reconv
 from reconv.checkpoint.store import CheckpointStore
 from reconv.data.decode import native
-from reconv.data.decode.native import Here, choose_decoder
-from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.decode.native import NativeSupport, choose_decoder
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.random_params import draw_crops
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError, RecipeError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
 
 SPEC = PreprocessConfig(size=32)
-FAST, SLOW, NONE = Here("", True), Here("", False), Here("it was not compiled", False)
+FAST, SLOW, NONE = NativeSupport("", True), NativeSupport("", False), NativeSupport("it was not compiled", False)
 NATIVE, PLAIN = AugmentConfig(decoder="native"), AugmentConfig(decoder="pillow")
 compiled = [pytest.mark.native, pytest.mark.usefixtures("compiled_decoder")]
 
@@ -45,10 +46,13 @@ def plan(facts: str = "native", source: str = "folder", **sections: object) -> P
 
 @marked
 def test_crops_of_jpeg_files_differ_a_little_and_all_others_not_at_all() -> None:
-    draws = draw_crops(NATIVE, 3, np.arange(20))
+    params = crop_params(NATIVE, 3, np.arange(20))
     files = {"JPEG": encoded(photograph(120, 90)), "grey": encoded(photograph(120, 90), mode="L")}
-    others = {"progressive": encoded(photograph(120, 90), progressive=True), "PNG": encode(photograph(120, 90))}
-    for row in draws:
+    others = {
+        "progressive": encoded(photograph(120, 90), progressive=True),
+        "PNG": encode(photograph(120, 90)),
+    }
+    for row in each_row(params):
         for data in files.values():
             ours, plain = (host_train(data, SPEC, augment, row).astype(np.int64) for augment in (NATIVE, PLAIN))
             assert 0 < np.abs(ours - plain).mean() <= 0.5
@@ -58,13 +62,13 @@ def test_crops_of_jpeg_files_differ_a_little_and_all_others_not_at_all() -> None
 
 @marked
 def test_a_file_that_does_not_decode_is_the_same_error_by_both() -> None:
-    [draws] = draw_crops(NATIVE, 3, np.arange(1))
+    [params] = each_row(crop_params(NATIVE, 3, np.arange(1)))
     whole = encoded(photograph(64, 64))
     for data in (whole[: len(whole) // 2], b"no image", b""):
         said = []
         for augment in (NATIVE, PLAIN):
             with pytest.raises(DataError) as caught:
-                host_train(data, SPEC, augment, draws)
+                host_train(data, SPEC, augment, params)
             said.append(str(caught.value))
         assert said[0] == said[1]
 
@@ -79,7 +83,7 @@ def test_batches_of_the_compiled_decoder_do_not_depend_on_workers(tree: Path) ->
             batch=BatchConfig(size=4, group="all"),
         )
         facts = Facts(len(source), 1, 3, source="folder", decoder="native")
-        loader = TrainLoader(source, recipe, make_plan(recipe, facts), lambda tensor: tensor)
+        loader = make_train_loader(source, recipe, make_plan(recipe, facts), DataContext.on_host())
         made.append(torch.cat([batch["images"] for (batch,) in loader.steps(0, 4)]))
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
@@ -99,7 +103,7 @@ def test_batches_of_the_compiled_decoder_do_not_depend_on_workers(tree: Path) ->
     ],
 )
 def test_auto_takes_the_decoder_that_is_fast_everywhere_and_keeps_it(
-    wish: str, kept: str | None, there: list[Here], chosen: str
+    wish: str, kept: str | None, there: list[NativeSupport], chosen: str
 ) -> None:
     assert choose_decoder(wish, kept, there) == chosen  # type: ignore[arg-type]
 
@@ -152,13 +156,13 @@ def test_a_run_goes_on_with_its_decoder_or_not_at_all(
     assert _decoder_of(out) == "native"
     library = native.LIBRARY
     monkeypatch.setattr(native, "LIBRARY", tmp_path / "none.so")
-    native.trouble.cache_clear()
+    native.problem.cache_clear()
     with pytest.raises(RecipeError, match="this run began with it, and it was not compiled"):
         _train(tree, out, "2step", resume=True)
-    plain = tmp_path / "plain"
+    plain = tmp_path / "pillow"
     _train(tree, plain, "1step")
     monkeypatch.setattr(native, "LIBRARY", library)
-    native.trouble.cache_clear()
+    native.problem.cache_clear()
     _train(tree, plain, "2step", resume=True)
     assert _decoder_of(plain) == "pillow"
     _train(tree, out, "2step", resume=True)
@@ -175,15 +179,15 @@ def test_without_the_library_everything_is_plain(tree: Path, tmp_path: Path) -> 
 import reconv.data.decode.native as native
 from pathlib import Path
 native.LIBRARY = Path({str(tmp_path / "none.so")!r})
-assert native.trouble() == "it was not compiled"
+assert native.problem() == "it was not compiled"
 assert native.choose_decoder("auto") == "pillow"
 import numpy as np
-from reconv.data.transforms.random_params import draw_crops
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.transforms.host_transforms import train_transform
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 data = next(Path({str(tree)!r}).rglob("*.JPEG")).read_bytes()
-[draws] = draw_crops(AugmentConfig(), 0, np.arange(1))
-assert host_train(data, PreprocessConfig(size=16), AugmentConfig(), draws).shape == (3, 16, 16)
+out = np.zeros((3, 16, 16), np.uint8)
+train_transform(data, PreprocessConfig(size=16), AugmentConfig(crop="none"), {{}}, out)
+assert out.any()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -193,10 +197,10 @@ def test_a_library_of_another_version_or_kind_is_not_used(tmp_path: Path, monkey
     broken = tmp_path / "_jpeg.so"
     broken.write_bytes(b"no library")
     monkeypatch.setattr(native, "LIBRARY", broken)
-    native.trouble.cache_clear()
+    native.problem.cache_clear()
     assert not native.available()
-    assert "does not load" in native.trouble()
-    native.trouble.cache_clear()
+    assert "does not load" in native.problem()
+    native.problem.cache_clear()
 
 
 @pytest.mark.native
@@ -206,8 +210,8 @@ def test_a_library_of_other_calls_is_told_of(tmp_path: Path, monkeypatch: pytest
     source.write_text("int reconv_jpeg_version(void) { return 1; }")
     subprocess.run([*shlex.split(os.environ.get("CC", "cc")), "-shared", "-fPIC", "-o", library, source], check=True)
     monkeypatch.setattr(native, "LIBRARY", library)
-    native.trouble.cache_clear()
-    assert native.trouble() == f"it is version 1 and not {native.VERSION}: compile it again"
+    native.problem.cache_clear()
+    assert native.problem() == f"it has version 1 instead of {native.VERSION}: compile it again"
     assert choose_decoder("auto") == "pillow"
     monkeypatch.undo()
-    native.trouble.cache_clear()
+    native.problem.cache_clear()

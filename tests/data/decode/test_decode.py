@@ -11,11 +11,22 @@ import pytest
 from data_examples import encode, noise
 from hypothesis import given
 from hypothesis import strategies as st
+from loading_examples import each_row, host_eval, host_train
 from PIL import Image
 
-from reconv.data.decode.decode import decode, host_eval, shorter_side, train_preprocess
-from reconv.data.transforms.random_params import draw_crops, draw_flips, pad_crop, resized_box
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.dataset import select_rows
+from reconv.data.decode.pillow import decode
+from reconv.data.transforms.geometry import (
+    CROP_AREA,
+    CROP_CORNER,
+    CROP_POSITION,
+    CROP_RATIO,
+    crop_params,
+    pad_crop,
+    random_flips,
+    random_resized_crop_box,
+)
+from reconv.data.transforms.host_transforms import resized_shorter_side, train_preprocess
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
@@ -121,10 +132,10 @@ def test_extreme_and_tiny_pictures_still_become_squares() -> None:
             preprocess = PreprocessConfig(size=32, resize=resize)
             image = np.full((*shape, 3), 77, np.uint8)
             assert np.array_equal(host_eval(image, preprocess), np.full((3, 32, 32), 77))
-            for crop in ("none", "pad", "resized"):
+            for crop in ("none", "random", "random_resized"):
                 augment = AugmentConfig(crop=crop, padding=0)  # type: ignore[arg-type]
-                draws = draw_crops(augment, 0, np.array([5], np.int64))[0]
-                assert np.array_equal(host_train(image, preprocess, augment, draws), np.full((3, 32, 32), 77))
+                params = select_rows(crop_params(augment, 0, np.array([5], np.int64)), 0)
+                assert np.array_equal(host_train(image, preprocess, augment, params), np.full((3, 32, 32), 77))
 
 
 def test_an_image_of_the_right_size_is_untouched() -> None:
@@ -138,16 +149,16 @@ def test_an_image_of_the_right_size_is_untouched() -> None:
 @given(width=st.integers(1, 700), height=st.integers(1, 700), position=st.integers(0, 2**40))
 def test_a_resized_crop_lies_inside_the_image(width: int, height: int, position: int) -> None:
     augment = AugmentConfig(crop="random_resized")
-    draws = draw_crops(augment, 0, np.array([position], np.int64))[0]
-    left, top, right, bottom = resized_box(width, height, draws, augment)
+    [params] = each_row(crop_params(augment, 0, np.array([position], np.int64)))
+    left, top, right, bottom = random_resized_crop_box(width, height, params, augment)
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
 
 
 def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
     augment = AugmentConfig(crop="random_resized", scale=(0.2, 0.8), ratio=(0.5, 2.0))
-    draws = draw_crops(augment, 0, np.arange(4000, dtype=np.int64))
-    boxes = np.array([resized_box(1000, 1000, row, augment) for row in draws])
+    params = crop_params(augment, 0, np.arange(4000, dtype=np.int64))
+    boxes = np.array([random_resized_crop_box(1000, 1000, row, augment) for row in each_row(params)])
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     areas, ratios = widths * heights / 1e6, widths / heights
     assert areas.min() > 0.198
@@ -157,7 +168,9 @@ def test_resized_crops_have_the_areas_and_ratios_asked_for() -> None:
     assert abs(np.log(ratios).mean()) < 0.03
     assert ratios.min() > 0.49
     assert ratios.max() < 2.04
-    fixed = resized_box(640, 480, draws[0], AugmentConfig(scale=(1.0, 1.0), ratio=(640 / 480, 640 / 480)))
+    fixed = random_resized_crop_box(
+        640, 480, select_rows(params, 0), AugmentConfig(scale=(1.0, 1.0), ratio=(640 / 480, 640 / 480))
+    )
     assert fixed == (0, 0, 640, 480)
 
 
@@ -166,22 +179,24 @@ def test_more_attempts_find_a_box_where_ten_do_not() -> None:
     missed = {}
     for attempts in (10, 100):
         augment = AugmentConfig(scale=(0.05, 1.0), attempts=attempts, fallback="whole")
-        boxes = [resized_box(90, 1000, row, augment) for row in draw_crops(augment, 0, positions)]
+        boxes = [
+            random_resized_crop_box(90, 1000, row, augment) for row in each_row(crop_params(augment, 0, positions))
+        ]
         missed[attempts] = sum(box == (0, 0, 90, 1000) for box in boxes)
     assert missed[10] > 100
     assert missed[100] < missed[10] / 10
     # Without a fitting box: the largest centred one, or the whole image.
-    never = np.full(22, 0.999)
-    assert resized_box(90, 1000, never, AugmentConfig()) == (0, 440, 90, 560)
-    assert resized_box(90, 1000, never, AugmentConfig(fallback="whole")) == (0, 0, 90, 1000)
+    never = dict.fromkeys((CROP_AREA, CROP_RATIO), np.full(10, 0.999)) | {CROP_POSITION: np.full(2, 0.999)}
+    assert random_resized_crop_box(90, 1000, never, AugmentConfig()) == (0, 440, 90, 560)
+    assert random_resized_crop_box(90, 1000, never, AugmentConfig(fallback="whole")) == (0, 0, 90, 1000)
 
 
 def test_the_side_before_the_centre_crop_follows_the_rule() -> None:
-    sides = [shorter_side(PreprocessConfig(size=size, resize="auto-ratio")) for size in (224, 380, 32, 288)]
+    sides = [resized_shorter_side(PreprocessConfig(size=size, resize="auto-ratio")) for size in (224, 380, 32, 288)]
     assert sides == [256, 434, 36, 329]
-    assert shorter_side(PreprocessConfig(size=380, resize="auto-plus32")) == 412
-    assert shorter_side(PreprocessConfig()) == 256
-    assert shorter_side(PreprocessConfig(resize=None)) is None
+    assert resized_shorter_side(PreprocessConfig(size=380, resize="auto-plus32")) == 412
+    assert resized_shorter_side(PreprocessConfig()) == 256
+    assert resized_shorter_side(PreprocessConfig(resize=None)) is None
     image = noise(90, 140, 3, 1)
     for rule, side in (("auto-ratio", 36), ("auto-plus32", 64)):
         by_rule = host_eval(image, PreprocessConfig(size=32, resize=rule))  # type: ignore[arg-type]
@@ -202,15 +217,15 @@ def test_the_interpolation_of_training_is_its_own() -> None:
     image = noise(60, 60, 3, 3)
     augment = AugmentConfig(scale=(1.0, 1.0), ratio=(1.0, 1.0), interpolation="nearest")
     spec = train_preprocess(PreprocessConfig(size=32), augment, 32)
-    draws = draw_crops(augment, 0, np.array([3], np.int64))[0]
+    [params] = each_row(crop_params(augment, 0, np.array([3], np.int64)))
     whole = Image.fromarray(image).resize((32, 32), Image.Resampling.NEAREST)
-    assert np.array_equal(host_train(image, spec, augment, draws), np.asarray(whole).transpose(2, 0, 1))
+    assert np.array_equal(host_train(image, spec, augment, params), np.asarray(whole).transpose(2, 0, 1))
 
 
 def test_pad_crop_shifts_the_image_and_fills_with_black() -> None:
     images = np.stack([noise(6, 6, 3, seed).transpose(2, 0, 1) for seed in range(3)])
-    draws = np.array([[0.0, 0.0], [0.5, 0.5], [0.999, 0.0]])
-    top_left, centre, bottom = pad_crop(images, draws, 2)
+    corners = np.array([[0, 0], [2, 2], [4, 0]])
+    top_left, centre, bottom = pad_crop(images, corners, 2)
     assert np.array_equal(top_left[:, 2:, 2:], images[0, :, :4, :4])
     assert not top_left[:, :2].any()
     assert np.array_equal(centre, images[1])
@@ -220,9 +235,9 @@ def test_pad_crop_shifts_the_image_and_fills_with_black() -> None:
 
 def test_pad_crops_reach_every_shift_equally_often() -> None:
     augment = AugmentConfig(crop="random", padding=1)
-    draws = draw_crops(augment, 0, np.arange(9000, dtype=np.int64))
+    corners = crop_params(augment, 0, np.arange(9000, dtype=np.int64))[CROP_CORNER]
     image = np.arange(1, 10, dtype=np.uint8).reshape(1, 1, 3, 3)
-    crops = pad_crop(np.repeat(image, 9000, axis=0), draws, 1)
+    crops = pad_crop(np.repeat(image, 9000, axis=0), corners, 1)
     centres, counts = np.unique(crops[:, 0, 1, 1], return_counts=True)
     assert centres.tolist() == list(range(1, 10))
     assert counts.min() > 850
@@ -230,8 +245,8 @@ def test_pad_crops_reach_every_shift_equally_often() -> None:
 
 def test_flips_follow_their_share_and_depend_on_position_alone() -> None:
     positions = np.arange(10_000, dtype=np.int64)
-    flips = draw_flips(AugmentConfig(hflip=0.3), 1, positions)
+    flips = random_flips(AugmentConfig(hflip=0.3), 1, positions)
     assert abs(flips.mean() - 0.3) < 0.02
-    assert np.array_equal(draw_flips(AugmentConfig(hflip=0.3), 1, positions[17:40]), flips[17:40])
-    assert not draw_flips(AugmentConfig(hflip=0), 1, positions).any()
-    assert draw_flips(AugmentConfig(hflip=1), 1, positions).all()
+    assert np.array_equal(random_flips(AugmentConfig(hflip=0.3), 1, positions[17:40]), flips[17:40])
+    assert not random_flips(AugmentConfig(hflip=0), 1, positions).any()
+    assert random_flips(AugmentConfig(hflip=1), 1, positions).all()

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_examples import encode
+from loading_examples import each_row, host_eval, host_train
 from PIL import Image
 
-from reconv.data.decode.decode import decode, host_eval
-from reconv.data.transforms.random_params import draw_crops
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.decode.pillow import decode
+from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
@@ -95,8 +95,8 @@ def test_one_pixel_of_any_mode_fills_the_square(mode: str) -> None:
         assert abs(int(colour[0, 0, 1]) - 200) <= 1
     preprocess = PreprocessConfig(size=32, resize=40)
     assert (host_eval(colour, preprocess) == colour[0, 0, 1]).all()
-    draws = draw_crops(AugmentConfig(), 0, np.array([3], np.int64))[0]
-    assert (host_train(colour, preprocess, AugmentConfig(), draws) == colour[0, 0, 1]).all()
+    [params] = each_row(crop_params(AugmentConfig(), 0, np.array([3], np.int64)))
+    assert (host_train(colour, preprocess, AugmentConfig(), params) == colour[0, 0, 1]).all()
 
 
 @pytest.mark.parametrize("shape", [(20_000, 60), (60, 20_000)])
@@ -109,8 +109,8 @@ def test_a_picture_of_20_000_pixels_is_decoded_and_cropped(shape: tuple[int, int
     assert centre.shape == (3, 32, 32)
     assert abs(float(centre.mean()) - 127.5) < 2
     for position in range(5):
-        draws = draw_crops(AugmentConfig(), 0, np.array([position], np.int64))[0]
-        assert host_train(image, PreprocessConfig(size=32), AugmentConfig(), draws).shape == (3, 32, 32)
+        [params] = each_row(crop_params(AugmentConfig(), 0, np.array([position], np.int64)))
+        assert host_train(image, PreprocessConfig(size=32), AugmentConfig(), params).shape == (3, 32, 32)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -159,7 +159,7 @@ def test_a_machine_without_memory_is_not_taken_for_a_damaged_file(monkeypatch: p
 
 def test_pillow_does_not_warn_past_us_of_a_picture_that_is_refused() -> None:
     program = """
-from reconv.data.decode.decode import decode
+from reconv.data.decode.pillow import decode
 from reconv.errors import DataError
 from test_odd_images import png_beginning
 try:

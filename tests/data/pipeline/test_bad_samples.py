@@ -14,7 +14,9 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.dataset import Sample
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples, replacements
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
@@ -42,7 +44,12 @@ def stream(
     source: FolderDataset, recipe: Recipe, faults: BadSamples, start: int = 0, stop: int = NUM_STEPS
 ) -> list[Batch]:
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
-    return [batch for (batch,) in TrainLoader(source, recipe, plan, stay, faults=faults).steps(start, stop)]
+    return [
+        batch
+        for (batch,) in make_train_loader(source, recipe, plan, DataContext.on_host(), bad_samples=faults).steps(
+            start, stop
+        )
+    ]
 
 
 def same(one: list[Batch], other: list[Batch]) -> bool:
@@ -149,7 +156,7 @@ def test_one_bad_file_more_than_borne_ends_the_run(tree: Path, workers: int) -> 
     source = FolderDataset(tree, "train")
     damage(source)
     told: list[BadSample] = []
-    with pytest.raises(DataError, match=r"4 images cannot be read, and data\.bad_images bears 3") as caught:
+    with pytest.raises(DataError, match=r"4 images cannot be read, and data\.bad_images tolerates 3") as caught:
         stream(source, make_recipe(workers), BadSamples(3, told.append))
     assert caught.value.code == ExitCode.DATA
     assert len(told) == 4  # the last one is told too
@@ -178,12 +185,12 @@ def test_a_wrong_label_is_never_borne(tree: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 1, 2, 8])
 def test_evaluation_leaves_bad_images_out_and_counts_the_others_once(tree: Path, workers: int) -> None:
     source = FolderDataset(tree, "train")
-    expected = torch.cat([batch["images"] for batch in EvalLoader(source, COLOUR, 4, stay, 0)])
+    expected = torch.cat([batch["images"] for batch in EvalLoader(source, COLOUR, 4, DataContext.on_host())])
     bad = damage(source)
     Path(source.path(5)).unlink()
     Path(source.path(7)).unlink()  # a whole batch of four is bad
     told: list[BadSample] = []
-    loader = EvalLoader(source, COLOUR, 4, stay, workers, faults=BadSamples(6, told.append))
+    loader = EvalLoader(source, COLOUR, 4, DataContext.on_host(), workers, bad_samples=BadSamples(6, told.append))
     for _ in range(2):
         batches = list(loader.after(30))
         indices = torch.cat([batch["indices"] for batch in batches])
@@ -194,14 +201,14 @@ def test_evaluation_leaves_bad_images_out_and_counts_the_others_once(tree: Path,
     assert [(fault.split, fault.step) for fault in told] == [("val", 30)] * 6
     assert {fault.index for fault in told} == {*bad, 5, 7}
     with pytest.raises(DataError):
-        list(EvalLoader(source, COLOUR, 4, stay, workers))
+        list(EvalLoader(source, COLOUR, 4, DataContext.on_host(), workers))
 
 
 def test_a_validation_set_of_bad_images_alone_is_an_error_and_no_score(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     for index in range(len(source)):
         Path(source.path(index)).write_bytes(b"no image")
-    loader = EvalLoader(source, COLOUR, 4, stay, workers=0, faults=BadSamples(1000))
+    loader = EvalLoader(source, COLOUR, 4, DataContext.on_host(), bad_samples=BadSamples(1000))
     for _ in range(2):  # found bad, and known to be
         with pytest.raises(DataError, match="no validation image can be read"):
             list(loader)

@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from reconv.batch import Batch, Copied
-from reconv.data.pipeline.buffers import BufferPool, Moving, ordinary_slab
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.batch import Batch, CopyEvent
+from reconv.data.pipeline.buffers import BlockingTransfer, BufferPool, private_buffer
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_pipeline import Column
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -31,7 +33,7 @@ def stay(tensor: Tensor) -> Tensor:
 
 
 def ring(limit: int = 3) -> BufferPool:
-    return BufferPool(Moving(stay), ordinary_slab, limit)
+    return BufferPool(BlockingTransfer(stay), private_buffer, limit)
 
 
 def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderDataset, Recipe, Plan]:
@@ -42,7 +44,7 @@ def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderDatase
 
 
 def test_columns_lie_side_by_side_and_do_not_touch() -> None:
-    lease = ring().take(COLUMNS, 3, 4)
+    lease = ring().acquire(COLUMNS, 3, 4)
     assert {name: (array.shape, array.dtype.str) for name, array in lease.rows.items()} == {
         "images": ((3, 3, 5, 5), "|u1"),
         "targets": ((3,), "<i8"),
@@ -63,19 +65,19 @@ HOLDERS: dict[str, Callable[[np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_slab_is_not_given_out_while_anything_of_it_is_held(holder: str) -> None:
-    slabs = ring()
-    lease = slabs.take(COLUMNS, 4, 4)
+def test_a_buffer_is_not_given_out_while_anything_of_it_is_held(holder: str) -> None:
+    buffers = ring()
+    lease = buffers.acquire(COLUMNS, 4, 4)
     lease.rows["images"][...] = 7
     held = HOLDERS[holder](lease.rows["images"])
     del lease
-    other = slabs.take(COLUMNS, 4, 4)
+    other = buffers.acquire(COLUMNS, 4, 4)
     other.rows["images"][...] = 9
     assert np.asarray(held).max() == np.asarray(held).min() == 7
-    assert slabs.num_slabs == 2
+    assert buffers.num_buffers == 2
     del held
-    third = slabs.take(COLUMNS, 4, 4)
-    assert slabs.num_slabs == 2
+    third = buffers.acquire(COLUMNS, 4, 4)
+    assert buffers.num_buffers == 2
     third.rows["images"][...] = 1
     assert other.rows["images"].min() == 9
 
@@ -87,6 +89,9 @@ class Late:
         self.under_way: list[_LateCopy] = []
         self.pinned = 0
 
+    def move(self, tensor: Tensor) -> Tensor:
+        return tensor
+
     def pin(self, memory: Tensor) -> Callable[[], None]:
         self.pinned += 1
 
@@ -95,7 +100,7 @@ class Late:
 
         return unpin
 
-    def send(self, batch: Batch) -> tuple[Batch, Copied | None]:
+    def send(self, batch: Batch) -> tuple[Batch, CopyEvent | None]:
         sent = batch.map(torch.empty_like)
         self.under_way.append(_LateCopy(batch, sent))
         return sent, self.under_way[-1]
@@ -124,9 +129,9 @@ class _LateCopy:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_are_not_filled_again_before_their_copy_has_arrived(tree: Path, workers: int) -> None:
     source, recipe, plan = setup(tree, workers)
-    expected = [step[0] for step in TrainLoader(source, recipe, plan, stay).steps(0, 30)]
+    expected = [step[0] for step in make_train_loader(source, recipe, plan, DataContext.on_host()).steps(0, 30)]
     late = Late()
-    sent = [step[0] for step in TrainLoader(source, recipe, plan, stay, carrier=late).steps(0, 30)]
+    sent = [step[0] for step in make_train_loader(source, recipe, plan, DataContext(late)).steps(0, 30)]
     assert len(late.under_way) == 30
     for copy in late.under_way:
         copy.synchronize()
@@ -134,10 +139,10 @@ def test_rows_are_not_filled_again_before_their_copy_has_arrived(tree: Path, wor
         assert all(torch.equal(left[name], right[name]) for name in left.tensors)
 
 
-def test_every_slab_is_unpinned_in_the_end(tree: Path) -> None:
+def test_every_buffer_is_unpinned_in_the_end(tree: Path) -> None:
     source, recipe, plan = setup(tree)
     late = Late()
-    stream = TrainLoader(source, recipe, plan, stay, carrier=late).steps(0, 1000)
+    stream = make_train_loader(source, recipe, plan, DataContext(late)).steps(0, 1000)
     for _ in range(5):
         next(stream)
     assert late.pinned >= 3
@@ -149,7 +154,7 @@ def test_every_slab_is_unpinned_in_the_end(tree: Path) -> None:
 
 def test_a_kept_batch_keeps_its_bytes_while_the_stream_goes_on(tree: Path) -> None:
     source, recipe, plan = setup(tree)
-    stream = TrainLoader(source, recipe, plan, stay).steps(0, 50)
+    stream = make_train_loader(source, recipe, plan, DataContext.on_host()).steps(0, 50)
     first = next(stream)[0]
     copied = {name: tensor.clone() for name, tensor in first.tensors.items()}
     for _ in stream:
@@ -161,39 +166,39 @@ def test_keeping_a_label_does_not_keep_the_pictures(tree: Path) -> None:
     source, recipe, plan = setup(tree)
     counted: list[int] = []
 
-    class Counting(Moving):
+    class Counting(BlockingTransfer):
         def pin(self, memory: Tensor) -> Callable[[], None]:
             counted.append(memory.numel())
             return super().pin(memory)
 
     labels = [
-        step[0]["targets"] for step in TrainLoader(source, recipe, plan, stay, carrier=Counting(stay)).steps(0, 60)
+        step[0]["targets"] for step in make_train_loader(source, recipe, plan, DataContext(Counting(stay))).steps(0, 60)
     ]
     assert len(labels) == 60
     assert len(counted) <= recipe.data.prefetch + 2
 
 
 @pytest.mark.parametrize("workers", [0, 2, 4])
-def test_the_slabs_are_as_many_as_the_plan_says(tree: Path, workers: int) -> None:
+def test_the_buffers_are_as_many_as_the_plan_says(tree: Path, workers: int) -> None:
     source, recipe, plan = setup(tree, workers, prefetch=3)
     made: list[int] = []
 
-    class Counting(Moving):
+    class Counting(BlockingTransfer):
         def pin(self, memory: Tensor) -> Callable[[], None]:
             made.append(memory.numel())
             return super().pin(memory)
 
     previous = None
-    for step in TrainLoader(source, recipe, plan, stay, carrier=Counting(stay)).steps(0, 100):
+    for step in make_train_loader(source, recipe, plan, DataContext(Counting(stay))).steps(0, 100):
         current, previous = previous, step  # the engine looks at the last batch once more
         del current
     assert 1 <= len(made) <= plan.steps_held
-    for batch in EvalLoader(source, SPEC, 4, stay, workers, carrier=Counting(stay)):
+    for batch in EvalLoader(source, SPEC, 4, DataContext(Counting(stay)), workers):
         previous = batch  # type: ignore[assignment]
     assert len(made) <= 2 * plan.steps_held
 
 
-def test_a_stream_over_two_sizes_gives_the_old_slabs_back(tree: Path) -> None:
+def test_a_stream_over_two_sizes_gives_the_old_buffers_back(tree: Path) -> None:
     source, recipe, _ = setup(tree)
     augment = AugmentConfig.model_validate(
         {"crop": "random_resized", "progressive_resizing": [["4step", 16]]}, strict=False
@@ -201,7 +206,7 @@ def test_a_stream_over_two_sizes_gives_the_old_slabs_back(tree: Path) -> None:
     recipe = recipe.model_copy(update={"augment": augment})
     plan = make_plan(recipe, Facts(len(source), 1, 3))
     late = Late()
-    for number, step in enumerate(TrainLoader(source, recipe, plan, stay, carrier=late).steps(0, 12)):
+    for number, step in enumerate(make_train_loader(source, recipe, plan, DataContext(late)).steps(0, 12)):
         assert step[0]["images"].shape[-1] == (24 if number < 4 else 16)
         late.under_way[-1].synchronize()
         late.under_way.clear()
@@ -219,7 +224,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_does_not_grow_over_a_thousand_batches(tree: Path, workers: int) -> None:
     source, recipe, plan = setup(tree, workers)
-    stream = TrainLoader(source, recipe, plan, stay).steps(0, 1300)
+    stream = make_train_loader(source, recipe, plan, DataContext.on_host()).steps(0, 1300)
     for _ in range(300):
         next(stream)
     gc.collect()

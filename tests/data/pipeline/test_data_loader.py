@@ -12,20 +12,23 @@ import numpy.typing as npt
 import pytest
 import torch
 from data_examples import encode, noise
+from loading_examples import host_eval, host_train
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.dataset import Dataset, Sample
-from reconv.data.decode.decode import decode, host_eval
+from reconv.data.dataset import Dataset, NamedArrays, Sample, select_rows
+from reconv.data.decode.pillow import decode
 from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.pipeline.sample_pipeline import Column, Decode, Draws, Gather, Rows, make_sample_pipeline
+from reconv.data.pipeline.buffers import BlockingTransfer
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.sample_pipeline import ArrayPipeline, Column, DecodePipeline, make_sample_pipeline
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.random_params import draw_crops
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -62,7 +65,10 @@ def plan_of(recipe: Recipe, source: Dataset, world_size: int = 1) -> Plan:
 def steps(source: Dataset, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
     """The global batch of each step: ranks and micro-batches joined."""
     plan = plan_of(recipe, source, world_size)
-    streams = [list(TrainLoader(source, recipe, plan, stay, rank).steps(start, stop)) for rank in range(world_size)]
+    streams = [
+        list(make_train_loader(source, recipe, plan, DataContext.on_host(), rank).steps(start, stop))
+        for rank in range(world_size)
+    ]
     whole = []
     for step in range(stop - start):
         batches = [batch for stream in streams for batch in stream[step]]
@@ -101,11 +107,11 @@ def test_rows_are_the_samples_their_indices_say(tree: Path) -> None:
     recipe = make_recipe(COLOUR, "random_resized", 11)
     (step,) = steps(source, recipe, 0, 1)
     assert sorted(step["indices"].tolist()) == list(range(11))
-    draws = draw_crops(recipe.augment, recipe.seed, np.arange(11, dtype=np.int64))
+    params = crop_params(recipe.augment, recipe.seed, np.arange(11, dtype=np.int64))
     for row, index in enumerate(step["indices"].tolist()):
         sample = source[index]
         assert isinstance(sample.data, bytes)
-        expected = host_train(decode(sample.data, 3), COLOUR, recipe.augment, draws[row])
+        expected = host_train(decode(sample.data, 3), COLOUR, recipe.augment, select_rows(params, row))
         assert np.array_equal(step["images"][row].numpy(), expected)
         assert step["targets"][row] == sample.target
 
@@ -125,15 +131,15 @@ def test_gathering_equals_decoding_one_by_one() -> None:
             cases.append((source, preprocess, augment))
     for source, preprocess, augment in cases:
         indices = np.array([4, 4, 0, 8, 1], np.int64)
-        draws = None if augment is None else draw_crops(augment, 1, indices + 100)
+        params = {} if augment is None else crop_params(augment, 1, indices + 100)
         results = []
-        for fetch in (make_sample_pipeline(source, preprocess, augment), Decode(source, preprocess, augment)):
+        for fetch in (make_sample_pipeline(source, preprocess, augment), DecodePipeline(source, preprocess, augment)):
             out = np.zeros((5, preprocess.channels, 16, 16), np.uint8)
             targets = np.zeros(5, np.int64)
-            fetch(indices, draws, {"images": out, "targets": targets})
+            fetch(indices, params, {"images": out, "targets": targets})
             assert targets.tolist() == [1, 1, 0, 2, 1]
             results.append(out)
-        assert isinstance(make_sample_pipeline(source, preprocess, augment), Gather)
+        assert isinstance(make_sample_pipeline(source, preprocess, augment), ArrayPipeline)
         assert np.array_equal(*results)
     assert len(cases) == 12
 
@@ -144,7 +150,7 @@ def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, proc
     source = FolderDataset(tree, "train")
     dealt: list[Batch] = []
     for rank in range(process_group):
-        loader = EvalLoader(source, COLOUR, 4, stay, workers, rank, process_group)
+        loader = EvalLoader(source, COLOUR, 4, DataContext.on_host(), workers, rank, process_group)
         batches = list(loader)
         assert len(batches) == len(loader)
         dealt += batches
@@ -157,7 +163,7 @@ def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, proc
 
 def test_evaluation_shows_what_host_eval_makes() -> None:
     source = open_digits("val")
-    (batch,) = list(EvalLoader(source, GREY, 1000, stay, 0))
+    (batch,) = list(EvalLoader(source, GREY, 1000, DataContext.on_host()))
     sample = source[17]
     assert isinstance(sample.data, np.ndarray)
     assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GREY))
@@ -170,7 +176,7 @@ def data_threads() -> list[str]:
 def test_a_closed_stream_leaves_no_thread(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     recipe = make_recipe(COLOUR, "none", 4, workers=3)
-    stream = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 1000)
+    stream = make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(0, 1000)
     assert isinstance(stream, Iterator)
     next(stream)
     assert data_threads()
@@ -185,10 +191,10 @@ def test_a_broken_file_surfaces_as_its_data_error_and_leaves_no_thread(tree: Pat
     Path(broken).write_bytes(Path(broken).read_bytes()[:200])
     recipe = make_recipe(COLOUR, "none", 4, workers=workers)
     with pytest.raises(DataError) as caught:
-        list(TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 3))
+        list(make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(0, 3))
     assert caught.value.where == broken
     with pytest.raises(DataError):
-        list(EvalLoader(source, COLOUR, 4, stay, workers))
+        list(EvalLoader(source, COLOUR, 4, DataContext.on_host(), workers))
     assert not data_threads()
 
 
@@ -201,7 +207,7 @@ def test_of_several_bad_rows_the_first_is_told(tmp_path: Path, workers: int) -> 
         (folder / f"{number:02}.png").write_bytes(b"no image" if is_bad else encode(noise(9, 9, 3, number)))
     source = FolderDataset(tmp_path, "train")
     with pytest.raises(DataError) as caught:
-        list(EvalLoader(source, COLOUR, 40, stay, workers))
+        list(EvalLoader(source, COLOUR, 40, DataContext.on_host(), workers))
     assert str(caught.value.where).endswith("03.png")
 
 
@@ -215,7 +221,7 @@ def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
 
     source = Counting(tree, "train")
     recipe = make_recipe(COLOUR, "none", 4, workers=2)
-    stream = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(0, 1000)
+    stream = make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(0, 1000)
     next(stream)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -233,7 +239,9 @@ def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, worker
 
     source = Counting(tree, "train")
     recipe = make_recipe(COLOUR, "none", 4, workers=workers)
-    [(batch,)] = TrainLoader(source, recipe, plan_of(recipe, source), stay).steps(100_000, 100_001)
+    [(batch,)] = make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(
+        100_000, 100_001
+    )
     assert batch.positions.tolist() == [400_000, 400_001, 400_002, 400_003]
     assert sorted(read) == sorted(batch["indices"].tolist())
 
@@ -246,7 +254,7 @@ def test_a_label_out_of_range_is_an_error_with_the_sample(tree: Path) -> None:
 
     source = Mislabelled(tree, "val")
     with pytest.raises(DataError, match="label 3 out of range") as caught:
-        list(EvalLoader(source, COLOUR, 2, stay, 2))
+        list(EvalLoader(source, COLOUR, 2, DataContext.on_host(), 2))
     assert caught.value.where == source.path(2)
 
 
@@ -261,7 +269,7 @@ def test_device_synthetic_moves_one_batch_and_repeats_it() -> None:
     recipe = Recipe(data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=8, group=2, micro=4))
     source = open_dataset("synthetic-device", None, "train", data)
     plan = plan_of(recipe, source)
-    batches = list(TrainLoader(source, recipe, plan, move).steps(2, 6))
+    batches = list(make_train_loader(source, recipe, plan, DataContext(BlockingTransfer(move))).steps(2, 6))
     assert len(moved) == 2 * 5  # two micro-batches of images, targets, indices, flips and positions, once
     assert [batch.positions[0].item() for step in batches for batch in step] == [16, 20, 24, 28, 32, 36, 40, 44]
     assert all(step[1]["images"] is batches[0][1]["images"] for step in batches)
@@ -291,23 +299,23 @@ def test_a_big_batch_of_files_survives_many_workers(tmp_path: Path) -> None:
 class Squares:
     """A fetch with columns of its own, which cannot read its sample 5."""
 
-    rows_per_task: int | None = 2
+    min_rows_per_task: int | None = 2
     columns = (
         Column("images", (1, 4, 4), np.uint8),
         Column("squares", (3, 2), np.float32),
         Column("counts", (), np.int64),
     )
 
-    def draw(self, seed: int, positions: npt.NDArray[np.int64]) -> Draws:
-        return seed + positions
+    def params(self, seed: int, positions: npt.NDArray[np.int64]) -> NamedArrays:
+        return {"offset": seed + positions}
 
-    def __call__(self, indices: npt.NDArray[np.int64], draws: Draws | None, rows: Rows) -> None:
+    def __call__(self, indices: npt.NDArray[np.int64], params: NamedArrays, rows: NamedArrays) -> None:
         for row, index in enumerate(indices.tolist()):
             if index == 5:
                 raise DataError("no sample 5", where="sample 5")
             rows["images"][row] = index
             rows["squares"][row] = index**2
-            rows["counts"][row] = 0 if draws is None else draws[row]
+            rows["counts"][row] = params["offset"][row]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -315,7 +323,9 @@ def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_o
     source = ArrayDataset("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
     recipe = make_recipe(GREY, "none", 4, workers=workers)
     plan = plan_of(recipe, source)
-    loader = TrainLoader(source, recipe, plan, stay, faults=BadSamples(1), make=lambda *_: Squares())
+    loader = make_train_loader(
+        source, recipe, plan, DataContext.on_host(), bad_samples=BadSamples(1), make_pipeline=lambda *_: Squares()
+    )
     batches = [batch for (batch,) in loader.steps(0, 6)]
     assert len(batches) == 6
     for batch in batches:
@@ -325,6 +335,16 @@ def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_o
         assert torch.equal(batch["squares"][:, 1, 1], indices.float() ** 2)
         assert torch.equal(batch["counts"], batch.positions + recipe.seed)
         assert "targets" not in batch.tensors
-    (whole,) = list(EvalLoader(source, GREY, 9, stay, workers, faults=BadSamples(1), make=lambda *_: Squares()))
+    (whole,) = list(
+        EvalLoader(
+            source,
+            GREY,
+            9,
+            DataContext.on_host(),
+            workers,
+            bad_samples=BadSamples(1),
+            make_pipeline=lambda *_: Squares(),
+        )
+    )
     assert whole["indices"].tolist() == whole["images"][:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 6, 7, 8]
-    assert whole["squares"].shape == (8, 3, 2) and whole["counts"].tolist() == [0] * 8
+    assert whole["squares"].shape == (8, 3, 2) and whole["counts"].tolist() == whole.positions.tolist()

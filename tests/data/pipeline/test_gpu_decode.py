@@ -18,12 +18,13 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.pipeline.decode_balance import balanced, measured_share
-from reconv.data.pipeline.gpu_decode import is_of_device
-from reconv.data.pipeline.gpu_decoder import GpuDecoder
-from reconv.data.pipeline.process_pool import ProcessPool
-from reconv.data.pipeline.thread_pool import ThreadPool, Workers
+from reconv.data.pipeline.decode_balance import balanced_share, measure_gpu_share
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.gpu_decode import GpuDecoder, is_on_gpu
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
+from reconv.data.pipeline.workers.process_pool import ProcessPool
+from reconv.data.pipeline.workers.thread_pool import ThreadPool, Workers
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError, RecipeError
 from reconv.kernels.crop.ops import CropBox, crop_reference
@@ -114,8 +115,9 @@ def stream(
     plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=process_group)), gpu_share=share)
     found = []
     for rank in range(process_group):
-        with opened(engine) as rows:
-            loader = TrainLoader(source, recipe, plan, lambda t: t, rank, faults, shared=workers, engine=rows)
+        with opened(engine) as decoder:
+            context = replace(DataContext.on_host(), workers=workers, gpu_decoder=decoder)
+            loader = make_train_loader(source, recipe, plan, context, rank, faults)
             found += [
                 batch.map(torch.clone) for step in loader.steps(start, stop) for batch in step
             ]  # memory is used again
@@ -132,11 +134,11 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 
 def test_the_share_is_evenly_spread_by_position_and_exact() -> None:
     for share in (1 / 16, 0.3, 7 / 16, 1.0):
-        own = is_of_device(np.arange(16_000), share)
+        own = is_on_gpu(np.arange(16_000), share)
         assert own.sum() == round(16_000 * share)
         counts = own.reshape(-1, 160).sum(1)
         assert counts.max() - counts.min() <= 1
-    assert not is_of_device(np.arange(100), 0.0).any()
+    assert not is_on_gpu(np.arange(100), 0.0).any()
 
 
 def test_handed_rows_are_the_engines_and_all_others_are_the_hosts(source: FolderDataset) -> None:
@@ -146,7 +148,7 @@ def test_handed_rows_are_the_engines_and_all_others_are_the_hosts(source: Folder
     apart = (joined(with_engine, "images").float() - joined(without, "images").float()).flatten(1).mean(1)
     positions = torch.cat([batch.positions for batch in with_engine])
     indices = joined(with_engine, "indices")
-    wanted = torch.from_numpy(is_of_device(positions.numpy(), 0.5))
+    wanted = torch.from_numpy(is_on_gpu(positions.numpy(), 0.5))
     wanted &= ~torch.isin(indices, torch.tensor(list(ODD)))
     assert 0 < wanted.sum() == engine.num_files < 20
     assert torch.equal(apart > BRIGHTER / 2, wanted)
@@ -211,30 +213,31 @@ def test_an_engine_that_fails_ends_the_run(source: FolderDataset) -> None:
 
 
 def test_a_share_is_balanced_by_what_each_side_takes() -> None:
-    assert balanced(host_s=1, handing_s=0, engine_s=1) == 0.5
-    assert balanced(host_s=1, handing_s=0.25, engine_s=0.25) == 15 / 16  # never all: evaluation needs workers too
-    assert balanced(host_s=1e-6, handing_s=0, engine_s=1) == 1 / 16
+    assert balanced_share(decode_s=1, read_s=0, gpu_s=1) == 0.5
+    assert balanced_share(decode_s=1, read_s=0.25, gpu_s=0.25) == 15 / 16  # never all: evaluation needs workers too
+    assert balanced_share(decode_s=1e-6, read_s=0, gpu_s=1) == 1 / 16
 
 
 def test_a_share_is_measured_on_the_data_and_refused_where_the_engine_gets_nothing(source: FolderDataset) -> None:
     augment = AugmentConfig(decoder="pillow")
-    share = measured_share(source, SPEC, augment, PillowEngine(), workers=2, seed=0)
+    share = measure_gpu_share(source, SPEC, augment, PillowEngine(), num_workers=2, seed=0)
     assert share * 16 in range(1, 16)
-    with pytest.raises(RecipeError, match="none of the images"):
-        measured_share(source, PreprocessConfig(size=8, resize=8), augment, PillowEngine(), workers=2, seed=0)
+    with pytest.raises(RecipeError, match="supports none of the images"):
+        measure_gpu_share(source, PreprocessConfig(size=8, resize=8), augment, PillowEngine(), num_workers=2, seed=0)
 
 
 def test_a_share_is_measured_without_bad_files_which_a_run_may_bear(source: FolderDataset) -> None:
     whole, without = PillowEngine(), PillowEngine()
-    measured_share(source, SPEC, AugmentConfig(decoder="pillow"), whole, workers=2, seed=0)
+    measure_gpu_share(source, SPEC, AugmentConfig(decoder="pillow"), whole, num_workers=2, seed=0)
     Path(source.path(4)).write_bytes(b"no image")
-    measured_share(source, SPEC, AugmentConfig(decoder="pillow"), without, workers=2, seed=0)
+    measure_gpu_share(source, SPEC, AugmentConfig(decoder="pillow"), without, num_workers=2, seed=0)
     assert 0 < without.num_files < whole.num_files
 
 
 def evaluated(source: FolderDataset, engine: PillowEngine | None, faults: BadSamples | None = None) -> list[Batch]:
-    with opened(engine) as rows:
-        loader = EvalLoader(source, SPEC, 4, lambda t: t, 2, faults=faults, engine=rows)
+    with opened(engine) as decoder:
+        context = replace(DataContext.on_host(), gpu_decoder=decoder)
+        loader = EvalLoader(source, SPEC, 4, context, 2, bad_samples=faults)
         return [batch.map(torch.clone) for batch in loader]
 
 

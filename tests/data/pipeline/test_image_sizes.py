@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 import torch
 from data_examples import noise
+from loading_examples import host_train
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.dataset import Dataset
-from reconv.data.decode.decode import train_preprocess
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.dataset import Dataset, select_rows
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.random_params import draw_host
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.transforms.host_transforms import train_preprocess
+from reconv.data.transforms.params import host_params
 from reconv.errors import RecipeError
 from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, Plan, make_plan
@@ -49,7 +51,7 @@ def plan_of(recipe: Recipe, num_train: int = 11) -> Plan:
 
 def images_of(source: Dataset, recipe: Recipe, start: int, stop: int) -> list[tuple[Batch, ...]]:
     plan = plan_of(recipe, len(source))
-    return [tuple(step) for step in TrainLoader(source, recipe, plan, stay).steps(start, stop)]
+    return [tuple(step) for step in make_train_loader(source, recipe, plan, DataContext.on_host()).steps(start, stop)]
 
 
 def test_the_plan_says_which_size_comes_when() -> None:
@@ -91,13 +93,15 @@ def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str
     for step, size in ((1, 12), (2, 18), (3, 18)):
         plan = make_plan(recipe.model_copy(update={"length": Duration(2, "ep")}), Facts(8, 5, 3))
         assert plan.size_at(step) == size
-        loader = TrainLoader(source, recipe, plan, stay)
+        loader = make_train_loader(source, recipe, plan, DataContext.on_host())
         (micro_batches,) = list(loader.steps(step, step + 1))
         for batch in micro_batches:
-            draws = draw_host(recipe.augment, recipe.seed, batch.positions.numpy())
+            params = host_params(recipe.augment, recipe.seed, batch.positions.numpy())
             for row, index in enumerate(batch["indices"].tolist()):
                 spec = train_preprocess(PREPROCESS, recipe.augment, size)
-                wanted = host_train(pixels[index].transpose(1, 2, 0).copy(), spec, recipe.augment, draws[row])
+                wanted = host_train(
+                    pixels[index].transpose(1, 2, 0).copy(), spec, recipe.augment, select_rows(params, row)
+                )
                 assert np.array_equal(batch["images"][row].numpy(), wanted)
 
 
@@ -106,14 +110,14 @@ def test_boxes_are_drawn_for_the_steps_size(tree: Path) -> None:
     steps = images_of(source, make_recipe(progressive_resizing=GROWING), 0, 8)
     for step in steps:
         for batch in step:
-            assert int(batch["mix_boxes"].max()) <= batch["images"].shape[-1]
+            assert int(batch["cutmix_boxes"].max()) <= batch["images"].shape[-1]
 
 
 def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
     recipe = make_recipe(source="synthetic-device", progressive_resizing=GROWING)
     source = open_dataset("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
     plan = plan_of(recipe, len(source))
-    steps = list(TrainLoader(source, recipe, plan, stay).steps(2, 8))
+    steps = list(make_train_loader(source, recipe, plan, DataContext.on_host()).steps(2, 8))
     assert [step[0]["images"].shape[-1] for step in steps] == [12, 12, 18, 18, 24, 24]
     assert steps[0][0]["images"] is steps[1][0]["images"]
     assert int(steps[5][0].positions[0]) == 7 * 4
@@ -121,5 +125,5 @@ def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
 
 def test_evaluation_stays_at_the_size_of_preprocessing(tree: Path) -> None:
     recipe = make_recipe(size=12, progressive_resizing=GROWING)
-    (batch,) = list(EvalLoader(FolderDataset(tree, "val"), recipe.data.preprocess, 8, stay, 0))
+    (batch,) = list(EvalLoader(FolderDataset(tree, "val"), recipe.data.preprocess, 8, DataContext.on_host()))
     assert batch["images"].shape == (5, 3, 24, 24)

@@ -15,13 +15,13 @@ from PIL import Image
 
 from reconv.data.dataset import Dataset, Subset, WithBackground, sample_files
 from reconv.data.decode import native
-from reconv.data.pipeline.native_samples import fill_from_files, is_for_files
-from reconv.data.pipeline.sample_cache import CacheBudget, Cached
-from reconv.data.pipeline.sample_pipeline import Decode
+from reconv.data.pipeline.native_samples import can_fill_from_files, fill_from_files
+from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset
+from reconv.data.pipeline.sample_pipeline import DecodePipeline
 from reconv.data.readers.csv_table import CSVDataset
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.random_params import draw_host
+from reconv.data.transforms.params import host_params
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
 
@@ -51,14 +51,17 @@ def mixed(tmp_path: Path) -> FolderDataset:
     return FolderDataset(tmp_path, "train")
 
 
-def rows_of(fetch: Decode, indices: list[int], first: int = 0) -> dict[str, npt.NDArray[np.generic]]:
+def rows_of(fetch: DecodePipeline, indices: list[int], first: int = 0) -> dict[str, npt.NDArray[np.generic]]:
     rows = {column.name: column.empty(len(indices)) for column in fetch.columns}
-    fetch(np.array(indices), fetch.draw(3, np.arange(first, first + len(indices))), rows)
+    fetch(np.array(indices), fetch.params(3, np.arange(first, first + len(indices))), rows)
     return rows
 
 
 def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderDataset) -> None:
-    together, alone = Decode(mixed, SPEC, NATIVE), Decode(Cached(mixed, CacheBudget(0)), SPEC, NATIVE)
+    together, alone = (
+        DecodePipeline(mixed, SPEC, NATIVE),
+        DecodePipeline(CachedDataset(mixed, CacheBudget(0)), SPEC, NATIVE),
+    )
     indices = [*range(len(mixed)), 1, 5, 1]
     ours, expected = rows_of(together, indices), rows_of(alone, indices)
     assert np.array_equal(ours["images"], expected["images"])
@@ -100,8 +103,8 @@ def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderDa
             sample.target,
             sample.data,
         )
-    ours = rows_of(Decode(source, SPEC, NATIVE), indices)
-    expected = rows_of(Decode(Cached(source, CacheBudget(0)), SPEC, NATIVE), indices)
+    ours = rows_of(DecodePipeline(source, SPEC, NATIVE), indices)
+    expected = rows_of(DecodePipeline(CachedDataset(source, CacheBudget(0)), SPEC, NATIVE), indices)
     assert np.array_equal(ours["images"], expected["images"])
     assert ours["targets"].tolist() == expected["targets"].tolist() == [source[i].target for i in indices]
 
@@ -113,7 +116,7 @@ def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
     source = SOURCES[name](mixed)
     good = [i for i in range(len(source)) if MADE.get(Path(source[i].name).name)]
     assert good
-    fetch = Decode(source, SPEC, NATIVE)
+    fetch = DecodePipeline(source, SPEC, NATIVE)
     monkeypatch.setattr(type(source), "__getitem__", None)  # whoever reads row by row fails
     assert rows_of(fetch, good)["images"].any()
 
@@ -122,15 +125,15 @@ def test_what_is_not_in_files_or_lies_in_memory_has_none(mixed: FolderDataset) -
     one = np.array([0])
     pixels = open_digits("train")
     assert sample_files(mixed, one) is not None
-    assert [sample_files(source, one) for source in (pixels, Subset(pixels, one), Cached(mixed, CacheBudget(0)))] == [
-        None
-    ] * 3
+    assert [
+        sample_files(source, one) for source in (pixels, Subset(pixels, one), CachedDataset(mixed, CacheBudget(0)))
+    ] == [None] * 3
 
 
 def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderDataset) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in range(6)]
     images = np.zeros((6, 3, 32, 32), np.uint8)
-    is_made = fill_from_files(paths, SPEC, NATIVE, draw_host(NATIVE, 3, np.arange(6)), images)
+    is_made = fill_from_files(paths, SPEC, NATIVE, host_params(NATIVE, 3, np.arange(6)), images)
     assert is_made.tolist() == [False, *MADE.values()]
 
 
@@ -150,7 +153,7 @@ def test_of_two_bad_files_of_a_task_the_first_is_told(mixed: FolderDataset, dama
             case "device":
                 path.symlink_to("/dev/null")
     with pytest.raises(DataError) as caught:
-        rows_of(Decode(mixed, SPEC, NATIVE), [0, 1, 2, 3, 4, 5])
+        rows_of(DecodePipeline(mixed, SPEC, NATIVE), [0, 1, 2, 3, 4, 5])
     assert "c.jpg" in str(caught.value.where)
 
 
@@ -189,19 +192,19 @@ def test_a_picture_too_large_for_the_other_way_is_not_made_here_either(tmp_path:
     folder.mkdir(parents=True)
     Image.new("L", (10_000, 9_000)).save(folder / "large.jpg")
     with pytest.raises(DataError, match="too large"):
-        rows_of(Decode(FolderDataset(tmp_path, "train"), SPEC, NATIVE), [0])
+        rows_of(DecodePipeline(FolderDataset(tmp_path, "train"), SPEC, NATIVE), [0])
 
 
 def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:
-    assert is_for_files(SPEC, NATIVE)
-    assert not is_for_files(PreprocessConfig(size=32, channels=1), NATIVE)
-    assert not is_for_files(PreprocessConfig(size=32, interpolation="nearest"), NATIVE)
+    assert can_fill_from_files(SPEC, NATIVE)
+    assert not can_fill_from_files(PreprocessConfig(size=32, channels=1), NATIVE)
+    assert not can_fill_from_files(PreprocessConfig(size=32, interpolation="nearest"), NATIVE)
     for change in ({"decoder": "pillow"}, {"crop": "none"}, {"color_jitter": ColorJitterConfig(brightness=0.4)}):
-        assert not is_for_files(SPEC, NATIVE.model_copy(update=change))
+        assert not can_fill_from_files(SPEC, NATIVE.model_copy(update=change))
 
 
 def test_planes_that_do_not_lie_in_one_piece_are_refused() -> None:
     ends, boxes = np.zeros(2, np.int64), np.zeros((2, 4))
     for out in (np.zeros((2, 3, 8, 16), np.uint8)[..., ::2], np.zeros((1, 3, 8, 8), np.uint8), np.zeros((2, 3, 8, 8))):
-        with pytest.raises(ValueError, match=r"planes of uint8|for each of 2 files"):
+        with pytest.raises(ValueError, match=r"contiguous uint8|for each of 2 files"):
             native.crop_files(np.zeros(8, np.uint8), ends, boxes, out, interpolation="bilinear", antialias=True)

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.dataset import Dataset
-from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.factory import open_dataset
-from reconv.data.transforms.random_params import alternate_flips, pad_crop
+from reconv.data.transforms.geometry import alternating_flips, pad_crop
 from reconv.errors import RecipeError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.loader import load
@@ -48,7 +49,7 @@ def recipe_of(resident: str, augment: AugmentConfig, size: int = 8, drop_last: b
 
 def batches(source: Dataset, recipe: Recipe, start: int = 0, stop: int = 9) -> Iterator[Batch]:
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
-    for micro_batches in TrainLoader(source, recipe, plan, stay).steps(start, stop):
+    for micro_batches in make_train_loader(source, recipe, plan, DataContext.on_host()).steps(start, stop):
         yield from micro_batches
 
 
@@ -93,7 +94,7 @@ def test_a_border_wider_than_the_image_is_black(source: ArrayDataset) -> None:
 
 def test_reflected_crops_repeat_the_inside_and_not_the_edge() -> None:
     image = np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4)
-    upper_left = pad_crop(image, np.array([[0.0, 0.0]]), 2, "reflect")
+    upper_left = pad_crop(image, np.array([[0, 0]]), 2, "reflect")
     assert upper_left[0, 0].tolist() == [[10, 9, 8, 9], [6, 5, 4, 5], [2, 1, 0, 1], [6, 5, 4, 5]]
 
 
@@ -112,11 +113,11 @@ def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(sour
 
 def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
     indices, augment = np.arange(1000, dtype=np.int64), AugmentConfig(hflip=0.3, hflip_mode="alternating")
-    even = alternate_flips(augment, 5, indices, np.zeros(1000, np.int64))
+    even = alternating_flips(augment, 5, indices, np.zeros(1000, np.int64))
     assert abs(even.mean() - 0.3) < 0.05
-    assert np.array_equal(alternate_flips(augment, 5, indices[::-1], np.full(1000, 2)), even[::-1])
-    assert np.array_equal(alternate_flips(augment, 5, indices, np.full(1000, 7)), ~even)
-    assert not np.array_equal(alternate_flips(augment, 6, indices, np.zeros(1000, np.int64)), even)
+    assert np.array_equal(alternating_flips(augment, 5, indices[::-1], np.full(1000, 2)), even[::-1])
+    assert np.array_equal(alternating_flips(augment, 5, indices, np.full(1000, 7)), ~even)
+    assert not np.array_equal(alternating_flips(augment, 6, indices, np.zeros(1000, np.int64)), even)
 
 
 def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source: ArrayDataset) -> None:

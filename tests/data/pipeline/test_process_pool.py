@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,11 @@ from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.pipeline.process_pool import ProcessPool
-from reconv.data.pipeline.shared_pickle import pack, unpack
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
+from reconv.data.pipeline.workers.process_pool import ProcessPool
+from reconv.data.pipeline.workers.shared_pickle import pack, unpack
 from reconv.data.readers.digits import open_digits
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
@@ -61,7 +64,8 @@ def loader(
         batch=BatchConfig(size=6),
     )
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
-    return TrainLoader(source, recipe, plan, stay, faults=faults, shared=workers)
+    context = replace(DataContext.on_host(), workers=workers)
+    return make_train_loader(source, recipe, plan, context, bad_samples=faults)
 
 
 @pytest.mark.parametrize("kind", ["folder", "packed", "digits"])
@@ -80,7 +84,7 @@ def test_the_bytes_are_those_of_threads(tree: Path, tmp_path: Path, processes: P
     for left, right in zip(expected, found, strict=True):
         assert left.tensors.keys() == right.tensors.keys()
         assert all(torch.equal(left[name], right[name]) for name in left.tensors)
-    whole = list(EvalLoader(source, spec, 4, stay, 2, shared=processes))
+    whole = list(EvalLoader(source, spec, 4, replace(DataContext.on_host(), workers=processes)))
     assert torch.cat([batch["indices"] for batch in whole]).tolist() == list(range(len(source)))
 
 
@@ -122,7 +126,7 @@ def test_a_killed_worker_is_an_error_that_says_so_and_the_others_go_too(tree: Pa
     stream = loader(FolderDataset(tree, "train"), workers).steps(0, 10_000)
     next(stream)
     os.kill(ids[0], signal.SIGKILL)
-    with pytest.raises(ResourceError, match="worker process that reads images has died") as caught:
+    with pytest.raises(ResourceError, match="data worker process died") as caught:
         for _ in stream:
             pass
     assert "SIGKILL" in caught.value.why and "threads" in caught.value.then
@@ -158,7 +162,7 @@ def test_a_closed_pool_leaves_no_process_and_no_shared_memory(tree: Path) -> Non
 def test_workers_end_when_their_parent_is_killed(tree: Path) -> None:
     program = (
         "import os, sys, time\n"
-        "from reconv.data.pipeline.process_pool import ProcessPool\n"
+        "from reconv.data.pipeline.workers.process_pool import ProcessPool\n"
         "workers = ProcessPool(1)\n"
         "print(*workers.process_ids, flush=True)\n"
         "time.sleep(60)\n"
@@ -257,7 +261,7 @@ def test_what_cannot_travel_is_refused_with_a_way_out(tree: Path, processes: Pro
         def __getitem__(self, index: int) -> Sample:
             return super().__getitem__(index)
 
-    with pytest.raises(UsageError, match="cannot be given to other processes") as caught:
+    with pytest.raises(UsageError, match="cannot be sent to worker processes") as caught:
         list(loader(Local(tree, "train"), processes).steps(0, 1))
     assert "threads" in caught.value.then
 

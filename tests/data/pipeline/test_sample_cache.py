@@ -12,7 +12,7 @@ import pytest
 from data_examples import encode, noise, trained_weights
 
 from reconv.data.dataset import Sample
-from reconv.data.pipeline.sample_cache import CacheBudget, Cached, num_bytes
+from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, num_bytes
 from reconv.data.readers.folder import FolderDataset
 from reconv.errors import ResourceError
 from reconv.recipe.data_fields import DataConfig
@@ -35,7 +35,7 @@ class Counting(FolderDataset):
 
 def test_a_kept_sample_is_read_once_and_is_the_sources_own(tree: Path) -> None:
     source = Counting(tree)
-    cached = Cached(source, CacheBudget(10**9))
+    cached = CachedDataset(source, CacheBudget(10**9))
     plain = FolderDataset(tree, "train")
     for _ in range(3):
         assert [cached[i] for i in range(len(cached))] == [plain[i] for i in range(len(plain))]
@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_read_again_and_the_room_is_never_exceeded(tree: Pa
     sizes = [num_bytes(source[index]) for index in range(11)]
     source.reads.clear()
     room = CacheBudget(sum(sizes[:4]))
-    cached = Cached(source, room)
+    cached = CachedDataset(source, room)
     for _ in range(2):
         for index in range(11):
             cached[index]
@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_read_again_and_the_room_is_never_exceeded(tree: Pa
 def test_threads_that_miss_together_pay_once(tree: Path) -> None:
     source = Counting(tree)
     room = CacheBudget(10**9)
-    cached = Cached(source, room)
+    cached = CachedDataset(source, room)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(cached.__getitem__, list(range(11)) * 20))
     assert room.used_bytes == sum(num_bytes(cached[index]) for index in range(11))
@@ -81,7 +81,7 @@ def test_pixels_are_copied_so_that_a_mapped_file_is_not_held_instead() -> None:
         def fingerprint(self) -> str:
             return "made"
 
-    cached = Cached(Views(), CacheBudget(10**6))
+    cached = CachedDataset(Views(), CacheBudget(10**6))
     cached[0]
     mapped[:] = 0
     assert np.asarray(cached[0].data).max() == 11
@@ -90,10 +90,10 @@ def test_pixels_are_copied_so_that_a_mapped_file_is_not_held_instead() -> None:
 def test_the_estimate_is_of_the_whole_set_and_passes_over_what_cannot_be_read(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     whole = sum(num_bytes(source[index]) for index in range(11))
-    assert Cached(source, CacheBudget(0)).estimated_bytes == whole
+    assert CachedDataset(source, CacheBudget(0)).estimated_bytes == whole
     Path(source.path(3)).unlink()
     left = sum(num_bytes(source[index]) for index in range(11) if index != 3)
-    assert Cached(source, CacheBudget(0)).estimated_bytes == round(11 * left / 10)
+    assert CachedDataset(source, CacheBudget(0)).estimated_bytes == round(11 * left / 10)
 
 
 def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_pa
         for number in range(300):
             (tmp_path / split / "only" / f"{number:05}.png").write_bytes(encode(noise(6, 6, 3, number)))
     room = CacheBudget(10**9)
-    cached = Cached(FolderDataset(tmp_path, "train"), room)
+    cached = CachedDataset(FolderDataset(tmp_path, "train"), room)
     cached[0]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
@@ -116,7 +116,7 @@ def test_what_a_sample_is_counted_as_is_not_less_than_the_memory_it_takes(tmp_pa
 def test_both_sets_share_half_of_the_free_memory_of_a_rank(tree: Path) -> None:
     recipe = Recipe(data=DataConfig(source="folder", path=str(tree), cache="ram"))
     sources = with_cache(recipe, open_datasets(recipe), 8_000_000, 2)
-    assert isinstance(sources.train, Cached) and isinstance(sources.val, Cached)
+    assert isinstance(sources.train, CachedDataset) and isinstance(sources.val, CachedDataset)
     size = cache_size(sources)
     assert size is not None and size.room_bytes == 2_000_000
     assert size.needed_bytes == sources.train.estimated_bytes + sources.val.estimated_bytes

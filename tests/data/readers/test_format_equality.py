@@ -13,7 +13,9 @@ from torch import Tensor
 
 import reconv
 from reconv.data.dataset import Dataset, Split
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
@@ -83,7 +85,10 @@ def batches(source: Dataset, workers: int, start: int = 0, world_size: int = 1) 
     """The global batches of the steps [start, 4), ranks and micro-batches joined."""
     recipe = recipe_of(workers)
     plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names), world_size=world_size))
-    ranks = [list(TrainLoader(source, recipe, plan, lambda t: t, rank).steps(start, 4)) for rank in range(world_size)]
+    ranks = [
+        list(make_train_loader(source, recipe, plan, DataContext.on_host(), rank).steps(start, 4))
+        for rank in range(world_size)
+    ]
     steps = [[batch for rank in ranks for batch in rank[step]] for step in range(4 - start)]
     return [{name: torch.cat([b[name] for b in step]) for name in ("images", "targets", "indices")} for step in steps]
 
@@ -110,7 +115,7 @@ def test_every_format_gives_the_bytes_of_the_folder_for_any_workers_ranks_and_fi
 def test_every_format_is_evaluated_once_a_sample(tree: Path, kind: str) -> None:
     root = rewritten(tree, kind)
     for source in (FolderDataset(tree, "val"), open_dataset(kind, root, "val", DataConfig())):
-        loaded = list(EvalLoader(source, PREPROCESS, 2, lambda t: t, 2))
+        loaded = list(EvalLoader(source, PREPROCESS, 2, DataContext.on_host(), 2))
         assert torch.cat([batch["indices"] for batch in loaded]).tolist() == list(range(5))
         assert torch.cat([batch["targets"] for batch in loaded]).tolist() == [0, 0, 1, 1, 2]
 

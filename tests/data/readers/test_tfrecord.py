@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconv.data.dataset import Sample
-from reconv.data.decode.decode import decode
+from reconv.data.decode.pillow import decode
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.shards.shard_dataset import ShardDataset

@@ -1,14 +1,26 @@
-"""AutoAugment and RandAugmentConfig: each operation is Pillow's, each policy the published one, each draw keyed."""
+"""AutoAugment and RandAugment: each operation is Pillow's, each policy the published one."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from data_examples import noise
+from loading_examples import each_row
 from PIL import Image, ImageChops, ImageEnhance, ImageOps
 
-from reconv.data.transforms.auto_augment import OPERATIONS, POLICIES, Operation, apply_policy, operate, rand_operations
-from reconv.data.transforms.random_params import draw_host
+from reconv.data.transforms.auto_augment import (
+    OP_INDEX,
+    OP_NEGATED,
+    OP_UNIFORM,
+    OPERATIONS,
+    POLICIES,
+    SUB_POLICY,
+    Operation,
+    apply_operation,
+    auto_augment,
+    auto_augment_params,
+    rand_operations,
+)
 from reconv.recipe.data_fields import AugmentConfig, RandAugmentConfig
 
 GREY = 128
@@ -85,11 +97,12 @@ def test_solarize_add_lightens_dark_pixels_alone() -> None:
 
 
 def test_a_signed_strength_goes_both_ways() -> None:
-    image, turn = colours(), Operation("rotate", 20.0, signed=True)
-    assert np.array_equal(pixels(operate(image, turn, 0.9, GREY)), pixels(image.rotate(20, fillcolor=(GREY,) * 3)))
-    assert np.array_equal(pixels(operate(image, turn, 0.1, GREY)), pixels(image.rotate(-20, fillcolor=(GREY,) * 3)))
-    bits = Operation("posterize", 4)
-    assert ImageChops.difference(operate(image, bits, 0.1, GREY), operate(image, bits, 0.9, GREY)).getbbox() is None
+    image, rotate = colours(), Operation("rotate", 20.0, signed=True)
+    for negated, degrees in ((False, 20), (True, -20)):
+        wanted = image.rotate(degrees, fillcolor=(GREY,) * 3)
+        assert np.array_equal(pixels(apply_operation(image, rotate, negated, GREY)), pixels(wanted))
+    unsigned = (apply_operation(image, Operation("posterize", 4), negated, GREY) for negated in (False, True))
+    assert ImageChops.difference(*unsigned).getbbox() is None
 
 
 def test_the_published_tables_have_25_pairs_at_the_published_strengths() -> None:
@@ -120,21 +133,24 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
     unchanged = [
         o.name
         for o in rand_operations(0)
-        if np.array_equal(pixels(operate(image, o, 0.7, GREY)), pixels(image)) and o.name != "identity"
+        if np.array_equal(pixels(apply_operation(image, o, False, GREY)), pixels(image)) and o.name != "identity"
     ]
     assert set(unchanged) == least.keys() - {"identity", "autocontrast", "equalize"}
 
 
-def test_autoaugment_applies_the_pair_its_draws_choose() -> None:
+def test_autoaugment_applies_the_chosen_pair() -> None:
     image = colours()
     augment = AugmentConfig(auto_augment="autoaugment", crop="none")
-    third = np.array([2.5 / 25, 0.79, 0.0, 0.61, 0.0])  # equalize with 0.8, equalize with 0.6
-    assert np.array_equal(pixels(apply_policy(image, augment, third)), pixels(ImageOps.equalize(image)))
-    never = np.array([2.5 / 25, 0.81, 0.0, 0.61, 0.0])
-    assert np.array_equal(pixels(apply_policy(image, augment, never)), pixels(image))
-    first = np.array([0.0, 0.39, 0.0, 0.59, 0.9])  # posterize to 4 bits, then rotate by 30 degrees
+
+    def augmented(sub_policy: int, uniform: tuple[float, float], negated: tuple[bool, bool]) -> np.ndarray:
+        params = {SUB_POLICY: np.array(sub_policy), OP_UNIFORM: np.array(uniform), OP_NEGATED: np.array(negated)}
+        return pixels(auto_augment(image, augment, params))
+
+    # Pair 2: equalize with probability 0.8, equalize with probability 0.6.
+    assert np.array_equal(augmented(2, (0.79, 0.61), (True, True)), pixels(ImageOps.equalize(image)))
+    assert np.array_equal(augmented(2, (0.81, 0.61), (True, True)), pixels(image))
     wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
-    assert np.array_equal(pixels(apply_policy(image, augment, first)), pixels(wanted))
+    assert np.array_equal(augmented(0, (0.39, 0.59), (True, False)), pixels(wanted))
 
 
 def test_randaugment_applies_n_operations_in_order() -> None:
@@ -142,21 +158,22 @@ def test_randaugment_applies_n_operations_in_order() -> None:
     augment = AugmentConfig(
         auto_augment="randaugment", randaugment=RandAugmentConfig(num_ops=2, magnitude=30), crop="none"
     )
-    posterize, rotate = (10.5 / 14, 0.0), (5.5 / 14, 0.9)
-    draws = np.array([*posterize, *rotate])
+    posterize, rotate = 10, 5
+    params = {OP_INDEX: np.array([posterize, rotate]), OP_NEGATED: np.array([True, False])}
     wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
-    assert np.array_equal(pixels(apply_policy(image, augment, draws)), pixels(wanted))
+    assert np.array_equal(pixels(auto_augment(image, augment, params)), pixels(wanted))
 
 
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
-def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> None:
+def test_every_choice_of_a_policy_is_about_equally_frequent(policy: str) -> None:
     augment = AugmentConfig(auto_augment=policy, crop="none", randaugment=RandAugmentConfig(num_ops=3))  # type: ignore[arg-type]
-    draws = draw_host(augment, 0, np.arange(14_000, dtype=np.int64))
-    assert draws.shape == (14_000, 6 if policy == "randaugment" else 5)
-    num_choices = 14 if policy == "randaugment" else 25
-    counts = np.bincount((draws[:, 0] * num_choices).astype(int), minlength=num_choices)
+    params = auto_augment_params(augment, 0, np.arange(14_000, dtype=np.int64))
+    name, num_choices, num_ops = (OP_INDEX, 14, 3) if policy == "randaugment" else (SUB_POLICY, 25, 2)
+    counts = np.bincount(params[name].reshape(14_000, -1)[:, 0], minlength=num_choices)
     assert counts.min() > 0.8 * 14_000 / num_choices
-    assert np.array_equal(draw_host(augment, 0, np.array([77], np.int64))[0], draws[77])
+    assert params[OP_NEGATED].shape == (14_000, num_ops)
+    alone = auto_augment_params(augment, 0, np.array([77], np.int64))
+    assert all(np.array_equal(alone[name][0], params[name][77]) for name in params)
 
 
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
@@ -164,9 +181,9 @@ def test_every_choice_of_a_policy_is_drawn_about_equally_often(policy: str) -> N
 def test_policies_keep_size_and_mode_of_any_picture(policy: str, mode: str) -> None:
     augment = AugmentConfig(auto_augment=policy, crop="none")  # type: ignore[arg-type]
     changed = 0
-    for row, draws in enumerate(draw_host(augment, 1, np.arange(120, dtype=np.int64))):
+    for row, params in enumerate(each_row(auto_augment_params(augment, 1, np.arange(120, dtype=np.int64)))):
         image = (colours() if row % 10 else colours(1, 1)).convert(mode)
-        result = apply_policy(image, augment, draws)
+        result = auto_augment(image, augment, params)
         assert (result.size, result.mode) == (image.size, mode)
         changed += not np.array_equal(pixels(result), pixels(image))
     assert changed > 60

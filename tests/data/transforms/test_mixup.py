@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.transforms.mixup import draw_mix
-from reconv.data.transforms.on_device import TrainPreprocess
+from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.data.transforms.mixup import mix_params
 from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig, PreprocessConfig
 
 SIZE = 14  # not a power of two: areas are no round fractions
@@ -40,7 +40,7 @@ FORMS = {
 def make_batch(augment: AugmentConfig, groups: tuple[int, ...] = GROUPS, first: int = 0, step: int = 2) -> Batch:
     positions = np.arange(first, first + sum(groups), dtype=np.int64)
     images = np.random.default_rng(1).integers(0, 256, (200, 3, SIZE, SIZE), dtype=np.uint8)[positions]
-    drawn = draw_mix(augment, 11, step, positions, groups, SIZE)
+    drawn = mix_params(augment, 11, step, positions, groups, SIZE)
     tensors = {
         "images": torch.from_numpy(images),
         "targets": torch.from_numpy(positions % NUM_CLASSES),
@@ -59,14 +59,14 @@ def brute_force(batch: Batch) -> tuple[Tensor, Tensor]:
     plain = prepared(AugmentConfig(hflip=0), batch)["images"]
     blended, labels = torch.empty_like(plain), torch.zeros(len(batch), NUM_CLASSES, dtype=torch.float64)
     for row in range(len(batch)):
-        own, partner = float(batch["mix_weights"][row]), row + int(batch["mix_offsets"][row])
+        own, partner = float(batch["mixup_weights"][row]), row + int(batch["mixup_offsets"][row])
         blended[row] = own * plain[row] + (1 - own) * plain[partner]
         labels[row, batch["targets"][row]] += own
         labels[row, batch["targets"][partner]] += 1 - own
     images, soft = blended.clone(), torch.zeros_like(labels)
     for row in range(len(batch)):
-        left, top, right, bottom = batch["mix_boxes"][row].tolist()
-        partner, num_pasted = row + int(batch["cut_offsets"][row]), 0
+        left, top, right, bottom = batch["cutmix_boxes"][row].tolist()
+        partner, num_pasted = row + int(batch["cutmix_offsets"][row]), 0
         for y in range(SIZE):
             for x in range(SIZE):
                 if left <= x < right and top <= y < bottom:
@@ -95,7 +95,7 @@ def test_a_form_equals_brute_force_and_its_labels_sum_to_1(form: str) -> None:
 def test_partners_never_leave_their_group(form: str) -> None:
     batch = make_batch(FORMS[form])
     group_of = np.repeat(np.arange(len(GROUPS)), GROUPS)
-    for name in ("mix_offsets", "cut_offsets"):
+    for name in ("mixup_offsets", "cutmix_offsets"):
         partners = np.arange(sum(GROUPS)) + batch[name].numpy()
         assert np.array_equal(group_of[partners], group_of)
         assert sorted(partners) == list(range(sum(GROUPS)))
@@ -117,8 +117,8 @@ def test_any_split_into_whole_groups_gives_the_same_samples(form: str) -> None:
 def test_rolls_take_the_sample_one_and_two_before() -> None:
     batch = make_batch(FORMS["both"])
     rows = np.arange(sum(GROUPS))
-    assert (rows + batch["mix_offsets"].numpy()).tolist() == [5, 0, 1, 2, 3, 4, 10, 6, 7, 8, 9, 13, 11, 12]
-    assert (rows + batch["cut_offsets"].numpy()).tolist() == [4, 5, 0, 1, 2, 3, 9, 10, 6, 7, 8, 12, 13, 11]
+    assert (rows + batch["mixup_offsets"].numpy()).tolist() == [5, 0, 1, 2, 3, 4, 10, 6, 7, 8, 9, 13, 11, 12]
+    assert (rows + batch["cutmix_offsets"].numpy()).tolist() == [4, 5, 0, 1, 2, 3, 9, 10, 6, 7, 8, 12, 13, 11]
 
 
 def test_both_mix_four_labels_by_weights_and_area() -> None:
@@ -127,8 +127,8 @@ def test_both_mix_four_labels_by_weights_and_area() -> None:
     four = 0
     for step in range(20):
         batch = make_batch(augment, (6,), step=step)
-        weights = batch["mix_weights"].double()
-        left, top, right, bottom = batch["mix_boxes"][0].tolist()
+        weights = batch["mixup_weights"].double()
+        left, top, right, bottom = batch["cutmix_boxes"][0].tolist()
         area = (right - left) * (bottom - top) / SIZE**2
         soft = prepared(augment, batch)["soft_targets"]
         for row in range(6):
@@ -147,14 +147,14 @@ def test_folded_weights_never_fall_below_a_half() -> None:
     plain, folded = (
         np.concatenate(
             [
-                draw_mix(
+                mix_params(
                     AugmentConfig(mixup=MixupConfig(alpha=0.4, mode="sample", lam_at_least_half=fold)),
                     0,
                     s,
                     np.arange(8),
                     (8,),
                     SIZE,
-                )["mix_weights"]
+                )["mixup_weights"]
                 for s in range(200)
             ]
         )
@@ -167,7 +167,9 @@ def test_folded_weights_never_fall_below_a_half() -> None:
 
 def boxes_of(cutmix: CutmixConfig, size: int, num_steps: int) -> np.ndarray:
     augment, positions = AugmentConfig(cutmix=cutmix), np.arange(4, dtype=np.int64)
-    return np.stack([draw_mix(augment, 3, step, positions, (4,), size)["mix_boxes"][0] for step in range(num_steps)])
+    return np.stack(
+        [mix_params(augment, 3, step, positions, (4,), size)["cutmix_boxes"][0] for step in range(num_steps)]
+    )
 
 
 def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
@@ -198,6 +200,6 @@ def test_a_permutation_reaches_every_partner() -> None:
     augment = FORMS["mixup per batch, permuted"]
     seen = np.zeros((5, 5), int)
     for step in range(300):
-        offsets = draw_mix(augment, 0, step, np.arange(5, dtype=np.int64), (5,), SIZE)["mix_offsets"]
+        offsets = mix_params(augment, 0, step, np.arange(5, dtype=np.int64), (5,), SIZE)["mixup_offsets"]
         seen[np.arange(5), np.arange(5) + offsets] += 1
     assert seen.min() > 30

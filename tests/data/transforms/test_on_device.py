@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.pipeline.data_loader import TrainLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.digits import open_digits
-from reconv.data.transforms.mixup import draw_mix
-from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess, unprepare
+from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
+from reconv.data.transforms.mixup import mix_params
 from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, MixupConfig, PreprocessConfig
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
@@ -33,7 +34,7 @@ def make_batch(
     positions = np.arange(first, first + count, dtype=np.int64)
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (1000, channels, SIZE, SIZE), dtype=np.uint8)[positions]
-    drawn = draw_mix(augment, 9, step, positions, groups, SIZE)
+    drawn = mix_params(augment, 9, step, positions, groups, SIZE)
     tensors = {
         "images": torch.from_numpy(images),
         "targets": torch.from_numpy(positions % 5),
@@ -67,7 +68,7 @@ def test_means_of_0_to_255_are_subtracted_without_division() -> None:
     images = EvalPreprocess(tensorflow, torch.float64)(batch)["images"]
     means = torch.tensor([123.68, 116.78, 103.94], dtype=torch.float64).view(1, 3, 1, 1)
     assert torch.allclose(images, batch["images"].double() - means, atol=1e-12)
-    assert torch.equal(unprepare(images, tensorflow), batch["images"])
+    assert torch.equal(denormalize(images, tensorflow), batch["images"])
 
 
 def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -> None:
@@ -108,7 +109,7 @@ def test_mixup_blends_images_and_labels_by_the_same_weight(augment: AugmentConfi
     for group in groups:
         for inside in range(group):
             partner = row + (group - 1 if inside == 0 else -1)
-            own = float(batch["mix_weights"][row])
+            own = float(batch["mixup_weights"][row])
             shares.append(own)
             assert torch.allclose(mixed["images"][row], own * plain[row] + (1 - own) * plain[partner], atol=1e-12)
             expected = torch.zeros(5, dtype=torch.float64)
@@ -142,9 +143,9 @@ def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
 def test_with_both_on_each_group_uses_one_of_them() -> None:
     cut = mixed = 0
     for step in range(200):
-        drawn = draw_mix(BOTH, 0, step, np.arange(step * 2, step * 2 + 2, dtype=np.int64), (2,), SIZE)
-        is_cut = bool((drawn["mix_weights"] == 1).all())
-        assert is_cut or not drawn["mix_boxes"].any()
+        drawn = mix_params(BOTH, 0, step, np.arange(step * 2, step * 2 + 2, dtype=np.int64), (2,), SIZE)
+        is_cut = bool((drawn["mixup_weights"] == 1).all())
+        assert is_cut or not drawn["cutmix_boxes"].any()
         cut, mixed = cut + is_cut, mixed + (not is_cut)
     assert 70 < cut < 130
     assert cut + mixed == 200
@@ -175,11 +176,11 @@ def test_mixing_does_not_depend_on_how_groups_fall_into_micro_batches(augment: A
 
 def test_mixing_changes_with_step_seed_and_group() -> None:
     positions = np.arange(8, dtype=np.int64)
-    first = draw_mix(MIXUP, 0, 0, positions, (4, 4), SIZE)["mix_weights"]
+    first = mix_params(MIXUP, 0, 0, positions, (4, 4), SIZE)["mixup_weights"]
     assert first[0] != first[4]
-    assert draw_mix(MIXUP, 0, 1, positions, (4, 4), SIZE)["mix_weights"][0] != first[0]
-    assert draw_mix(MIXUP, 1, 0, positions, (4, 4), SIZE)["mix_weights"][0] != first[0]
-    assert np.array_equal(draw_mix(MIXUP, 0, 0, positions, (4, 4), SIZE)["mix_weights"], first)
+    assert mix_params(MIXUP, 0, 1, positions, (4, 4), SIZE)["mixup_weights"][0] != first[0]
+    assert mix_params(MIXUP, 1, 0, positions, (4, 4), SIZE)["mixup_weights"][0] != first[0]
+    assert np.array_equal(mix_params(MIXUP, 0, 0, positions, (4, 4), SIZE)["mixup_weights"], first)
 
 
 def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
@@ -188,12 +189,12 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
     for micro in (8, 16, 32):
         recipe = Recipe(
             data=DataConfig(preprocess=GREY, num_workers=0),
-            augment=BOTH.model_copy(update={"crop": "random"}),
+            augment=BOTH.model_copy(update={"crop": "pad"}),
             batch=BatchConfig(size=32, group=8, micro=micro),
         )
         plan = make_plan(recipe, Facts(len(source), 1, 10))
         prepare = TrainPreprocess(GREY, recipe.augment, 10, torch.float32)
-        (step,) = list(TrainLoader(source, recipe, plan, lambda tensor: tensor).steps(7, 8))
+        (step,) = list(make_train_loader(source, recipe, plan, DataContext.on_host()).steps(7, 8))
         assert len(step) == 32 // micro
         ready = [prepare(batch, 7) for batch in step]
         outputs.append({n: torch.cat([batch[n] for batch in ready]) for n in ("images", "soft_targets")})
@@ -206,7 +207,7 @@ def test_unprepare_gives_back_the_pixels() -> None:
         batch = make_batch(AugmentConfig(hflip=0), (4,), channels=channels)
         for dtype in (torch.float32, torch.float64):
             assert torch.equal(
-                unprepare(EvalPreprocess(preprocess, dtype)(batch)["images"], preprocess), batch["images"]
+                denormalize(EvalPreprocess(preprocess, dtype)(batch)["images"], preprocess), batch["images"]
             )
-    stretched: Tensor = unprepare(torch.randn(2, 3, 4, 4), PreprocessConfig(per_image_standardization=True))
+    stretched: Tensor = denormalize(torch.randn(2, 3, 4, 4), PreprocessConfig(per_image_standardization=True))
     assert (stretched.amin((1, 2, 3)).tolist(), stretched.amax((1, 2, 3)).tolist()) == ([0, 0], [255, 255])

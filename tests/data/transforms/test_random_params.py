@@ -1,4 +1,4 @@
-"""Colour jitter, random erasing and training images made as evaluation's."""
+"""Color jitter, random erasing and training images made as evaluation's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.folder import FolderDataset
-from reconv.data.transforms.on_device import EvalPreprocess, TrainPreprocess
-from reconv.data.transforms.random_params import draw_erased, draw_host, jitter, turn_hue
+from reconv.data.transforms.color import color_jitter, color_params, shift_hue
+from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
+from reconv.data.transforms.geometry import erase_boxes
+from reconv.data.transforms.params import host_params
 from reconv.recipe.data_fields import (
     AugmentConfig,
     ColorJitterConfig,
@@ -33,16 +37,25 @@ def stay(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def test_jitter_is_pillows_enhancements_in_order() -> None:
+def test_color_jitter_is_pillows_enhancements_in_order() -> None:
     image = Image.fromarray(noise(12, 12, 3, 0))
-    section = ColorJitterConfig(brightness=0.2, contrast=0.5, saturation=0.4)
-    result = jitter(image, section, np.array([0.0, 1.0, 0.25, 0.9]))
+    params = {"brightness": np.array(0.8), "contrast": np.array(1.5), "saturation": np.array(0.8)}
     wanted = ImageEnhance.Brightness(image).enhance(0.8)
     wanted = ImageEnhance.Contrast(wanted).enhance(1.5)
-    wanted = ImageEnhance.Color(wanted).enhance(0.6 + 0.25 * 0.8)
-    assert np.array_equal(np.asarray(result), np.asarray(wanted))
-    only = jitter(image, ColorJitterConfig(contrast=2.0), np.array([0.3, 0.5, 0.3, 0.3]))
-    assert np.array_equal(np.asarray(only), np.asarray(ImageEnhance.Contrast(image).enhance(1.5)))
+    wanted = ImageEnhance.Color(wanted).enhance(0.8)
+    assert np.array_equal(np.asarray(color_jitter(image, params)), np.asarray(wanted))
+    hue = color_jitter(image, {"hue": np.array(0.25)})
+    assert np.array_equal(np.asarray(hue), np.asarray(shift_hue(image, 0.25)))
+
+
+def test_color_factors_cover_their_ranges_and_only_those_asked_for() -> None:
+    config = ColorJitterConfig(brightness=0.2, contrast=2.0, hue=0.1)
+    params = color_params(AugmentConfig(color_jitter=config), 0, np.arange(4000, dtype=np.int64))
+    ranges = {"brightness": (0.8, 1.2), "contrast": (0.0, 3.0), "hue": (-0.1, 0.1)}
+    assert params.keys() == ranges.keys()
+    for name, (low, high) in ranges.items():
+        assert low <= params[name].min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < params[name].max() <= high
 
 
 def test_hue_turns_round_the_circle() -> None:
@@ -51,27 +64,25 @@ def test_hue_turns_round_the_circle() -> None:
         for turn in (0.0, 0.25, -0.25, 0.5):
             hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in colour))
             wanted = np.array(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)) * 255
-            assert np.abs(np.asarray(turn_hue(image, turn))[0, 0] - wanted).max() < 8
-    drawn = jitter(Image.new("RGB", (1, 1), (200, 40, 40)), ColorJitterConfig(hue=0.25), np.array([0, 0, 0, 1 - 1e-9]))
-    assert np.array_equal(np.asarray(drawn), np.asarray(turn_hue(Image.new("RGB", (1, 1), (200, 40, 40)), 0.25)))
+            assert np.abs(np.asarray(shift_hue(image, turn))[0, 0] - wanted).max() < 8
 
 
-def test_switching_one_draw_on_leaves_the_others_alone() -> None:
+def test_the_parameters_of_one_transform_do_not_depend_on_the_others() -> None:
     positions = np.arange(50, dtype=np.int64)
-    crop = draw_host(AugmentConfig(), 1, positions)
-    coloured = draw_host(
+    crop = host_params(AugmentConfig(), 1, positions)
+    policy = host_params(AugmentConfig(crop="none", auto_augment="autoaugment"), 1, positions)
+    color = host_params(AugmentConfig(crop="none", color_jitter=ColorJitterConfig(hue=0.1)), 1, positions)
+    together = host_params(
         AugmentConfig(color_jitter=ColorJitterConfig(hue=0.1), auto_augment="autoaugment"), 1, positions
     )
-    assert np.array_equal(coloured[:, :22], crop)
-    assert np.array_equal(
-        coloured[:, 26:], draw_host(AugmentConfig(crop="none", auto_augment="autoaugment"), 1, positions)
-    )
-    assert coloured.shape == (50, 31)
+    assert together.keys() == crop.keys() | policy.keys() | color.keys()
+    for name, array in (crop | policy | color).items():
+        assert np.array_equal(together[name], array), name
 
 
 def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
     erase = RandomErasingConfig(probability=0.4, scale=(0.05, 0.2), ratio=(0.5, 2.0))
-    boxes = draw_erased(erase, 0, np.arange(4000, dtype=np.int64), 1000)
+    boxes = erase_boxes(erase, 0, np.arange(4000, dtype=np.int64), 1000)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     erased = widths * heights > 0
     assert abs(erased.mean() - 0.4) < 0.03
@@ -80,8 +91,8 @@ def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
     assert 0.49 < ratios.min() < 0.55 < 1.8 < ratios.max() < 2.02
     assert boxes.min() >= 0
     assert boxes.max() <= 1000
-    assert np.array_equal(draw_erased(erase, 0, np.array([17], np.int64), 1000)[0], boxes[17])
-    assert not draw_erased(
+    assert np.array_equal(erase_boxes(erase, 0, np.array([17], np.int64), 1000)[0], boxes[17])
+    assert not erase_boxes(
         RandomErasingConfig(probability=1, scale=(1.0, 1.0), ratio=(1.0, 1.0)), 0, np.arange(5), 10
     ).any()
 
@@ -89,7 +100,7 @@ def test_erased_boxes_have_the_probability_areas_and_ratios_asked_for() -> None:
 def test_erased_pixels_are_the_mean_colour_and_the_rest_is_untouched() -> None:
     augment = AugmentConfig(hflip=0, random_erasing=RandomErasingConfig(probability=1))
     preprocess = PreprocessConfig(size=SIZE, resize=None)
-    boxes = draw_erased(augment.random_erasing, 0, np.arange(6, dtype=np.int64), SIZE)
+    boxes = erase_boxes(augment.random_erasing, 0, np.arange(6, dtype=np.int64), SIZE)
     images = torch.from_numpy(np.stack([noise(SIZE, SIZE, 3, n).transpose(2, 0, 1) for n in range(6)]))
     tensors = {
         "images": images,
@@ -119,7 +130,7 @@ def batches(tree: Path, augment: AugmentConfig, workers: int, start: int = 0) ->
     source, recipe = FolderDataset(tree, "train"), make_recipe(augment, workers)
     plan = make_plan(recipe, Facts(len(source), 1, 3))
     prepare = TrainPreprocess(recipe.data.preprocess, augment, 3, torch.float32)
-    steps = list(TrainLoader(source, recipe, plan, stay).steps(start, 3))
+    steps = list(make_train_loader(source, recipe, plan, DataContext.on_host()).steps(start, 3))
     return [prepare(batch, start + number) for number, (batch,) in enumerate(steps)]
 
 
@@ -150,7 +161,7 @@ def test_train_like_eval_shows_training_what_evaluation_shows(tree: Path) -> Non
     source = FolderDataset(tree, "train")
     augment = AugmentConfig(train_like_eval=True)
     (first, *_) = batches(tree, augment, 0)
-    (whole,) = list(EvalLoader(source, make_recipe(augment).data.preprocess, 11, stay, 0))
+    (whole,) = list(EvalLoader(source, make_recipe(augment).data.preprocess, 11, DataContext.on_host()))
     seen = EvalPreprocess(make_recipe(augment).data.preprocess, torch.float32)(whole)["images"]
     assert torch.equal(first["images"], seen[first["indices"]])
     assert not torch.equal(first["images"], batches(tree, AugmentConfig(), 0)[0]["images"])

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import simplejpeg
 from data_examples import encode, noise
+from loading_examples import each_row, host_train
 from PIL import Image
 
-from reconv.data.decode.decode import decode
-from reconv.data.decode.jpeg_decoder import agrees, decode_with_pillow, jpeg_decoder
-from reconv.data.decode.jpeg_header import head, part_of
-from reconv.data.transforms.random_params import Box, draw_crops, resized_box
-from reconv.data.transforms.train_sample import host_train
+from reconv.data.decode.jpeg_header import PixelBox, cut_to_box, read_header
+from reconv.data.decode.pillow import decode
+from reconv.data.decode.simplejpeg import decode_with_pillow, jpeg_decoder, matches_pillow
+from reconv.data.transforms.geometry import crop_params, random_resized_crop_box
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
@@ -76,14 +76,14 @@ SEGMENTED = {kind: 8 if "4:4:4" in kind or "grey" in kind else 16 for kind in PL
 @pytest.mark.parametrize("kind", PLAIN)
 def test_the_file_of_a_box_has_the_pixels_of_the_whole_picture(kind: str) -> None:
     data = PLAIN[kind]
-    found = head(data)
+    found = read_header(data)
     assert found is not None
     whole = decode(data, 3)
     assert whole.shape == (found.height, found.width, 3)
     rows = []
     for bottom in range(1, found.height + 1):
         for top in {0, bottom // 2, bottom - 1}:
-            part, (left, above, right, below) = part_of(data, found, (3, top, found.width - 2, bottom))
+            part, (left, above, right, below) = cut_to_box(data, found, (3, top, found.width - 2, bottom))
             pixels = decode(bytes(part), 3)
             assert np.array_equal(pixels[above:below, left:right], whole[top:bottom, 3:-2])
             rows.append(len(pixels) - (below - above))
@@ -99,7 +99,7 @@ def test_restarts_that_are_not_at_the_ends_of_rows_or_out_of_order_are_no_segmen
     files.append(data[:second] + b"\xff\xd2" + data[second + 2 :])
     files.append(data[:last] + b"\xff\xd9")  # a row too few
     for file in files:
-        found = head(file)
+        found = read_header(file)
         assert found is not None and found.segments is None
 
 
@@ -120,41 +120,41 @@ def test_a_row_does_not_depend_on_who_decodes(kind: str, request: pytest.Fixture
         if name == "Pillow":
             request.getfixturevalue("without_simplejpeg")
         assert jpeg_decoder()[0] == name
-        for draws in draw_crops(augment, 0, np.arange(6, dtype=np.int64)):
-            rows.append(host_train(PLAIN[kind], SPEC, augment, draws))
+        for params in each_row(crop_params(augment, 0, np.arange(6, dtype=np.int64))):
+            rows.append(host_train(PLAIN[kind], SPEC, augment, params))
     assert np.array_equal(rows[:6], rows[6:])
 
 
 def test_a_decoder_that_gives_other_pixels_is_not_taken() -> None:
-    def hasty(data: bytes, box: Box) -> np.ndarray:
+    def hasty(data: bytes, box: PixelBox) -> np.ndarray:
         left, top, right, bottom = box
         return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True)[top:bottom, left:right]
 
-    assert agrees(decode_with_pillow)
-    assert agrees(jpeg_decoder()[1])
-    assert not agrees(hasty)
+    assert matches_pillow(decode_with_pillow)
+    assert matches_pillow(jpeg_decoder()[1])
+    assert not matches_pillow(hasty)
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, *OTHERS])
 @pytest.mark.parametrize("antialias", [True, False])
 def test_a_row_from_a_file_is_the_row_from_its_pixels(kind: str, antialias: bool) -> None:
     data = (PLAIN | OTHERS)[kind]
-    assert (head(data) is None) == (kind in OTHERS)
+    assert (read_header(data) is None) == (kind in OTHERS)
     augment = AugmentConfig(antialias=antialias)
     pixels = decode(data, 3)
-    for draws in draw_crops(augment, 0, np.arange(6, dtype=np.int64)):
-        assert np.array_equal(host_train(data, SPEC, augment, draws), host_train(pixels, SPEC, augment, draws))
+    for params in each_row(crop_params(augment, 0, np.arange(6, dtype=np.int64))):
+        assert np.array_equal(host_train(data, SPEC, augment, params), host_train(pixels, SPEC, augment, params))
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_training_pictures_are_pillows_within_rounding(interpolation: str) -> None:
     augment, spec = AugmentConfig(), PreprocessConfig(size=32, interpolation=interpolation)  # type: ignore[arg-type]
     image = blurred(90, 131, 3)
-    for draws in draw_crops(augment, 0, np.arange(20, dtype=np.int64)):
-        box = resized_box(131, 90, draws, augment)
+    for params in each_row(crop_params(augment, 0, np.arange(20, dtype=np.int64))):
+        box = random_resized_crop_box(131, 90, params, augment)
         expected = image.crop(box).resize((32, 32), getattr(Image.Resampling, interpolation.upper()))
         apart = np.abs(
-            host_train(np.asarray(image), spec, augment, draws).astype(int) - np.asarray(expected).transpose(2, 0, 1)
+            host_train(np.asarray(image), spec, augment, params).astype(int) - np.asarray(expected).transpose(2, 0, 1)
         )
         assert apart.max() <= 1
         assert apart.mean() < 0.2
@@ -165,30 +165,30 @@ def test_without_antialiasing_a_stripe_between_two_samples_is_not_seen() -> None
     pixels = np.zeros((256, 256, 3), np.uint8)
     pixels[::8] = 255
     whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    draws = draw_crops(AugmentConfig(), 0, np.arange(1, dtype=np.int64))[0]
-    assert host_train(pixels, SPEC, AugmentConfig(antialias=False, **whole), draws).max() == 0
-    assert host_train(pixels, SPEC, AugmentConfig(**whole), draws).min() > 10
+    [params] = each_row(crop_params(AugmentConfig(), 0, np.arange(1, dtype=np.int64)))
+    assert host_train(pixels, SPEC, AugmentConfig(antialias=False, **whole), params).max() == 0
+    assert host_train(pixels, SPEC, AugmentConfig(**whole), params).min() > 10
 
 
 @pytest.mark.parametrize("kind", PLAIN)
 def test_a_file_without_its_end_is_an_error_whatever_part_is_wanted(kind: str) -> None:
     data = PLAIN[kind]
     cut = data[: len(data) * 9 // 10] if kind != "after its end" else data[: data.rfind(b"\xff\xd9")]
-    assert head(cut) is None
+    assert read_header(cut) is None
     augment = AugmentConfig(scale=(0.08, 0.1))
-    for draws in draw_crops(augment, 0, np.arange(5, dtype=np.int64)):
+    for params in each_row(crop_params(augment, 0, np.arange(5, dtype=np.int64))):
         with pytest.raises(DataError, match="does not decode"):
-            host_train(cut, SPEC, augment, draws)
+            host_train(cut, SPEC, augment, params)
 
 
 def test_no_beginning_of_a_file_breaks_the_reading_of_its_markers() -> None:
     """Cut anywhere before the scan, or with one byte of the markers changed, a file is plain or it is not."""
     data = PLAIN["upright by its Exif"]
     scan = data.index(b"\xff\xda")
-    assert all(head(data[:length]) is None for length in range(scan + 4))
+    assert all(read_header(data[:length]) is None for length in range(scan + 4))
     for at in range(scan):
         for value in (0, 0xFF, data[at] ^ 0x55):
-            head(data[:at] + bytes([value]) + data[at + 1 :])
+            read_header(data[:at] + bytes([value]) + data[at + 1 :])
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "restarts"])
@@ -196,15 +196,15 @@ def test_a_scan_holds_no_markers_but_restarts_down_to_its_end(kind: str) -> None
     data = PLAIN[kind]
     scan, end = data.index(b"\xff\xda"), data.index(b"\xff\xd9")
     at = next(at for at in range((scan + end) // 2, end) if 0xFF not in data[at - 1 : at + 1])
-    borne = [value for value in range(256) if head(data[:at] + bytes([0xFF, value]) + data[at:]) is not None]
+    borne = [value for value in range(256) if read_header(data[:at] + bytes([0xFF, value]) + data[at:]) is not None]
     assert borne == [0, *range(0xD0, 0xD8), 0xD9]
-    assert all(head(data[:length]) is None for length in range(scan + 4, end + 2))
+    assert all(read_header(data[:length]) is None for length in range(scan + 4, end + 2))
 
 
-def made(data: bytes | np.ndarray, draws: np.ndarray) -> bytes | str:
+def made(data: bytes | np.ndarray, params: np.ndarray) -> bytes | str:
     """The row, or what is wrong with the file."""
     try:
-        return host_train(data, SPEC, AugmentConfig(), draws).tobytes()
+        return host_train(data, SPEC, AugmentConfig(), params).tobytes()
     except DataError as error:
         return error.what
 
@@ -223,9 +223,9 @@ def test_damage_inside_the_scan_gives_what_pillow_gives() -> None:
                 pixels: np.ndarray | None = decode(bytes(damaged), 3)
             except DataError:
                 pixels = None
-            for draws in draw_crops(AugmentConfig(), 0, np.arange(3, dtype=np.int64)):
-                wanted = "image does not decode" if pixels is None else made(pixels, draws)
-                assert made(bytes(damaged), draws) == wanted
+            for params in each_row(crop_params(AugmentConfig(), 0, np.arange(3, dtype=np.int64))):
+                wanted = "image does not decode" if pixels is None else made(pixels, params)
+                assert made(bytes(damaged), params) == wanted
                 outcomes.append(pixels is None)
     assert len(outcomes) == len(PLAIN) * 36
     assert 0 < sum(outcomes) < len(outcomes) // 2
@@ -236,10 +236,10 @@ def test_an_error_after_a_warning_is_an_error_whoever_decodes(kind: str) -> None
     """Tables that are not there, named by a scan or form that libjpeg warns of: once there were pixels of nothing."""
     data = PLAIN[kind]
     scan, form = data.index(b"\xff\xda"), data.index(b"JFIF")
-    [draws] = draw_crops(AugmentConfig(), 0, np.arange(1, dtype=np.int64))
+    [params] = each_row(crop_params(AugmentConfig(), 0, np.arange(1, dtype=np.int64)))
     for warned_of in (form + 5, scan + 11, scan + 12, scan + 13):
         damaged = bytearray(data)
         damaged[warned_of] ^= 2
-        assert made(bytes(damaged), draws) == made(decode(bytes(damaged), 3), draws)
+        assert made(bytes(damaged), params) == made(decode(bytes(damaged), 3), params)
         damaged[scan + 10] = 0x33
-        assert made(bytes(damaged), draws) == "image does not decode"
+        assert made(bytes(damaged), params) == "image does not decode"

@@ -13,7 +13,7 @@ from PIL import Image
 from reconv.data.boxes.annotations import NO_TARGET, Annotation, DetectionDataset
 from reconv.data.boxes.box_table import BoxTable, apply_box_policies
 from reconv.data.dataset import I64, Sample, Split, evenly_spaced
-from reconv.data.decode.decode import FORMATS
+from reconv.data.decode.pillow import FORMATS
 from reconv.data.storage.file_list import MAX_SIZES
 from reconv.data.storage.local import read, size_bytes
 from reconv.errors import DataError

@@ -12,7 +12,7 @@ from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
 
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.pipeline.box_samples import BoxSamplePipeline
+from reconv.data.pipeline.detection_pipeline import DetectionPipeline
 from reconv.data.readers.detect import detect
 from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError
@@ -368,7 +368,7 @@ def test_rows_of_every_form_have_the_same_boxes(coco: Path, tmp_path: Path) -> N
     (yolo / "images" / "train" / "b.jpg").write_bytes(picture)
     rows = []
     for root in (coco, voc, yolo):
-        fetch = BoxSamplePipeline(opened(root), PreprocessConfig(size=32, resize=None), None, 4)
+        fetch = DetectionPipeline(opened(root), PreprocessConfig(size=32, resize=None), None, 4)
         filled = {column.name: column.empty(1) for column in fetch.columns}
         fetch(np.array([0]), None, filled)
         rows.append(filled)

@@ -16,9 +16,11 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.data.boxes.annotations import Annotation, make_annotation
 from reconv.data.dataset import LabelError
-from reconv.data.pipeline.box_samples import BoxSamplePipeline, detection_sample_pipeline, mean_colour
-from reconv.data.pipeline.data_loader import EvalLoader, TrainLoader
-from reconv.data.transforms.on_device import TrainPreprocess, mirrored
+from reconv.data.pipeline.detection_pipeline import DetectionPipeline, make_detection_pipeline, mean_color
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import make_train_loader
+from reconv.data.transforms.device_transforms import TrainPreprocess, flip_batch
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, PreprocessConfig, ZoomOutConfig
 from reconv.recipe.detection_fields import DetectionConfig
@@ -60,9 +62,11 @@ def recipe_of(workers: int = 0, size: int = 4, **augment: object) -> Recipe:
 
 def steps(source: Listed, recipe: Recipe, start: int, stop: int, process_group: int = 1) -> list[dict[str, Tensor]]:
     plan = make_plan(recipe, Facts(len(source), 1, 3, world_size=process_group))
-    make = detection_sample_pipeline(recipe)
+    make = make_detection_pipeline(recipe)
     streams = [
-        list(TrainLoader(source, recipe, plan, stay, rank, make=make).steps(start, stop))
+        list(
+            make_train_loader(source, recipe, plan, DataContext.on_host(), rank, make_pipeline=make).steps(start, stop)
+        )
         for rank in range(process_group)
     ]
     whole = []
@@ -100,7 +104,9 @@ def test_rows_keep_the_contract_of_detection_batches() -> None:
 
 def test_evaluation_sees_whole_pictures_with_their_boxes_in_order() -> None:
     source, recipe = many(), recipe_of()
-    (batch,) = list(EvalLoader(source, SQUARE, 20, stay, 0, make=detection_sample_pipeline(recipe)))
+    (batch,) = list(
+        EvalLoader(source, SQUARE, 20, DataContext.on_host(), make_pipeline=make_detection_pipeline(recipe))
+    )
     assert batch["num_boxes"].tolist() == [number % 5 for number in range(12)]
     for index in range(12):
         said = source.annotation(index)
@@ -115,25 +121,25 @@ def test_crowds_are_not_trained_on_nor_difficult_boxes_if_so_said() -> None:
     )
     source = Listed([(noise(10, 10, 3, 0), said)])
     for use_difficult, labels in ((True, [2, 3]), (False, [3])):
-        rows = filled(BoxSamplePipeline(source, SQUARE, None, 4, use_difficult))
+        rows = filled(DetectionPipeline(source, SQUARE, None, 4, use_difficult))
         assert rows["num_boxes"].tolist() == [len(labels)]
         assert rows["labels"][0].tolist() == labels + [0] * (4 - len(labels))
 
 
 def test_boxes_beyond_the_room_are_left_out_from_the_end() -> None:
     said = make_annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
-    rows = filled(BoxSamplePipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+    rows = filled(DetectionPipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [3] and rows["labels"].tolist() == [[1, 2, 3]]
 
 
 def test_what_leaves_the_picture_is_cut_and_what_is_nothing_is_left_out() -> None:
     said = make_annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
-    rows = filled(BoxSamplePipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+    rows = filled(DetectionPipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [1]
     assert rows["boxes"][0, 0].tolist() == pytest.approx([0, 0.2, 0.5, 0.8])
 
 
-def filled(fetch: BoxSamplePipeline) -> dict[str, np.ndarray]:
+def filled(fetch: DetectionPipeline) -> dict[str, np.ndarray]:
     rows = {column.name: column.empty(1) for column in fetch.columns}
     for array in rows.values():
         array.fill(77)  # a used buffer
@@ -150,15 +156,15 @@ def test_a_picture_lies_as_it_did_for_who_drew_the_boxes() -> None:
     Image.fromarray(pixels).save(file, "JPEG", exif=exif, quality=95)
     for width, height, is_lying in ((40, 20, True), (20, 40, False)):
         said = make_annotation([[0, 0, width, height / 2]], [0], 1, height, width)
-        image = filled(BoxSamplePipeline(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
+        image = filled(DetectionPipeline(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
         white = image[:, :12] if is_lying else image[:12]
         assert white.min() > 200 and image[20:, 20:].max() < 50
 
 
 def test_boxes_of_a_picture_of_another_size_are_refused_and_never_borne() -> None:
     said = make_annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
-    with pytest.raises(LabelError, match="the image is 20 x 10, its boxes are of one of 30 x 30") as caught:
-        filled(BoxSamplePipeline(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
+    with pytest.raises(LabelError, match="the image is 20 x 10, its annotation is for 30 x 30") as caught:
+        filled(DetectionPipeline(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
     assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.then
 
 
@@ -166,7 +172,7 @@ def test_pictures_without_annotations_are_refused() -> None:
     from reconv.data.readers.digits import open_digits
 
     with pytest.raises(DataError, match="an image without boxes"):
-        BoxSamplePipeline(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})
+        DetectionPipeline(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})
 
 
 def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> None:
@@ -177,12 +183,12 @@ def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> No
     labels = torch.tensor([[1, 0, 0]] * 2)
     tensors = {"images": images, "boxes": boxes, "labels": labels, "flips": torch.tensor([True, False])}
     batch = Batch(tensors, torch.arange(2), (2,))
-    once = mirrored(batch)
+    once = flip_batch(batch)
     assert once["boxes"][0, 0].tolist() == [6 / 8, 1 / 8, 1, 3 / 8]
     assert once["images"][0, 0, 1:3, 6:8].min() == 255 and once["images"][0].sum() == images[0].sum()
     assert torch.equal(once["boxes"][1], boxes[1]) and torch.equal(once["images"][1], images[1])
     assert (once["boxes"][:, 1:] == 0).all()
-    twice = mirrored(once)
+    twice = flip_batch(once)
     assert torch.equal(twice["images"], images) and torch.allclose(twice["boxes"], boxes)
 
 
@@ -196,9 +202,9 @@ def test_training_flips_on_the_device_with_boxes() -> None:
 
 
 def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
-    assert mean_colour(SQUARE) == (124, 116, 104)
-    assert mean_colour(PreprocessConfig(divide_by=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
-    assert mean_colour(PreprocessConfig(per_image_standardization=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
+    assert mean_color(SQUARE) == (124, 116, 104)
+    assert mean_color(PreprocessConfig(divide_by=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
+    assert mean_color(PreprocessConfig(per_image_standardization=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
 
 
 @pytest.mark.native
@@ -212,7 +218,7 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
     source = Listed([(data, make_annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
     zoom = ZoomOutConfig(probability=0.5, max_scale=2.0)
     native, plain = (
-        BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
+        DetectionPipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
         for decoder in ("native", "pillow")
     )
     num_beyond = 0
@@ -220,11 +226,11 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
         indices = np.full(20, index)
         rows = [{c.name: c.empty(20) for c in fetch.columns} for fetch in (native, plain)]
         for fetch, own in zip((native, plain), rows, strict=True):
-            fetch(indices, fetch.draw(5, np.arange(20)), own)
+            fetch(indices, fetch.params(5, np.arange(20)), own)
         assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("boxes", "labels", "num_boxes"))
         apart = np.abs(rows[0]["images"].astype(int) - rows[1]["images"]).mean((1, 2, 3))
         assert (apart > 0).all() and (apart <= 0.5).all() if index == 0 else not apart.any()
-        beyond = np.array(mean_colour(SQUARE))
+        beyond = np.array(mean_color(SQUARE))
         num_beyond += int((rows[0]["images"].transpose(0, 2, 3, 1) == beyond).all(3).any((1, 2)).sum())
     assert num_beyond > 10
 
@@ -233,6 +239,8 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
 @pytest.mark.usefixtures("compiled_decoder")
 def test_a_picture_of_another_size_is_the_same_error_by_the_compiled_decoder() -> None:
     source = Listed([(encoded(photograph(90, 60)), make_annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
-    fetch = BoxSamplePipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder="native"), 4)
-    with pytest.raises(DataError, match="the image is 90 x 60, its boxes are of one of 90 x 61"):
-        fetch(np.zeros(1, np.int64), fetch.draw(0, np.zeros(1, np.int64)), {c.name: c.empty(1) for c in fetch.columns})
+    fetch = DetectionPipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder="native"), 4)
+    with pytest.raises(DataError, match="the image is 90 x 60, its annotation is for 90 x 61"):
+        fetch(
+            np.zeros(1, np.int64), fetch.params(0, np.zeros(1, np.int64)), {c.name: c.empty(1) for c in fetch.columns}
+        )

@@ -1,7 +1,7 @@
-"""An object as it travels to worker processes: its large arrays lie in memory that all of them map.
+"""Pickles for worker processes whose large arrays lie in memory that all of them map.
 
-Owns the packing. Refuses to know who sends it. Invariant: what comes out equals what went in, arrays are read-only
-there and held once for all processes; it is a pickle between processes of one run, and is never a file with a name.
+Arrays are read-only in the workers and held once for all processes. The memory has no name in the file system, so
+nothing is left behind when the processes end.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 _ALIGN_BYTES = 64  # a cache line
 
 
-class CannotTravelError(Exception):
-    """An object that exists in its own process alone."""
+class NotPicklableError(Exception):
+    """An object that cannot be sent to another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPickle:
-    """What is sent: the object without its arrays, where these lie, and the descriptor of their memory."""
+    """The pickle without its arrays, where these are in the shared memory, and the descriptor of that memory."""
 
     content: bytes
     extents: tuple[tuple[int, int], ...]  # start and length of each array
-    file: int  # -1: there are none
+    file: int  # -1: no arrays
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the arrays, held once."""
+        """Bytes of the arrays."""
         return sum(length for _, length in self.extents)
 
     def close(self) -> None:
-        """Let go of the memory; who has mapped it keeps it."""
+        """Close the descriptor; processes that have mapped the memory keep it."""
         if self.file >= 0:
             os.close(self.file)
 
@@ -59,12 +59,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(obj: Any, known: Mapping[int, int]) -> SharedPickle:
-    """Pack an object; `known` gives the numbers of objects, by their id, that were sent before."""
+    """Pickle an object; `known` has the numbers of objects, by their id, that the workers already have."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     try:
         _Pickler(file, known, buffers).dump(obj)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise CannotTravelError(str(error)) from error
+        raise NotPicklableError(str(error)) from error
     views = [buffer.raw() for buffer in buffers]
     extents, end = [], 0
     for view in views:
@@ -80,23 +80,23 @@ def pack(obj: Any, known: Mapping[int, int]) -> SharedPickle:
 
 
 def unpack(content: bytes, extents: Sequence[tuple[int, int]], file: int, known: Mapping[int, Any]) -> Any:
-    """The object; its arrays stay in the shared memory."""
+    """The object, its arrays in the shared memory; `known` has the objects received before, by number."""
     memory = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ)) if file >= 0 else memoryview(b"")
     views = [memory[start : start + length] for start, length in extents]
     return _Unpickler(io.BytesIO(content), known, views).load()
 
 
-def portable(error: Exception) -> Exception:
-    """The error itself where it can travel, else its words."""
+def picklable_error(error: Exception) -> Exception:
+    """The error if it survives pickling, else a RuntimeError with its text."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # whatever an exception's own constructor makes of being unpacked
+    except Exception:  # an exception's constructor may fail in any way when it is unpickled
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
 def shared_file(num_bytes: int) -> int:
-    """The descriptor of new memory that other processes can map; it is gone when the last of them is."""
+    """The descriptor of new memory that other processes can map; it is freed with the last of them."""
     file = os.memfd_create("reconv-data", os.MFD_CLOEXEC)
     os.ftruncate(file, num_bytes)
     return file

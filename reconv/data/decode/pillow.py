@@ -1,0 +1,98 @@
+"""Decoding with Pillow: any supported image file to upright 8-bit pixels.
+
+An alpha channel is dropped and 16-bit grey is cut to its upper 8 bits. A file that does not decode is a `DataError`
+that names it.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import warnings
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from reconv.data.dataset import U8
+from reconv.data.stage_timing import record_stage
+from reconv.errors import DataError
+
+MAX_PIXELS = 89_478_485  # a quarter of a GiB as RGB; where Pillow starts to warn of decompression bombs
+
+# Formats that read a file's own bytes and nothing else.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
+_REPLACE = "replace the file or remove it"
+# Pillow warns of large, damaged and oddly written files, with a line of its own source; what matters is an error here.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+def decode(data: bytes, channels: int, name: str = "") -> U8:
+    """The image as [height, width, channels], upright."""
+    return to_array(decode_image(data, channels, name))
+
+
+def decode_image(data: bytes, channels: int, name: str = "", apply_exif: bool = True) -> Image.Image:
+    """The image in mode L (1 channel) or RGB (3), rotated as its EXIF orientation asks unless `apply_exif` is off."""
+    began_s = time.perf_counter()
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            if opened.width * opened.height > MAX_PIXELS:
+                raise _too_large(name, f"{opened.width} x {opened.height} pixels, more than {MAX_PIXELS:,}")
+            opened.load()
+            if apply_exif:  # in place: otherwise every image is copied, and few are rotated
+                ImageOps.exif_transpose(opened, in_place=True)
+        image = convert_mode(opened, channels)
+    except (DataError, MemoryError):  # running out of memory does not make the file a bad one
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, str(error)) from error
+    except UnidentifiedImageError as error:
+        if not data:
+            raise DataError(
+                "image file is empty", where=name, why="nothing was written to it", then=_REPLACE
+            ) from error
+        why = f"it is none of {', '.join(FORMATS)}, or its first bytes are damaged"
+        raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
+    except Exception as error:  # damaged bytes may raise anything in a decoder
+        why = f"the file is truncated or damaged: {error}"
+        raise DataError("image does not decode", where=name, why=why, then=_REPLACE) from error
+    record_stage("decode", began_s)
+    return image
+
+
+def to_image(data: bytes | U8, channels: int, name: str = "") -> Image.Image:
+    """An encoded file, or pixels [height, width, 1 or 3], as a Pillow image of `channels` channels."""
+    if isinstance(data, bytes):
+        return decode_image(data, channels, name)
+    return convert_mode(Image.fromarray(data[:, :, 0] if data.shape[2] == 1 else data), channels)
+
+
+def to_array(image: Image.Image) -> U8:
+    """The image as [height, width, channels]."""
+    pixels: U8 = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, len(image.getbands()))
+    return pixels
+
+
+def convert_mode(image: Image.Image, channels: int) -> Image.Image:
+    """The image in mode L (1 channel) or RGB (3)."""
+    mode = "L" if channels == 1 else "RGB"
+    if image.mode == mode:
+        return image
+    if image.mode.startswith("I"):
+        wide = np.clip(np.asarray(image), 0, 65535).astype(np.uint16)
+        image = Image.fromarray((wide >> 8).astype(np.uint8))
+    elif image.mode == "F":
+        image = Image.fromarray(np.clip(np.asarray(image), 0, 255).astype(np.uint8))
+    elif image.mode in ("P", "PA"):
+        # Pillow warns when a palette with transparency is converted without an alpha channel in between.
+        image = image.convert("RGBA")
+    return image.convert(mode)
+
+
+def _too_large(name: str, why: str) -> DataError:
+    return DataError("image is too large to decode safely", where=name, why=why, then="shrink the file or remove it")

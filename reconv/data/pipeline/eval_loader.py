@@ -1,0 +1,99 @@
+"""Validation batches: every sample exactly once, in batches fixed by position and dealt whole to ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from reconv.batch import Batch
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.gpu_decode import GpuDecodePipeline
+from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
+from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.workers.thread_pool import open_workers
+from reconv.errors import DataError
+from reconv.recipe.data_fields import PreprocessConfig
+from reconv.recipe.plan import EVAL_AHEAD
+
+
+class EvalLoader:
+    """The validation batches of one rank; the last one may be short."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        preprocess: PreprocessConfig,
+        batch_size: int,
+        context: DataContext,
+        num_workers: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        bad_samples: BadSamples | None = None,
+        make_pipeline: MakeSamplePipeline = make_sample_pipeline,
+    ) -> None:
+        """`num_workers` threads are opened for each pass if the context has no workers."""
+        self._dataset = dataset
+        self._context = context
+        self._bad_samples = bad_samples or BadSamples()
+        self._batch_size = batch_size
+        self._open_workers = partial(open_workers, "threads", num_workers)
+        self._batches = range(rank, -(-len(dataset) // batch_size), world_size)
+        self._pipeline: SamplePipeline = (
+            make_pipeline(dataset, preprocess, None)
+            if context.gpu_decoder is None
+            else GpuDecodePipeline(dataset, preprocess, None, share=1.0)
+        )
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.after(0)
+
+    def after(self, steps_done: int) -> Iterator[Batch]:
+        """The batches after so many training steps; bad samples are left out, where they are tolerated."""
+        gpu_decoder = self._context.gpu_decoder
+        with Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher:
+            for pending in prefetcher.stream(self._batches, partial(self._start, prefetcher)):
+                self._wait(pending, steps_done)
+                if len(pending.positions):
+                    positions = torch.from_numpy(pending.positions)
+                    filled = Batch(pending.tensors(), positions, (len(positions),))
+                    batch, copy = self._context.to_device.send(filled)
+                    prefetcher.buffers.hold_until_copied(pending.rows, copy)
+                    if gpu_decoder is not None:
+                        gpu_decoder.place(pending, batch["images"], 0)
+                    yield batch
+        if len(self._bad_samples.known("val")) == len(self._dataset):
+            raise DataError(
+                "no validation image can be read",
+                where=self._dataset.origin,
+                why=f"all {len(self._dataset):,} are bad; a metric over no images would look like a bad network",
+                then="reconv data check PATH says what is wrong with each",
+            )
+
+    def _start(self, prefetcher: Prefetcher, number: int) -> PendingBatch:
+        stop = min((number + 1) * self._batch_size, len(self._dataset))
+        positions = np.arange(number * self._batch_size, stop, dtype=np.int64)
+        params = self._pipeline.params(0, positions)
+        pending = prefetcher.start(self._pipeline, number, positions, positions, params, self._batch_size)
+        if self._context.gpu_decoder is not None and isinstance(self._pipeline, GpuDecodePipeline):
+            self._context.gpu_decoder.start(pending, self._pipeline.resize)
+        return pending
+
+    def _wait(self, pending: PendingBatch, steps_done: int) -> None:
+        """Wait for the rows and drop those of bad samples, where they are tolerated."""
+        if self._context.gpu_decoder is not None:
+            self._context.gpu_decoder.wait(pending)
+        if not self._bad_samples.tolerated:
+            pending.wait()
+            return
+        bad = pending.wait_for_bad_rows(self._bad_samples.known("val"))
+        for row, error in bad.items():
+            if error is not None:
+                self._bad_samples.add("val", int(pending.indices[row]), steps_done, error)
+        pending.drop(bad)

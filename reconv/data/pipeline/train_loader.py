@@ -1,0 +1,182 @@
+"""Loaders of training batches: streamed from a dataset, preloaded to the device (`preloaded`), or one batch repeated.
+
+The bytes of a step are a function of recipe, data and step; workers, ranks and the first step change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Protocol
+
+import torch
+
+from reconv.batch import Batch
+from reconv.data.dataset import Dataset
+from reconv.data.pipeline.bad_samples import BadSamples, replacements
+from reconv.data.pipeline.batch_assembler import BatchAssembler
+from reconv.data.pipeline.gpu_decode import GpuDecodePipeline, decode_on_host
+from reconv.data.pipeline.prefetcher import DataContext, PendingBatch, Prefetcher
+from reconv.data.pipeline.preloaded import PreloadedLoader
+from reconv.data.pipeline.sample_pipeline import MakeSamplePipeline, SamplePipeline, make_sample_pipeline
+from reconv.data.pipeline.workers.thread_pool import InlineWorker, open_workers
+from reconv.data.readers.synthetic import SyntheticDeviceDataset
+from reconv.errors import DataError
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+
+
+class TrainLoader(Protocol):
+    """The training batches of one rank, from any step on."""
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        """The micro-batches of each step in [start, stop), on the device."""
+        ...
+
+
+def make_train_loader(
+    dataset: Dataset,
+    recipe: Recipe,
+    plan: Plan,
+    context: DataContext,
+    rank: int = 0,
+    bad_samples: BadSamples | None = None,
+    make_pipeline: MakeSamplePipeline = make_sample_pipeline,
+) -> TrainLoader:
+    """The loader of a recipe's data.
+
+    With the context's GPU decoder, the plan's share of the images is decoded there, otherwise all by the host.
+    """
+    assembler = BatchAssembler(len(dataset), recipe, plan, rank)
+    if dataset.kind == SyntheticDeviceDataset.kind:
+        inline = replace(context, workers=InlineWorker())
+        return RepeatedLoader(
+            StreamedLoader(dataset, assembler, recipe, plan, inline, bad_samples, make_pipeline), plan
+        )
+    if recipe.data.preload == "device":
+        return PreloadedLoader(dataset, assembler, context.to_device.move)
+    return StreamedLoader(dataset, assembler, recipe, plan, context, bad_samples, make_pipeline)
+
+
+class StreamedLoader:
+    """Reads, decodes and transforms samples step by step, some steps ahead."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        assembler: BatchAssembler,
+        recipe: Recipe,
+        plan: Plan,
+        context: DataContext,
+        bad_samples: BadSamples | None,
+        make_pipeline: MakeSamplePipeline,
+    ) -> None:
+        self._dataset = dataset
+        self._assembler = assembler
+        self._context = context
+        self._bad_samples = bad_samples or BadSamples()
+        self._prefetch = recipe.data.prefetch
+        self._gpu_share = plan.gpu_share
+        self._open_workers = partial(open_workers, plan.backend, plan.workers)
+        self._make_pipeline = make_pipeline
+        self._pipeline = lru_cache(maxsize=2)(self._make_sized_pipeline)  # prefetching may reach into the next size
+
+    def _make_sized_pipeline(self, size: int) -> SamplePipeline:
+        preprocess, augment = self._assembler.preprocess(size), self._assembler.augment
+        if self._context.gpu_decoder is not None:
+            return GpuDecodePipeline(self._dataset, preprocess, augment, self._gpu_share)
+        return self._make_pipeline(self._dataset, preprocess, augment)
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        return self.load((step, self._assembler.size_at(step)) for step in range(start, stop))
+
+    def load(self, steps: Iterable[tuple[int, int]]) -> Iterator[tuple[Batch, ...]]:
+        """The micro-batches of each (step, image size)."""
+        with Prefetcher.open(self._dataset, self._context, self._open_workers, self._prefetch) as prefetcher:
+            for pending in prefetcher.stream(steps, partial(self._start, prefetcher)):
+                yield self._finish(prefetcher, pending)
+
+    def _start(self, prefetcher: Prefetcher, step_and_size: tuple[int, int]) -> PendingBatch:
+        step, size = step_and_size
+        positions = self._assembler.positions(step)
+        pipeline = self._pipeline(size)
+        params = pipeline.params(self._assembler.seed, positions)
+        indices = self._assembler.sampler.indices_of(positions)
+        pending = prefetcher.start(pipeline, step, positions, indices, params, self._assembler.max_rows)
+        if self._context.gpu_decoder is not None and isinstance(pipeline, GpuDecodePipeline):
+            self._context.gpu_decoder.start(pending, pipeline.resize)
+        return pending
+
+    def _finish(self, prefetcher: Prefetcher, pending: PendingBatch) -> tuple[Batch, ...]:
+        gpu_decoder = self._context.gpu_decoder
+        positions, size = pending.positions, pending.rows["images"].shape[-1]
+        if gpu_decoder is not None:
+            gpu_decoder.wait(pending)
+        if self._bad_samples.tolerated:
+            self._replace_bad_samples(pending)
+        else:
+            pending.wait()
+        tensors = pending.tensors() | self._assembler.device_params(positions, pending.indices, size)
+        batch = Batch(tensors, torch.from_numpy(positions), (len(positions),))
+        began_s = time.perf_counter()
+        micro_batches = []
+        for part in self._assembler.micro_batches(pending.step, positions, batch, size):
+            sent, copy = self._context.to_device.send(part)
+            prefetcher.buffers.hold_until_copied(pending.rows, copy)
+            micro_batches.append(sent)
+        self._context.stage_times.add({"copy": time.perf_counter() - began_s})
+        if gpu_decoder is not None:
+            first = 0
+            for part in micro_batches:
+                gpu_decoder.place(pending, part["images"], first)
+                first += len(part)
+        return tuple(micro_batches)
+
+    def _replace_bad_samples(self, pending: PendingBatch) -> None:
+        """Fill the row of each bad sample from a good one, with the parameters of the row's position.
+
+        Not when rows are filled, but here, where steps come in order: which samples are known to be bad then depends
+        on the step and not on what was prefetched.
+        """
+        known = self._bad_samples.known("train")
+        for row, error in pending.wait_for_bad_rows(known).items():
+            index = int(pending.indices[row])
+            epoch = int(self._assembler.sampler.epoch_of(pending.positions[row : row + 1])[0])
+            if error is not None:
+                self._bad_samples.add("train", index, pending.step, error)
+            decode_on_host(pending, row)
+            for other in replacements(self._assembler.seed, epoch, index, len(self._dataset)):
+                if other in known:
+                    continue
+                pending.indices[row] = other
+                if (error := pending.fill(row)) is None:
+                    break
+                self._bad_samples.add("train", other, pending.step, error)
+            else:
+                raise DataError(
+                    "no training image can be read",
+                    where=self._dataset.origin,
+                    then="reconv data check PATH says what is wrong with each",
+                )
+        self._bad_samples.sync()
+
+
+class RepeatedLoader:
+    """Repeats the first step's batch, which stays on the device, under the positions of each step."""
+
+    def __init__(self, loader: StreamedLoader, plan: Plan) -> None:
+        self._loader = loader
+        self._plan = plan
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:
+        first: tuple[Batch, ...] = ()
+        loaded_size = 0
+        for step in range(start, stop):
+            size = self._plan.size_at(step)
+            if size != loaded_size:
+                [first] = self._loader.load([(0, size)])
+                loaded_size = size
+            shift = step * self._plan.global_batch
+            yield tuple(Batch(batch.tensors, batch.positions + shift, batch.groups) for batch in first)

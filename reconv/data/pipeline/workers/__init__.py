@@ -1,0 +1,1 @@
+"""Threads and processes that fill the rows of batches."""
