@@ -95,6 +95,6 @@ def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:
     prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(hflip=0.5), 4, torch.float32, True, kernels=True)
     before = prepare(batch(), 0)["images"]
     with trace_launches() as noted:
-        prepare.rehearse((3, 8, 6), torch.uint8)
+        prepare.trace_kernels((3, 8, 6), torch.uint8)
     assert [variant.kernel.__name__ for variant in noted] == ["normalize"]
     assert torch.equal(prepare(batch(), 0)["images"], before)

@@ -238,8 +238,8 @@ def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     screen = ConsoleLines(None)
     assert [screen.lines(event) for event in told] == [
         [
-            "waited 40 % of the time for data, most for decode "
-            "(disk 11 %, decode 67 %, augment 22 %, copy 0 %); to try: --workers 4"
+            "waited for data 40 % of the time, mostly for decode "
+            "(disk 11 %, decode 67 %, augment 22 %, copy 0 %); try: --workers 4"
         ],
         [],
     ]
@@ -260,7 +260,7 @@ def test_every_run_says_where_the_time_for_data_went(pictures: Path, tmp_path: P
     [*_, last] = [event for event in read_events(tmp_path / "run" / "events.jsonl") if isinstance(event, DataWait)]
     assert summary["data_bottleneck"] == (last.bottleneck or None)
     if last.bottleneck:
-        assert f"most for {last.bottleneck}" in (tmp_path / "run" / "report.html").read_text()
+        assert f"mostly for {last.bottleneck}" in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.fixture
