@@ -1,7 +1,6 @@
-"""The command line: parse, print, exit code.
+"""The `reconv` command line: one file per command, error output and exit codes.
 
-Owns the verbs (one file per group), what errors look like and the exit code. Refuses to know how anything works; the
-rest of the package is imported only inside a verb. Invariant: `--help` imports neither torch nor numpy nor pydantic.
+Commands import the rest of the package only when they run, so `--help` imports neither torch nor numpy nor pydantic.
 """
 
 from __future__ import annotations
@@ -32,70 +31,70 @@ from reconv.errors import ExitCode, ReconvError
 
 __all__ = ["main"]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="reconv", message="%(prog)s %(version)s")
 def reconv() -> None:
-    """Train the reference convolutional networks, fast and reproducibly, from a recipe.
+    """Train reference convolutional networks from recipes, fast and reproducibly.
 
     \b
     Examples:
-      reconv train quickstart                  embedded data, CPU, a minute
-      reconv recipes                           what can be trained, and what it promises
-      reconv train resnet50 --data /imagenet   a reference recipe on your data
-      reconv train resnet50 --resume           go on exactly where it was
-      reconv report runs/quickstart/1          the run as one HTML page
+      reconv train quickstart                  train on built-in data, a minute on a CPU
+      reconv recipes                           list the recipes and their results
+      reconv train resnet50 --data /imagenet   train a recipe on your data
+      reconv train resnet50 --resume           continue the last run exactly
+      reconv report runs/quickstart/1          write an HTML report of a run
     """
 
 
-for _verb in (train, eval_command, predict, average, recipes, report, data, bench, doctor, completion):
-    reconv.add_command(_verb)
-for _verb in (check, show):
-    data.add_command(_verb)
+for _command in (train, eval_command, predict, average, recipes, report, data, bench, doctor, completion):
+    reconv.add_command(_command)
+for _command in (check, show):
+    data.add_command(_command)
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the command line and end the process with the documented exit code."""
-    words = list(sys.argv[1:] if args is None else args)
+    """Run the command line and exit with the documented exit code."""
+    args = list(sys.argv[1:] if args is None else args)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # it may take ASCII alone, and file names may be any bytes
-    code = _run(words)
-    _let_go_of_streams()
+        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may be ASCII, and file names may be any bytes
+    code = _run(args)
+    _flush_streams()
     sys.exit(code)
 
 
-def _run(words: list[str]) -> int:
-    """The exit code of one command line; every error is printed here and nowhere else."""
-    debug = "--debug" in words
+def _run(args: list[str]) -> int:
+    """Run a command and return its exit code. All errors are printed here."""
+    debug = "--debug" in args
     try:
-        code = reconv.main(words, prog_name="reconv", standalone_mode=False)
+        code = reconv.main(args, prog_name="reconv", standalone_mode=False)
         return int(code or ExitCode.OK)
     except click.Abort:
-        _say(_interrupted(words))
+        _print(_interrupted(args))
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except ReconvError as error:
         if error.code == ExitCode.PREEMPTED and not error.is_reported:
-            _say(str(error), colour="yellow")  # saved, as it should be: no error
+            _print(str(error), color="yellow")  # a checkpoint was saved: not an error
         elif not error.is_reported:
-            _complain(str(error), debug)
+            _print_error(str(error), debug)
         return error.code
     except Exception as error:
         if _is_out_of_memory(error):
-            _complain("Out of memory.\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
+            _print_error("Out of memory\n  next:  use a smaller --batch-size, or --set batch.micro=N", debug)
             return ExitCode.RESOURCES
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
-            _complain(f"Cannot write: {error}\n  next:  free some space, or choose another folder with --out", debug)
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            _print_error(f"Cannot write: {error}\n  next:  free disk space, or choose another folder with --out", debug)
             return ExitCode.RESOURCES
         return _unexpected(error, debug)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether the host or a device had no memory; torch tells in ways of its own."""
+    """Whether the host or a device ran out of memory."""
     if "torch" not in sys.modules:
         return isinstance(error, MemoryError)
     from reconv.device import is_out_of_memory
@@ -103,18 +102,18 @@ def _is_out_of_memory(error: Exception) -> bool:
     return is_out_of_memory(error)
 
 
-def _interrupted(words: Sequence[str]) -> str:
-    """What an interrupt has left: trainings and conversions keep what they saved, the rest has nothing to lose."""
-    if words[:2] == ["data", "convert"]:
-        return "Interrupted. What is finished stands; to go on: the same command"
-    if words[:1] != ["train"] or any(word.startswith(("--dry-run", "--compile-only")) for word in words):
+def _interrupted(args: Sequence[str]) -> str:
+    """The message after Ctrl-C: training and conversion can be continued."""
+    if args[:2] == ["data", "convert"]:
+        return "Interrupted. Finished shards are kept; run the same command to continue."
+    if args[:1] != ["train"] or any(arg.startswith(("--dry-run", "--compile-only")) for arg in args):
         return "Interrupted."
-    again = "the same command" if "--resume" in words else "the same command with --resume"
-    return f"Interrupted without saving the current step. What was saved before stands; to go on: {again}"
+    again = "the same command" if "--resume" in args else "the same command with --resume"
+    return f"Interrupted before a checkpoint was saved. Earlier checkpoints are kept; to continue, run {again}."
 
 
-def _let_go_of_streams() -> None:
-    """Send what nobody took nowhere: Python would try once more and end with 120 instead of our code."""
+def _flush_streams() -> None:
+    """Flush stdout and stderr; discard what cannot be written, for which Python would exit with 120."""
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             if stream is not None:
@@ -124,7 +123,7 @@ def _let_go_of_streams() -> None:
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
-    """Say that this is a bug, and how to see more of it."""
+    """Print an error that is probably a bug, and how to see its traceback."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     lines = [
         f"Unexpected {type(error).__name__}: {error}",
@@ -132,21 +131,21 @@ def _unexpected(error: Exception, debug: bool) -> int:
         "  why:   most likely a bug in Reconv",
         "  next:  run the same command with --debug, and report what it prints",
     ]
-    _complain("\n".join(lines), debug)
+    _print_error("\n".join(lines), debug)
     return ExitCode.UNEXPECTED
 
 
-def _complain(text: str, debug: bool) -> None:
-    """Print an error in red on stderr, after its traceback if that was asked for."""
+def _print_error(text: str, debug: bool) -> None:
+    """Print an error in red on stderr, with `--debug` after its traceback."""
     if debug:
-        _say(traceback.format_exc().rstrip())
+        _print(traceback.format_exc().rstrip())
     first, _, rest = text.partition("\n")
-    _say(f"error: {first}", colour="red", bold=True)
+    _print(f"error: {first}", color="red", bold=True)
     if rest:
-        _say(rest, colour="red")
+        _print(rest, color="red")
 
 
-def _say(text: str, *, colour: str | None = None, bold: bool = False) -> None:
-    """Print on stderr; with nobody there to read it, the exit code still tells."""
+def _print(text: str, *, color: str | None = None, bold: bool = False) -> None:
+    """Print to stderr; a closed stderr is ignored."""
     with suppress(OSError):
-        click.secho(text, fg=colour, bold=bold, err=True)
+        click.secho(text, fg=color, bold=bold, err=True)

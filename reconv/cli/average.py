@@ -1,8 +1,4 @@
-"""The verb `average`: one weights file from several checkpoints of a run.
-
-Owns how the result is told. Refuses to know which checkpoints are taken. Invariant: the run's checkpoints are not
-changed.
-"""
+"""`reconv average`: average the weights of several checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -16,26 +12,35 @@ from reconv.cli.options import Command, emit_json, json_option
 @click.command(cls=Command)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--last", metavar="LENGTH", default="100%", show_default=True, help="Up to the newest: 5ep, 1000step, 10%."
+    "--last",
+    metavar="LENGTH",
+    default="100%",
+    show_default=True,
+    help="Average the checkpoints of the last 5ep, 1000step or 10%.",
 )
-@click.option("--kind", type=click.Choice(["mean", "exponential"]), default="mean", show_default=True)
+@click.option(
+    "--kind", type=click.Choice(["mean", "exponential"]), default="mean", show_default=True, help="The kind of average."
+)
 @click.option(
     "--decay",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.99,
     show_default=True,
-    help="exponential: the share of the average so far that is kept at each next checkpoint.",
+    help="Decay per checkpoint of the exponential average.",
 )
-@click.option("--ema", is_flag=True, help="Average the checkpoints' moving averages instead of the weights as trained.")
+@click.option("--ema", is_flag=True, help="Average the EMA weights instead of the weights as trained.")
 @click.option(
-    "--out", metavar="FILE", type=click.Path(path_type=Path), help="Where it goes; else averaged.safetensors in RUN."
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The file to write [default: RUN/averaged.safetensors].",
 )
 @json_option
 def average(run: Path, last: str, kind: str, decay: float, ema: bool, out: Path | None, json_file: str | None) -> None:
-    """Average the checkpoints of RUN into one weights file, in float64, batch norm statistics included.
+    """Average the weights of RUN's checkpoints in float64, including batch norm statistics.
 
-    Of the checkpoints still there, those that save.every wrote within the last LENGTH are taken: keep more of them
-    with save.keep_last, or let the recipe do it all with checkpoint_average.last.
+    Averages the checkpoints that save.every wrote within the last LENGTH and that have not been deleted. To keep more
+    of them, set save.keep_last; to average at the end of every run, set checkpoint_average.last.
 
     \b
     Examples:
@@ -50,5 +55,7 @@ def average(run: Path, last: str, kind: str, decay: float, ema: bool, out: Path 
         emit_json({"path": str(result.path), "steps": list(result.steps), "kind": result.kind}, json_file)
         return
     click.echo(str(result))
-    score = f"reconv eval {run} --averaged" if out is None else f"reconv eval {result.path} --recipe {run}/recipe.yaml"
-    click.echo(f"to score it: {score}")
+    command = (
+        f"reconv eval {run} --averaged" if out is None else f"reconv eval {result.path} --recipe {run}/recipe.yaml"
+    )
+    click.echo(f"to evaluate it: {command}")

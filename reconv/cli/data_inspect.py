@@ -88,7 +88,7 @@ def show(path: str, recipe: str | None, out: Path, images: int, step: int, setti
       reconv data show flowers/ --recipe my.yaml --out flowers.png
       reconv data show digits --set augment.mixup.alpha=0.4
     """
-    from reconv.inference.show_batch import show as show_batch
+    from reconv.inference.show_batch import show_batch
 
     _check_outside(out, Path(path))
     shown = show_batch(path, recipe, overrides=parse_settings(settings), images=images, step=step)

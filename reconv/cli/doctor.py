@@ -1,8 +1,4 @@
-"""The verbs `doctor` and `completion`: this machine and this shell.
-
-Owns how findings are printed. Refuses to know how they are found. Invariant: `doctor` ends with 0 unless something
-required is missing.
-"""
+"""`reconv doctor` checks this machine; `reconv completion` prints a shell completion script."""
 
 from __future__ import annotations
 
@@ -16,14 +12,21 @@ _MARKS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "missing": ("MISSIN
 
 
 @click.command(cls=Command)
-@click.option("--hosts", metavar="A,B", help="Other machines to look at too: ssh, versions, data, a port here.")
-@click.option("--data", metavar="DIR", type=click.Path(), help="With --hosts: the data that must be the same there.")
+@click.option("--hosts", metavar="A,B", help="Also check these machines: ssh, versions, data, and a port here.")
 @click.option(
-    "--port", metavar="N", type=click.IntRange(0, 65535), default=29500, show_default=True, help="With --hosts."
+    "--data", metavar="DIR", type=click.Path(), help="With --hosts: a dataset that must be the same on all machines."
+)
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=29500,
+    show_default=True,
+    help="With --hosts: the port to check.",
 )
 @json_option
 def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None) -> int:
-    """Show versions, devices, cores, memory, disk; what is missing and how to get it.
+    """Check this machine: versions, devices, cores, memory, disk, and what is missing.
 
     \b
     Examples:
@@ -47,8 +50,8 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
             if finding.topic != topic:
                 topic = finding.topic
                 click.secho(f"\n{topic}", bold=True)
-            mark, colour = _MARKS[finding.level]
-            click.echo(f"  {finding.name:<{width}}  {click.style(f'{mark:<7}', fg=colour)}  {finding.text}")
+            mark, color = _MARKS[finding.level]
+            click.echo(f"  {finding.name:<{width}}  {click.style(f'{mark:<7}', fg=color)}  {finding.text}")
             if finding.advice:
                 click.echo(f"  {'':<{width}}           -> {finding.advice}")
     return ExitCode.OK if is_fit(findings) else ExitCode.USAGE
@@ -58,7 +61,7 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that teaches SHELL to complete verbs, options and recipe names.
+    """Print a script that completes commands, options and recipe names in SHELL.
 
     \b
     Examples:
@@ -68,5 +71,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     completer = get_completion_class(shell)
     if completer is None:
-        raise click.UsageError(f"this version of click cannot complete in {shell}")
+        raise click.UsageError(f"this version of click does not support completion in {shell}")
     click.echo(completer(ctx.find_root().command, {}, "reconv", "_RECONV_COMPLETE").source())

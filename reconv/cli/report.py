@@ -1,7 +1,4 @@
-"""The verb `report`: a run, or several compared, as one HTML page.
-
-Owns where the page goes. Refuses to know what is in it. Invariant: a report never changes the run it shows.
-"""
+"""`reconv report`: write an HTML report of a run, or a comparison of several."""
 
 from __future__ import annotations
 
@@ -15,12 +12,17 @@ from reconv.errors import CheckpointError
 
 @click.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("--out", metavar="FILE", type=click.Path(path_type=Path), help="Where the page goes.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The file to write [default: RUN/report.html, or comparison.html].",
+)
 def report(runs: tuple[Path, ...], out: Path | None) -> None:
-    """Write one HTML page about RUN, or one that compares several runs.
+    """Write an HTML report of a run, or a comparison of several runs.
 
-    One run: RUN/report.html unless --out says otherwise. Several: comparison.html in this folder. The page needs
-    no network.
+    The report of one run is written to RUN/report.html, a comparison to comparison.html in the current folder. The
+    page is self-contained and works offline.
 
     \b
     Examples:
@@ -32,8 +34,8 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
             raise CheckpointError(
                 f"{run} is not a run folder",
                 where=str(run / "events.jsonl"),
-                why="every run folder holds events.jsonl, and this one does not",
-                then="ls runs/*/*/events.jsonl shows the runs there are",
+                why="it has no events.jsonl",
+                then="list the runs: ls -d runs/*/*",
             )
     from reconv.report.html import render
 

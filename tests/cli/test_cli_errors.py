@@ -190,8 +190,8 @@ def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "quickstart"], "What was saved before stands; to go on: the same command with --resume"),
-        (["train", "quickstart", "--resume"], "What was saved before stands; to go on: the same command\n"),
+        (["train", "quickstart"], "to continue, run the same command with --resume.\n"),
+        (["train", "quickstart", "--resume"], "to continue, run the same command.\n"),
         (["train", "quickstart", "--dry-run", "5"], "Interrupted.\n"),
         (["eval", "runs/quickstart/1"], "Interrupted.\n"),
     ],

@@ -96,7 +96,7 @@ def test_a_run_with_bad_images_lists_each_once_and_marks_its_metric(damaged: Pat
     assert {(e.num_samples, e.skipped) for e in scored} == {(7, 1)}
     assert (outcome.summary["bad_images"], outcome.summary["bad_val_images"]) == (3, 1)
     page = (outcome.folder.path / "report.html").read_text()
-    assert "Images left out" in page
+    assert "Bad images" in page
     assert all(page.count(str(path)) == 1 for path in expected)
 
 

@@ -15,16 +15,16 @@ data:
   source: synthetic
   num_samples: 40
   num_classes: 3
-  workers: 0
+  num_workers: 0
   preprocess: {size: 64, resize: null}
 augment: {crop: none}
 batch: {size: 4}
 schedule: {lr: 0.01}
 detection:
   metric: voc10
-  boxes: {scales: [0.2, 0.4, 0.6, 0.8], ratios: [[2], [2], [2]]}
-evaluate: {batch: 3}
-engine: {threads: 1}
+  anchors: {scales: [0.2, 0.4, 0.6, 0.8], aspect_ratios: [[2], [2], [2]]}
+evaluate: {batch_size: 3}
+engine: {num_threads: 1}
 """
 
 

@@ -42,7 +42,7 @@ def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: 
     findings = json.loads((result.folder / "detection.json").read_text())
     assert (findings["step"], findings["weights"], findings["partial"]) == (4, "raw", False)
     assert findings["num_images"] == 20
-    assert findings["numbers"]["voc10"] == result.summary["value"]
+    assert findings["metrics"]["voc10"] == result.summary["value"]
     [pictured] = [
         e
         for e in read_events(result.folder / "events.jsonl")
@@ -53,7 +53,7 @@ def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: 
         assert sheet.size == (2 * (2 * TILE_PX + 4) + 2, 6 * TILE_PX + 5 * 2)
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
     page = (result.folder / "report.html").read_text()
-    assert "Ground truth beside prediction" in page and "What was found" in page
+    assert "Ground truth beside prediction" in page and "Detection analysis" in page
 
 
 def test_evaluation_of_the_run_repeats_its_numbers(result: RunResult, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_metric_of_coco_without_its_library_is_refused_before_the_run(
     assert not (tmp_path / "run").exists()
     result = reconv.train(write_recipe(tmp_path), out=tmp_path / "run")  # judged by VOC's, it needs none
     assert result.summary["metric"] == "voc10"
-    assert "ap" not in json.loads((tmp_path / "run" / "detection.json").read_text())["numbers"]
+    assert "ap" not in json.loads((tmp_path / "run" / "detection.json").read_text())["metrics"]
 
 
 class Pictures(DetectionDataset):

@@ -60,7 +60,7 @@ def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: 
     assert [e.reason for e in events if isinstance(e, RunEnded)] == [f"finished early: {summary['stopped_early']}"]
     assert [(e.step, e.reason) for e in events if isinstance(e, CheckpointSaved)][-1] == (15, "end")
     assert [e.step for e in events if isinstance(e, TrainProgress)] == [7, 14, 15]
-    assert "It ended early, at step 15 of 40" in (tmp_path / "run/report.html").read_text()
+    assert "It stopped early at step 15 of 40" in (tmp_path / "run/report.html").read_text()
 
 
 def test_resuming_a_run_that_ended_early_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

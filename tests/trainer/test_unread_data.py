@@ -10,8 +10,8 @@ from PIL import Image
 import reconv
 from reconv.api import evaluate
 from reconv.errors import DataError, RecipeError, UsageError
-from reconv.inference.show_batch import show
-from reconv.trainer import dry_run as rehearse
+from reconv.inference.show_batch import show_batch
+from reconv.trainer.dry_run import dry_run
 
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])
@@ -20,7 +20,7 @@ def test_a_folder_for_a_recipe_that_makes_its_own_data_is_refused(tmp_path: Path
         reconv.train(recipe, data=tmp_path, out=tmp_path / "run")
     assert "data.source=auto" in caught.value.then and not (tmp_path / "run").exists()
     with pytest.raises(UsageError, match="would not read it"):
-        rehearse(recipe, steps=1, data=tmp_path)
+        dry_run(recipe, steps=1, data=tmp_path)
 
 
 def test_a_run_on_made_up_data_is_not_scored_on_a_folder_it_would_not_read(tmp_path: Path) -> None:
@@ -34,13 +34,13 @@ def test_no_other_data_are_shown_than_those_that_were_named(tmp_path: Path) -> N
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "JPEGImages").mkdir()
     with pytest.raises(UsageError, match="would not read it"):
-        show(str(tmp_path), "quickstart-detection")
+        show_batch(str(tmp_path), "quickstart-detection")
 
 
 @pytest.mark.parametrize(("recipe", "model"), [("quickstart", "ssd_resnet34"), ("quickstart-detection", "resnet18")])
 def test_a_rehearsal_refuses_the_network_of_the_other_task_as_training_does(recipe: str, model: str) -> None:
     with pytest.raises(RecipeError, match="and the task is"):
-        rehearse(recipe, steps=1, overrides=[("model.name", model, "--set")])
+        dry_run(recipe, steps=1, overrides=[("model.name", model, "--set")])
 
 
 def test_bad_images_are_left_out_of_what_is_shown_where_the_recipe_bears_them(tmp_path: Path) -> None:
@@ -51,6 +51,6 @@ def test_bad_images_are_left_out_of_what_is_shown_where_the_recipe_bears_them(tm
             Image.new("RGB", (40, 30), "red").save(folder / "good.png")
             (folder / "bad.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="does not decode"):
-        show(str(tmp_path))
-    shown = show(str(tmp_path), overrides=[("data.bad_images", "skip up to 4", "--set")])
+        show_batch(str(tmp_path))
+    shown = show_batch(str(tmp_path), overrides=[("data.bad_images", "skip up to 4", "--set")])
     assert shown.png.startswith(b"\x89PNG")
