@@ -1,6 +1,6 @@
-"""The plain reference and the fused form of each hot operation of training on a GPU.
+"""Fused GPU operations for training and inference, and the pass that puts them into a model.
 
-Owns the Triton kernels, their autograd functions and the plain references they are proven equal to. Refuses to know
-networks and training. Invariant: `available` says which tensors a fused form takes; a module here that ends in
-`_triton` is imported only after it said yes, so nothing of this room is needed on a CPU.
+`fuse.fuse(model)` swaps a model's layers and blocks for fused ones. Each operation has a folder: `ops.py` has the
+functions and `supports`, `triton.py` the kernels, which are imported only on devices that run them. `reference.py`
+has the plain operations that the kernels are tested against.
 """

@@ -1,7 +1,6 @@
-"""Which of several forms of an operation is the fastest on this device, found by trying them once.
+"""Choosing the fastest of several implementations of an operation on this device by trying each once.
 
-Owns the trial: by time, and by equality with the plain form. Refuses to know what is computed. Invariant: a form whose
-values or layout in memory differ from the plain ones is never chosen.
+An implementation whose values or memory layout differ from the plain one's is never chosen.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from reconv.kernels.dispatch import has_triton
 
 Call = Callable[[], Tensor]
 _TRIALS = 5
-_SLEEP_CYCLES = 3_000_000  # more than a millisecond, in which the host gives the trials: launches are not timed
-_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest value
-_TF32_TOLERANCE, _FP32_TOLERANCE = 1e-2, 1e-4  # the second tells TF32 from float32
+_SLEEP_CYCLES = 3_000_000  # over a millisecond, in which the host enqueues all trials: launch overhead is not timed
+_TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 5e-2}  # relative to the largest value
+_TF32_TOLERANCE, _FP32_TOLERANCE = 1e-2, 1e-4  # the second rejects TF32 where float32 is wanted
 
 
 def fastest(plain: Call, others: Sequence[Call], time_ms: Callable[[Call], float] | None = None) -> int:
-    """Which takes least time of those that run and give the plain values: its place among the others, -1 the plain."""
+    """The index of the fastest of `others` that runs and equals the plain implementation; -1 if the plain one is
+    fastest."""
     time_ms = time_ms or time_on_device_ms
     result = plain()
     expected, limit = result.float(), tolerance(result.dtype)
@@ -39,7 +39,7 @@ def fastest(plain: Call, others: Sequence[Call], time_ms: Callable[[Call], float
 
 
 def _launch_errors() -> tuple[type[Exception], ...]:
-    """What a form raises that cannot run: cuDNN has no plan, in many words; a tile does not fit the processor."""
+    """Errors of an implementation that cannot run: cuDNN has no plan, or a tile does not fit into shared memory."""
     if not has_triton():
         return (RuntimeError,)
     from triton.errors import TritonError
@@ -48,19 +48,19 @@ def _launch_errors() -> tuple[type[Exception], ...]:
 
 
 def _have_same_layout(a: Tensor, b: Tensor) -> bool:
-    """Whether two image tensors have one layout: what reads them may rely on it."""
+    """Whether two image tensors have the same memory format."""
     layouts = (torch.channels_last, torch.contiguous_format)
     return any(a.is_contiguous(memory_format=layout) and b.is_contiguous(memory_format=layout) for layout in layouts)
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far a form's values may be from the plain ones, of the largest."""
+    """The largest error relative to the largest value that an implementation may have."""
     has_tf32: bool = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return _TOLERANCE.get(dtype, _TF32_TOLERANCE if has_tf32 else _FP32_TOLERANCE)
 
 
 def time_on_device_ms(call: Call) -> float:
-    """What a call takes on the current CUDA device."""
+    """Milliseconds that a call takes on the current CUDA device."""
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     call()
     torch.cuda._sleep(_SLEEP_CYCLES)

@@ -1,9 +1,8 @@
-"""A channels_last tensor as rows of channels, and how its rows are dealt to the programs of a kernel.
+"""A channels_last tensor as rows of channels, and how its rows are divided among the programs of a kernel.
 
-Owns the tile shape, which is one for all kernels of a channel count: a tile is 8 slabs of `lanes` rows by `block`
-channels, so that a thread holds 8 rows of 8 channels: eight 16-byte loads in flight, column sums without a shuffle,
-and the 8 bits of a mask byte. Refuses to know what is computed. Invariant: the plan depends on shapes and the device
-alone, never on values, so that a captured graph stays right.
+A tile is 8 times `lanes` rows by `block` channels, so that a thread holds 8 rows of 8 channels: eight 16-byte loads in
+flight, column sums without a shuffle, and the 8 bits of a mask byte. The division depends on shapes and the device
+alone, never on values, so that it holds in a captured CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,40 +18,40 @@ from torch import Tensor
 from reconv.kernels.jit.launch import MAX_GRID_YZ
 
 ROWS_PER_THREAD = 8
-_CHANNELS_PER_THREAD = 8  # of a slab, 16 bytes of halves
+_CHANNELS_PER_THREAD = 8  # 16 bytes in half precision
 _WARP_THREADS = 32
 _CHANNEL_BLOCKS = (64, 32, 16)
 _MIN_UTILISATION = 0.9
 _TILES_PER_PROGRAM = 2
 _INTERPRETED_SMS = 1
 _INTERPRETED_SHARED_BYTES = 224 * 1024
-_SUMS_BYTES = 8 * 1024  # of shared memory, for the columns' sums of a program
+_SUMS_BYTES = 8 * 1024  # shared memory for the column sums of a program
 _MAX_COUNTERS = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
-    """How a kernel is launched: warps of a program, tiles copied ahead of the one in work, programs per processor."""
+    """How a kernel is launched: warps per program, pipeline stages, and programs per SM."""
 
     warps: int = 4
-    stages: int = 1  # 1: loaded when they are needed
-    programs_per_sm: int | None = None  # None: as many programs as there are pairs of tiles
+    stages: int = 1  # 1: no prefetching
+    programs_per_sm: int | None = None  # None: one program per two tiles
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelRows:
-    """Rows [n * height * width, channels] in groups: all of `group_rows` rows but the last, which has the rest."""
+    """Rows [n * height * width, channels] in groups of `group_rows` rows; the last group has the rest."""
 
     num_rows: int
     channels: int
     group_rows: int
     num_groups: int
     num_sms: int
-    shared_bytes: int  # of a program, at most
+    shared_bytes: int  # available to a program
 
     @property
     def block(self) -> int:
-        """Channels of a tile, a power of two: the widest that leaves few threads without a channel."""
+        """Channels of a tile, a power of two: the largest that leaves few threads without a channel."""
         widest = min(_CHANNEL_BLOCKS[0], 1 << (self.channels - 1).bit_length())
         blocks = [block for block in (*_CHANNEL_BLOCKS, widest) if block <= widest]
         return max(blocks, key=lambda block: (min(self._used(block), _MIN_UTILISATION), block))
@@ -61,50 +60,50 @@ class ChannelRows:
         """The share of threads that have a channel."""
         return self.channels / (-(-self.channels // block) * block)
 
-    def lanes(self, form: LaunchConfig) -> int:
-        """Rows of a slab."""
-        return form.warps * _WARP_THREADS * _CHANNELS_PER_THREAD // self.block
+    def lanes(self, config: LaunchConfig) -> int:
+        """Rows of a tile that are in different threads."""
+        return config.warps * _WARP_THREADS * _CHANNELS_PER_THREAD // self.block
 
-    def tile_rows(self, form: LaunchConfig) -> int:
+    def tile_rows(self, config: LaunchConfig) -> int:
         """Rows of a tile."""
-        return ROWS_PER_THREAD * self.lanes(form)
+        return ROWS_PER_THREAD * self.lanes(config)
 
     @property
     def num_blocks(self) -> int:
-        """Tiles beside each other."""
+        """Tiles along the channels."""
         return -(-self.channels // self.block)
 
     @property
     def num_counts(self) -> int:
-        """Counts that programs keep who add up to one sum: blocks of channels of a group."""
+        """Counters that a reduction needs: one for each block of channels of a group."""
         return self.num_blocks * self.num_groups
 
-    def num_tiles(self, form: LaunchConfig) -> int:
-        """Tiles below each other, in the largest group."""
+    def num_tiles(self, config: LaunchConfig) -> int:
+        """Tiles along the rows of the largest group."""
         last = self.num_rows - (self.num_groups - 1) * self.group_rows
-        return -(-max(self.group_rows, last) // self.tile_rows(form))
+        return -(-max(self.group_rows, last) // self.tile_rows(config))
 
-    def splits(self, form: LaunchConfig) -> int:
-        """Programs that share a block of channels of a group, all with nearly the same number of tiles."""
-        tiles = self.num_tiles(form)
+    def splits(self, config: LaunchConfig) -> int:
+        """Programs that share a block of channels of a group, with nearly equal numbers of tiles."""
+        tiles = self.num_tiles(config)
         wanted = max(1, tiles // _TILES_PER_PROGRAM)
-        if form.programs_per_sm is not None:
-            wanted = max(1, form.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
+        if config.programs_per_sm is not None:
+            wanted = max(1, config.programs_per_sm * self.num_sms // (self.num_blocks * self.num_groups))
         tiles_each = -(-tiles // min(wanted, tiles))
         return min(-(-tiles // tiles_each), MAX_GRID_YZ)
 
-    def grid(self, form: LaunchConfig) -> tuple[int, int, int]:
-        """Programs: blocks of channels, splits of the rows, groups."""
-        return self.num_blocks, self.splits(form), self.num_groups
+    def grid(self, config: LaunchConfig) -> tuple[int, int, int]:
+        """The launch grid: blocks of channels, splits of the rows, groups."""
+        return self.num_blocks, self.splits(config), self.num_groups
 
-    def stages(self, form: LaunchConfig, *tiles: Tensor) -> int:
-        """Tiles of these tensors that are copied ahead: as many as wished, if the processor has room for them."""
-        ahead_bytes = self.tile_rows(form) * self.block * sum(tensor.element_size() for tensor in tiles)
-        return min(form.stages, 1 + self.shared_bytes // ahead_bytes)
+    def stages(self, config: LaunchConfig, *tiles: Tensor) -> int:
+        """Pipeline stages for tiles of these tensors: as configured, if shared memory suffices."""
+        prefetch_bytes = self.tile_rows(config) * self.block * sum(tensor.element_size() for tensor in tiles)
+        return min(config.stages, 1 + self.shared_bytes // prefetch_bytes)
 
-    def slab_grid(self, form: LaunchConfig) -> tuple[int, int, int]:
-        """The same, of programs that take a slab at a time."""
-        return self.num_blocks, min(self.splits(form) * _TILES_PER_PROGRAM, MAX_GRID_YZ), self.num_groups
+    def row_grid(self, config: LaunchConfig) -> tuple[int, int, int]:
+        """The launch grid of kernels whose programs process one row per thread at a time."""
+        return self.num_blocks, min(self.splits(config) * _TILES_PER_PROGRAM, MAX_GRID_YZ), self.num_groups
 
 
 def channel_rows(x: Tensor, groups: Sequence[int]) -> ChannelRows:
@@ -116,10 +115,10 @@ def channel_rows(x: Tensor, groups: Sequence[int]) -> ChannelRows:
 
 @cache
 def _device_limits(device: torch.device) -> tuple[int, int]:
-    """Processors of a device, and the shared memory that a program may have, some of which its sums need."""
+    """The number of SMs of a device, and the shared memory available to a program beside its sums."""
     if device.type != "cuda":
         return _INTERPRETED_SMS, _INTERPRETED_SHARED_BYTES
-    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs do not know of the second
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the second property
     return found.multi_processor_count, found.shared_memory_per_block_optin - _SUMS_BYTES
 
 
@@ -127,9 +126,9 @@ _counters: dict[torch.device, Tensor] = {}
 
 
 def counters(number: int, device: torch.device) -> Tensor:
-    """So many zeros (or more) for programs to count themselves with; the last one of a count leaves a zero again.
+    """At least `number` zeroed counters for reductions; the last program of a reduction resets its counter.
 
-    One set per device: the kernels that count run one after another, on one stream.
+    One set per device: reductions run one after another, on one stream.
     """
     if number > _MAX_COUNTERS:
         return torch.zeros(number, dtype=torch.int32, device=device)

@@ -1,7 +1,4 @@
-"""Which tensors the fused forms take.
-
-Owns the limits of all kernels of this room: device, type, layout and shape. Refuses to know what a kernel computes.
-"""
+"""Which devices, dtypes, layouts and shapes the kernels support."""
 
 from __future__ import annotations
 
@@ -16,28 +13,28 @@ from torch import Tensor
 from reconv.kernels.jit.launch import is_traced
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-CHANNEL_MULTIPLE = 8  # 16 bytes of halves: one vector load
-MAX_ELEMENTS = 2**31 - 1  # kernels count in 32 bits
+CHANNEL_MULTIPLE = 8  # 16 bytes in half precision: one vector load
+MAX_ELEMENTS = 2**31 - 1  # kernels index with 32 bits
 
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
+    """Whether Triton is installed."""
     return find_spec("triton") is not None
 
 
 def is_interpreted() -> bool:
-    """Whether Triton runs kernels in its interpreter, which takes CPU tensors."""
+    """Whether Triton's interpreter runs kernels, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def supports_device(x: Tensor) -> bool:
-    """Whether kernels run where this tensor is."""
+    """Whether kernels run on this tensor's device."""
     return (x.is_cuda or is_interpreted() or is_traced(x)) and has_triton()
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels take this image tensor [n, channels, height, width]."""
+    """Whether kernels support this image tensor [n, channels, height, width]."""
     return (
         supports_device(x)
         and x.dim() == 4
@@ -49,7 +46,7 @@ def supports(x: Tensor) -> bool:
 
 
 def conv_output_dtype(x: Tensor) -> torch.dtype:
-    """The type of a convolution's output: autocast's, else the input's; a rehearsed tensor may stand for any device."""
+    """The dtype of a convolution's output: autocast's, else the input's. A traced tensor may stand for any device."""
     for kind in ("cuda", "cpu") if x.is_meta else (x.device.type,):
         if torch.is_autocast_enabled(kind):
             return torch.get_autocast_dtype(kind)
@@ -57,5 +54,5 @@ def conv_output_dtype(x: Tensor) -> torch.dtype:
 
 
 def supports_groups(groups: Sequence[int]) -> bool:
-    """Whether all groups but the last are of one size, as kernels count them."""
+    """Whether all groups but the last have the same size, as kernels assume."""
     return len(set(groups[:-1])) <= 1

@@ -1,7 +1,4 @@
-"""The plain forms of what this room fuses: tensor operations whose gradients are autograd's.
-
-Owns what the kernels must equal. Refuses to know speed. Invariant: any floating type, any device, any layout.
-"""
+"""Plain operations that the kernels are tested against; any dtype, device and layout."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def batch_norm(
     x: Tensor, weight: Tensor, bias: Tensor, running_var: Tensor, eps: float, groups: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Each group's samples normalised by their own statistics, and mean and unbiased variance [groups, 2, channels]."""
+    """The groups of x, each normalized by its own statistics, and mean and unbiased variance [groups, 2, channels]."""
     outputs, records = [], []
     for part in x.split(list(groups)):
         count = part.numel() // part.shape[1]

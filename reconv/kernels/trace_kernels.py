@@ -1,8 +1,6 @@
-"""A training pass of a network without its numbers: which kernels it would launch.
+"""Tracing a training pass on the meta device, to find the kernels that it launches.
 
-Owns the twin (the same modules over tensors without memory) and the shapes of products there. Refuses to know when that
-is worth it. Invariant: the network itself is not touched, and nothing is computed: convolutions and products, which
-have no kernels of ours, only say the shape and type of their output.
+The model itself is not changed, and nothing is computed: convolutions and matrix products return empty tensors.
 """
 
 from __future__ import annotations
@@ -25,32 +23,33 @@ from reconv.kernels.fused_modules.fused_ssd import SSDFeatureMaps
 from reconv.kernels.jit.launch import KernelVariant, trace_launches
 from reconv.models.layers.batch_norm import LayerState
 
-_NUM_IMAGES = 2  # chooses no variant
+_NUM_IMAGES = 2  # does not affect which variants are launched
 
 
 def trace_kernels(
     model: nn.Module, image: Sequence[int], dtype: torch.dtype, autocast: AbstractContextManager[None]
 ) -> list[KernelVariant]:
-    """The variants of kernels that a training pass over images [channels, height, width] launches, in that order."""
-    twin = _meta_copy(model).train()
+    """The kernel variants that a training pass over images [channels, height, width] launches, in order of first
+    launch."""
+    copied = _meta_copy(model).train()
     positions = torch.empty(_NUM_IMAGES, dtype=torch.int64, device="meta")
-    LayerState(twin).enter(Batch({}, positions, (_NUM_IMAGES,)), step=0)
+    LayerState(copied).set_micro_batch(Batch({}, positions, (_NUM_IMAGES,)), step=0)
     images = torch.empty(_NUM_IMAGES, *image, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
-    with trace_launches() as noted, _MetaOps():
+    with trace_launches() as traced, _MetaOps():
         with autocast:
-            ends = _with_losses(twin(images))
+            ends = _with_losses(copied(images))
         outputs = tuple(y for y in _tensors(ends) if y.requires_grad)
         gradients = tuple(torch.empty_like(y) for y in outputs)
-        trained = tuple(p for p in twin.parameters() if p.requires_grad)
-        # What `torch.autograd.grad` calls after it left the mode of shapes and imported what that is there to avoid.
+        trained = tuple(p for p in copied.parameters() if p.requires_grad)
+        # Not torch.autograd.grad: it would leave the mode and import torch's compiler.
         Variable._execution_engine.run_backward(
             outputs, gradients, False, False, trained, allow_unreachable=True, accumulate_grad=False
         )
-    return list(noted)
+    return list(traced)
 
 
 def _with_losses(output: Any) -> Any:
-    """A network's output, or the losses of a detector's maps: those are kernels too."""
+    """The output, or the losses of a detector's feature maps, which are kernels too."""
     if not isinstance(output, SSDFeatureMaps):
         return output
     from reconv.kernels.box_losses.ops import AnchorLayout, box_losses, empty_ground_truth
@@ -60,17 +59,17 @@ def _with_losses(output: Any) -> Any:
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """The same modules, parameters and buffers, their numbers left out."""
-    twins: dict[int, Any] = {}
+    """A copy of the model on the meta device."""
+    copieds: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
         is_parameter = isinstance(tensor, nn.Parameter)
-        twins[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-    return copy.deepcopy(model, twins)
+        copieds[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+    return copy.deepcopy(model, copieds)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
-    """Every tensor of a network's output."""
+    """All tensors of a model's output."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, Mapping):
@@ -81,9 +80,10 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 class _MetaOps(TorchFunctionMode):
-    """Products and joined tensors that answer with an empty tensor of the right shape, type and layout.
+    """Convolutions, matrix products and concatenations that return an empty tensor of the right shape, dtype and
+    layout.
 
-    torch's own answers for tensors without memory know no autocast, and import its compiler first: 1.5 s.
+    Torch's own meta implementations ignore autocast and import its compiler first, which takes 1.5 s.
     """
 
     def __torch_function__(
@@ -134,7 +134,7 @@ def _conv_output_sides(
 
 
 def _padded_shape(x: Tensor, pad: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a tensor padded before and after its last axes, the last one first."""
+    """The shape of a tensor after F.pad."""
     shape = list(x.shape)
     for axis, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True), start=1):
         shape[-axis] += before + after

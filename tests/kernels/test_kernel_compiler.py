@@ -32,7 +32,7 @@ images = torch.empty(2, dtype=torch.float32), torch.empty(2, dtype=torch.bfloat1
 constants = {"AFTER": 1, "BEFORE": 2, "CHANNELS": 3, "DEPTH": 16, "PIXELS": 256}
 variant = variant_of(space_to_depth, (*images, 1, 2, 3, 4, 5, 6, 7), constants)
 target = ("cuda", 90, 32)
-for answer in CompilerProcess().ask(target, [variant.named(), ("no_such_module", "kernel", [], {})]):
+for answer in CompilerProcess().compile(target, [variant.spec(), ("no_such_module", "kernel", [], {})]):
     answer.result()
 driver.set_active(TargetGpu(GPUTarget(*target)))
 compiled = space_to_depth.warmup(*variant.arguments(), grid=(1,), **dict(variant.constants))
@@ -54,13 +54,13 @@ def test_what_the_compiler_leaves_in_the_cache_is_what_a_launch_asks_for(
 
 def test_a_compiler_without_work_ends() -> None:
     process = CompilerProcess()
-    assert process.ask(TARGET, []) == []
+    assert process.compile(TARGET, []) == []
     assert process.process.wait(PATIENCE_S) == 0
 
 
 def test_a_compiler_that_cannot_run_leaves_everything_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    answers = CompilerProcess().ask(TARGET, [("module", "kernel", [], {})] * 3)
+    answers = CompilerProcess().compile(TARGET, [("module", "kernel", [], {})] * 3)
     assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3
 
 
@@ -82,7 +82,7 @@ def test_a_compiler_is_begun_once_and_only_for_a_gpu_that_may_be_there(
     compiler.start_compiler("cuda:1")
     [first] = begun
     assert compiler.acquire_compiler() is first and not begun
-    first.ask(TARGET, [])
+    first.compile(TARGET, [])
     first.process.wait(PATIENCE_S)
     monkeypatch.setattr(compiler, "_NVIDIA", Path("/no/such/device"))
     compiler.start_compiler("auto")
@@ -114,7 +114,7 @@ kernel = Kernel()
 def test_what_is_compiled_finds_no_torch_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "asking.py").write_text(TORCHLESS)
     monkeypatch.syspath_prepend(tmp_path)
-    [answer] = CompilerProcess().ask(TARGET, [("asking", "kernel", [], {})])
+    [answer] = CompilerProcess().compile(TARGET, [("asking", "kernel", [], {})])
     answer.result(PATIENCE_S)
     assert (tmp_path / "torchless").exists()
 
@@ -131,5 +131,5 @@ kernel = Kernel()
 def test_what_is_printed_while_compiling_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "talking.py").write_text(TALKATIVE)
     monkeypatch.syspath_prepend(tmp_path)
-    answers = CompilerProcess().ask(TARGET, [("talking", "kernel", [], {})] * 3)
+    answers = CompilerProcess().compile(TARGET, [("talking", "kernel", [], {})] * 3)
     assert [answer.result(PATIENCE_S) for answer in answers] == [None] * 3

@@ -39,9 +39,9 @@ def test_weights_and_statistics_are_bitwise_those_of_a_run_that_keeps_everything
     assert "a micro-batch of 32 keeps" in said
 
 
-def test_splits_on_one_device_are_where_it_is_computed_again_from(train: Train) -> None:
+def test_checkpoint_segments_on_one_device_are_recomputed(train: Train) -> None:
     kept = train("kept", SHORT)
-    again = train("again", {**SHORT, "parallel.pipeline_splits": "[layer2.0, head]"})
+    again = train("again", {**SHORT, "memory.checkpoint_segments": "[layer2.0, head]"})
     assert differing(kept, again) == []
     [said] = [text for text in notes(again) if "computed again" in text]
     assert "4 of 5 stages (stem, layer1.0, layer2.0, layer3.0) are computed again, in 2 pieces" in said

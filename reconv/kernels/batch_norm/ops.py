@@ -1,9 +1,8 @@
-"""Batch norm in training with what surrounds it: its activation, the sum of a residual block, the fork behind it.
+"""Batch norm in training, fused with its activation and with the sum of a residual block.
 
-Owns the autograd functions over the kernels and their memory: forward keeps its inputs and, of a join, one bit per
-value; backward reads each of them twice and writes each gradient once. Refuses to know modules. Limits:
-`fused.available` of every image tensor, groups that `fused.even_groups` accepts, float32 or half parameters.
-Invariant: no host read and no choice by value, so that all of it can be captured in a graph.
+Forward saves its inputs and, for a sum with ReLU, one bit per value; backward reads each of them twice and writes each
+gradient once. There is no host synchronization and no choice by value, so all of it can be captured in a CUDA graph.
+Image tensors must satisfy `dispatch.supports` and groups `dispatch.supports_groups`.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
 _SUM_ACTIVATIONS = ("none", "relu")
 _PLAIN, _SUM, _SUM_OF_NORMS = range(3)
 
-# Measured on an H200 over shapes of ResNet-50 (docs/results/gpu-kernels.md). Where values are added up or packed,
-# ptxas puts loads between the arithmetic and few are in flight: there tiles are copied ahead, by few long programs.
-# The two kernels of a join share their mask, so also their warps.
+# Measured on an H200 over shapes of ResNet-50 (docs/results/gpu-kernels.md). Where values are
+# reduced or packed, ptxas interleaves loads with arithmetic and few are in flight: there tiles are prefetched, by few
+# long programs. The two kernels of a residual sum share their mask layout, so also their number of warps.
 CONFIGS = {
     "statistics": LaunchConfig(8, 3, 1),
-    "normalise": LaunchConfig(),
-    "join": LaunchConfig(4, 2, 2),
-    "sums": LaunchConfig(8, 3, 1),
-    "join_sums": LaunchConfig(4, 1, 4),
+    "batch_norm": LaunchConfig(),
+    "sum": LaunchConfig(4, 2, 2),
+    "gradient_sums": LaunchConfig(8, 3, 1),
+    "sum_gradient_sums": LaunchConfig(4, 1, 4),
     "gradient": LaunchConfig(),
     "pool": LaunchConfig(),
 }
@@ -51,7 +50,7 @@ class NormParams:
 
 @dataclass(frozen=True, slots=True)
 class NormInput:
-    """An image tensor and what normalises it; stats [groups, 3, channels]: mean, unbiased variance, 1 / deviation."""
+    """An image tensor and its normalization; stats [groups, 3, channels]: mean, unbiased variance, 1 / std."""
 
     x: Tensor
     stats: Tensor
@@ -59,12 +58,12 @@ class NormInput:
     bias: Tensor
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All of it, as autograd keeps it."""
+        """All tensors, in the order of the kernels' arguments."""
         return self.x, self.stats, self.weight, self.bias
 
 
 def batch_norm_act(x: Tensor, norm: NormParams, groups: Sequence[int], act: Activation) -> tuple[Tensor, Tensor]:
-    """The activation of the norm of x, and mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
+    """act(norm(x)), and mean, unbiased variance and 1 / std [groups, 3, channels]."""
     output: tuple[Tensor, Tensor] = _BatchNormAct.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, norm, groups, act
     )
@@ -74,10 +73,10 @@ def batch_norm_act(x: Tensor, norm: NormParams, groups: Sequence[int], act: Acti
 def batch_norm_add_act(
     x: Tensor, norm: NormParams, identity: Tensor, groups: Sequence[int], act: Activation
 ) -> tuple[Tensor, ...]:
-    """The activation of norm(x) + identity, twice, and the statistics of x.
+    """act(norm(x) + identity), twice, and the statistics of x.
 
-    The output comes as two tensors of one memory, so that each use has a gradient of its own and the backward pass
-    adds them while it reads them.
+    The output is returned as two tensors that share memory, so that each use has its own gradient and the backward
+    kernel adds them as it reads them.
     """
     output: tuple[Tensor, ...] = _BatchNormAddAct.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, identity, norm, groups, act
@@ -88,7 +87,7 @@ def batch_norm_add_act(
 def batch_norm_add_norm_act(
     x: Tensor, norm: NormParams, other: Tensor, other_norm: NormParams, groups: Sequence[int], act: Activation
 ) -> tuple[Tensor, ...]:
-    """The activation of norm(x) + other_norm(other), twice, and the statistics of both."""
+    """act(norm(x) + other_norm(other)), twice, and the statistics of both."""
     output: tuple[Tensor, ...] = _BatchNormAddNormAct.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, other, other_norm.weight, other_norm.bias, norm, other_norm, groups, act
     )
@@ -186,45 +185,45 @@ class _BatchNormAddNormAct(Function):
         sums = gradient_sums(gradient, gradient2, operand, other, bits, dz, ctx.rows, ctx.act)
         dx, dother = input_gradients(gradient if dz is None else dz, operand, other, sums, ctx.rows, "none")
         dbias = sum_groups(sums[0], operand.bias)
-        dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters never share a gradient's memory
+        dother_bias = sum_groups(sums[0], other.bias).clone()  # two parameters must not share a gradient's memory
         dweight, dother_weight = sum_groups(sums[1], operand.weight), sum_groups(sums[2], other.weight)
         return dx, dweight, dbias, dother, dother_weight, dother_bias, None, None, None, None
 
 
 def output_gradients(first: Tensor | None, second: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The gradients of an output's uses, in the layout that kernels read: one at least."""
+    """The gradients of an output's one or two uses, channels_last."""
     given = [g.contiguous(memory_format=torch.channels_last) for g in (first, second) if g is not None]
     return given[0], given[1] if len(given) == 2 else None
 
 
 def empty_relu_mask(rows: ChannelRows, on: torch.device, act: Activation) -> Tensor:
-    """Room for the mask of a join's ReLU; none where nothing is masked."""
+    """Memory for the ReLU mask of a sum; empty without ReLU."""
     if act not in _SUM_ACTIVATIONS:
-        raise ValueError(f"a join ends in {' or '.join(_SUM_ACTIVATIONS)}, not in {act}")
-    num_bytes = rows.num_groups * rows.num_tiles(CONFIGS["join"]) * rows.lanes(CONFIGS["join"]) * rows.channels
+        raise ValueError(f"a residual sum ends in {' or '.join(_SUM_ACTIVATIONS)}, not in {act}")
+    num_bytes = rows.num_groups * rows.num_tiles(CONFIGS["sum"]) * rows.lanes(CONFIGS["sum"]) * rows.channels
     return torch.empty(num_bytes if act == "relu" else 0, dtype=torch.uint8, device=on)
 
 
 def row_counts(rows: ChannelRows) -> tuple[int, int, int]:
-    """What every kernel is told of its rows."""
+    """The sizes that every kernel takes."""
     return rows.channels // 8, rows.num_rows, rows.group_rows
 
 
-def tile_constants(rows: ChannelRows, form: LaunchConfig) -> dict[str, int]:
-    """The tile of a kernel."""
-    return {"LANES": rows.lanes(form), "BLOCK": rows.block, "num_warps": form.warps}
+def tile_constants(rows: ChannelRows, config: LaunchConfig) -> dict[str, int]:
+    """The tile constants that every kernel takes."""
+    return {"LANES": rows.lanes(config), "BLOCK": rows.block, "num_warps": config.warps}
 
 
 def statistics(x: Tensor, norm: NormParams, rows: ChannelRows) -> Tensor:
-    """Mean, unbiased variance and 1 / deviation [groups, 3, channels]."""
-    form = CONFIGS["statistics"]
-    splits = rows.splits(form)
+    """Mean, unbiased variance and 1 / std [groups, 3, channels]."""
+    config = CONFIGS["statistics"]
+    splits = rows.splits(config)
     stats = torch.empty(rows.num_groups, 3, rows.channels, dtype=torch.float32, device=x.device)
     partials = torch.empty(rows.num_groups * splits * 2 * rows.channels, dtype=torch.float32, device=x.device)
     launch(
-        device.statistics, rows.grid(form),
+        device.statistics, rows.grid(config),
         x, norm.running_var, stats, partials, counters(rows.num_counts, x.device), *row_counts(rows), norm.eps,
-        STAGES=rows.stages(form, x), **tile_constants(rows, form),
+        STAGES=rows.stages(config, x), **tile_constants(rows, config),
     )  # fmt: skip
     return stats
 
@@ -232,18 +231,18 @@ def statistics(x: Tensor, norm: NormParams, rows: ChannelRows) -> Tensor:
 def write_output(
     operand: NormInput, other: NormInput | Tensor | None, bits: Tensor | None, rows: ChannelRows, act: Activation
 ) -> Tensor:
-    """The activation of the normalised operand, plus the other one, normalised too or as it is."""
+    """The activation of the normalized operand, plus the other one, normalized or as it is."""
     y = torch.empty_like(operand.x)
-    form = CONFIGS["normalise" if other is None else "join"]
-    # A place that the kernel's form does not touch gets any pointer.
+    config = CONFIGS["batch_norm" if other is None else "sum"]
+    # Arguments that the kernel does not use get an arbitrary pointer.
     added = other.tensors() if isinstance(other, NormInput) else operand.tensors()
     if isinstance(other, Tensor):
         added = (other, *added[1:])
     launch(
-        device.normalise, rows.grid(form),
+        device.normalise, rows.grid(config),
         *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *row_counts(rows),
-        rows.num_tiles(form), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
-        STAGES=rows.stages(form, operand.x, added[0]), **tile_constants(rows, form),
+        rows.num_tiles(config), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
+        STAGES=rows.stages(config, operand.x, added[0]), **tile_constants(rows, config),
     )  # fmt: skip
     return y
 
@@ -258,21 +257,24 @@ def gradient_sums(
     rows: ChannelRows,
     act: Activation,
 ) -> Tensor:
-    """Sums of dz, dz * xhat and dz * xhat of the other, [3, groups, channels]; with bits: of a join; dz is written."""
-    form = CONFIGS["sums" if bits is None else "join_sums"]
-    splits = rows.splits(form)
+    """Sums of dz, dz * xhat and dz * xhat of the other operand [3, groups, channels]; also writes dz if it is given.
+
+    `bits` is the ReLU mask of a sum.
+    """
+    config = CONFIGS["gradient_sums" if bits is None else "sum_gradient_sums"]
+    splits = rows.splits(config)
     sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=gradient.device)
     partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
     kind = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
     x, stats = (operand if other is None else other).tensors()[:2]
     read = [gradient, operand.x, *([] if gradient2 is None else [gradient2])]
     launch(
-        device.gradient_sums, rows.grid(form),
+        device.gradient_sums, rows.grid(config),
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
-        counters(rows.num_counts, gradient.device), *row_counts(rows), rows.num_tiles(form),
+        counters(rows.num_counts, gradient.device), *row_counts(rows), rows.num_tiles(config),
         ACT=ACTIVATION_IDS[act], JOIN=kind, TWO=gradient2 is not None, KEEP=dz is not None,
-        STAGES=rows.stages(form, *read), **tile_constants(rows, form),
+        STAGES=rows.stages(config, *read), **tile_constants(rows, config),
     )  # fmt: skip
     return sums
 
@@ -280,15 +282,15 @@ def gradient_sums(
 def input_gradients(
     dz: Tensor, operand: NormInput, other: NormInput | None, sums: Tensor, rows: ChannelRows, act: Activation
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of the operand's input and, of a sum of norms, of the other's."""
+    """The gradients of the operand's input and, for a sum of norms, of the other's."""
     dx = torch.empty_like(operand.x)
     dother = None if other is None else torch.empty_like(other.x)
-    form = CONFIGS["gradient"]
+    config = CONFIGS["gradient"]
     launch(
-        device.gradient, rows.grid(form),
+        device.gradient, rows.grid(config),
         dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
         dx if dother is None else dother, *row_counts(rows), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
-        STAGES=rows.stages(form, dz, operand.x), **tile_constants(rows, form),
+        STAGES=rows.stages(config, dz, operand.x), **tile_constants(rows, config),
     )  # fmt: skip
     return dx, dother
 

@@ -1,8 +1,8 @@
-"""Batch norm over rows of channels, in Triton: statistics, normalise, gradient sums, gradient.
+"""Triton kernels of batch norm over rows of channels: statistics, forward, gradient sums, input gradient.
 
-Owns the device code. Refuses to know autograd and memory. Every kernel reads and writes each tensor once and computes
-in float32. Programs are (block of channels, split of the rows, group). A reducing kernel's programs each leave one
-partial sum; the last one to arrive adds them up in order, so the result does not depend on who is last.
+Every kernel reads and writes each tensor once and computes in float32. Programs are (block of channels, split of the
+rows, group). The programs of a reduction store partial sums; the last one to finish adds them in order, so the result
+is deterministic.
 """
 
 import triton
@@ -10,9 +10,9 @@ import triton.language as tl
 
 NONE, RELU, RELU6, SILU = (tl.constexpr(i) for i in range(4))
 PLAIN, SUM, SUM_OF_NORMS = (tl.constexpr(i) for i in range(3))
-SLABS: tl.constexpr = tl.constexpr(8)
+ROWS_PER_THREAD: tl.constexpr = tl.constexpr(8)
 MEAN, VARIANCE, RSTD, STATISTICS = (tl.constexpr(i) for i in range(4))
-_MERGED: tl.constexpr = tl.constexpr(64)  # partial sums read at once: each read waits for the L2 cache
+_MERGED: tl.constexpr = tl.constexpr(64)  # partial sums per load: each load waits for the L2 cache
 
 _MINUS_LOG2_E: tl.constexpr = tl.constexpr(-1.4426950408889634)
 
@@ -21,19 +21,19 @@ _COUNTS = ["eighths", "num_rows", "group_rows", "tiles"]
 
 @triton.jit
 def tile_of(start, tile, LANES: tl.constexpr):
-    """Rows of a tile [slabs * lanes, 1]: lanes are dealt to threads, so a thread has the same lane of every slab."""
-    return start + tile * (SLABS * LANES) + tl.arange(0, SLABS * LANES)[:, None]
+    """The rows of a tile [ROWS_PER_THREAD * lanes, 1]; a thread has the same lane of each of its rows."""
+    return start + tile * (ROWS_PER_THREAD * LANES) + tl.arange(0, ROWS_PER_THREAD * LANES)[:, None]
 
 
 @triton.jit
 def fold(values, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum over slabs [lanes, channels]: each thread's own, without a word to the others."""
-    return tl.sum(tl.reshape(values, [SLABS, LANES, BLOCK]), 0)
+    """The sum over each thread's own rows [lanes, channels]."""
+    return tl.sum(tl.reshape(values, [ROWS_PER_THREAD, LANES, BLOCK]), 0)
 
 
 @triton.jit
 def bounds(num_rows, group_rows):
-    """First row and end of this program's group: the last group has the rest."""
+    """First row and end of this program's group; the last group has the rest."""
     group = tl.program_id(2)
     start = group * group_rows
     end = tl.where(group == tl.num_programs(2) - 1, num_rows, start + group_rows)
@@ -49,20 +49,21 @@ def channels_of(channels, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_of(pointer, channel, exists):
-    """One number per channel, as [1, channels] in float32."""
+    """One float32 number per channel, as [1, channels]."""
     return tl.load(pointer + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
 def _sigmoid(z):
-    """An exponential that overflows makes a zero, as it should; a division takes several times as many instructions."""
+    """If the exponential overflows the result is 0, as it should be; a division would take several times as many
+    instructions."""
     root = tl.rsqrt(1.0 + tl.exp2(z * _MINUS_LOG2_E))
     return root * root
 
 
 @triton.jit
 def activated(z, ACT: tl.constexpr):
-    """A maximum or minimum that is told nothing may hide a NaN."""
+    """The activation of z; NaN is propagated."""
     if ACT == RELU:
         z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACT == RELU6:
@@ -74,7 +75,7 @@ def activated(z, ACT: tl.constexpr):
 
 @triton.jit
 def deactivated(gradient, z, ACT: tl.constexpr):
-    """The gradient at the input of an activation."""
+    """The gradient of the activation's input."""
     if ACT == RELU:
         gradient = tl.where(z <= 0.0, 0.0, gradient)
     if ACT == RELU6:
@@ -89,7 +90,7 @@ def deactivated(gradient, z, ACT: tl.constexpr):
 def is_last(counters):
     """Whether all other programs of this block and group have stored their partial sums."""
     counter = counters + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-    tl.debug_barrier()  # every thread's stores come before the one thread's count
+    tl.debug_barrier()  # all threads' stores before the one thread's count
     arrived = tl.atomic_add(counter, 1, sem="acq_rel")
     is_it = arrived == tl.num_programs(1) - 1
     if is_it:
@@ -100,7 +101,7 @@ def is_last(counters):
 
 @triton.jit
 def merged_sum(partials, place, num_sums, channels, channel, exists, BLOCK: tl.constexpr):
-    """The sum of the partial sums of this block and group, past L1, which may be stale."""
+    """The total of the partial sums of this block and group, read past L1, which may be stale."""
     splits = tl.num_programs(1)
     total = tl.zeros([_MERGED, BLOCK], tl.float32)
     first = tl.program_id(2) * splits
@@ -122,7 +123,7 @@ def leave(partials, place, num_sums, channels, channel, exists, value):
 
 @triton.jit
 def _bits_at(tile, tiles, channels, channel, LANES: tl.constexpr):
-    """Where the mask bytes of a tile are: [program's third number, tile, lane, channel], a bit per slab."""
+    """Offsets of a tile's mask bytes [program id 2, tile, lane, channel], one bit per row of a thread."""
     lane = (tl.program_id(2) * tiles + tile) * LANES + tl.arange(0, LANES)
     return lane[:, None] * channels + channel[None, :]
 
@@ -134,19 +135,21 @@ def _bits_exist(exists, LANES: tl.constexpr):
 
 @triton.jit
 def leave_bits(bits, z, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """Store the mask of the ReLU of a tile: where it passes, and where there is a NaN."""
-    passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, SLABS * LANES) // LANES)[:, None]
+    """Store the ReLU mask of a tile: set where the value passes or is NaN."""
+    passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, ROWS_PER_THREAD * LANES) // LANES)[:, None]
     slot = _bits_at(tile, tiles, channels, channel, LANES)
     tl.store(bits + slot, fold(passed, LANES, BLOCK).to(tl.uint8), mask=_bits_exist(exists, LANES))
 
 
 @triton.jit
 def passed_by_bits(bits, gradient, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of a tile where its ReLU has passed."""
+    """The gradient of a tile, masked by its ReLU."""
     slot = _bits_at(tile, tiles, channels, channel, LANES)
     passed = tl.load(bits + slot, mask=_bits_exist(exists, LANES), other=0).to(tl.int32)
-    passed = tl.reshape(tl.broadcast_to(passed[None, :, :], [SLABS, LANES, BLOCK]), [SLABS * LANES, BLOCK])
-    passed = (passed >> (tl.arange(0, SLABS * LANES) // LANES)[:, None]) & 1
+    passed = tl.reshape(
+        tl.broadcast_to(passed[None, :, :], [ROWS_PER_THREAD, LANES, BLOCK]), [ROWS_PER_THREAD * LANES, BLOCK]
+    )
+    passed = (passed >> (tl.arange(0, ROWS_PER_THREAD * LANES) // LANES)[:, None]) & 1
     return tl.where(passed != 0, gradient, 0.0)
 
 
@@ -155,9 +158,9 @@ def statistics(
     x, running_var, result, partials, counters, eighths, num_rows, group_rows, eps, LANES: tl.constexpr,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Mean, unbiased variance and 1 / deviation of each channel and group, in one read.
+    """Mean, unbiased variance and 1 / std of each channel and group, in one pass.
 
-    Sums are of x minus the mean of the group's first rows: near enough to the mean that squares do not cancel.
+    Sums are of x minus the mean of the group's first rows, so that squares do not cancel.
     """
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
@@ -169,7 +172,9 @@ def statistics(
     shift = tl.sum(some.to(tl.float32), 0) / tl.minimum(end - start, LANES).to(tl.float32)
     total = tl.zeros([LANES, BLOCK], tl.float32)
     squares = tl.zeros([LANES, BLOCK], tl.float32)
-    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
+    for tile in tl.range(
+        tl.program_id(1), tl.cdiv(end - start, ROWS_PER_THREAD * LANES), tl.num_programs(1), num_stages=STAGES
+    ):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         value = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -182,9 +187,9 @@ def statistics(
         count = (end - start).to(tl.float32)
         mean = merged_sum(partials, 0, 2, channels, channel, exists, BLOCK) / count
         variance = merged_sum(partials, 1, 2, channels, channel, exists, BLOCK) / count - mean * mean
-        variance = tl.where(variance < 0.0, 0.0, variance)  # not maximum: that would hide a NaN
+        variance = tl.where(variance < 0.0, 0.0, variance)  # not tl.maximum, which would hide NaN
         unbiased = variance * (count / tl.maximum(count - 1.0, 1.0))
-        if end - start == 1:  # no variance: the running one stays where it is
+        if end - start == 1:  # no variance: keep the running one
             unbiased = tl.load(running_var + channel, mask=exists, other=0.0).to(tl.float32)
         out = result + tl.program_id(2) * STATISTICS * channels + channel
         tl.store(out + MEAN * channels, shift + mean, mask=exists)
@@ -198,7 +203,7 @@ def normalise(
     tiles, ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The activation of norm(x), of norm(x) + other, or of norm(x) + norm(other); a sum's ReLU also leaves its mask."""
+    """act(norm(x)), act(norm(x) + other) or act(norm(x) + norm(other)); a sum with ReLU also stores its mask."""
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
@@ -212,7 +217,9 @@ def normalise(
         other_mean = row_of(other_stats + MEAN * channels, channel, exists)
         other_scale = row_of(other_weight, channel, exists) * row_of(other_stats + RSTD * channels, channel, exists)
         shift += row_of(other_bias, channel, exists)
-    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
+    for tile in tl.range(
+        tl.program_id(1), tl.cdiv(end - start, ROWS_PER_THREAD * LANES), tl.num_programs(1), num_stages=STAGES
+    ):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
@@ -237,9 +244,9 @@ def gradient_sums(
     LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a group of dz, dz * xhat and, of a sum of norms, dz * xhat of the other; dz itself where it is kept.
+    """Sums over a group of dz, dz * xhat and, for a sum of norms, dz * xhat of the other; optionally writes dz.
 
-    dz is the gradient behind the activation; where the output has two uses, of the sum of their gradients.
+    dz is the gradient before the activation; if the output has two uses, from the sum of their gradients.
     """
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
@@ -257,14 +264,16 @@ def gradient_sums(
     plain_sum = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
     with_other = tl.zeros([LANES, BLOCK], tl.float32)
-    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
+    for tile in tl.range(
+        tl.program_id(1), tl.cdiv(end - start, ROWS_PER_THREAD * LANES), tl.num_programs(1), num_stages=STAGES
+    ):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
         if TWO:
             value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
-        # What is masked has a gradient of 0 and so adds nothing, whatever x - mean is there.
+        # A masked value has gradient 0, so it adds nothing whatever x - mean is there.
         centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         if JOIN == PLAIN:
             value = deactivated(value, centred * scale + shift, ACT)
@@ -273,7 +282,7 @@ def gradient_sums(
         if KEEP:
             kept = value.to(dz.dtype.element_ty)
             tl.store(dz + at, kept, mask=mask)
-            value = kept.to(tl.float32)  # the sums are of what the second pass will read
+            value = kept.to(tl.float32)  # sum the rounded values that the second pass will read
         plain_sum += fold(value, LANES, BLOCK)
         with_x += fold(value * centred, LANES, BLOCK)
         if JOIN == SUM_OF_NORMS:
@@ -300,7 +309,7 @@ def gradient(
     ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dx from the gradient of the activation (or, without one, from dz), and of a sum of norms also the other's."""
+    """dx from the output gradient (or, without activation, from dz), and for a sum of norms also the other's."""
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
@@ -320,7 +329,9 @@ def gradient(
         other_rstd = row_of(other_stats + RSTD * channels, channel, exists)
         other_scale = row_of(other_weight, channel, exists) * other_rstd
         other_slope = row_of(sums + 2 * groups * channels, channel, exists) / count * other_rstd
-    for tile in tl.range(tl.program_id(1), tl.cdiv(end - start, SLABS * LANES), tl.num_programs(1), num_stages=STAGES):
+    for tile in tl.range(
+        tl.program_id(1), tl.cdiv(end - start, ROWS_PER_THREAD * LANES), tl.num_programs(1), num_stages=STAGES
+    ):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]

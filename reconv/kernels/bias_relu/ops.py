@@ -1,8 +1,7 @@
-"""The ReLU of a convolution's output plus its bias, for two uses; and the sum of channels, a bias's gradient.
+"""ReLU of a convolution's output plus its bias, for two uses; and the sum over each channel, a bias's gradient.
 
-Owns the autograd function. Refuses to know modules. It is a norm whose mean is 0 and whose deviation is 1, so the
-kernels, limits and memory are those of `norm`: forward reads and writes the output once; backward adds the gradients of
-both uses, masks them and sums the bias's in one pass.
+Computed by the batch norm kernels with mean 0 and variance 1: forward reads and writes the output once; backward adds
+the gradients of both uses, masks them and sums the bias's gradient in one pass.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from reconv.kernels.channels_last import channel_rows
 
 
 def bias_relu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The ReLU of x [n, channels, height, width] plus the bias [channels], twice (as of a join)."""
+    """relu(x + bias), twice, of x [n, channels, height, width] and bias [channels]."""
     output: tuple[Tensor, Tensor] = _BiasReLU.apply(x, bias)  # type: ignore[no-untyped-call]
     return output
 
@@ -55,7 +54,7 @@ def _operand(x: Tensor, bias: Tensor) -> NormInput:
 
 @cache
 def _neutral(channels: int, on: torch.device) -> tuple[Tensor, Tensor]:
-    """Statistics that change nothing, and a scale of one."""
+    """Statistics that change nothing, and a weight of one."""
     stats = torch.ones(1, 3, channels, device=on)
     stats[:, 0] = 0.0
     return stats, torch.ones(channels, device=on)

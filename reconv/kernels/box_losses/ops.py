@@ -1,8 +1,8 @@
-"""The losses of a single-shot detector, straight from its maps.
+"""The losses of an SSD, computed directly from its feature maps.
 
-Owns the autograd function and its memory: of each default box four numbers are kept, and no table of default boxes by
-true boxes is ever written. Refuses to know networks and recipes. Limits: `accepts`. Invariant: the rule and the ties of
-`reconv.detection`; no host read and no shape that depends on a value, so that all of it can be captured in a graph.
+Four numbers are saved per anchor, and the table of anchors by ground-truth boxes is never written. Matching and its
+ties are those of `reconv.detection`. There is no host synchronization and no shape that depends on a value, so all of
+it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from reconv.kernels.bias_relu.ops import channel_sums
 from reconv.kernels.box_losses import triton as device
 from reconv.kernels.jit.launch import launch
 
-Biases = Sequence[tuple[Tensor, Tensor]]  # of each map: its class head's and its box head's
+Biases = Sequence[tuple[Tensor, Tensor]]  # of each map's class head and box head
 
-MAX_ANCHORS = 65536  # whose losses one program sorts
+MAX_ANCHORS = 65536  # one program sorts the losses of an image
 MAX_CLASSES = 4096
-# Compiled for sm_90 the first needs 80 registers a thread and the second 48: most programs of that one end at once.
+# On sm_90 the first uses 80 registers per thread, the second 48: most programs of that one exit at once.
 _LOSS_TILE_VALUES, _GRADIENT_TILE_VALUES = 2048, 1024
 _LANES = 256
-_CLAIM_PROGRAMS = 16  # of an image; each takes every 16th true box
+_CLAIM_PROGRAMS = 16  # per image; each processes every 16th ground-truth box
 _ANCHORS_PER_WARP = 512
 
 
 @dataclass(frozen=True, slots=True)
 class GroundTruthBatch:
-    """What n images show, and the rule by which default boxes learn it."""
+    """The ground truth of n images, the anchors, and the matching rules."""
 
     boxes_xyxy: Tensor  # [n, rows, 4]
     labels: Tensor  # [n, rows] int64
-    num_boxes: Tensor  # [n] int64: so many rows count
+    num_boxes: Tensor  # [n] int64: the rows in use
     anchors_cxcywh: Tensor  # [num_anchors, 4]
     variances: tuple[float, float]
     threshold: float
@@ -46,19 +46,19 @@ class GroundTruthBatch:
 
 @dataclass(frozen=True, slots=True)
 class AnchorLayout:
-    """Of each map the boxes of a pixel; of each of those, so many logits."""
+    """The number of anchors per cell of each map, and the number of classes."""
 
     per_cell: tuple[int, ...]
     num_classes: int
 
     def channels(self, boxes: int) -> int:
-        """Channels of a map with so many boxes a pixel: a multiple of what kernels and convolutions read at once."""
+        """Channels of a map with this many anchors per cell, padded to a multiple of 8."""
         wanted = boxes * (self.num_classes + 4)
         return -(-wanted // dispatch.CHANNEL_MULTIPLE) * dispatch.CHANNEL_MULTIPLE
 
 
 def empty_ground_truth(maps: Sequence[Tensor], layout: AnchorLayout) -> GroundTruthBatch:
-    """Images without boxes, for a pass in which nothing but shapes matters."""
+    """Ground truth without boxes, for a traced pass."""
     num_anchors = sum(b * x.shape[2] * x.shape[3] for x, b in zip(maps, layout.per_cell, strict=True))
     empty, n = maps[0].new_empty, len(maps[0])
     boxes, anchors = (empty(*shape, 4, dtype=torch.float32) for shape in ((n, 1), (num_anchors,)))
@@ -67,7 +67,7 @@ def empty_ground_truth(maps: Sequence[Tensor], layout: AnchorLayout) -> GroundTr
 
 
 def supports(maps: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch) -> bool:
-    """Whether the kernels take these maps [n, channels, height, width] and boxes."""
+    """Whether kernels support these maps [n, channels, height, width] and boxes."""
     tensors = (truth.boxes_xyxy, truth.anchors_cxcywh)
     return (
         truth.anchors_cxcywh.shape[0] <= MAX_ANCHORS
@@ -80,7 +80,7 @@ def supports(maps: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBat
 def box_losses(
     maps: Sequence[Tensor], biases: Biases, layout: AnchorLayout, truth: GroundTruthBatch
 ) -> tuple[Tensor, Tensor]:
-    """The class loss and the box loss of each image [n], over its number of positives."""
+    """The class loss and the box loss of each image [n], divided by its number of positive anchors."""
     flat = (bias for pair in biases for bias in pair)
     losses: tuple[Tensor, Tensor] = _BoxLosses.apply(layout, truth, *maps, *flat)  # type: ignore[no-untyped-call]
     return losses
@@ -88,29 +88,29 @@ def box_losses(
 
 class _BoxLosses(Function):
     @staticmethod
-    def forward(ctx: Any, layout: AnchorLayout, truth: GroundTruthBatch, *given: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, layout: AnchorLayout, truth: GroundTruthBatch, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         n, num_anchors = len(truth.num_boxes), len(truth.anchors_cxcywh)
-        shown = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
+        targets = tuple(t.contiguous() for t in (truth.boxes_xyxy, truth.labels, truth.anchors_cxcywh))
         rows = match_anchors_fused(truth)
         by_class, by_box, log_sums = torch.empty(3, n, num_anchors, dtype=torch.float32, device=rows.device).unbind()
-        for read, numbers, grid, known in _calls(given, layout, truth, _LOSS_TILE_VALUES):
-            launch(device.losses, grid, *read, rows, *shown, by_class, by_box, log_sums, *numbers, **known)
+        for read, numbers, grid, known in _calls(inputs, layout, truth, _LOSS_TILE_VALUES):
+            launch(device.losses, grid, *read, rows, *targets, by_class, by_box, log_sums, *numbers, **known)
         losses = torch.empty(3, n, dtype=torch.float32, device=rows.device)
         block = 1 << (num_anchors - 1).bit_length()
         launch(
             device.hard_negatives, (n,), by_class, by_box, rows, *losses.unbind(), num_anchors, truth.negatives,
             BLOCK=block, BITS=block.bit_length() - 1, num_warps=max(1, min(32, block // _ANCHORS_PER_WARP)),
         )  # fmt: skip
-        ctx.save_for_backward(rows, *shown, log_sums, losses, *given)
+        ctx.save_for_backward(rows, *targets, log_sums, losses, *inputs)
         ctx.layout, ctx.truth = layout, truth
         return losses[0].clone(), losses[1].clone()
 
     @staticmethod
     def backward(ctx: Any, dclasses: Tensor, dboxes: Tensor) -> tuple[Tensor | None, ...]:
-        rows, boxes, labels, anchors, log_sums, losses, *given = ctx.saved_tensors
+        rows, boxes, labels, anchors, log_sums, losses, *inputs = ctx.saved_tensors
         known = (rows, boxes, labels, anchors, log_sums, losses[2], dclasses.contiguous(), dboxes.contiguous())
         gradients, of_biases = [], []
-        for read, numbers, grid, constants in _calls(given, ctx.layout, ctx.truth, _GRADIENT_TILE_VALUES):
+        for read, numbers, grid, constants in _calls(inputs, ctx.layout, ctx.truth, _GRADIENT_TILE_VALUES):
             dx = torch.empty_like(read[0]).zero_()
             launch(device.gradient, grid, *read, *known, dx, *numbers, **constants)
             gradients.append(dx)
@@ -120,30 +120,30 @@ class _BoxLosses(Function):
 
 
 def match_anchors_fused(truth: GroundTruthBatch) -> Tensor:
-    """The row of the true box that each default box belongs to [n, num_anchors] int32; below 0 where none does."""
+    """The index of each anchor's ground-truth box [n, num_anchors] int32; negative where there is none."""
     n, num_rows = truth.labels.shape
     num_anchors, on = len(truth.anchors_cxcywh), truth.labels.device
     claimed = torch.empty(n, num_rows, dtype=torch.int32, device=on)
     rows = torch.empty(n, num_anchors, dtype=torch.int32, device=on)
-    given = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), claimed)
-    # Ties and the threshold are those of the plain form, whose products are rounded before they are added.
+    inputs = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), claimed)
+    # Without FMA, ties and the threshold are those of the plain operations, which round products before adding.
     known = {"LANES": _LANES, "enable_fp_fusion": False}
     programs = min(num_rows, _CLAIM_PROGRAMS)
-    launch(device.claim, (programs, n), *given, num_rows, num_anchors, **known)
+    launch(device.claim, (programs, n), *inputs, num_rows, num_anchors, **known)
     grid = (-(-num_anchors // _LANES), n)
-    launch(device.match, grid, *given, rows, num_rows, num_anchors, truth.threshold, **known)
+    launch(device.match, grid, *inputs, rows, num_rows, num_anchors, truth.threshold, **known)
     return rows
 
 
 def _calls(
-    given: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch, tile_values: int
+    inputs: Sequence[Tensor], layout: AnchorLayout, truth: GroundTruthBatch, tile_values: int
 ) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], tuple[float, ...], tuple[int, int], dict[str, int]]]:
-    """Of each map: itself and its two biases, the numbers that kernels are told, their programs and constants."""
+    """For each map: the map and its two biases, the kernels' numbers, the launch grid and the constants."""
     classes = 1 << (layout.num_classes - 1).bit_length()
     known = {"ROWS": max(1, tile_values // classes), "CLASSES": classes}
     first = 0
     number = len(layout.per_cell)
-    maps, biases = given[:number], given[number:]
+    maps, biases = inputs[:number], inputs[number:]
     for x, class_bias, box_bias, boxes in zip(maps, biases[::2], biases[1::2], layout.per_cell, strict=True):
         n, channels, height, width = x.shape
         cells = height * width

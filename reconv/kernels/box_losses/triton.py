@@ -1,17 +1,16 @@
-"""Matching, losses and mining of a single-shot detector, and the gradient of its maps, in Triton.
+"""Triton kernels of SSD's matching, losses, hard-negative mining and gradient.
 
-Owns the device code. Refuses to know autograd and memory. A map is read as its convolution leaves it: pixel by pixel,
-of each the logits of its boxes, then their codes, then channels that mean nothing; biases are still to be added. All
-else of default boxes is in the published order: map by map, in each the shape first, then the pixel. Overlaps are
-rounded as in the plain form.
+A map is read as its convolution writes it: for each pixel the logits of its anchors, then their box deltas, then
+padding; biases are still to be added. Everything else about anchors is ordered by map, then shape, then pixel. IoU is
+rounded as by the plain operations.
 """
 
 import triton
 import triton.language as tl
 
-HARD: tl.constexpr = tl.constexpr(-1)  # in place of a true box's row: a negative that counts
-UNUSED: tl.constexpr = tl.constexpr(-2)  # one that does not
-EPSILON: tl.constexpr = tl.constexpr(1e-8)  # of the code, as published
+HARD: tl.constexpr = tl.constexpr(-1)  # instead of a ground-truth row: a selected negative
+UNUSED: tl.constexpr = tl.constexpr(-2)  # a negative that is not selected
+EPSILON: tl.constexpr = tl.constexpr(1e-8)  # of the box coder, as published
 
 _COUNTS = ["num_rows", "num_anchors", "num_cells", "per_cell", "num_classes", "channels", "first"]
 
@@ -27,7 +26,7 @@ def _corners(anchors_cxcywh, anchor, exists):
 
 @triton.jit
 def _overlap(box, left, top, right, bottom):
-    """Intersection over union of one true box with default boxes."""
+    """IoU of one ground-truth box with anchors."""
     x0, y0, x1, y1 = tl.load(box), tl.load(box + 1), tl.load(box + 2), tl.load(box + 3)
     width = tl.maximum(tl.minimum(x1, right) - tl.maximum(x0, left), 0.0)
     height = tl.maximum(tl.minimum(y1, bottom) - tl.maximum(y0, top), 0.0)
@@ -39,7 +38,8 @@ def _overlap(box, left, top, right, bottom):
 
 @triton.jit(do_not_specialize=_COUNTS)
 def claim(boxes, num_boxes, anchors_cxcywh, claimed, num_rows, num_anchors, LANES: tl.constexpr):
-    """The default box that each true box overlaps most, of equals the first; `num_anchors`: it overlaps none."""
+    """The anchor with the highest IoU for each ground-truth box, the first of equals; `num_anchors` if it overlaps
+    none."""
     image = tl.program_id(1)
     count = tl.load(num_boxes + image).to(tl.int32)
     for row in range(tl.program_id(0), count, tl.num_programs(0)):
@@ -57,7 +57,7 @@ def claim(boxes, num_boxes, anchors_cxcywh, claimed, num_rows, num_anchors, LANE
 
 @triton.jit(do_not_specialize=_COUNTS)
 def match(boxes, num_boxes, anchors_cxcywh, claimed, rows, num_rows, num_anchors, threshold, LANES: tl.constexpr):
-    """The row of the true box that each default box belongs to, or `UNUSED`."""
+    """The row of each anchor's ground-truth box, or `UNUSED`."""
     image = tl.program_id(1)
     count = tl.load(num_boxes + image).to(tl.int32)
     anchor = tl.program_id(0) * LANES + tl.arange(0, LANES)
@@ -79,7 +79,7 @@ def match(boxes, num_boxes, anchors_cxcywh, claimed, rows, num_rows, num_anchors
 
 @triton.jit
 def _wanted_codes(boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance):
-    """The code of each positive's true box, four columns."""
+    """The target box deltas of positive anchors, four columns."""
     x = tl.load(anchors_cxcywh + anchor * 4, mask=positive, other=0.0)
     y = tl.load(anchors_cxcywh + anchor * 4 + 1, mask=positive, other=0.0)
     w = tl.load(anchors_cxcywh + anchor * 4 + 2, mask=positive, other=1.0) + EPSILON
@@ -97,7 +97,7 @@ def _wanted_codes(boxes, row, anchors_cxcywh, anchor, positive, centre_variance,
 
 @triton.jit
 def _off(x, at, bias, column, wanted, positive):
-    """How far a column of codes lies off what is wanted."""
+    """The difference of a column of box deltas from its target."""
     code = tl.load(x + at + column, mask=positive, other=0.0).to(tl.float32)
     return code + tl.load(bias + column, mask=positive, other=0.0) - wanted
 
@@ -111,8 +111,8 @@ def _smooth(off):
 
 @triton.jit
 def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexpr):
-    """Of this program's boxes of a map: which exist, their shapes, their places in the published order, and where
-    their logits and codes begin."""
+    """For this program's anchors of a map: which exist, their shapes, their index in the output order, and the offsets
+    of their logits and box deltas."""
     box = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     cell, shape = box // per_cell, box % per_cell
     pixel = (tl.program_id(1) * num_cells + cell) * channels
@@ -127,7 +127,7 @@ def losses(
     num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """Cross-entropy and, of positives, smooth L1 of each default box of a map."""
+    """Cross-entropy and, for positive anchors, smooth L1 of each anchor of a map."""
     exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
@@ -135,7 +135,7 @@ def losses(
     mask = exists[:, None] & (number < num_classes)
     z = tl.load(x + logits[:, None] + number, mask=mask, other=0.0).to(tl.float32)
     z += tl.load(class_bias + (shape * num_classes)[:, None] + number, mask=mask, other=0.0)
-    row = tl.load(rows + at, mask=exists, other=UNUSED)  # behind the logits, which need not wait for it
+    row = tl.load(rows + at, mask=exists, other=UNUSED)  # after the logits' load, which need not wait for it
     positive = row >= 0
     row += image * num_rows
     label = tl.load(labels + row, mask=positive, other=0).to(tl.int32)
@@ -161,10 +161,10 @@ def losses(
 def hard_negatives(
     by_class, by_box, rows, class_loss, box_loss, shares, num_anchors, ratio, BLOCK: tl.constexpr, BITS: tl.constexpr
 ):  # fmt: skip
-    """An image's losses over its positives, with so many times as many of the negatives that have the highest.
+    """An image's losses over its positives and `ratio` times as many of the negatives with the highest losses.
 
-    A key is the bits of a loss, which order as losses do where none is below 0, then the place from the end: no two are
-    equal, and of equal losses the first has the higher. The least key that counts is found bit by bit.
+    A sort key has the bits of a loss, which order like non-negative floats, then the index from the end: keys are
+    unique, and of equal losses the first is higher. The smallest selected key is found bit by bit.
     """
     image = tl.program_id(0)
     place = tl.arange(0, BLOCK)
@@ -180,7 +180,7 @@ def hard_negatives(
     tl.store(box_loss + image, tl.sum(tl.load(by_box + at, mask=positive, other=0.0), 0) * share)
     positive_loss = tl.sum(tl.where(positive, loss, 0.0), 0)
 
-    # From here on keys alone are held, 16 or 32 a thread: a negative's loss comes back out of its key.
+    # From here on only keys are kept, 16 or 32 per thread: a negative's loss is recovered from its key.
     bits = (loss.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.int64)
     key = tl.where(exists & (row < 0), (bits << BITS) | (BLOCK - 1 - place), -1)
     least = tl.zeros([], tl.int64)
@@ -189,7 +189,7 @@ def hard_negatives(
         is_enough = tl.sum((key >= (least | bit)).to(tl.int32), 0) >= num_wanted
         least = tl.where(is_enough, least | bit, least)
         bit = bit >> 1
-    hard = key >= least  # none where none is wanted: `least` is then all ones, above every key
+    hard = key >= least  # none if none is wanted: `least` is then all ones, above every key
 
     tl.store(rows + image * num_anchors + place, tl.full([BLOCK], HARD, tl.int32), mask=hard)
     loss = (key >> BITS).to(tl.int32).to(tl.float32, bitcast=True)
@@ -198,7 +198,7 @@ def hard_negatives(
 
 @triton.jit
 def _store_slope(dx, at, off, positive, factor):
-    """The gradient of a column of codes."""
+    """The gradient of a column of box deltas."""
     slope = tl.minimum(tl.maximum(off, -1.0), 1.0) * factor
     tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=positive)
 
@@ -209,7 +209,7 @@ def gradient(
     num_rows, num_anchors, num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance,
     ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a map, which is zero but for default boxes that count: they alone read it and are written."""
+    """The gradient of a map, zero but for selected anchors: only those are read and written."""
     exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor

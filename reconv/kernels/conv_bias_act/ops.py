@@ -1,8 +1,7 @@
-"""A convolution with all that follows it at evaluation: bias, a sum and an activation; of a 1x1 also a gate before it.
+"""Inference convolution fused with bias, residual sum and activation; a 1x1 convolution also with a gate on its input.
 
-Owns which of its forms computes it: on CUDA the fastest for tensors of these shapes, found when they are first seen.
-Refuses to know networks and gradients: nothing here is differentiated. Invariant: inside the capture of a graph nothing
-is tried.
+On CUDA, the fastest candidate is chosen when a combination of shapes is first seen, but never during CUDA-graph
+capture. Not differentiable.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ _chosen: dict[tuple[object, ...], Candidate] = {}
 
 
 def conv_bias_act(
-    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, gate: Tensor | None, shape: ConvConfig
+    x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None, gate: Tensor | None, config: ConvConfig
 ) -> Tensor:
-    """The activation of the convolution of x (times its gate [n, channels, 1, 1]) plus bias (plus the other)."""
-    given = ConvInputs(x, weight, bias, other, gate)
+    """act(conv(x * gate) + bias + other), where gate [n, channels, 1, 1] and other are optional."""
+    inputs = ConvInputs(x, weight, bias, other, gate)
     if not x.is_cuda:
-        return torch_conv(given, shape)
-    layouts = tuple(None if t is None else (t.shape, t.stride()) for t in given)
-    key = (*layouts, x.dtype, x.device, shape, tolerance(x.dtype))
+        return torch_conv(inputs, config)
+    layouts = tuple(None if t is None else (t.shape, t.stride()) for t in inputs)
+    key = (*layouts, x.dtype, x.device, config, tolerance(x.dtype))
     if key not in _chosen:
         if torch.cuda.is_current_stream_capturing():
-            return torch_conv(given, shape)
-        forms = find_candidates(given, shape)
-        calls = [partial(form, given, shape) for form in forms]
-        place = fastest(partial(torch_conv, given, shape), calls)
-        _chosen[key] = torch_conv if place < 0 else forms[place]
-    return _chosen[key](given, shape)
+            return torch_conv(inputs, config)
+        candidates = find_candidates(inputs, config)
+        calls = [partial(candidate, inputs, config) for candidate in candidates]
+        index = fastest(partial(torch_conv, inputs, config), calls)
+        _chosen[key] = torch_conv if index < 0 else candidates[index]
+    return _chosen[key](inputs, config)

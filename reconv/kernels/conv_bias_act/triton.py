@@ -1,7 +1,6 @@
-"""A 1x1 convolution of an answer over rows of channels, in Triton: one product with all that follows it.
+"""Triton kernel of a 1x1 inference convolution with bias, residual sum and activation as epilogue.
 
-Owns the device code. Refuses to know memory. Every output is written once, with bias, sum and activation in it;
-products are of the tensors' type and added in float32.
+Products are in the tensors' dtype and accumulated in float32; every output is written once.
 """
 
 import triton
@@ -16,8 +15,8 @@ def gemm_epilogue(
     GATES: tl.constexpr, ADDS: tl.constexpr, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y[row, out] = the activation of the sum of x[row, channel] (* gate[image, channel]) * weight[out, channel] plus
-    bias (plus the other). A tile's rows are of one image of so many pixels; its neighbours have the same rows."""
+    """y[row, out] = act(sum over channels of x[row, channel] (* gate[image, channel]) * weight[out, channel] + bias (+
+    other)). A tile's rows belong to one image of `pixels` rows; consecutive programs share rows."""
     channels, out_channels = in_parts * IN_PART, out_parts * OUT_PART
     num_blocks = tl.cdiv(out_channels, OUT)
     tile = tl.program_id(0) // num_blocks

@@ -1,7 +1,7 @@
-"""Boxes of images of different sizes, resized into one batch, in Triton.
+"""Triton kernel that crops boxes of images of different sizes and resizes them into one batch.
 
-Owns the device code. Refuses to know who decoded the images. A program makes a tile of pixels of one row, all three
-colours; weights are computed where they are used, so that nothing but pixels is read.
+A program computes a tile of pixels of one image in all three channels; weights are computed on the fly, so that only
+pixels are read.
 """
 
 import triton
@@ -10,16 +10,16 @@ import triton.language as tl
 
 @triton.jit
 def _weight(at, length, centre, narrowing):
-    """What the pixels at `at` of a side of a box weigh; nothing outside it."""
+    """Weights of the pixels at `at` along a side of a box; zero outside it."""
     far = tl.abs(at.to(tl.float32) + 0.5 - centre) * narrowing
     return tl.where((at >= 0) & (at < length), tl.maximum(1.0 - far, 0.0), 0.0)
 
 
 @triton.jit(do_not_specialize=["size", "tiles_across"])
 def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr):
-    """A tile of `TALL` x `WIDE` pixels of a row.
+    """A tile of `TALL` x `WIDE` pixels of an image.
 
-    The table has each image's address and sides and the part that may be looked at, from whose corner boxes count.
+    The table has each image's address and sides and its visible part; boxes are relative to that part's corner.
     """
     row = tl.program_id(1)
     entry = table + row * 7
@@ -57,7 +57,7 @@ def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: t
             green += weight * tl.load(at + height * width, mask=mask, other=0).to(tl.float32)
             blue += weight * tl.load(at + 2 * height * width, mask=mask, other=0).to(tl.float32)
             total += weight
-    total = tl.where(is_there, total, 1.0)  # beside the image nothing has a weight
+    total = tl.where(is_there, total, 1.0)  # outside the image all weights are zero
     to = out + row * 3 * size * size + y * size + x
     tl.store(to, tl.floor(red / total + 0.5).to(tl.uint8), mask=is_there)
     tl.store(to + size * size, tl.floor(green / total + 0.5).to(tl.uint8), mask=is_there)

@@ -1,12 +1,11 @@
-"""A depthwise convolution whose input's gradient is not left to cuDNN.
+"""Depthwise convolution with our own input gradient in place of cuDNN's.
 
-Owns the autograd function. Refuses to know modules. Limits: stride 1 or 2, an odd kernel, padding by half of it, one
-filter a channel; at stride 2 tensors that `fused.available` accepts. Invariant: values and gradients are those of
-`F.conv2d`, up to the order of additions.
+Supports stride 1 or 2, an odd kernel padded by half of it, and one filter per channel. Values and gradients are those
+of F.conv2d up to the order of sums.
 
-On an H200 cuDNN's own gradient took 2.4 times as long as its forward pass, over EfficientNet-B0's layers of stride 1 in
-bf16; with filters turned by half a circle the forward pass computes the same sums. At stride 2 it took 1.5 ms over
-MobileNetV2's four layers at batch 256, where the bytes need 0.3: there a kernel of ours computes it.
+On an H200, cuDNN's input gradient took 2.4 times as long as its forward pass over EfficientNet-B0's layers of stride 1
+in bf16; the forward pass with flipped filters computes the same. At stride 2 it took 1.5 ms over MobileNetV2's four
+layers at batch 256, where memory bandwidth allows 0.3 ms: there our kernel computes it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from reconv.kernels.channels_last import channel_rows
 from reconv.kernels.dispatch import supports
 from reconv.kernels.jit.launch import launch
 
-_SMALL, _VALUES = 3, {True: 2048, False: 1024}  # of a tile: a large filter's threads would run out of registers
+_SMALL, _VALUES = 3, {True: 2048, False: 1024}  # of a tile: larger kernels would run out of registers
 
 
 def depthwise_conv(x: Tensor, weight: Tensor, stride: int = 1) -> Tensor:
-    """Each channel of images [n, channels, height, width] filtered by its own weights [channels, 1, k, k]."""
+    """The depthwise convolution of x [n, channels, height, width] with weight [channels, 1, k, k]."""
     output: Tensor = _Depthwise.apply(x, weight, stride)  # type: ignore[no-untyped-call]
     return output
 
@@ -61,15 +60,15 @@ def _conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 def _input_gradient_stride2(dy: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """The gradient of the input of a convolution of stride 2."""
+    """The input gradient of a convolution of stride 2."""
     if not supports(dy):
-        raise ValueError(f"images that kernels take, not {dy.dtype} {tuple(dy.shape)} on {dy.device}")
+        raise ValueError(f"kernels do not support {dy.dtype} {tuple(dy.shape)} on {dy.device}")
     from reconv.kernels.depthwise.triton import input_gradient
 
     dx = torch.empty_like(x)
     block = channel_rows(dy, (len(dy),)).block
     squares, num_squares = _VALUES[weight.shape[-1] <= _SMALL] // block, dy.numel() // dy.shape[1]
-    grid = (-(-dy.shape[1] // block) * -(-num_squares // squares),)  # one axis: there may be more than a second has
+    grid = (-(-dy.shape[1] // block) * -(-num_squares // squares),)  # one axis: the others are limited to 65535
     sides = (*x.shape[2:], *dy.shape[2:])
     constants = {"K": weight.shape[-1], "SQUARES": squares, "BLOCK": block}
     launch(input_gradient, grid, dy, weight.contiguous(), dx, num_squares, dy.shape[1] // 8, *sides, **constants)

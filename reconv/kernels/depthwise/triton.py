@@ -1,7 +1,6 @@
-"""The input's gradient of a depthwise convolution of stride 2 over channels_last images, in Triton.
+"""Triton kernel of the input gradient of a depthwise convolution of stride 2, channels_last.
 
-Owns the device code. Refuses to know memory. A program makes squares of 2x2 pixels: those of one square see the same
-few outputs, so each output is loaded once for four pixels.
+A program computes squares of 2x2 pixels, which depend on the same few outputs: each output is loaded once per square.
 """
 
 import triton
@@ -12,7 +11,7 @@ _COUNTS = ["num_squares", "eighths", "height", "width", "out_height", "out_width
 
 @triton.jit
 def _with(total, value, weight, channel, exists, V: tl.constexpr, H: tl.constexpr, K: tl.constexpr):
-    """A total with values weighed by one number of each filter, where the filter reaches so far."""
+    """The total plus values times one tap of each filter, where the tap exists."""
     if ((V >= 0) and (V < K)) and ((H >= 0) and (H < K)):
         tap = tl.load(weight + channel * (K * K) + V * K + H, mask=exists, other=0.0).to(tl.float32)
         total += value * tap[None, :]
@@ -24,7 +23,7 @@ def input_gradient(
     dy, weight, dx, num_squares, eighths, height, width, out_height, out_width, K: tl.constexpr, SQUARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx[n, i, j] = the sum of dy[n, u, v] * weight[i + K // 2 - 2 u, j + K // 2 - 2 v], of each channel."""
+    """dx[n, i, j] = sum of dy[n, u, v] * weight[i + K // 2 - 2 u, j + K // 2 - 2 v], per channel."""
     channels = eighths * 8
     num_blocks = tl.cdiv(channels, BLOCK)
     channel = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)

@@ -1,9 +1,8 @@
-"""A depthwise convolution of an answer over channels_last images, in Triton, with its bias and activation.
+"""Triton kernel of a depthwise inference convolution with bias and activation, channels_last.
 
-Owns the device code. Refuses to know memory. A thread makes four pixels beside each other, so that what it loads serves
-several of them. A program makes a tile of such fours by a block of channels: of large images a rectangle, whose windows
-share most of what they read; of small ones so many fours in a row, from one image into the next, so that no tile is
-half empty.
+A thread computes four neighboring pixels and reuses its loads. A program computes a tile of such groups by a block of
+channels: in large images a rectangle, whose windows overlap; in small ones consecutive groups across lines and images,
+so that no tile is half empty.
 """
 
 import triton
@@ -16,7 +15,7 @@ _COUNTS = ["images", "eighths", "height", "width", "out_height", "out_width"]
 
 @triton.jit
 def _with(total, value, row_of_taps, exists, channels, J: tl.constexpr, KERNEL: tl.constexpr):
-    """A total with values weighed by one number of each filter, where the filter reaches so far."""
+    """The total plus values times one tap of each filter, where the tap exists."""
     if (J >= 0) and (J < KERNEL):
         total += value * tl.load(row_of_taps + J * channels, mask=exists, other=0.0).to(tl.float32)[None, :]
     return total
@@ -33,7 +32,7 @@ def depthwise_conv(
     STRIDE: tl.constexpr, PAD: tl.constexpr, ACT: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The activation of every channel filtered by its own weights [k * k, channels], plus bias; `TALL` 0: in a row."""
+    """act(conv + bias) with weights [k * k, channels]; `TALL` 0: tiles of consecutive groups."""
     channels = eighths * 8
     num_blocks, fours = tl.cdiv(channels, BLOCK), tl.cdiv(out_width, 4)
     channel = tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK)
@@ -50,7 +49,7 @@ def depthwise_conv(
     first = tl.zeros([four.shape[0], BLOCK], tl.float32)
     first += tl.load(bias + channel, mask=exists, other=0.0).to(tl.float32)[None, :]
     second, third, fourth = first, first, first
-    for i in range(KERNEL):  # not unrolled: with all loads ahead of the sums, registers run out
+    for i in range(KERNEL):  # not unrolled: hoisting all loads would run out of registers
         v = line * STRIDE + i - PAD
         in_line = here & (v >= 0) & (v < height)
         taps = weight + i * KERNEL * channels + channel

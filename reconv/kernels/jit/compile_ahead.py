@@ -1,9 +1,8 @@
-"""Kernels compiled ahead of their first launch, side by side.
+"""Compiling kernels in parallel ahead of their first launch.
 
-Owns the threads that wait for the compiler (a process, which leaves its work in Triton's cache), take from the cache
-and load. Refuses to know which variants are needed (`launch.rehearsed` tells) and what runs meanwhile. Invariant: this
-is speed alone. A variant that the compiler did not leave is compiled here; one that fails here is compiled again by
-its first launch, which fails for itself if it must; whether one was forgotten or is not needed changes no result.
+Threads wait for the compiler process, which writes to Triton's cache, and load the kernels from there. This affects
+speed only: a variant that the process did not compile is compiled here, and one that fails here is compiled again by
+its first launch.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ import torch
 from reconv.kernels.jit import compile_process as compiler
 from reconv.kernels.jit.launch import KernelVariant, register_compilations
 
-_MOST_THREADS = 16
+_MAX_THREADS = 16
 _WARP_THREADS = 32
-_binding = Lock()
+_triton_lock = Lock()
 
 
-def compile_ahead(variants: Collection[KernelVariant], device: torch.device, tell: Callable[[str], None]) -> int:
-    """Begin to compile variants for a CUDA device, and return how many; their first launches wait for them."""
+def compile_ahead(variants: Collection[KernelVariant], device: torch.device, warn: Callable[[str], None]) -> int:
+    """Start compiling variants for a CUDA device; their first launches wait for them. Returns how many."""
     major, minor = torch.cuda.get_device_capability(device)
     target = ("cuda", 10 * major + minor, _WARP_THREADS)
-    answers = compiler.acquire_compiler().ask(target, [variant.named() for variant in variants])
-    threads = max(1, min(len(variants), os.cpu_count() or 1, _MOST_THREADS))
+    results = compiler.acquire_compiler().compile(target, [variant.spec() for variant in variants])
+    threads = max(1, min(len(variants), os.cpu_count() or 1, _MAX_THREADS))
     pool = ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (device,))
-    under_way: dict[Any, list[Future[None]]] = {}
-    for variant, answer in zip(variants, answers, strict=True):
-        under_way.setdefault(variant.kernel, []).append(pool.submit(_load, variant, answer))
-    register_compilations(under_way, tell)
-    pool.shutdown(wait=False)  # its threads end with their work
+    pending: dict[Any, list[Future[None]]] = {}
+    for variant, result in zip(variants, results, strict=True):
+        pending.setdefault(variant.kernel, []).append(pool.submit(_load, variant, result))
+    register_compilations(pending, warn)
+    pool.shutdown(wait=False)  # its threads exit when done
     return len(variants)
 
 
-def _load(variant: KernelVariant, answer: Future[None]) -> None:
-    """Take a variant from the cache when it is there, for this thread's device, and load it with what launches it."""
+def _load(variant: KernelVariant, result: Future[None]) -> None:
+    """Load a variant and its launcher from the cache, for this thread's device, once it is compiled."""
     from triton.runtime.cache import triton_key
 
     kernel = variant.kernel
-    with _binding:  # Triton makes its driver, and a kernel's cache for a device, without a lock
+    with _triton_lock:  # Triton creates its driver and per-device caches without a lock
         kernel.device_caches[torch.cuda.current_device()]
-        triton_key()  # else every thread would compute this digest of Triton's own 400 MB
-    answer.result()
+        triton_key()  # else every thread would hash Triton's own 400 MB
+    result.result()
     compiled = kernel.warmup(*variant.arguments(), grid=(1,), **dict(variant.constants))
-    compiled.run  # noqa: B018 (a property: the launcher is built, by the C compiler, when it is first asked for)
+    compiled.run  # noqa: B018 (a property: builds the launcher with the C compiler on first access)

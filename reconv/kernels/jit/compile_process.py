@@ -1,7 +1,7 @@
-"""The compiler of kernels, a process beside this one.
+"""The kernel compiler, a separate process.
 
-Owns when it is started and how it is asked. Refuses to know torch, so that it can be started before torch is imported:
-both take seconds. Invariant: it is a matter of speed alone. What it did not compile is compiled by whoever needs it.
+This module does not import torch, so that the process can be started while torch is being imported: both take seconds.
+It affects speed only; what it did not compile is compiled at first launch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _NVIDIA = Path("/dev/nvidiactl")
 
 
 class CompilerProcess:
-    """The program, started and waiting to be asked once."""
+    """The compiler process, started and waiting for one request."""
 
     def __init__(self) -> None:
-        # The same modules as here, wherever they were found.
+        # The child finds the same modules as this process.
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", _PROGRAM],
@@ -37,43 +37,43 @@ class CompilerProcess:
             env=environment,
         )
 
-    def ask(self, target: Sequence[Any], variants: Sequence[Sequence[Any]]) -> list[Future[None]]:
-        """Have variants compiled; each result comes when the program is done with it, also if it failed."""
-        answers: list[Future[None]] = [Future() for _ in variants]
+    def compile(self, target: Sequence[Any], variants: Sequence[Sequence[Any]]) -> list[Future[None]]:
+        """Compile variants; each future is done when the process has finished with its variant, also if it failed."""
+        results: list[Future[None]] = [Future() for _ in variants]
         request = json.dumps([target, variants]) + "\n"
-        Thread(target=self._hear, args=(request, answers), name="compiler", daemon=True).start()
-        return answers
+        Thread(target=self._read_results, args=(request, results), name="compiler", daemon=True).start()
+        return results
 
-    def _hear(self, request: str, answers: list[Future[None]]) -> None:
-        # A broken pipe: it ended before it was asked, so nothing was compiled, and nobody needs to know.
+    def _read_results(self, request: str, results: list[Future[None]]) -> None:
+        # A broken pipe: the process has exited, so nothing is compiled ahead.
         with suppress(BrokenPipeError), self.process as process:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write(request)
             process.stdin.flush()
             for line in process.stdout:
-                answers[int(line)].set_result(None)
-        for answer in answers:
-            if not answer.done():
-                answer.set_result(None)
+                results[int(line)].set_result(None)
+        for result in results:
+            if not result.done():
+                result.set_result(None)
 
 
 _started: list[CompilerProcess] = []
 
 
 def start_compiler(device: str) -> None:
-    """Start the compiler where a run on this device may need it; it prepares itself while torch is imported."""
-    is_meant = device == "auto" or device.startswith("cuda")
-    if not _started and is_meant and sys.executable and _NVIDIA.exists() and find_spec("triton") is not None:
-        with suppress(OSError):  # where no process may be started, kernels are compiled in this one
+    """Start the compiler if a run on this device may need it; it initializes while torch is imported."""
+    is_wanted = device == "auto" or device.startswith("cuda")
+    if not _started and is_wanted and sys.executable and _NVIDIA.exists() and find_spec("triton") is not None:
+        with suppress(OSError):  # if no process can be started, kernels are compiled at first launch
             _started.append(CompilerProcess())
 
 
 def acquire_compiler() -> CompilerProcess:
-    """The compiler that was begun, else a new one."""
+    """The compiler that was started, else a new one."""
     return _started.pop() if _started else CompilerProcess()
 
 
 def stop_compiler() -> None:
-    """Let a compiler that was begun end: there is nothing to compile."""
+    """Let a started compiler exit without work."""
     if _started:
-        _started.pop().ask((), ())
+        _started.pop().compile((), ())

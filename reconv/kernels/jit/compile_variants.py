@@ -1,8 +1,7 @@
-"""A program that compiles kernels into Triton's cache, for a GPU that it knows by name alone.
+"""A program that compiles kernels into Triton's cache, for a GPU architecture given by name.
 
-Owns the processes in which that happens: Triton holds Python's lock for a large part of a compilation, so that threads
-wait for each other. Refuses to know torch, and opens no GPU. Invariant: it leaves files in Triton's cache and nothing
-else; it ends with its work, with its input, or after a while in which nobody gave it any.
+Each variant is compiled in its own process, since Triton holds the GIL for much of a compilation. The program neither
+imports torch nor opens a GPU; it exits when done, when its input closes, or after two idle minutes.
 """
 
 from __future__ import annotations
@@ -23,11 +22,14 @@ from triton.runtime.cache import triton_key
 from triton.runtime.jit import JITFunction, MockTensor
 
 _IDLE_TIMEOUT_S = 120.0
-_NUMBERS: dict[str, int | float] = {"int": 16, "float": 1.0}  # counts are not specialised
+_NUMBERS: dict[str, int | float] = {
+    "int": 16,
+    "float": 1.0,
+}  # any value will do: kernels are not specialized on numbers
 
 
 class TargetGpu:
-    """What Triton asks of a driver while it compiles, told of a GPU that may be elsewhere."""
+    """The driver interface that Triton needs to compile for a GPU that may be elsewhere."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
@@ -43,12 +45,12 @@ class TargetGpu:
 
     @property
     def utils(self) -> Any:
-        """The driver's C module, built by the first who asks."""
+        """The driver's C module, built on first access."""
         return import_module("triton.backends.nvidia.driver").CudaUtils()
 
 
 class NoTorch(MetaPathFinder):
-    """Finds torch nowhere: Triton 3.6 would import it where it is, to know its tensors, for seconds in every child."""
+    """Hides torch from imports: Triton 3.6 would import it, which takes seconds in every child."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         if fullname == "torch":
@@ -56,10 +58,10 @@ class NoTorch(MetaPathFinder):
 
 
 def resolve_cache_key(kernel: Any) -> None:
-    """Give a kernel its key in the cache after those that it calls have theirs.
+    """Compute a kernel's cache key after those of the functions it calls.
 
-    Triton 3.6 leaves out of a key the constants of a called function that has none yet, so that a kernel has another
-    key, and is compiled again, when something else was compiled before it.
+    Triton 3.6 omits the constants of a called function whose key is not computed yet, so that the key of a kernel would
+    depend on what was compiled before it.
     """
     if not isinstance(kernel, JITFunction):
         return  # interpreted, or not a kernel
@@ -69,7 +71,7 @@ def resolve_cache_key(kernel: Any) -> None:
 
 
 def compile_variant(module: str, name: str, types: list[str], constants: dict[str, int]) -> Any:
-    """The variant of a kernel, from the cache or left in it."""
+    """Compile a variant of a kernel, or take it from the cache."""
     kernel = getattr(import_module(module), name)
     resolve_cache_key(kernel)
     arguments = [_NUMBERS[kind] if kind in _NUMBERS else MockTensor(kind) for kind in types]
@@ -77,7 +79,7 @@ def compile_variant(module: str, name: str, types: list[str], constants: dict[st
 
 
 def _compile(target: list[Any], variant: list[Any]) -> None:
-    """Compile a variant, and what launches it: where that is C code of its own, it takes as long."""
+    """Compile a variant and its launcher, which takes as long where it is C code."""
     driver.set_active(TargetGpu(GPUTarget(*target)))
     found = compile_variant(*variant)
     import_module("triton.backends.nvidia.driver").CudaLauncher(found.src, found.metadata)
@@ -88,7 +90,7 @@ def _build_driver() -> None:
 
 
 def _forked(work: Callable[[], object]) -> int:
-    """Do work in a child, whose number is the result."""
+    """Run `work` in a forked child; returns its pid."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -101,29 +103,29 @@ def _forked(work: Callable[[], object]) -> int:
 
 
 def main() -> None:
-    """Compile the variants that one line of input lists, and tell the number of each that is done, well or not."""
+    """Compile the variants listed in one line of input, and print the number of each when it is done or has failed."""
     sys.meta_path.insert(0, NoTorch())
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Triton prints where its dumps are wanted is no answer
+    results = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Triton's own prints must not mix with the results
     _forked(_build_driver)
-    triton_key()  # a digest of Triton's own 400 MB, which the children would each compute
+    triton_key()  # hashes Triton's own 400 MB once instead of in every child
     if not select.select([sys.stdin], [], [], _IDLE_TIMEOUT_S)[0] or not (line := sys.stdin.readline()):
         return
     target, variants = json.loads(line)
     running: dict[int, int] = {}
     for number, variant in enumerate(variants):
         if len(running) >= len(os.sched_getaffinity(0)):
-            _report_one(running, answers)
+            _report_one(running, results)
         running[_forked(partial(_compile, target, variant))] = number
     while running:
-        _report_one(running, answers)
+        _report_one(running, results)
 
 
-def _report_one(running: dict[int, int], answers: TextIO) -> None:
-    """Wait for a child; what it was to compile is told."""
+def _report_one(running: dict[int, int], results: TextIO) -> None:
+    """Wait for a child, and print the number of its variant."""
     pid, _ = os.wait()
     if pid in running:
-        print(running.pop(pid), file=answers, flush=True)
+        print(running.pop(pid), file=results, flush=True)
 
 
 if __name__ == "__main__":

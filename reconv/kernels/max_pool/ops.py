@@ -1,8 +1,7 @@
-"""Max-pool of channels_last images, in training and at evaluation.
+"""Max-pooling of channels_last images, in training and inference.
 
-Owns the autograd function and the shapes of tiles. Refuses to know modules. Limits: `fused.available` of the images, a
-square window of at most 15 places a side, padded by at most half of it or as SAME, no dilation. Invariant: the value,
-and the gradient's way, of torch's own pool: the first of equal values, and a NaN above all.
+Supports images of `dispatch.supports` and square windows of at most 15 pixels, padded by at most half of it or as SAME,
+without dilation. Ties and NaN are resolved as in torch: the first of equal values, and NaN above all.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _WIDEST_TILE = 16
 
 
 def max_pool(x: Tensor, window: PoolWindow) -> Tensor:
-    """The largest value of each window."""
+    """The max-pool of x."""
     output: Tensor = _MaxPool.apply(x, window)  # type: ignore[no-untyped-call]
     return output
 
 
 def supports(x: Tensor, window: PoolWindow) -> bool:
-    """Whether there are few enough images and tiles, of inputs and outputs."""
+    """Whether the numbers of images and tiles fit into a launch grid."""
     images, channels, height, width = x.shape
     inputs, _, _ = _tiles(images, channels, height, width, window)
     outputs, _, _ = _tiles(images, channels, window.out_side(height), window.out_side(width), window)
@@ -37,12 +36,12 @@ def supports(x: Tensor, window: PoolWindow) -> bool:
 
 
 def max_pool_inference(x: Tensor, window: PoolWindow) -> Tensor:
-    """The same where no gradient is asked for: no places are written."""
+    """The max-pool of x without a gradient."""
     return _forward(x, window, None)
 
 
 def _forward(x: Tensor, window: PoolWindow, place: Tensor | None) -> Tensor:
-    """The largest values, and in `place`, if there is one, where each lies in its window."""
+    """The pooled values; `place` receives the index of each within its window."""
     images, channels, height, width = x.shape
     sides = (window.out_side(height), window.out_side(width))
     y = torch.empty((images, channels, *sides), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -83,7 +82,7 @@ class _MaxPool(Function):
 def _tiles(
     images: int, channels: int, height: int, width: int, window: PoolWindow
 ) -> tuple[tuple[int, int, int], int, dict[str, int]]:
-    """The programs that cover images of these sides, tiles beside each other, and the constants."""
+    """The launch grid for images of these sizes, the tiles along a row, and the constants."""
     block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
     wide = min(_WIDEST_TILE, 1 << (width - 1).bit_length())
     tall = _TILE_PIXELS // wide

@@ -1,8 +1,7 @@
-"""Max-pools of channels_last images and their gradient, in Triton.
+"""Triton kernels of max-pooling and its gradient, channels_last.
 
-Owns the device code. Refuses to know autograd and memory. In training, forward leaves which place of its window each
-value came from, in one byte; backward gathers, so that nothing is added by two programs. A program takes a tile of
-pixels by a block of channels.
+In training, forward stores the index of each value within its window in one byte; backward gathers, so that no two
+programs add to the same value. A program processes a tile of pixels by a block of channels.
 """
 
 import triton
@@ -17,9 +16,9 @@ def pool(
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
     WIDE: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of `TALL` x `WIDE` pixels of the output; the first of equal values wins, and a NaN always.
+    """A tile of `TALL` x `WIDE` output pixels; the first of equal values wins, and NaN always.
 
-    Without `PLACES` nobody asks which it was.
+    Indices are stored if `PLACES`.
     """
     channels = eighths * 8
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -56,7 +55,7 @@ def gradient(
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, ABOVE: tl.constexpr, LEFT: tl.constexpr, TALL: tl.constexpr,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A tile of pixels of the input gathers from the windows it won."""
+    """A tile of input pixels gathers the gradients of the windows whose maximum it is."""
     channels = eighths * 8
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = channel < channels

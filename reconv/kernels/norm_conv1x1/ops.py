@@ -1,9 +1,8 @@
-"""A 1x1 convolution of the activation of a batch norm, with nothing of the activation in memory.
+"""1x1 convolution of act(batch_norm(x)) without writing the activation to memory.
 
-Owns the autograd function and its memory: forward reads the norm's input twice (statistics, product) and keeps it;
-backward reads it twice and writes its gradient once. Refuses to know modules. Limits: `accepts`, and as in `norm`.
-Worth it where the convolution has few outputs: their gradient is read in place of the activation's, and multiplied
-twice. Invariant: no host read and no choice by value, so that all of it can be captured in a graph.
+Forward reads x twice (statistics, product) and saves it; backward reads it twice and writes its gradient once. It pays
+off where the convolution has few outputs: their gradient is read in place of the activation's, and multiplied twice.
+All of it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from reconv.kernels.jit.launch import launch
 from reconv.kernels.norm_conv1x1 import triton as device
 from reconv.kernels.reference import Activation
 
-MAX_OUTPUTS = 64  # with 96 separate kernels were faster, over the layers of MobileNetV2 on an H200
-_LEAST = 16  # what tensor cores multiply at once
-_STAGES = 3  # tiles copied ahead
+MAX_OUTPUTS = 64  # with 96, separate kernels were faster over MobileNetV2's layers on an H200
+_MIN_TILE = 16  # of tensor cores
+_STAGES = 3  # pipeline stages
 _NARROW, _WIDE = 32, 64  # channels of a tile
 
 
 @dataclass(frozen=True, slots=True)
 class _TileConfig:
-    """How a kernel is launched: rows and channels of a tile, its warps, programs per processor."""
+    """Rows and channels of a tile, warps, programs per SM, and a limit of registers per thread."""
 
     rows: int
     block: int
     warps: int
     programs_per_sm: int
-    registers: int | None = None  # of a thread, at most
+    registers: int | None = None  # limit per thread
 
 
-# Counted in machine code for Hopper: 11 instructions a value forward, 22 for the sums, 17 for the gradient. With other
-# tiles Triton computes the activation up to four times, or keeps too many of the norms' numbers in registers.
+# Counted in SASS for Hopper: 11 instructions per value in forward, 22 for the sums, 17 for the gradient. With other
+# tiles Triton computes the activation up to four times, or keeps too many norm parameters in registers.
 _FORWARD = _TileConfig(128, _NARROW, 4, 1)
 _SUMS = {_NARROW: _TileConfig(64, _NARROW, 4, 4, 128), _WIDE: _TileConfig(64, _WIDE, 8, 2, 128)}
 _GRADIENT = {_NARROW: _TileConfig(64, _NARROW, 4, 4), _WIDE: _TileConfig(64, _WIDE, 8, 4)}
 
 
 def supports(x: Tensor, filters: Tensor) -> bool:
-    """Whether a norm's input and filters [out, channels, 1, 1] are of a kind that this is worth it for."""
+    """Whether x and weight [out, channels, 1, 1] are supported and few enough outputs for a gain."""
     return (
         x.dtype in (torch.bfloat16, torch.float16)
         and tuple(filters.shape[1:]) == (x.shape[1], 1, 1)
@@ -60,7 +59,7 @@ def supports(x: Tensor, filters: Tensor) -> bool:
 def batch_norm_act_conv1x1(
     x: Tensor, norm: NormParams, filters: Tensor, groups: Sequence[int], act: Activation
 ) -> tuple[Tensor, Tensor]:
-    """The convolution of the activation of the norm of x, and mean, unbiased variance and 1 / deviation of x."""
+    """conv1x1(act(norm(x))), and mean, unbiased variance and 1 / std [groups, 3, channels] of x."""
     output: tuple[Tensor, Tensor] = _BatchNormActConv1x1.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, filters, norm, groups, act
     )
@@ -161,6 +160,6 @@ def _grid(rows: ChannelRows, form: _TileConfig) -> tuple[int, int, int]:
 
 
 def _shape(filters: Tensor, form: _TileConfig) -> dict[str, int]:
-    outputs = max(_LEAST, 1 << (len(filters) - 1).bit_length())
+    outputs = max(_MIN_TILE, 1 << (len(filters) - 1).bit_length())
     tile = {"ROWS": form.rows, "BLOCK": form.block, "OUT": outputs, "STAGES": _STAGES, "num_warps": form.warps}
     return tile if form.registers is None else tile | {"maxnreg": form.registers}

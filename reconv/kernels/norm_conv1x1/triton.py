@@ -1,9 +1,8 @@
-"""A 1x1 convolution of the activation of a batch norm over rows of channels, and the way back, in Triton.
+"""Triton kernels of a 1x1 convolution of act(batch_norm(x)) and its gradients.
 
-Owns the device code. Refuses to know autograd and memory. The activation is never written: forward and backward
-compute it again from the norm's input, and the backward pass computes its gradient again, from the few output channels,
-in each of its two passes. Products are of the tensors' type, as if the activation had been written, and added in
-float32. Programs of the backward pass are (block of channels, split of the rows, group).
+The activation is never written: forward and backward recompute it from x, and backward recomputes its gradient from the
+few output channels in each of its two passes. Products are in the tensors' dtype and accumulated in float32. Programs
+of the backward pass are (block of channels, split of the rows, group).
 """
 
 import triton
@@ -27,13 +26,13 @@ _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
 
 @triton.jit
 def _rows(start, tile, ROWS: tl.constexpr):
-    """Rows of a tile [rows, 1]."""
+    """The rows of a tile [rows, 1]."""
     return start + tile * ROWS + tl.arange(0, ROWS)[:, None]
 
 
 @triton.jit
 def _line(stats, weight, bias, channels, channel, exists):
-    """Mean, 1 / deviation, factor and summand of each channel's norm: few numbers, which threads hold many times."""
+    """Mean, 1 / std, scale and shift of each channel's norm."""
     mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
     rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
     factor = tl.load(weight + channel, mask=exists, other=0.0).to(tl.float32) * rstd
@@ -45,7 +44,7 @@ def project(
     x, stats, weight, bias, filters, y, eighths, num_rows, group_rows, out_eighths, ACT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """y[row, out] = the sum over channels of act(norm(x))[row, channel] * filters[out, channel]."""
+    """y[row, out] = sum over channels of act(norm(x))[row, channel] * filters[out, channel]."""
     channels, out_channels = eighths * 8, out_eighths * 8
     start, end = bounds(num_rows, group_rows)
     stats += tl.program_id(2) * STATISTICS * channels
@@ -81,7 +80,7 @@ def gradient_sums(
     out_eighths, ACT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OUT: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a group of dz and dz * xhat, and over each split of its rows of dy * act(norm(x)) [out, channels]."""
+    """Sums over a group of dz and dz * xhat, and per split of dy * act(norm(x)) [out, channels]."""
     channels, out_channels = eighths * 8, out_eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel, exists = channels_of(channels, BLOCK)
@@ -100,11 +99,11 @@ def gradient_sums(
         value = tl.load(x + row * channels + channel[None, :], mask=(row < end) & exists[None, :], other=0.0)
         value = value.to(tl.float32)
         z = value * factor[None, :] + summand[None, :]
-        # Where a row is masked its gradient is 0 and adds nothing, whatever z is there.
+        # A masked row has gradient 0, so it adds nothing whatever z is there.
         dz = deactivated(tl.dot(given, some, input_precision="ieee"), z, ACT)
         plain_sum += dz
         with_x += dz * (value - mean[None, :])
-        # In this order: the other way round Triton 3.6 copies no tile ahead.
+        # In this order: the other way round Triton 3.6 does not pipeline the loads.
         of_filters = tl.dot(tl.trans(given), activated(z, ACT).to(given.dtype), of_filters, input_precision="ieee")
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * out_channels + out
     mask = (out < out_channels)[:, None] & exists[None, :]

@@ -1,9 +1,8 @@
-"""Batch norm, ReLU and the 3x3 max-pool of stride 2 that follow a stem's convolution.
+"""Batch norm, ReLU and the 3x3 max-pool of stride 2 after a stem's convolution.
 
-Owns the autograd function and its memory: forward reads the input twice (statistics, pool) and writes only pooled
-sizes; of the backward pass's two, the sums too read pooled sizes. Refuses to know modules. Limits: as in `norm`, and
-a pool of kernel 3 and stride 2, padded by 1 or as SAME (`window.STEM_WINDOWS`). Of equal values in a window the first
-wins, as in torch; values are compared before they are rounded to the output's type.
+Forward reads the input twice (statistics, pool) and writes pooled sizes only; the backward sums read pooled sizes too.
+Supports the padding of `window.STEM_WINDOWS`. Of equal values in a window the first wins, as in torch; values are
+compared before they are rounded to the output's dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from reconv.kernels.window import STEM_WINDOW, PoolWindow
 def batch_norm_relu_max_pool(
     x: Tensor, norm: NormParams, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The max-pool of the ReLU of the norm of x, twice (as of a join), and the statistics."""
+    """max_pool(relu(norm(x))), twice (see `batch_norm_add_act`), and the statistics of x."""
     output: tuple[Tensor, Tensor, Tensor] = _BatchNormReluMaxPool.apply(  # type: ignore[no-untyped-call]
         x, norm.weight, norm.bias, norm, tuple(groups), window
     )
@@ -70,7 +69,7 @@ class _BatchNormReluMaxPool(Function):
 def write_pooled(
     operand: NormInput, groups: Sequence[int], window: PoolWindow = STEM_WINDOW
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The pooled output, the inputs it came from, and their places in their windows."""
+    """The pooled output, the inputs it came from, and their indices within their windows."""
     samples, channels, height, width = operand.x.shape
     sides = (height, width, window.out_side(height), window.out_side(width))
     y = torch.empty(samples, channels, *sides[2:], dtype=operand.x.dtype, device=operand.x.device,
@@ -78,7 +77,7 @@ def write_pooled(
     peak, place = torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
     rows = channel_rows(y, groups)
     launch(
-        device.pool, rows.slab_grid(CONFIGS["pool"]),
+        device.pool, rows.row_grid(CONFIGS["pool"]),
         *operand.tensors(), y, peak, place, *row_counts(rows), *sides, window.before(height), window.before(width),
         **tile_constants(rows, CONFIGS["pool"]),
     )  # fmt: skip
@@ -94,7 +93,7 @@ def input_gradient(
     height, width = operand.x.shape[2:]
     sides = (height, width, *place.shape[2:])
     launch(
-        device.pool_gradient, rows.slab_grid(CONFIGS["pool"]),
+        device.pool_gradient, rows.row_grid(CONFIGS["pool"]),
         dz, place, *operand.tensors(), sums, dx, *row_counts(rows), *sides, window.before(height), window.before(width),
         **tile_constants(rows, CONFIGS["pool"]),
     )  # fmt: skip

@@ -1,8 +1,7 @@
-"""Batch norm, ReLU and a 3x3 max-pool of stride 2 in one pass over rows of channels, and the way back, in Triton.
+"""Triton kernels of batch norm, ReLU and a 3x3 max-pool of stride 2 in one pass, and of the gradient.
 
-Owns the device code. Refuses to know autograd and memory. The normalised image is never written: forward leaves the
-pooled values, the input where each of them came from, and which of the nine places that was. The first window
-begins `above` and `left` pixels outside, 0 or 1.
+The normalized image is never written: forward stores the pooled values, the inputs they came from and their index
+within the window. The first window begins `above` and `left` pixels outside the image, 0 or 1.
 """
 
 import triton
@@ -10,14 +9,14 @@ import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import MEAN, RSTD, STATISTICS, bounds
 
-NOWHERE: tl.constexpr = tl.constexpr(15)  # the place of a window whose ReLU passes nothing
+NOWHERE: tl.constexpr = tl.constexpr(15)  # the index of a window whose maximum is below zero
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "height", "width", "out_height", "out_width", "above", "left"]
 
 
 @triton.jit
 def _parameters(stats, weight, bias, channels, channel, exists):
-    """Mean, 1 / deviation, scale and shift of this program's group, as [1, channels]."""
+    """Mean, 1 / std, scale and shift of this program's group, as [1, channels]."""
     stats += tl.program_id(2) * STATISTICS * channels
     mean = tl.load(stats + MEAN * channels + channel, mask=exists, other=0.0)
     rstd = tl.load(stats + RSTD * channels + channel, mask=exists, other=0.0)
@@ -31,7 +30,7 @@ def pool(
     x, stats, weight, bias, y, peak, place, eighths, num_rows, group_rows, height, width, out_height, out_width,
     above, left, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows are the pixels of the output."""
+    """Rows are output pixels."""
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -70,7 +69,7 @@ def pool_gradient(
     dy, place, x, stats, weight, bias, sums, dx, eighths, num_rows, group_rows, height, width, out_height, out_width,
     above, left, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows are the pixels of the input: each gathers from the windows it won, four at most."""
+    """Rows are input pixels: each gathers from the windows whose maximum it is, four at most."""
     channels = eighths * 8
     start, end = bounds(num_rows, group_rows)
     channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

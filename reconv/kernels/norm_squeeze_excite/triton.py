@@ -1,9 +1,8 @@
-"""Squeeze and excitation of the activation of a batch norm over channels_last images, and the way back, in Triton.
+"""Triton kernels of squeeze-and-excitation of act(batch_norm(x)) and its gradients, channels_last.
 
-Owns the device code. Refuses to know autograd and memory. The activation is never written: every kernel computes it
-again from the norm's input. Programs are (block of channels, split of an image's rows, image); where sums over an
-image's pixels are left, one program has all of them. Such sums are all that the backward pass of the norm needs, since
-the gate and the gradient of the means are one number for each image and channel.
+The activation is never written: every kernel recomputes it from x. Programs are (block of channels, split of an image's
+rows, image); where sums over an image's pixels are stored, one program computes all of them. The backward pass of the
+norm needs only such sums, since the gate and the gradient of the means are one number per image and channel.
 """
 
 import triton
@@ -13,8 +12,8 @@ from reconv.kernels.batch_norm.triton import (
     MEAN,
     NONE,
     RELU,
+    ROWS_PER_THREAD,
     RSTD,
-    SLABS,
     STATISTICS,
     activated,
     channels_of,
@@ -31,8 +30,8 @@ _COUNTS = ["eighths", "pixels", "images", "group_images", "groups", "tiles"]
 
 @triton.jit
 def _image(stats, weight, bias, eighths, pixels, group, BLOCK: tl.constexpr):
-    """This program's channels, those that exist, first row and end of its image; mean, 1 / deviation, factor and
-    summand of each channel of its group [1, channels]."""
+    """This program's channels, which of them exist, first row and end of its image; mean, 1 / std, scale and shift of
+    each channel of its group [1, channels]."""
     channels = eighths * 8
     channel, exists = channels_of(channels, BLOCK)
     stats += group * STATISTICS * channels
@@ -45,7 +44,7 @@ def _image(stats, weight, bias, eighths, pixels, group, BLOCK: tl.constexpr):
 
 @triton.jit
 def _group(group_images, groups):
-    """The group of this program's image: the last one has the rest."""
+    """The group of this program's image; the last group has the rest."""
     return tl.minimum(tl.program_id(2) // group_images, groups - 1)
 
 
@@ -61,7 +60,7 @@ def means(
     total = tl.zeros([LANES, BLOCK], tl.float32)
     slope = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
-    for tile in tl.range(0, tl.cdiv(pixels, SLABS * LANES), num_stages=STAGES):
+    for tile in tl.range(0, tl.cdiv(pixels, ROWS_PER_THREAD * LANES), num_stages=STAGES):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         centred = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32) - mean
@@ -89,12 +88,12 @@ def scale(
     x, stats, weight, bias, gate, other, y, bits, eighths, pixels, group_images, groups, tiles, ACT: tl.constexpr,
     JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """act(norm(x)) times its image's gate; of a join, the ReLU of that plus the other, which leaves its mask."""
+    """act(norm(x)) times its image's gate; with `JOIN`, the ReLU of that plus the other, which also stores its mask."""
     channels = eighths * 8
     group = _group(group_images, groups)
     channel, exists, start, end, mean, _rstd, factor, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
     opened = row_of(gate + tl.program_id(2) * channels, channel, exists)
-    for tile in tl.range(tl.program_id(1), tl.cdiv(pixels, SLABS * LANES), tl.num_programs(1)):
+    for tile in tl.range(tl.program_id(1), tl.cdiv(pixels, ROWS_PER_THREAD * LANES), tl.num_programs(1)):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
@@ -117,7 +116,7 @@ def image_sums(
 ):  # fmt: skip
     """The gate's gradient, and sums over each image's pixels of dz * act'(norm(x)) and of that times x - mean.
 
-    dz is the gradient of the gated activation; of a join, which leaves it, of what its ReLU has passed.
+    dz is the gradient of the gated activation; with `JOIN` it is masked by the ReLU and written.
     """
     channels = eighths * 8
     group, image = _group(group_images, groups), tl.program_id(2)
@@ -125,7 +124,7 @@ def image_sums(
     plain_sum = tl.zeros([LANES, BLOCK], tl.float32)
     with_x = tl.zeros([LANES, BLOCK], tl.float32)
     of_gate = tl.zeros([LANES, BLOCK], tl.float32)
-    for tile in tl.range(0, tl.cdiv(pixels, SLABS * LANES), num_stages=STAGES):
+    for tile in tl.range(0, tl.cdiv(pixels, ROWS_PER_THREAD * LANES), num_stages=STAGES):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
@@ -137,7 +136,7 @@ def image_sums(
             value = passed_by_bits(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
             kept = value.to(dz.dtype.element_ty)
             tl.store(dz + at, kept, mask=mask)
-            value = kept.to(tl.float32)  # the sums are of what the next pass will read
+            value = kept.to(tl.float32)  # sum the rounded values that the next pass will read
         z = centred * scale + shift
         inner = deactivated(value, z, ACT)
         plain_sum += fold(inner, LANES, BLOCK)
@@ -160,7 +159,7 @@ def norm_sums(
     gate, dmeans, sums, slopes, stats, result, eighths, pixels, images, group_images, BLOCK: tl.constexpr,
     IMAGES: tl.constexpr,
 ):  # fmt: skip
-    """What the norm's gradient is made of, over the images of a group: sums of its output's gradient, and with xhat."""
+    """The sums of the norm's output gradient, and of that times xhat, over the images of a group."""
     channels = eighths * 8
     channel, exists = channels_of(channels, BLOCK)
     group, groups = tl.program_id(2), tl.num_programs(2)
@@ -190,7 +189,7 @@ def gradient(
     dz, x, stats, weight, bias, gate, dmeans, sums, dx, eighths, pixels, images, group_images, groups,
     ACT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the norm's input: through the product with the gate, and through the means."""
+    """The gradient of x: through the product with the gate, and through the means."""
     channels = eighths * 8
     group, image = _group(group_images, groups), tl.program_id(2)
     channel, exists, start, end, mean, rstd, scale, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
@@ -201,7 +200,7 @@ def gradient(
     slope = row_of(sums + groups * channels, channel, exists) / count * rstd
     opened = row_of(gate + image * channels, channel, exists)
     share = row_of(dmeans + image * channels, channel, exists) / pixels
-    for tile in tl.range(tl.program_id(1), tl.cdiv(pixels, SLABS * LANES), tl.num_programs(1)):
+    for tile in tl.range(tl.program_id(1), tl.cdiv(pixels, ROWS_PER_THREAD * LANES), tl.num_programs(1)):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]

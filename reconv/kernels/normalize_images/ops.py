@@ -1,7 +1,6 @@
-"""Images of whole numbers mirrored, scaled, shifted and cast in one pass.
+"""Flipping, scaling, shifting and casting uint8 images in one kernel.
 
-Owns the launch and its limits. Refuses to know who drew the mirrors and where factors come from. Invariant: each pixel
-is one product and one sum in float32, cast once, as by tensor operations, but that the two may be rounded as one.
+Each pixel is one multiply-add in float32, cast once; the result may differ from separate operations by FMA rounding.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _VALUES = 1024
 
 
 def supports(images: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernel takes these images [n, channels, height, width]."""
+    """Whether the kernel supports these images [n, channels, height, width]."""
     return supports_device(images) and dtype in DTYPES and 0 < images.numel() <= MAX_ELEMENTS
 
 
 def normalize_images(images: Tensor, flips: Tensor | None, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """Images times factor plus shift, of each channel, those with a flip mirrored, channels_last."""
+    """images * factor + shift per channel, flipped where `flips` is true, channels_last."""
     from reconv.kernels.normalize_images.triton import normalize
 
     samples, channels, height, width = images.shape

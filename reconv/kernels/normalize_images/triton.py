@@ -1,4 +1,4 @@
-"""uint8 images into what a network takes, in Triton."""
+"""Triton kernel that flips, scales, shifts and casts uint8 images."""
 
 import triton
 import triton.language as tl

@@ -1,7 +1,6 @@
-"""What a network at evaluation does to images beside convolving them, in one pass each.
+"""Inference operations between convolutions, each one kernel; unsupported tensors use torch's operations.
 
-Owns which tensors kernels take for it (`fused.available`); others are computed plainly. Refuses to know networks and
-gradients: nothing here is differentiated. Invariant: the values of the plain operations, a NaN too.
+Not differentiable. Values, NaN included, are those of the plain operations.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from reconv.kernels import reference
 from reconv.kernels.jit.launch import MAX_GRID_YZ, launch
 from reconv.kernels.window import PoolWindow
 
-Epilogue = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # of an operation: an activation, or a gate's
+Epilogue = Literal["none", "relu", "relu6", "silu", "sigmoid"]  # an activation at the end of an operation
 EPILOGUES: dict[str, Callable[[Tensor], Tensor]] = {**reference.ACTIVATION_FUNCTIONS, "sigmoid": torch.sigmoid}
-EPILOGUE_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "sigmoid": 4}  # as device code counts them
-_VALUES = 2048  # of a program: two loads of eight a thread
-_BLOCKS = (64, 32, 16, 8)  # channels of a tile whose rows are added up
-_MAX_INPUTS = 4  # tensors side by side
-_SUMMED = 8192  # values of such a tile: so many bytes of few programs are on their way
+EPILOGUE_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3, "sigmoid": 4}  # as in triton.py
+_VALUES = 2048  # per program: two vector loads per thread
+_BLOCKS = (64, 32, 16, 8)  # channels of a tile that is reduced over rows
+_MAX_INPUTS = 4  # of a concatenation
+_SUMMED = 8192  # values of such a tile: few programs with many bytes in flight
 _SUM_WARPS = 8
 
 
 def max_pool(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
-    """The largest value of each window of images."""
+    """The max-pool of x."""
     if fused.supports(x):
         from reconv.kernels.max_pool.ops import max_pool_inference, supports
 
@@ -40,7 +39,7 @@ def max_pool(x: Tensor, side: int, stride: int, pad: int, ceil: bool) -> Tensor:
 
 
 def global_avg_pool(x: Tensor) -> Tensor:
-    """The means [n, channels, 1, 1] over the pixels of images."""
+    """The mean over the pixels of each image [n, channels, 1, 1]."""
     if not fused.supports(x) or len(x) > MAX_GRID_YZ:
         return x.mean((2, 3), keepdim=True)
     from reconv.kernels.squeeze_excite import triton as device
@@ -54,7 +53,7 @@ def global_avg_pool(x: Tensor) -> Tensor:
 
 
 def gate_add_act(x: Tensor, gate: Tensor, other: Tensor | None, act: Epilogue) -> Tensor:
-    """The activation of images times their gate [n, channels, 1, 1] (plus the other)."""
+    """act(x * gate + other), with gate [n, channels, 1, 1] and an optional other."""
     added = x if other is None else other
     if not (fused.supports(x) and fused.supports(added)):
         return EPILOGUES[act](x * gate if other is None else x * gate + other)
@@ -68,7 +67,7 @@ def gate_add_act(x: Tensor, gate: Tensor, other: Tensor | None, act: Epilogue) -
 
 
 def bias_add_act(y: Tensor, bias: Tensor, other: Tensor | None, act: Epilogue) -> Tensor:
-    """The activation of images plus a bias (plus the other), in their place where kernels take them."""
+    """act(y + bias + other) with an optional other, in place where kernels support it."""
     added = y if other is None else other
     if not (fused.supports(y) and fused.supports(added)):
         y = y + bias.view(1, -1, 1, 1)
@@ -81,18 +80,18 @@ def bias_add_act(y: Tensor, bias: Tensor, other: Tensor | None, act: Epilogue) -
 
 
 def concat(parts: Sequence[Tensor]) -> Tensor:
-    """Images with the channels of several, one after the other."""
+    """The concatenation of images along the channels."""
     first, num_channels = parts[0], sum(part.shape[1] for part in parts)
     num_rows = first.numel() // first.shape[1]
-    are_taken = all(fused.supports(part) and part.dtype == first.dtype for part in parts)
-    if not are_taken or len(parts) > _MAX_INPUTS or num_rows * num_channels > fused.MAX_ELEMENTS:
+    is_supported = all(fused.supports(part) and part.dtype == first.dtype for part in parts)
+    if not is_supported or len(parts) > _MAX_INPUTS or num_rows * num_channels > fused.MAX_ELEMENTS:
         return torch.cat(list(parts), 1)
     from reconv.kernels.pointwise.triton import concat
 
     y = torch.empty(len(first), *first.shape[2:], num_channels, dtype=first.dtype, device=first.device)
-    nothing = _MAX_INPUTS - len(parts)
-    eighths = [part.shape[1] // 8 for part in parts] + [0] * nothing
-    launch(concat, _programs(y), *parts, *[first] * nothing, y, num_rows, *eighths, VALUES=_VALUES)
+    num_unused = _MAX_INPUTS - len(parts)
+    eighths = [part.shape[1] // 8 for part in parts] + [0] * num_unused
+    launch(concat, _programs(y), *parts, *[first] * num_unused, y, num_rows, *eighths, VALUES=_VALUES)
     return y.permute(0, 3, 1, 2)
 
 

@@ -1,8 +1,7 @@
-"""Passes over channels_last images of an answer, in Triton: the end of a convolution, images times their gate, and
-images side by side.
+"""Triton kernels of pointwise inference operations, channels_last: convolution epilogue, gating and concatenation.
 
-Owns the device code. Refuses to know memory. Every value is read once and written once. Programs take values in the
-order of memory, whatever the number of channels; eight at once, what a thread loads, are always of one pixel.
+Every value is read once and written once. Programs process values in memory order, whatever the number of channels; a
+thread's vector of eight values is always of one pixel.
 """
 
 import triton
@@ -10,7 +9,7 @@ import triton.language as tl
 
 from reconv.kernels.batch_norm.triton import activated
 
-SIGMOID: tl.constexpr = tl.constexpr(4)  # of a gate; others are a norm's
+SIGMOID: tl.constexpr = tl.constexpr(4)  # of a gate; the others are batch_norm's
 
 
 @triton.jit
@@ -23,14 +22,14 @@ def epilogue(value, ACT: tl.constexpr):
 
 @triton.jit
 def _places(num_values, VALUES: tl.constexpr):
-    """This program's values, and which of them exist; beyond 32 bits a place is below zero."""
+    """This program's values, and which of them exist; an offset beyond 32 bits is negative."""
     at = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     return at, (at >= 0) & (at < num_values)
 
 
 @triton.jit(do_not_specialize=["num_rows", "eighths"])
 def bias_add_act(y, bias, other, num_rows, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr):
-    """The activation of rows of channels plus their bias (plus the other), in place of y."""
+    """act(y + bias (+ other)) in place."""
     channels = eighths * 8
     at, mask = _places(num_rows * channels, VALUES)
     value = tl.load(y + at, mask=mask, other=0.0).to(tl.float32)
@@ -44,7 +43,7 @@ def bias_add_act(y, bias, other, num_rows, eighths, ADDS: tl.constexpr, ACT: tl.
 def gate_add_act(
     x, gate, other, y, images, pixels, eighths, ADDS: tl.constexpr, ACT: tl.constexpr, VALUES: tl.constexpr
 ):
-    """The activation of every pixel times its image's gate (plus the other)."""
+    """act(x * gate (+ other)), with one gate per image and channel."""
     channels = eighths * 8
     each = pixels * channels
     at, mask = _places(images * each, VALUES)
@@ -57,14 +56,14 @@ def gate_add_act(
 
 @triton.jit
 def _part(value, x, row, channel, first, eighths, mask):
-    """Values with those of one of several tensors, whose channels begin at `first`."""
+    """Values with those of one input, whose channels begin at `first`."""
     mine = (channel >= first) & (channel < first + eighths * 8)
     return tl.where(mine, tl.load(x + row * (eighths * 8) + channel - first, mask=mask & mine, other=0.0), value)
 
 
 @triton.jit(do_not_specialize=["num_rows", "a_eighths", "b_eighths", "c_eighths", "d_eighths"])
 def concat(a, b, c, d, y, num_rows, a_eighths, b_eighths, c_eighths, d_eighths, VALUES: tl.constexpr):
-    """Rows of up to four tensors side by side."""
+    """The concatenation of up to four tensors along the channels."""
     channels = (a_eighths + b_eighths + c_eighths + d_eighths) * 8
     at, mask = _places(num_rows * channels, VALUES)
     row, channel = at // channels, at % channels

@@ -1,7 +1,6 @@
-"""Squeeze and excitation over channels_last images: their means, and their product with a gate made from those.
+"""Squeeze-and-excitation: the means of channels_last images, and their product with a gate computed from the means.
 
-Owns the autograd functions. Refuses to know the small network between the two. Limits: `fused.available` of the
-images. Invariant: the gradient of the images is written once, when both their uses are known.
+The gradient of the images is written once, when the gradients of both uses are known.
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ _BLOCKS = (64, 32, 16)
 
 @dataclass(slots=True)
 class _Gate:
-    """The gate, once it is known."""
+    """The gate, set by the forward pass."""
 
     value: Tensor | None = None
 
 
-def squeeze_excite(x: Tensor, gate_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """The images times the gate that a network makes of their means, both [n, channels, 1, 1]."""
-    # Between the two functions flows the gradient of the product, not yet multiplied with the gate: nobody else may
-    # use `again`.
+def squeeze_excite(x: Tensor, gate_fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """x times the gate that `gate_fn` computes from its means, both [n, channels, 1, 1]."""
+    # The gradient of `x_alias` is that of the product, not yet multiplied by the gate: nothing else may use it.
     gate = _Gate()
-    again, means = _Squeeze.apply(x, gate)  # type: ignore[no-untyped-call]
-    output: Tensor = _Excite.apply(again, gate_of(means).to(x.dtype), gate)  # type: ignore[no-untyped-call]
+    x_alias, means = _Squeeze.apply(x, gate)  # type: ignore[no-untyped-call]
+    output: Tensor = _Excite.apply(x_alias, gate_fn(means).to(x.dtype), gate)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -77,7 +75,7 @@ class _Excite(Function):
 
 
 def _programs(x: Tensor) -> tuple[tuple[int, int], tuple[int, int], dict[str, int]]:
-    """The programs that cover the images, eighths of channels and pixels, and the constants."""
+    """The launch grid, the sizes and the constants."""
     images, channels, height, width = x.shape
     block = min(_BLOCKS, key=lambda block: (-channels % block, -block))
     known = {"LANES": _LANES, "BLOCK": block}

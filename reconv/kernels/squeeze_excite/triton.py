@@ -1,7 +1,6 @@
-"""The passes of squeeze and excitation over channels_last images, in Triton.
+"""Triton kernels of squeeze-and-excitation, channels_last.
 
-Owns the device code. Refuses to know autograd and memory. A program takes all pixels of one image and a block of
-channels, so that a sum over pixels needs nobody else.
+A program processes all pixels of one image and a block of channels, so that a sum over pixels stays within it.
 """
 
 import triton
@@ -34,7 +33,7 @@ def means(x, result, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=_COUNTS)
 def scale(x, gate, y, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """Every pixel times its image's gate."""
+    """x times its image's gate."""
     channels = eighths * 8
     channel, exists = _channels(channels, BLOCK)
     image = tl.program_id(1)
@@ -65,7 +64,7 @@ def gate_gradient(dy, x, dgate, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.
 
 @triton.jit(do_not_specialize=_COUNTS)
 def images_gradient(dy, gate, dmeans, dx, eighths, pixels, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """The gradient of the images: through their product with the gate, and through their means."""
+    """The gradient of the images: through the product with the gate, and through the means."""
     channels = eighths * 8
     channel, exists = _channels(channels, BLOCK)
     image = tl.program_id(1)

@@ -1,9 +1,7 @@
-"""A 7x7 or 3x3 convolution of stride 2 over few channels as a 4x4 or 2x2 one of stride 1 over blocks of 2x2 pixels.
+"""A 7x7 or 3x3 convolution of stride 2 over few channels as a 4x4 or 2x2 convolution over 2x2 blocks of pixels.
 
-Owns the two rearrangements: of the images (one pass, padding included) and of the weights (tensor operations, so that
-their gradient finds its way back). Refuses to know modules and who convolves. Invariant: the same products are added,
-so outputs and weight gradients are those of the plain convolution up to the order of sums, and what is saved are the
-plain weights. Limits: `accepts`.
+Images are rearranged by one kernel, padding included; weights by tensor operations, so that gradients flow back to the
+plain weights. Outputs equal those of the plain convolution up to the order of sums.
 """
 
 from __future__ import annotations
@@ -17,12 +15,12 @@ from reconv.kernels.jit.launch import launch
 from reconv.kernels.stem import triton as device
 from reconv.kernels.window import MAX_STEM_CHANNELS, STEM_KERNELS
 
-_DEPTH = 4 * MAX_STEM_CHANNELS  # 2 x 2 pixels of 3 channels and zeros: 16 are what tensor cores read at once
+_DEPTH = 4 * MAX_STEM_CHANNELS  # 2x2 pixels of 3 channels, zero-padded to 16 channels for tensor cores
 _PIXELS = 256
 
 
 def supports(images: Tensor, weight: Tensor) -> bool:
-    """Whether images and weights [out, channels, k, k] have the space-to-depth form: few channels, even sides."""
+    """Whether images and weight [out, channels, k, k] can be rearranged: few channels, even sides."""
     channels, height, width = images.shape[1:]
     kernel = weight.shape[-1]
     return (
@@ -37,7 +35,7 @@ def supports(images: Tensor, weight: Tensor) -> bool:
 
 
 def space_to_depth(images: Tensor, kernel: int, dtype: torch.dtype) -> Tensor:
-    """Blocks [n, 16, height / 2 + k // 2, width / 2 + k // 2] of images [n, channels, height, width] with padding."""
+    """Blocks [n, 16, height / 2 + k // 2, width / 2 + k // 2] of images [n, channels, height, width], padded."""
     samples, channels, height, width = images.shape
     before = (kernel + 1) // 4
     after = kernel // 2 - before
@@ -53,7 +51,7 @@ def space_to_depth(images: Tensor, kernel: int, dtype: torch.dtype) -> Tensor:
 
 
 def space_to_depth_weight(weight: Tensor) -> Tensor:
-    """Weights [out, 16, h, h] of the form over blocks, h = (k + 1) / 2, from [out, channels, k, k]."""
+    """The weight [out, 16, h, h] over blocks, h = (k + 1) / 2, from [out, channels, k, k]."""
     out_channels, channels, kernel, _ = weight.shape
     half = (kernel + 1) // 2
     taps = F.pad(weight, (1, 0, 1, 0)).view(out_channels, channels, half, 2, half, 2)

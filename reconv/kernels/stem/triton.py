@@ -1,4 +1,4 @@
-"""Images into blocks of 2x2 pixels, in Triton."""
+"""Triton kernel that rearranges images into 2x2 blocks of pixels."""
 
 import triton
 import triton.language as tl
