@@ -63,7 +63,7 @@ def _timed(
     """Time one evaluation, after one batch that is not counted."""
 
     def detect(outputs: SSDOutput) -> Detections:
-        return postprocess(outputs.codes, outputs.logits, anchors, VARIANCES, keep)
+        return postprocess(outputs.box_deltas, outputs.logits, anchors, VARIANCES, keep)
 
     detect(batches[0][1])
     device.synchronize()

@@ -25,7 +25,7 @@ from reconv.inference.fold import fold_batch_norms
 from reconv.kernels.autotune import time_on_device_ms, tolerance
 from reconv.kernels.conv_bias_act.candidates import Candidate, ConvConfig, ConvInputs, find_candidates, torch_conv
 from reconv.kernels.conv_bias_act.ops import conv_bias_act
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -115,7 +115,7 @@ def main() -> int:
     given = parser.parse_args()
     dtype = DTYPES[given.dtype]
     model = build_model(given.model, num_classes=1000)
-    initialise(model, 0)
+    init_weights(model, 0)
     shape = (3, given.size, given.size)
     model, _ = fold_batch_norms(model.cuda().to(memory_format=torch.channels_last), shape)  # type: ignore[call-overload]
     images = torch.randn(given.batch, *shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from reconv.models.external import BatchNormThen
+from reconv.models.external import BatchNormAct2d
 
 
 def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module, int]:
@@ -28,7 +28,7 @@ def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module,
         assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
         _fold(conv, norm)
         parent, _, child = norm_name.rpartition(".")
-        setattr(model.get_submodule(parent), child, norm.after if isinstance(norm, BatchNormThen) else nn.Identity())
+        setattr(model.get_submodule(parent), child, norm.after if isinstance(norm, BatchNormAct2d) else nn.Identity())
     return model, len(pairs)
 
 

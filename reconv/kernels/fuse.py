@@ -30,10 +30,10 @@ from reconv.kernels.fused_modules.fused_layers import (
     fused_conv_class,
     pool_window,
 )
-from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatchNormThen
+from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d, FusedBatchNormAct2d
 from reconv.kernels.fused_modules.fused_ssd import FusedExtra, FusedSSD
 from reconv.models.efficientnet import EfficientNet, MBConv
-from reconv.models.external import BatchNormThen
+from reconv.models.external import BatchNormAct2d
 from reconv.models.googlenet import BasicConv2d, GoogLeNet, Inception
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.models.layers.conv import ConvNormAct, SameMaxPool2d, SqueezeExcitation
@@ -43,7 +43,7 @@ from reconv.models.ssd import SSD, Extra
 
 _LAYERS: dict[type[nn.Module], type[nn.Module]] = {
     BatchNorm2d: FusedBatchNorm2d,
-    BatchNormThen: FusedBatchNormThen,
+    BatchNormAct2d: FusedBatchNormAct2d,
     SameMaxPool2d: FusedSameMaxPool2d,
     SqueezeExcitation: FusedSqueezeExcitation,
     Extra: FusedExtra,

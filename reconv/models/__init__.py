@@ -1,7 +1,6 @@
-"""Architectures by name: tensors in, tensors out, and nothing about training.
+"""Model registry: `build_model(name, num_classes, seed=..., **options)`.
 
-Owns the table of names and the check of options. Refuses to know recipes, devices and losses. Invariant: a name and
-its options always give the same network with the same values, whatever was built before.
+The same name, options and seed always give the same network with the same weights.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from torch import nn
 from reconv.errors import UsageError
 from reconv.models import efficientnet, fastnet, googlenet, mobilenet, resnet, ssd
 from reconv.models import external as zoo
-from reconv.models.architecture import Auxiliary, ReconvModel, Spec, SSDOutput
-from reconv.models.init import Undrawn, initialise
+from reconv.models.architecture import AuxOutput, ReconvModel, Spec, SSDOutput
+from reconv.models.init import SkipInit, init_weights
 
 __all__ = [
-    "Auxiliary",
+    "AuxOutput",
     "ReconvModel",
     "SSDOutput",
     "build_model",
-    "initialise",
+    "init_weights",
     "model_names",
     "model_spec",
     "stages_of",
@@ -53,19 +52,19 @@ def model_names() -> list[str]:
 
 
 def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options: Any) -> nn.Module:
-    """The bare network with the initial values of a seed; `initialise` gives it another seed's."""
+    """The network, initialized from a seed; `init_weights` initializes it again."""
     package, _, foreign_name = name.partition(":")
     if package in zoo.PACKAGES and foreign_name:
-        return zoo.build_foreign(package, foreign_name, num_classes, options, seed)
-    with Undrawn():
+        return zoo.build_external(package, foreign_name, num_classes, options, seed)
+    with SkipInit():
         model = model_spec(name, num_classes, **options).build()
-    if next(model.parameters()).device.type != "meta":  # no values there; drawing them would import torch's compiler
-        initialise(model, seed)
+    if next(model.parameters()).device.type != "meta":  # no values there, and sampling would import torch's compiler
+        init_weights(model, seed)
     return model
 
 
 def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
-    """The checked description of one of our networks, before anything is allocated."""
+    """The checked spec of one of our networks."""
     spec = _TABLE.get(name)
     if spec is None:
         close = difflib.get_close_matches(name, _TABLE, n=1)
@@ -83,7 +82,7 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
             why=f"did you mean {close[0]}?" if close else "",
             then="its options are: " + ", ".join(valid),
         )
-    chosen = {option: value for option, value in options.items() if value is not None}  # null: the network's own
+    chosen = {option: value for option, value in options.items() if value is not None}  # null: the network's default
     whole = replace(spec, num_classes=num_classes, **chosen)
     for option, norms in _NEEDS_NORM.items():
         if option in chosen and whole.norm not in norms:
@@ -96,5 +95,5 @@ def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
 
 
 def stages_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """A network's named stages; another package's network is one stage."""
+    """A network's named stages; an external network is one stage."""
     return model.stages() if isinstance(model, ReconvModel) else [("network", model)]

@@ -1,8 +1,7 @@
-"""A forward pass whose chosen stages keep only their input: the rest is computed again when gradients are.
+"""Activation checkpointing by stages: which stages to recompute, how much memory that saves, and the forward pass.
 
-Owns the choice of stages and the count of what a pass keeps. Refuses to know precision and steps. Invariant: outputs,
-gradients and recorded statistics are those of the plain pass; a layer that draws draws from its keys, so that the
-second time is the first.
+Outputs, gradients and batch norm statistics equal those of the plain pass: random layers depend on keys alone, so a
+recomputed mask is the same.
 """
 
 from __future__ import annotations
@@ -20,39 +19,41 @@ from torch.utils.checkpoint import checkpoint
 
 from reconv.errors import RecipeError
 from reconv.models.architecture import ReconvModel
-from reconv.models.pipeline_split import parts_of
+from reconv.models.pipeline_split import split_stages
 
 Stages = Sequence[tuple[str, nn.Module]]
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationCheckpointing:
-    """Which stages of a network are computed again, and what that saves."""
+    """Which stages of a network are recomputed in the backward pass, and the memory that saves."""
 
-    segments: tuple[tuple[str, ...], ...]  # stages in a row that keep the input of the first alone
+    segments: tuple[tuple[str, ...], ...]  # consecutive stages, of which only the first one's input is saved
     num_stages: int
-    kept_bytes: int  # of one image, after the forward pass
-    plain_bytes: int  # the same if nothing were computed again
+    kept_bytes: int  # saved activations of one image
+    plain_bytes: int  # the same without checkpointing
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All stages that are computed again."""
+        """All stages that are recomputed."""
         return tuple(name for segment in self.segments for name in segment)
 
-    def words(self, num_images: int) -> str:
-        """What a person wants to know of it."""
+    def describe(self, num_images: int) -> str:
+        """One line for the log."""
         kept, plain = (num_images * size / 1e6 for size in (self.kept_bytes, self.plain_bytes))
         return (
-            f"{len(self.names)} of {self.num_stages} stages ({', '.join(self.names)}) are computed again, in "
-            f"{len(self.segments)} pieces: a micro-batch of {num_images} keeps {kept:,.1f} MB of activations "
-            f"in place of {plain:,.1f} MB"
+            f"activation checkpointing: {len(self.names)} of {self.num_stages} stages ({', '.join(self.names)}) in "
+            f"{len(self.segments)} segments; a micro-batch of {num_images} keeps {kept:,.1f} MB of activations "
+            f"instead of {plain:,.1f} MB"
         )
 
 
-def recomputing(
-    model: nn.Module, segments: Sequence[Sequence[str]], again: Callable[[], AbstractContextManager[Any]] = nullcontext
+def checkpointed_forward(
+    model: nn.Module,
+    segments: Sequence[Sequence[str]],
+    recompute_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Callable[..., Any]:
-    """The network's forward pass; each segment keeps its input alone, and is computed again inside `again`."""
+    """The network's forward pass; each segment saves its input only and is recomputed inside `recompute_context`."""
     assert isinstance(model, ReconvModel)
     stages = dict(model.stages())
     segment_of = {name: tuple(segment) for segment in segments for name in segment}
@@ -63,13 +64,13 @@ def recomputing(
         value: Any = images
         for piece in pieces:
             if piece[0] in segment_of:
-                # No generator is drawn from, so its state need not be kept; reading it would also end a recording.
+                # No generator is used, so its state need not be saved; reading it would also break CUDA-graph capture.
                 value = checkpoint(
                     run[piece],
                     value,
                     use_reentrant=False,
                     preserve_rng_state=False,
-                    context_fn=lambda: (nullcontext(), again()),
+                    context_fn=lambda: (nullcontext(), recompute_context()),
                 )
             else:
                 value = run[piece](value)
@@ -81,44 +82,46 @@ def recomputing(
 def choose_stages(
     model: nn.Module, wish: Sequence[str] | Literal["auto", "all"], image: Sequence[int], dtype: torch.dtype
 ) -> ActivationCheckpointing:
-    """The stages that a recipe wants computed again, for images [channels, height, width] of a type."""
+    """The stages that a recipe wants recomputed, for images [channels, height, width] of a dtype."""
     if not isinstance(model, ReconvModel):
         raise RecipeError(
             "memory.activation_checkpointing: networks of other packages have one stage",
-            why="computing all of a network again saves nothing",
+            why="recomputing a whole network saves nothing",
             then="--set memory.activation_checkpointing=off, or a smaller batch.micro",
         )
-    stages = [*_watched(model, image, dtype)]
+    stages = [*_trace_stages(model, image, dtype)]
     names = [stage.name for stage in stages]
     if wish == "all":
-        chosen = tuple(names[:-1])  # the last one's activations are needed at once
+        chosen = tuple(names[:-1])  # the last one's activations are needed at once anyway
     elif wish == "auto":
         chosen = _heaviest(stages)
     else:
         chosen = tuple(_matching(names, wish))
-    return _recomputed(stages, tuple((name,) for name in chosen))
+    return _plan_checkpointing(stages, tuple((name,) for name in chosen))
 
 
-def cut_stages(
+def segment_stages(
     model: nn.Module, splits: Sequence[str], image: Sequence[int], dtype: torch.dtype
 ) -> ActivationCheckpointing:
-    """The pieces between the stages at which a person cuts the network; all but the last are computed again."""
+    """The network split at the given stages; all segments but the last are recomputed."""
     assert isinstance(model, ReconvModel)
-    pieces = [tuple(name for name, _ in part) for part in parts_of(model, splits)]
-    return _recomputed([*_watched(model, image, dtype)], tuple(pieces[:-1]))
+    pieces = [tuple(name for name, _ in part) for part in split_stages(model, splits)]
+    return _plan_checkpointing([*_trace_stages(model, image, dtype)], tuple(pieces[:-1]))
 
 
-def kept_of_image(model: nn.Module, image: Sequence[int], dtype: torch.dtype) -> int | None:
-    """Bytes that one image keeps for the gradients of all stages; None for a network that does not tell its stages."""
-    return _kept_bytes([*_watched(model, image, dtype)], ()) if isinstance(model, ReconvModel) else None
+def activation_bytes_per_image(model: nn.Module, image: Sequence[int], dtype: torch.dtype) -> int | None:
+    """Bytes that one image saves for the backward pass; None for an external network, which has no stages."""
+    return _kept_bytes([*_trace_stages(model, image, dtype)], ()) if isinstance(model, ReconvModel) else None
 
 
-def _recomputed(stages: Sequence[_Stage], segments: tuple[tuple[str, ...], ...]) -> ActivationCheckpointing:
+def _plan_checkpointing(
+    stages: Sequence[_StageMemory], segments: tuple[tuple[str, ...], ...]
+) -> ActivationCheckpointing:
     return ActivationCheckpointing(segments, len(stages), _kept_bytes(stages, segments), _kept_bytes(stages, ()))
 
 
-def _heaviest(stages: Sequence[_Stage]) -> tuple[str, ...]:
-    """The stages that save most, the last left out, until half is saved; in the network's order."""
+def _heaviest(stages: Sequence[_StageMemory]) -> tuple[str, ...]:
+    """The stages that save the most memory until half is saved, in the network's order, without the last."""
     names, plain = [stage.name for stage in stages[:-1]], _kept_bytes(stages, ())
     chosen: list[str] = []
     for name in sorted(names, key=lambda name: _kept_bytes(stages, ((name,),))):
@@ -129,7 +132,7 @@ def _heaviest(stages: Sequence[_Stage]) -> tuple[str, ...]:
 
 
 def _matching(names: Sequence[str], wish: Sequence[str]) -> Iterator[str]:
-    """The stages a person named: whole, by their first part, or by a pattern."""
+    """The stages given by name, by the first part of the name, or by a pattern."""
 
     def matches(name: str, pattern: str) -> bool:
         return name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
@@ -144,16 +147,16 @@ def _matching(names: Sequence[str], wish: Sequence[str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """Bytes of one image by what identifies their memory: kept for the gradients of a stage, and of its input."""
+class _StageMemory:
+    """Bytes of one image by storage: saved for the backward pass of a stage, and of its input."""
 
     name: str
     kept: Mapping[int, int]
     inputs: Mapping[int, int]
 
 
-def _kept_bytes(stages: Sequence[_Stage], segments: Sequence[Sequence[str]]) -> int:
-    """What a forward pass keeps if each segment keeps its input alone; memory that is shared counts once."""
+def _kept_bytes(stages: Sequence[_StageMemory], segments: Sequence[Sequence[str]]) -> int:
+    """Bytes that a forward pass saves if each segment saves its input only; shared storage counts once."""
     firsts, every = {segment[0] for segment in segments}, {name for segment in segments for name in segment}
     kept: dict[int, int] = {}
     for stage in stages:
@@ -164,27 +167,27 @@ def _kept_bytes(stages: Sequence[_Stage], segments: Sequence[Sequence[str]]) -> 
     return sum(kept.values())
 
 
-def _watched(model: ReconvModel, image: Sequence[int], dtype: torch.dtype) -> Iterator[_Stage]:
-    """Each stage of a forward pass on tensors without memory, so that nothing is computed."""
-    num_images = 2  # batch norm in training refuses one value a channel
+def _trace_stages(model: ReconvModel, image: Sequence[int], dtype: torch.dtype) -> Iterator[_StageMemory]:
+    """The memory of each stage, from a forward pass on the meta device."""
+    num_images = 2  # batch norm in training needs more than one value per channel
     network = copy.deepcopy(model).to("meta").train()
-    weights = {id_of(tensor) for tensor in (*network.parameters(), *network.buffers())}
-    held: list[Tensor] = []  # so that no other tensor takes the place of one that was counted
+    weights = {storage_id(tensor) for tensor in (*network.parameters(), *network.buffers())}
+    held: list[Tensor] = []  # so that no storage is freed and its id reused
 
     def sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
-        held.extend(counted := [tensor for tensor in tensors if id_of(tensor) not in weights])
-        return {id_of(tensor): _size(tensor, dtype) // num_images for tensor in counted}
+        held.extend(counted := [tensor for tensor in tensors if storage_id(tensor) not in weights])
+        return {storage_id(tensor): _size(tensor, dtype) // num_images for tensor in counted}
 
     value: Any = torch.empty(num_images, *image, device="meta", dtype=next(network.parameters()).dtype)
     for name, stage in network.stages():
         saved: list[Tensor] = []
         inputs = sizes(_tensors(value))
-        with torch.autograd.graph.saved_tensors_hooks(_keeping(saved), lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(_saving_to(saved), lambda tensor: tensor):
             value = stage(value)
-        yield _Stage(name, sizes(saved), inputs)
+        yield _StageMemory(name, sizes(saved), inputs)
 
 
-def _keeping(saved: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def _saving_to(saved: list[Tensor]) -> Callable[[Tensor], Tensor]:
     def keep(tensor: Tensor) -> Tensor:
         saved.append(tensor)
         return tensor
@@ -193,12 +196,12 @@ def _keeping(saved: list[Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _size(tensor: Tensor, dtype: torch.dtype) -> int:
-    """Bytes of a tensor, floats in the type that the run computes in."""
+    """Bytes of a tensor, with floats in the run's compute dtype."""
     return tensor.numel() * (dtype.itemsize if tensor.is_floating_point() else tensor.element_size())
 
 
-def id_of(tensor: Tensor) -> int:
-    """What identifies the memory of a tensor, also where there is none."""
+def storage_id(tensor: Tensor) -> int:
+    """An id of the tensor's storage, also on the meta device."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -1,7 +1,6 @@
-"""What every architecture here is: a frozen spec that builds a network of named stages.
+"""Base classes of all architectures: a frozen spec of options, and a network made of named stages.
 
-Owns the options common to all architectures and their checks. Refuses to know any architecture, or training.
-Invariant: a spec that exists is valid, and folding the input through `stages()` is the network's forward pass.
+A spec is checked when it is created. Passing the input through `stages()` in order is the network's forward pass.
 """
 
 from __future__ import annotations
@@ -29,32 +28,32 @@ ZeroGamma = Literal["never", "always", "no-projection"]
 
 
 @dataclass(frozen=True, slots=True)
-class Initialisation:
-    """How a network's parameters are drawn, apart from the seed."""
+class InitScheme:
+    """How a network's parameters are initialized, apart from the seed."""
 
     conv: str = "fan_out"
     linear: str = "torch"
-    zero_norms: frozenset[str] = frozenset()  # names of the norms whose scale starts at zero
-    glorot_convs: frozenset[str] = frozenset()  # names of convolutions that Keras' default draws instead
+    zero_norms: frozenset[str] = frozenset()  # names of the norms whose weight starts at zero
+    glorot_convs: frozenset[str] = frozenset()  # names of convolutions with Keras' default (Glorot) instead
 
 
-class Auxiliary(NamedTuple):
-    """What a network with auxiliary heads gives in training; at evaluation it gives the logits alone."""
+class AuxOutput(NamedTuple):
+    """The training output of a network with auxiliary heads; in evaluation it returns the logits alone."""
 
     logits: Tensor
     auxiliary: tuple[Tensor, ...]
-    weight: float  # of each auxiliary loss, beside 1 for the logits
+    weight: float  # of each auxiliary loss; the main loss has weight 1
 
 
 class SSDOutput(NamedTuple):
-    """What a detector says of each of its default boxes."""
+    """A detector's predictions for each of its default boxes."""
 
-    codes: Tensor  # [n, boxes, 4]: how the box is to be moved and stretched
+    box_deltas: Tensor  # [n, boxes, 4]: offsets from the default box, as `encode_boxes` makes them
     logits: Tensor  # [n, boxes, classes]; class 0 is the background
 
 
-def by_box(x: Tensor, numbers: int) -> Tensor:
-    """[n, shapes x numbers, rows, columns] as [n, shapes x rows x columns, numbers]."""
+def flatten_predictions(x: Tensor, numbers: int) -> Tensor:
+    """[n, shapes * numbers, rows, columns] as [n, shapes * rows * columns, numbers]."""
     n, channels, rows, columns = x.shape
     shapes = x.view(n, channels // numbers, numbers, rows, columns)
     return shapes.permute(0, 1, 3, 4, 2).reshape(n, -1, numbers)
@@ -63,19 +62,19 @@ def by_box(x: Tensor, numbers: int) -> Tensor:
 class ReconvModel(nn.Module):
     """A network as an ordered list of named stages."""
 
-    initialisation: Initialisation = Initialisation()
-    head_patterns: tuple[str, ...] = ()  # parameters that weights of another task lack; empty: the last layer's
+    init_scheme: InitScheme = InitScheme()
+    head_patterns: tuple[str, ...] = ()  # parameters of the head, absent from backbone weights; empty: the last layer
 
     def stages(self) -> list[tuple[str, nn.Module]]:
-        """Named parts in order; folding the input through them gives the output."""
+        """Named parts in order; each takes the output of the one before."""
         raise NotImplementedError
 
-    def forward(self, images: Tensor) -> Tensor | Auxiliary | SSDOutput:
+    def forward(self, images: Tensor) -> Tensor | AuxOutput | SSDOutput:
         raise NotImplementedError
 
 
 class Stage(nn.Module):
-    """A stage made of modules that belong to the network, and of plain functions between them."""
+    """A stage that calls a method of the network, and lists the modules with the parameters it uses."""
 
     def __init__(self, function: Callable[[Any], Any], *modules: nn.Module) -> None:
         super().__init__()
@@ -90,13 +89,15 @@ class Stage(nn.Module):
 class Spec:
     """The options that every architecture has."""
 
-    num_classes: int = 1000  # 1001 where label 0 is the background
+    num_classes: int = 1000  # 1001 if label 0 is the background
     in_channels: int = 3
     norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalised
-    norm_groups: int | None = None  # for group and proxy; at most one per channel; null: as many as fit, up to 32
+    norm_groups: int | None = (
+        None  # for group and proxy; at most one per channel; null: the largest that fits, up to 32
+    )
     norm_eps: float = 1e-5
     proxy_eps: float = 0.03
-    bn_momentum: float = 0.1  # share of the new value; TensorFlow's decay is 1 - this
+    bn_momentum: float = 0.1  # weight of the new value; TensorFlow's decay is 1 - this
     padding: Literal["torch", "same"] = "torch"  # same: TensorFlow's, which pads more at the end
     conv_init: ConvInit = "fan_out"
     linear_init: LinearInit = "torch"
@@ -114,7 +115,7 @@ class Spec:
     def make_conv(
         self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1
     ) -> nn.Conv2d:
-        """A convolution without bias, of an odd kernel, that keeps the side at stride 1."""
+        """A convolution without bias, padded so that stride 1 keeps the image size (odd kernels)."""
         if self.padding == "same" and stride > 1 and kernel > 1:
             return SameConv2d(in_channels, out_channels, kernel, stride, groups=groups, bias=False)
         return nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -137,7 +138,7 @@ class Spec:
         return min(self.norm_groups or MAX_GROUPS, channels)
 
     def with_groups(self) -> Self:
-        """The spec with a number of groups that divides every layer: the one given, or the largest up to 32."""
+        """The spec with `norm_groups` checked, or set to the largest number up to 32 that divides every layer."""
         if self.norm not in ("group", "proxy"):
             return self
         with torch.device("meta"):
@@ -146,13 +147,13 @@ class Spec:
         return replace(self, norm_groups=fit_groups(self.norm_groups, channels))
 
     def make_max_pool(self, kernel: int, stride: int, padding: int = 0, ceil: bool = False) -> nn.Module:
-        """A max-pool; padding and ceil are torch's, SAME has its own rule."""
+        """A max-pool; `padding` and `ceil` apply to torch's padding, SAME has its own rule."""
         if self.padding == "same":
             return SameMaxPool2d(kernel, stride)
         return nn.MaxPool2d(kernel, stride, padding, ceil_mode=ceil)
 
     def build(self) -> ReconvModel:
-        """The network this spec describes, with torch's own initial values."""
+        """The network of this spec, with torch's default initialization."""
         raise NotImplementedError
 
 
@@ -161,7 +162,7 @@ _WHOLE = (lambda number: number >= 1, "at least 1")
 _NOT_NEGATIVE = (lambda number: number >= 0, "at least 0")
 _FRACTION = (lambda number: 0 <= number <= 1, "between 0 and 1")
 _RATE = (lambda number: 0 <= number < 1, "at least 0 and below 1")
-# What an option of a name may be, whichever architecture has it; of a list: each item.
+# The range of each option by name, in every architecture that has it; of a list, of each item.
 _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("norm_eps", "proxy_eps", "width_coefficient", "depth_coefficient", "head_scale"), _POSITIVE),
     **dict.fromkeys(("num_classes", "in_channels", "norm_groups", "widths", "depths"), _WHOLE),
@@ -174,16 +175,16 @@ _RANGES: Mapping[str, tuple[Callable[[float], bool], str]] = {
 
 
 def _check_range(name: str, value: object) -> None:
-    """Refuse a number that an option of this name cannot have."""
-    is_right, words = _RANGES.get(name, (lambda number: True, ""))
+    """Raise UsageError if a number is out of its option's range."""
+    is_valid, text = _RANGES.get(name, (lambda number: True, ""))
     for number in value if isinstance(value, tuple) else (value,):
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if is_number and not (math.isfinite(number) and is_right(number)):
-            raise UsageError(f"model option {name} cannot be {number}", why=f"it must be {words or 'a finite number'}")
+        if is_number and not (math.isfinite(number) and is_valid(number)):
+            raise UsageError(f"model option {name} cannot be {number}", why=f"it must be {text or 'a finite number'}")
 
 
 def _check_option(name: str, value: object, hint: Any) -> None:
-    """Refuse a value that is not of the option's type, naming what would be."""
+    """Raise UsageError if a value does not have the option's type."""
     if not _fits(value, hint):
         raise UsageError(f"model option {name} cannot be {value!r}", why=f"it must be {_describe(hint)}")
 
@@ -212,12 +213,11 @@ def _describe(hint: Any) -> str:
         return ", ".join(str(choice) for choice in get_args(hint))
     if origin is tuple:
         return f"a list, each item {_describe(get_args(hint)[0])}"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}[hint]
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}[hint]
 
 
 def zero_gamma_norms(rule: ZeroGamma, last_norms: Iterable[tuple[str, bool]]) -> frozenset[str]:
-    """The norms a zero-gamma rule names, of networks without projections: each block's last norm, and whether the
-    block has a shortcut."""
+    """The norms whose weight starts at zero, from each block's last norm and whether the block has a shortcut."""
     return frozenset(
         norm for norm, has_shortcut in last_norms if rule == "always" or (rule == "no-projection" and has_shortcut)
     )

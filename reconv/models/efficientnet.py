@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reconv.errors import UsageError
 from reconv.models.architecture import (
-    Initialisation,
+    InitScheme,
     LinearInit,
     ReconvModel,
     Spec,
@@ -65,7 +65,7 @@ class EfficientNetSpec(Spec):
     linear_init: LinearInit = "uniform_out"
 
     def build(self) -> EfficientNet:
-        """The network, with torch's own initial values."""
+        """The network, with torch's default initialization."""
         return EfficientNet(self)
 
     def scaled_width(self, channels: int) -> int:
@@ -147,7 +147,7 @@ class EfficientNet(ReconvModel):
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(channels, spec.num_classes))
         self._set_drop_connect()
-        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""

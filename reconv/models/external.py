@@ -1,8 +1,7 @@
 """Networks of other packages by name: `timm:NAME` and `torchvision:NAME`, where the package is installed.
 
-Owns the call, the seed of their own initial values and the exchange of layers that the engine must drive. Refuses to
-know weights: they are loaded like any others. Invariant: nothing of this is imported until such a name is asked for,
-and no layer is left that draws from torch's own generator.
+Their batch norms and dropouts are replaced by ours, so that no layer uses torch's global generator. The packages are
+imported only when such a name is requested.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from torch import Tensor, nn
 from reconv import random as keys
 from reconv.errors import UsageError
 from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.layers.dropout import DropConnect, Dropout, Noise
+from reconv.models.layers.dropout import DropConnect, Dropout, KeyedRandomLayer
 
 PACKAGES = ("timm", "torchvision")
 _ORIGIN = "reconv_origin"
-# Where a package keeps the rate of a dropout that it calls as a function, so that there is no layer to exchange.
-_RATES = re.compile(r"(attn_|attention_|proj_|pos_|path_|head_)?drop(out|_path|_connect)?(_rate|_prob)?")
-_RANDOM_NAMES = re.compile(r"drop|stochastic|noise|shake|random", re.IGNORECASE)
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
+# Attributes in which packages keep the rate of a dropout that they call as a function: there is no layer to replace.
+_RATE_ATTRIBUTE = re.compile(r"(attn_|attention_|proj_|pos_|path_|head_)?drop(out|_path|_connect)?(_rate|_prob)?")
+_RANDOM_NAME = re.compile(r"drop|stochastic|noise|shake|random", re.IGNORECASE)
+_RANDOM_LAYERS = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d)
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalModel:
-    """What a network of another package was made from."""
+    """How a network of another package was built."""
 
     package: str
     name: str
@@ -41,8 +40,8 @@ class ExternalModel:
     options: Mapping[str, Any]
 
 
-def build_foreign(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
-    """Another package's network with its own initial values of a seed, our batch norms and our keyed drops."""
+def build_external(package: str, name: str, num_classes: int, options: Mapping[str, Any], seed: int) -> nn.Module:
+    """Another package's network, initialized by that package from a seed, with our batch norms and dropouts."""
     module = _import(package)
     known = module.list_models() if package == "timm" else module.models.list_models()
     if name not in known:
@@ -53,8 +52,8 @@ def build_foreign(package: str, name: str, num_classes: int, options: Mapping[st
     return model
 
 
-def redraw(model: nn.Module, seed: int) -> bool:
-    """Give a network of another package the values its own program draws from a seed; False: it is none."""
+def reinit_external(model: nn.Module, seed: int) -> bool:
+    """Initialize a network of another package again, from a seed; False if the model is not one."""
     origin = getattr(model, _ORIGIN, None)
     if not isinstance(origin, ExternalModel):
         return False
@@ -63,19 +62,19 @@ def redraw(model: nn.Module, seed: int) -> bool:
 
 
 def _create(origin: ExternalModel, seed: int) -> nn.Module:
-    """The network as its package builds it from torch's generator at a seed, with our layers in place."""
+    """The network as its package builds it after torch.manual_seed, with our layers in place."""
     module = importlib.import_module(origin.package)
     create = module.create_model if origin.package == "timm" else module.models.get_model
     where = f"{origin.package}:{origin.name}"
-    # On the host whatever the caller's default is: programs read numbers back while they build.
+    # On the CPU whatever the default device is: constructors read values back.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(keys.key(seed, f"init:{where}") & 0x7FFFFFFFFFFFFFFF)
         try:
             model: nn.Module = create(origin.name, num_classes=origin.num_classes, **origin.options)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{where} cannot be built with {dict(origin.options)}", why=str(error)) from error
-        _exchange_layers(model)
-    _refuse_unkeyed(model, where)
+        _replace_layers(model)
+    _check_random_layers(model, where)
     return model
 
 
@@ -103,8 +102,8 @@ def _unknown(package: str, name: str, known: Sequence[str]) -> UsageError:
     )
 
 
-class BatchNormThen(BatchNorm2d):
-    """Our batch norm with what another package does to its output: a drop, an activation."""
+class BatchNormAct2d(BatchNorm2d):
+    """Our batch norm followed by a dropout and an activation, in place of timm's layer of that name."""
 
     def __init__(self, theirs: nn.BatchNorm2d, *after: nn.Module) -> None:
         super().__init__(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
@@ -115,18 +114,18 @@ class BatchNormThen(BatchNorm2d):
         return output
 
 
-def _exchange_layers(parent: nn.Module) -> None:
-    """Put our batch norms and drops where others stand, so that groups, gates and keys hold there too."""
+def _replace_layers(parent: nn.Module) -> None:
+    """Replace batch norms and dropouts by ours, recursively."""
     for name, child in list(parent.named_children()):
-        _exchange_layers(child)
+        _replace_layers(child)
         if isinstance(child, nn.BatchNorm2d):
-            setattr(parent, name, _our_norm(child))
-        elif (drop := _our_drop(child)) is not None:
+            setattr(parent, name, _our_batch_norm(child))
+        elif (drop := _keyed_drop(child)) is not None:
             setattr(parent, name, drop)
 
 
-def _our_drop(theirs: nn.Module) -> nn.Module | None:
-    """Our keyed layer that does what another package's random one does; None: it is not one that we know."""
+def _keyed_drop(theirs: nn.Module) -> nn.Module | None:
+    """Our equivalent of another package's dropout layer; None if it is not a known one."""
     kind = type(theirs).__name__
     if type(theirs) is nn.Dropout:
         rate, per = theirs.p, None
@@ -142,38 +141,38 @@ def _our_drop(theirs: nn.Module) -> nn.Module | None:
     return ours.train(theirs.training)
 
 
-def _refuse_unkeyed(model: nn.Module, where: str) -> None:
-    """Refuse what would draw from torch's own generator in training: a resumed run would not be the same run."""
+def _check_random_layers(model: nn.Module, where: str) -> None:
+    """Raise UsageError for a layer that would use torch's global generator in training: resume would not be exact."""
     for name, module in model.named_modules():
-        if isinstance(module, Noise):
+        if isinstance(module, KeyedRandomLayer):
             continue
         is_leaf = next(module.children(), None) is None
-        is_named = is_leaf and _RANDOM_NAMES.search(type(module).__name__) is not None
-        draws = isinstance(module, _RANDOM) or is_named
+        is_named = is_leaf and _RANDOM_NAME.search(type(module).__name__) is not None
+        draws = isinstance(module, _RANDOM_LAYERS) or is_named
         rates = {
             key: value
             for key, value in vars(module).items()
-            if isinstance(value, float) and (_RATES.fullmatch(key) or (draws and key in ("p", "prob")))
+            if isinstance(value, float) and (_RATE_ATTRIBUTE.fullmatch(key) or (draws and key in ("p", "prob")))
         }
         if any(rate > 0 for rate in rates.values()) or (draws and not rates):
             kind = type(module).__name__
             raise UsageError(
                 f"{where} has a random layer of the class {kind}" + (f" ({name})" if name else ""),
-                why="it draws from torch's own generator, so that a resumed run would not be the same run"
+                why="it uses torch's global generator, so a resumed run would differ"
                 + "".join(f"; its {key} is {rate:g}" for key, rate in rates.items() if rate > 0),
-                then="switch it off in model.options, as in --set model.options.dropout=0, or take another network",
+                then="switch it off in model.options, as in --set model.options.dropout=0, or choose another network",
             )
 
 
-def _our_norm(theirs: nn.BatchNorm2d) -> nn.Module:
-    """Our batch norm with the values of another."""
+def _our_batch_norm(theirs: nn.BatchNorm2d) -> nn.Module:
+    """Our batch norm with the values of theirs."""
     if not (theirs.affine and theirs.track_running_stats):
         raise UsageError("this network has a batch norm without weights or running statistics, which is not supported")
     kind = type(theirs).__name__
     if kind == "BatchNorm2d":
         ours = BatchNorm2d(theirs.num_features, theirs.eps, theirs.momentum or 0.0)
     elif kind == "BatchNormAct2d":  # timm's
-        ours = BatchNormThen(theirs, theirs.get_submodule("drop"), theirs.get_submodule("act"))
+        ours = BatchNormAct2d(theirs, theirs.get_submodule("drop"), theirs.get_submodule("act"))
     else:
         raise UsageError(f"this network has batch norms of the class {kind}, which is not supported")
     own = {key: value for key, value in theirs.state_dict().items() if key in ours.state_dict()}

@@ -1,7 +1,6 @@
-"""A small network for CIFAR-10 whose first layer is not learned: it whitens 2 x 2 patches of the training images.
+"""A small network for CIFAR-10 whose first layer is not trained: it whitens 2x2 patches of the training images.
 
-Owns the architecture and the whitening filters. Refuses to know where images come from and when they are seen.
-Invariant: the filters are a function of the images given to `whiten`, ordinary weights of the checkpoint, and fixed.
+The filters are computed from the images given to `whiten`, and saved in checkpoints like other weights.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.architecture import ConvInit, Initialisation, ReconvModel, Spec
+from reconv.models.architecture import ConvInit, InitScheme, ReconvModel, Spec
 
 _PATCH = 2  # pixels on a side of what is whitened
-_SMALLEST_VARIANCE = 5e-4  # added to each, of normalised pixels: directions that hardly vary are noise
+_MIN_VARIANCE = 5e-4  # added to each, of normalized pixels: directions that hardly vary are noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +25,19 @@ class FastNetSpec(Spec):
     """The network in numbers."""
 
     widths: tuple[int, ...] = (64, 256, 256)  # channels of each group of two convolutions
-    head_scale: float = 1 / 9  # of the logits: a small one keeps the first steps gentle
+    head_scale: float = 1 / 9  # of the logits: a small one keeps the first updates small
     whiten_bias: bool = True  # whether the whitening layer learns a bias
     norm_eps: float = 1e-12
     bn_momentum: float = 0.4  # running statistics follow within a few of the run's few hundred steps
     conv_init: ConvInit = "dirac"
 
     def build(self) -> FastNet:
-        """The network, with torch's own initial values."""
+        """The network, with torch's default initialization."""
         return FastNet(self)
 
 
 class FastNetBlock(nn.Module):
-    """Two 3 x 3 convolutions with their norms, which only shift, and a max-pool as early as possible."""
+    """Two 3x3 convolutions with norms that have a bias but no scale, and a max-pool as early as possible."""
 
     def __init__(self, spec: Spec, in_channels: int, out_channels: int) -> None:
         super().__init__()
@@ -55,7 +54,7 @@ class FastNetBlock(nn.Module):
 
 
 class Whitening(nn.Conv2d):
-    """A convolution of fixed filters, two for each direction of a patch: one and its opposite."""
+    """A convolution with frozen filters, two for each direction of a patch: one and its negative."""
 
     def __init__(self, in_channels: int, learns_bias: bool) -> None:
         super().__init__(in_channels, 2 * in_channels * _PATCH**2, _PATCH, bias=True)
@@ -68,7 +67,7 @@ class Whitening(nn.Conv2d):
 
 
 class FastNetHead(nn.Module):
-    """The largest value of each channel, and a linear layer."""
+    """Global max-pooling and a linear layer."""
 
     def __init__(self, channels: int, num_classes: int, scale: float) -> None:
         super().__init__()
@@ -76,13 +75,13 @@ class FastNetHead(nn.Module):
         self._scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        largest = F.max_pool2d(x, (x.shape[2], x.shape[3])).flatten(1)
-        logits: Tensor = self.fc(largest) * self._scale
+        pooled = F.max_pool2d(x, (x.shape[2], x.shape[3])).flatten(1)
+        logits: Tensor = self.fc(pooled) * self._scale
         return logits
 
 
 class FastNet(ReconvModel):
-    """Whitening, groups of convolutions at halving sides, and a head."""
+    """Whitening, groups of two convolutions that halve the image size, and a head."""
 
     def __init__(self, spec: FastNetSpec) -> None:
         super().__init__()
@@ -92,7 +91,7 @@ class FastNet(ReconvModel):
         widths = (self.whitening.out_channels, *spec.widths)
         self.groups = nn.Sequential(*(FastNetBlock(spec, before, after) for before, after in pairwise(widths)))
         self.head = FastNetHead(widths[-1], spec.num_classes, spec.head_scale)
-        self.initialisation = Initialisation(spec.conv_init, spec.linear_init)
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
@@ -111,8 +110,8 @@ class FastNet(ReconvModel):
             self.whitening.weight.copy_(torch.cat([filters, -filters]))
 
 
-def whitening_filters(images: Tensor, smallest: float = _SMALLEST_VARIANCE) -> Tensor:
-    """Filters [d, channels, 2, 2] whose answers to patches of the images are uncorrelated and have variance 1."""
+def whitening_filters(images: Tensor, smallest: float = _MIN_VARIANCE) -> Tensor:
+    """Filters [d, channels, 2, 2] whose outputs on patches of the images are uncorrelated with variance 1."""
     channels = images.shape[1]
     patches = images.double().unfold(2, _PATCH, 1).unfold(3, _PATCH, 1)  # [n, channels, rows, columns, 2, 2]
     flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, channels * _PATCH**2)

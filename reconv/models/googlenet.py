@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.models.architecture import (
-    Auxiliary,
+    AuxOutput,
     ConvInit,
-    Initialisation,
+    InitScheme,
     LinearInit,
     ReconvModel,
     Spec,
@@ -25,7 +25,7 @@ from reconv.models.architecture import (
 )
 from reconv.models.layers.dropout import Dropout
 
-AUXILIARY_WEIGHT = 0.3  # section 5 of the paper
+AUX_WEIGHT = 0.3  # section 5 of the paper
 
 # Table 1 of the paper: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool projection.
 _BLOCKS: Mapping[str, tuple[int, int, int, int, int, int]] = {
@@ -39,7 +39,7 @@ _BLOCKS: Mapping[str, tuple[int, int, int, int, int, int]] = {
     "inception5a": (256, 160, 320, 32, 128, 128),
     "inception5b": (384, 192, 384, 48, 128, 128),
 }
-_AUXILIARY_AFTER = {"inception4a": ("aux1", 512), "inception4d": ("aux2", 528)}
+_AUX_AFTER = {"inception4a": ("aux1", 512), "inception4d": ("aux2", 528)}
 _POOL_AFTER = {"inception3b": "maxpool3", "inception4e": "maxpool4"}
 
 
@@ -58,7 +58,7 @@ class GoogLeNetSpec(Spec):
     linear_init: LinearInit = "truncated"
 
     def build(self) -> GoogLeNet:
-        """The network, with torch's own initial values."""
+        """The network, with torch's default initialization."""
         return GoogLeNet(self)
 
 
@@ -96,7 +96,7 @@ class Inception(nn.Module):
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
 
 
-class AuxiliaryHead(nn.Module):
+class InceptionAux(nn.Module):
     """A small classifier that gives the middle of the network a gradient of its own."""
 
     def __init__(self, spec: GoogLeNetSpec, in_channels: int) -> None:
@@ -133,13 +133,13 @@ class GoogLeNet(ReconvModel):
         self.maxpool3 = spec.make_max_pool(3, 2, ceil=True)
         self.maxpool4 = spec.make_max_pool(2, 2, ceil=True)
         if spec.aux_heads:
-            for name, in_channels in _AUXILIARY_AFTER.values():
-                self.add_module(name, AuxiliaryHead(spec, in_channels))
+            for name, in_channels in _AUX_AFTER.values():
+                self.add_module(name, InceptionAux(spec, in_channels))
         self.dropout = Dropout(spec.dropout)
         self.fc = nn.Linear(channels, spec.num_classes)
-        self.initialisation = Initialisation(spec.conv_init, spec.linear_init)
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init)
 
-    def forward(self, images: Tensor) -> Tensor | Auxiliary:
+    def forward(self, images: Tensor) -> Tensor | AuxOutput:
         """Logits [n, classes] of images [n, channels, height, width]; in training with the auxiliary heads' too."""
         x = self._stem(images)
         auxiliary: list[Tensor] = []
@@ -147,10 +147,10 @@ class GoogLeNet(ReconvModel):
             x = self.get_submodule(name)(x)
             if name in _POOL_AFTER:
                 x = self.get_submodule(_POOL_AFTER[name])(x)
-            if name in _AUXILIARY_AFTER and self._has_auxiliary():
-                auxiliary.append(self.get_submodule(_AUXILIARY_AFTER[name][0])(x))
+            if name in _AUX_AFTER and self._has_auxiliary():
+                auxiliary.append(self.get_submodule(_AUX_AFTER[name][0])(x))
         logits = self._head(x)
-        return Auxiliary(logits, tuple(auxiliary), AUXILIARY_WEIGHT) if auxiliary else logits
+        return AuxOutput(logits, tuple(auxiliary), AUX_WEIGHT) if auxiliary else logits
 
     def stages(self) -> list[tuple[str, nn.Module]]:
         """The stem, every block with its pool, the auxiliary heads, the head; what travels may be a tuple."""
@@ -160,9 +160,9 @@ class GoogLeNet(ReconvModel):
             block = self.get_submodule(name)
             pool = self.get_submodule(_POOL_AFTER[name]) if name in _POOL_AFTER else nn.Identity()
             parts.append((name, Stage(_on_first(nn.Sequential(block, pool)), block)))
-            if name in _AUXILIARY_AFTER and self.spec.aux_heads:
-                head = self.get_submodule(_AUXILIARY_AFTER[name][0])
-                parts.append((_AUXILIARY_AFTER[name][0], Stage(self._append(head), head)))
+            if name in _AUX_AFTER and self.spec.aux_heads:
+                head = self.get_submodule(_AUX_AFTER[name][0])
+                parts.append((_AUX_AFTER[name][0], Stage(self._append(head), head)))
         return [*parts, ("head", Stage(self._finish, self.fc))]
 
     def _has_auxiliary(self) -> bool:
@@ -191,9 +191,9 @@ class GoogLeNet(ReconvModel):
 
         return append
 
-    def _finish(self, value: Any) -> Tensor | Auxiliary:
+    def _finish(self, value: Any) -> Tensor | AuxOutput:
         if isinstance(value, tuple):
-            return Auxiliary(self._head(value[0]), tuple(value[1:]), AUXILIARY_WEIGHT)
+            return AuxOutput(self._head(value[0]), tuple(value[1:]), AUX_WEIGHT)
         return self._head(value)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.models.architecture import (
-    Initialisation,
+    InitScheme,
     LinearInit,
     ReconvModel,
     Spec,
@@ -54,7 +54,7 @@ class MobileNetV2Spec(Spec):
     linear_init: LinearInit = "normal"
 
     def build(self) -> MobileNetV2:
-        """The network, with torch's own initial values."""
+        """The network, with torch's default initialization."""
         return MobileNetV2(self)
 
     def conv_norm_act(
@@ -103,7 +103,7 @@ class MobileNetV2(ReconvModel):
         layers.append(spec.conv_norm_act(channels, top, 1))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(top, spec.num_classes))
-        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""

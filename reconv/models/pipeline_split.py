@@ -1,8 +1,4 @@
-"""Where a network may be cut into parts of equal work.
-
-Owns the count of a stage's work and the choice of cuts. Refuses to know devices. Invariant: parts are runs of whole
-stages, in order, and none is empty.
-"""
+"""Splitting a network into consecutive, non-empty parts of whole stages with about equal FLOPs."""
 
 from __future__ import annotations
 
@@ -17,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from reconv.errors import RecipeError
 from reconv.models.architecture import ReconvModel
 
-_MOST_CHOICES = 20_000  # of cuts that are tried; beyond that, cuts come one by one at equal shares
+_MAX_CHOICES = 20_000  # splits that are tried; with more, each split is chosen by itself at an equal share
 
 
-def work_of_stages(model: nn.Module, image: Sequence[int]) -> dict[str, int]:
-    """Operations of each stage's forward pass over one image, as torch counts them; counted without computing."""
+def stage_flops(model: nn.Module, image: Sequence[int]) -> dict[str, int]:
+    """FLOPs of each stage's forward pass over one image, counted on the meta device."""
     assert isinstance(model, ReconvModel)
-    num_images = 2  # batch norm in training refuses one value a channel
+    num_images = 2  # batch norm in training needs more than one value per channel
     network = copy.deepcopy(model).to("meta").train()
     value = torch.empty(num_images, *image, device="meta", dtype=next(network.parameters()).dtype)
     work = {}
@@ -34,11 +30,11 @@ def work_of_stages(model: nn.Module, image: Sequence[int]) -> dict[str, int]:
     return work
 
 
-def balanced(work: dict[str, int], num_parts: int) -> tuple[str, ...]:
-    """The stages at which parts begin so that the heaviest part is as light as can be; the first part is not named."""
+def balance(work: dict[str, int], num_parts: int) -> tuple[str, ...]:
+    """The first stages of all parts but the first, such that the largest part has as few FLOPs as possible."""
     names, loads = list(work), list(work.values())
     total = sum(loads)
-    if num_parts == 2 or len(names) ** (num_parts - 1) <= _MOST_CHOICES:
+    if num_parts == 2 or len(names) ** (num_parts - 1) <= _MAX_CHOICES:
         choices = combinations(range(1, len(names)), num_parts - 1)
         best = min(choices, key=lambda cuts: max(sum(loads[a:b]) for a, b in pairwise((0, *cuts, len(names)))))
         return tuple(names[cut] for cut in best)
@@ -56,16 +52,16 @@ def check_splits(
     image: Sequence[int],
     field: str = "parallel.pipeline_splits",
 ) -> None:
-    """Refuse splits that are too few, too many or unknown, with those there are and a balanced choice."""
+    """Raise RecipeError, with a balanced proposal, if splits are too few, too many, unknown or out of order."""
     if not isinstance(model, ReconvModel):
         raise RecipeError(f"{field}: networks of other packages have one stage and cannot be cut")
-    work = work_of_stages(model, image)
+    work = stage_flops(model, image)
     possible = list(work)[1:]
     if len(splits) == num_parts - 1 and set(splits) <= set(possible) and _in_order(possible, splits):
         return
     if num_parts > len(work):
         raise RecipeError(f"{field}: {num_parts} parts for a network of {len(work)} stages")
-    proposal = balanced(work, num_parts)
+    proposal = balance(work, num_parts)
     raise RecipeError(
         f"{field}: {num_parts} parts need {num_parts - 1} of the network's stages, in order, not "
         f"{list(splits) or 'none'}",
@@ -79,8 +75,8 @@ def _in_order(names: Sequence[str], chosen: Sequence[str]) -> bool:
     return all(a < b for a, b in pairwise(places))
 
 
-def parts_of(model: nn.Module, splits: Sequence[str]) -> list[list[tuple[str, nn.Module]]]:
-    """The stages of a network, part by part."""
+def split_stages(model: nn.Module, splits: Sequence[str]) -> list[list[tuple[str, nn.Module]]]:
+    """The named stages of each part of a network."""
     assert isinstance(model, ReconvModel)
     parts: list[list[tuple[str, nn.Module]]] = [[]]
     for name, stage in model.stages():

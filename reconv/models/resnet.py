@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.errors import UsageError
-from reconv.models.architecture import Initialisation, ReconvModel, Spec, Stage, ZeroGamma
+from reconv.models.architecture import InitScheme, ReconvModel, Spec, Stage, ZeroGamma
 from reconv.models.layers.conv import SqueezeExcitation
 
 
@@ -52,7 +52,7 @@ class ResNetSpec(Spec):
             raise UsageError("se_units and se_ratio say the same thing: give one of them")
 
     def build(self) -> ResNet:
-        """The network, with torch's own initial values."""
+        """The network, with torch's default initialization."""
         return ResNet(self)
 
     def inner_width(self, planes: int) -> int:
@@ -271,7 +271,7 @@ class ResNet(ResNetTrunk):
     def __init__(self, spec: ResNetSpec) -> None:
         super().__init__(spec, strides=(1, *(2,) * (len(spec.depths) - 1)))
         self.fc = nn.Linear(self.out_channels, spec.num_classes)
-        self.initialisation = Initialisation(spec.conv_init, spec.linear_init, zero_norms=self.zero_norms())
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_norms=self.zero_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""

@@ -1,8 +1,7 @@
-"""The single-shot detector on a residual trunk: six maps of falling size, and two convolutions on each.
+"""SSD (Liu et al., 2015) on a ResNet: feature maps of decreasing size, with a class head and a box head on each.
 
-Owns the architecture and the sides of its maps. Refuses to know default boxes, losses and what a box is. Invariant: the
-trunk's parameters have the names they have in its ResNet, so that any weights of that fit; answers come map by map, in
-each the shape of the box first, then the row, then the column.
+The trunk's parameters have the names of its ResNet, so that ResNet weights load. Predictions are ordered by map, then
+by shape of the default box, then by row, then by column.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from reconv.errors import UsageError
 from reconv.models.architecture import (
     ConvInit,
-    Initialisation,
+    InitScheme,
     Spec,
     SSDOutput,
     Stage,
     ZeroGamma,
-    by_box,
+    flatten_predictions,
 )
 from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
 from reconv.models.resnet import TABLE as RESNETS
@@ -72,7 +71,7 @@ class SSDSpec(Spec):
             )
 
     def build(self) -> SSD:
-        """The network, with torch's own initial values."""
+        """The network, with torch's default initialization."""
         return SSD(self)
 
     def trunk_spec(self) -> ResNetSpec:
@@ -160,7 +159,7 @@ class SSD(ResNetTrunk):
         self.class_heads = nn.ModuleList(nn.Conv2d(c, b * spec.num_classes, 3, padding=1) for c, b in pairs)
         self.box_heads = nn.ModuleList(nn.Conv2d(c, b * 4, 3, padding=1) for c, b in pairs)
         added = (f"{name}.{child}" for name, part in self._added() for child, _ in part.named_modules())
-        self.initialisation = Initialisation(
+        self.init_scheme = InitScheme(
             spec.conv_init, spec.linear_init, zero_norms=self.zero_norms(), glorot_convs=frozenset(added)
         )
 
@@ -179,9 +178,11 @@ class SSD(ResNetTrunk):
 
     def heads(self, maps: Maps) -> SSDOutput:
         """Box deltas and class logits from the feature maps."""
-        codes = [by_box(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
-        logits = [by_box(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)]
-        return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+        box_deltas = [flatten_predictions(head(x), 4) for head, x in zip(self.box_heads, maps, strict=True)]
+        logits = [
+            flatten_predictions(head(x), self.num_classes) for head, x in zip(self.class_heads, maps, strict=True)
+        ]
+        return SSDOutput(torch.cat(box_deltas, dim=1), torch.cat(logits, dim=1))
 
     def _added(self) -> list[tuple[str, nn.Module]]:
         return [("extras", self.extras), ("class_heads", self.class_heads), ("box_heads", self.box_heads)]

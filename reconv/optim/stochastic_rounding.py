@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from reconv import random as keys
 from reconv.errors import CheckpointError
-from reconv.models.layers.dropout import draw, mix, signed
+from reconv.models.layers.dropout import splitmix64, to_int64, uniform_from_keys
 from reconv.optim.optimizer import BaseOptimizer
 from reconv.optim.param_groups import DecayGroups
 
@@ -90,7 +90,7 @@ class HalfPrecisionOptimizer:
         self._fill_float32()
         self._inner.step(lr, ok)
         if self._is_stochastic:
-            step_key = mix(self._step)
+            step_key = splitmix64(self._step)
             for chunk in self._chunks:
                 self._round(chunk, step_key)
             self._step += 1
@@ -136,7 +136,7 @@ class HalfPrecisionOptimizer:
             return values.repeat_interleave(chunk.sizes, output_size=chunk.num_elements)
 
         elements = torch.arange(chunk.num_elements, device=step_key.device) - per_element(chunk.starts)
-        uniform = draw(per_element(mix(step_key + chunk.keys)), elements)
+        uniform = uniform_from_keys(per_element(splitmix64(step_key + chunk.keys)), elements)
         half = [self._half[name].data for name in chunk.names]
         values = torch.cat([self._float32[name].data.reshape(-1) for name in chunk.names])
         rounded = round_stochastic(values, uniform).split([p.numel() for p in half])
@@ -174,5 +174,5 @@ def _chunk(names: list[str], parameters: Mapping[str, Tensor], seed_key: int) ->
     def on_device(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 
-    param_keys = [signed(k) for k in keys.derive(seed_key, names)]
+    param_keys = [to_int64(k) for k in keys.derive(seed_key, names)]
     return _Chunk(names, on_device(param_keys), on_device(sizes), on_device(starts), sum(sizes))

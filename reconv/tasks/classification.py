@@ -16,7 +16,7 @@ from torch import Tensor
 from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
 from reconv.metrics.topk import ClassificationMetrics
-from reconv.models.architecture import Auxiliary
+from reconv.models.architecture import AuxOutput
 from reconv.tasks.distillation import Teacher
 from reconv.tasks.task import LossSums
 
@@ -80,15 +80,15 @@ class ClassificationTask:
         return {name: value / weight for name, value in sums.items()}
 
 
-def _split_outputs(outputs: Any) -> Auxiliary:
+def _split_outputs(outputs: Any) -> AuxOutput:
     """The logits, the auxiliary heads' logits, and the weight of an auxiliary loss, of a model in training mode.
 
     Models of other packages return named tuples of `logits` and `aux_logits...`, None for a head that is off.
     """
-    if isinstance(outputs, Auxiliary):
+    if isinstance(outputs, AuxOutput):
         return outputs
     if isinstance(outputs, Tensor):
-        return Auxiliary(outputs, (), 0.0)
+        return AuxOutput(outputs, (), 0.0)
     names = getattr(outputs, "_fields", ())
     fields = dict(zip(names, outputs, strict=True)) if "logits" in names else {}
     heads = {name: value for name, value in fields.items() if name.startswith("aux") and value is not None}
@@ -98,7 +98,7 @@ def _split_outputs(outputs: Any) -> Auxiliary:
             why="supported are a tensor of logits, and named tuples of logits and aux_logits",
             then="use a model, or options of it, that returns logits",
         )
-    return Auxiliary(fields["logits"], tuple(heads.values()), AUX_LOSS_WEIGHT)
+    return AuxOutput(fields["logits"], tuple(heads.values()), AUX_LOSS_WEIGHT)
 
 
 def _at_least_float32(outputs: Any) -> Tensor:

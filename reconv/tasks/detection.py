@@ -109,7 +109,7 @@ class DetectionTask:
 
     def _losses(self, outputs: SSDOutput, batch: Batch) -> SSDLosses:
         return self.loss_fn(
-            outputs.codes,
+            outputs.box_deltas,
             outputs.logits,
             batch["boxes"],
             batch["labels"],
@@ -125,7 +125,7 @@ class DetectionTask:
         """The detections in the model's outputs."""
         found: SSDOutput = outputs
         variances = self.match_config.variances
-        return postprocess(found.codes, found.logits, self.anchors_cxcywh, variances, self.postprocess_config)
+        return postprocess(found.box_deltas, found.logits, self.anchors_cxcywh, variances, self.postprocess_config)
 
     def train_metrics(self, sums: Mapping[str, float], weight: float) -> dict[str, float]:
         return {name: value / weight for name, value in sums.items()}

@@ -73,7 +73,7 @@ class OomRetry:
             # Out of the handler: the error's traceback holds the activations that did not fit.
             before = max(len(part) for part in cut)
             self.fitting.halve(most)
-            self.layers.forget()
+            self.layers.discard()
             self.optimizer.zero_grad()
             self.release()
             after = max(len(part) for part in self._cut(micro_batches))

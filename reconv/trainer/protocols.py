@@ -39,11 +39,11 @@ class Prepare(Protocol):
 class Layers(Protocol):
     """The network's stateful layers (batch norm, dropout), driven per micro-batch."""
 
-    def enter(self, batch: Batch, step: int | Tensor) -> None:
+    def set_micro_batch(self, batch: Batch, step: int | Tensor) -> None:
         """Tell the layers which groups and positions come next."""
         ...
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drop what the passes of an unfinished step have recorded."""
         ...
 

@@ -130,7 +130,7 @@ class TrainStep:
 
         images = [batch["images"] for batch in prepared]
         self.strategy.pipeline_step(
-            images, lambda n: self.layers.enter(prepared[n], step), loss, self.precision.autocast
+            images, lambda n: self.layers.set_micro_batch(prepared[n], step), loss, self.precision.autocast
         )
         self.boundary()
         return kept
@@ -139,7 +139,7 @@ class TrainStep:
         with self.strategy.no_sync(enabled=not is_last):
             with self.mark("forward"):
                 prepared = self.prepare(batch, step)
-                self.layers.enter(prepared, step)
+                self.layers.set_micro_batch(prepared, step)
                 with self.precision.autocast():
                     outputs = self.model(prepared["images"])
                 sums = self.task.loss(outputs, prepared)

@@ -10,7 +10,7 @@ from torch import nn
 
 from reconv.inference.fold import fold_batch_norms
 from reconv.models import build_model
-from reconv.models.external import BatchNormThen
+from reconv.models.external import BatchNormAct2d
 
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
     "resnet": ("resnet18", {}, 64),
@@ -99,7 +99,7 @@ def test_a_norm_stays_where_folding_would_change_another_reader(kind: type[nn.Mo
 
 def test_what_another_package_does_after_its_norm_is_kept() -> None:
     theirs = nn.BatchNorm2d(4)
-    model = _trained(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormThen(theirs, nn.Identity(), nn.ReLU())))
+    model = _trained(nn.Sequential(nn.Conv2d(3, 4, 3), BatchNormAct2d(theirs, nn.Identity(), nn.ReLU())))
     answers, num_folded = fold_batch_norms(model, (3, 8, 8))
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     assert num_folded == 1

@@ -14,7 +14,7 @@ from reconv.inference.compiler import compile_inference
 from reconv.inference.fold import fold_batch_norms
 from reconv.kernels.conv_bias_act.ops import conv_bias_act
 from reconv.kernels.pointwise.ops import concat, gate_add_act, global_avg_pool, max_pool
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.models.googlenet import GoogLeNetSpec, Inception
 from reconv.models.layers.conv import SqueezeExcitation
@@ -64,7 +64,7 @@ def calls(listed: Any, target: object) -> int:
 )
 def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], size: int, counts: Any) -> None:
     model = build_model(name, num_classes=4, **options)
-    initialise(model, 0)
+    init_weights(model, 0)
     # In float64, which kernels do not take: whole networks are slow in Triton's interpreter, which small ones are for.
     model, _ = fold_batch_norms(model.double().to(memory_format=torch.channels_last), (3, size, size))
     listed, num_joined = compile_inference(model, images(size).double())
@@ -79,7 +79,7 @@ def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], si
 
 def test_a_detector_answers_with_all_of_its_tensors() -> None:
     model = build_model("ssd_resnet34", num_classes=3)
-    initialise(model, 0)
+    init_weights(model, 0)
     model, _ = fold_batch_norms(model.double(), (3, 300, 300))
     listed, num_joined = compile_inference(model, images(300, rows=1).double())
     with torch.inference_mode():
@@ -107,7 +107,7 @@ def gated_products(listed: Any) -> int:
 
 def test_images_times_their_gate_take_in_the_sum_and_activation_that_follow() -> None:
     model = build_model("resnet10", num_classes=4, width=8, se_units=4)
-    initialise(model, 0)
+    init_weights(model, 0)
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (3, 16, 16))
     listed, _ = compile_inference(model, images(16))
     assert (calls(listed, gate_add_act), calls(listed, global_avg_pool), gated_products(listed)) == (4, 5, 0)

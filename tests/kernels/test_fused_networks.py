@@ -26,7 +26,7 @@ GROUPS = (2, 3)
 def trained(model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """The output of one step's forward pass, and gradients and running statistics after it."""
     layers = LayerState(model)
-    layers.enter(Batch({}, torch.arange(len(images)), GROUPS), step=0)
+    layers.set_micro_batch(Batch({}, torch.arange(len(images)), GROUPS), step=0)
     out = single(model(images))
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     (out * weights).sum().backward()
@@ -117,7 +117,7 @@ def test_an_inception_block_computes_its_three_narrow_convolutions_of_one_input_
     for is_fused in (False, True):
         if is_fused:
             fuse(block)
-        LayerState(block).enter(Batch({}, torch.arange(4), (4,)), step=0)
+        LayerState(block).set_micro_batch(Batch({}, torch.arange(4), (4,)), step=0)
         with Convolutions():
             block(images)
     assert widths == [8, 8, 16, 8, 8, 8, *(8 + 8 + 8, 16, 8, 8)]
@@ -152,7 +152,7 @@ def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> N
     assert not isinstance(block(images), DualUse)
     fuse(block)
     assert not isinstance(block(images), DualUse), "without groups the layer is torch's own"
-    LayerState(block).enter(Batch({}, torch.arange(4), (4,)), step=0)
+    LayerState(block).set_micro_batch(Batch({}, torch.arange(4), (4,)), step=0)
     assert isinstance(block(images), DualUse)
     assert not isinstance(block(images.contiguous()[:, :, :3]), DualUse), "kernels take channels_last alone"
     block.eval()
@@ -170,7 +170,7 @@ def test_a_detector_trains_through_kernels_as_without() -> None:
     found = []
     for model in (plain, kernels):
         layers = LayerState(model)
-        layers.enter(Batch({}, torch.arange(5), GROUPS), step=0)
+        layers.set_micro_batch(Batch({}, torch.arange(5), GROUPS), step=0)
         outputs = model(images)
         assert isinstance(outputs, SSDFeatureMaps if model is kernels else SSDOutput)
         codes, logits = outputs.output() if isinstance(outputs, SSDFeatureMaps) else outputs

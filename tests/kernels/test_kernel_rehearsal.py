@@ -44,7 +44,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> set[KernelVariant]:
 
 def train_once(model: nn.Module, images: Tensor) -> None:
     layers = LayerState(model)
-    layers.enter(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
+    layers.set_micro_batch(Batch({}, torch.arange(len(images)), (len(images),)), step=0)
     outputs = model(images)
     ends: Sequence[Tensor] = (single(outputs),)
     if isinstance(outputs, SSDFeatureMaps):
@@ -125,7 +125,7 @@ def test_a_rehearsal_leaves_the_network_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) and len(before) > 20
     assert all(parameter.grad is None for parameter in model.parameters())
     norms = [module for module in model.modules() if isinstance(module, BatchNorm2d)]
-    assert len(norms) > 5 and all(norm.groups is None and not norm.recorded for norm in norms)
+    assert len(norms) > 5 and all(norm.groups is None and not norm.batch_stats for norm in norms)
 
 
 class Counted:

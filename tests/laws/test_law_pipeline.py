@@ -12,7 +12,7 @@ import reconv
 from reconv.errors import RecipeError
 from reconv.logging.events import EvalFinished, TrainProgress, read_events
 from reconv.models import build_model
-from reconv.models.pipeline_split import balanced, parts_of, work_of_stages
+from reconv.models.pipeline_split import balance, split_stages, stage_flops
 
 from .conftest import Outcome
 
@@ -116,10 +116,10 @@ def refused(given: list[tuple[str, str, str]]) -> str:
 def test_parts_are_balanced_by_work_and_hold_every_stage_once() -> None:
     with torch.device("meta"):
         model = build_model("resnet34")
-    work = work_of_stages(model, (3, 224, 224))
+    work = stage_flops(model, (3, 224, 224))
     assert sum(work.values()) == pytest.approx(2 * 3.66e9, rel=0.01)  # twice torchvision's count of multiply-adds
-    splits = balanced(work, 4)
-    loads = [sum(work[name] for name, _ in part) for part in parts_of(model, splits)]
+    splits = balance(work, 4)
+    loads = [sum(work[name] for name, _ in part) for part in split_stages(model, splits)]
     assert sum(loads) == sum(work.values()) and max(loads) < 1.15 * sum(loads) / 4
 
 

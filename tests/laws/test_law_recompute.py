@@ -35,7 +35,7 @@ def test_weights_and_statistics_are_bitwise_those_of_a_run_that_keeps_everything
     kept = train("kept", settings)
     again = train("again", {**settings, "memory.activation_checkpointing": wish})
     assert differing(kept, again) == []
-    [said] = [text for text in notes(again) if "computed again" in text]
+    [said] = [text for text in notes(again) if "activation checkpointing" in text]
     assert "a micro-batch of 32 keeps" in said
 
 
@@ -43,8 +43,8 @@ def test_checkpoint_segments_on_one_device_are_recomputed(train: Train) -> None:
     kept = train("kept", SHORT)
     again = train("again", {**SHORT, "memory.checkpoint_segments": "[layer2.0, head]"})
     assert differing(kept, again) == []
-    [said] = [text for text in notes(again) if "computed again" in text]
-    assert "4 of 5 stages (stem, layer1.0, layer2.0, layer3.0) are computed again, in 2 pieces" in said
+    [said] = [text for text in notes(again) if "activation checkpointing" in text]
+    assert "4 of 5 stages (stem, layer1.0, layer2.0, layer3.0) in 2 segments" in said
 
 
 def test_keyed_dropout_and_drop_connect_draw_the_same_again(train: Train) -> None:

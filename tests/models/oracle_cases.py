@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv import random as keys
-from reconv.models import initialise, model_spec
+from reconv.models import init_weights, model_spec
 
 FIXTURES = Path(__file__).parent / "fixtures" / "outputs.json"
 NUM_CLASSES = 17
@@ -67,7 +67,7 @@ def network(case: Case) -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = model_spec(case.name, NUM_CLASSES, **case.options).build()
     model = model.to_empty(device="cpu").double()
-    initialise(model, SEED)
+    init_weights(model, SEED)
     for name, tensor in model.state_dict().items():
         if not tensor.is_floating_point() or tensor.dim() > 1:
             continue

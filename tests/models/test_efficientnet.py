@@ -64,7 +64,7 @@ def test_training_noise_does_not_depend_on_micro_batches() -> None:
         state, rows, start = LayerState(model, seed=3), [], 0
         for size in sizes:
             part = x[start : start + size]
-            state.enter(Batch({}, torch.arange(start, start + size), (2,) * (size // 2)), step=4)
+            state.set_micro_batch(Batch({}, torch.arange(start, start + size), (2,) * (size // 2)), step=4)
             rows.append(model(part))
             start += size
         outputs.append(torch.cat(rows))

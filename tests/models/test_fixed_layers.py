@@ -8,7 +8,7 @@ import torch
 from reconv.batch import Batch
 from reconv.errors import UsageError
 from reconv.models import build_model, model_names
-from reconv.models.frozen import head_patterns, train_only
+from reconv.models.frozen import freeze_except, head_patterns
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 
 
@@ -16,11 +16,11 @@ def test_the_head_is_the_classifier_of_every_network() -> None:
     heads = {}
     for name in ("resnet18", "resnet20_cifar", "mobilenet_v2", "googlenet", "efficientnet_b0"):
         model = build_model(name, num_classes=7)
-        trained = train_only(model, head_patterns(model))
+        trained = freeze_except(model, head_patterns(model))
         heads[name] = trained.names
         shapes = {n: p.shape for n, p in model.named_parameters()}
         assert [shapes[n][0] for n in trained.names] == [7, 7]
-        assert trained.num_trained + trained.num_fixed == sum(p.numel() for p in model.parameters())
+        assert trained.num_trained + trained.num_frozen == sum(p.numel() for p in model.parameters())
     assert heads == {
         "resnet18": ("fc.weight", "fc.bias"),
         "resnet20_cifar": ("fc.weight", "fc.bias"),
@@ -36,12 +36,12 @@ def test_fixed_norms_compute_in_training_what_they_compute_at_evaluation() -> No
     for norm in (m for m in model.modules() if isinstance(m, BatchNorm2d)):
         norm.running_mean.normal_()  # type: ignore[union-attr]
         norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
-    train_only(model, ["fc.*"])
+    freeze_except(model, ["fc.*"])
     before = {name: t.clone() for name, t in model.state_dict().items()}
     images = torch.randn(6, 3, 16, 16)
     expected = model.eval()(images)
     layers = LayerState(model.train())
-    layers.enter(Batch({}, torch.arange(6), (2, 4)), step=0)
+    layers.set_micro_batch(Batch({}, torch.arange(6), (2, 4)), step=0)
     outputs = model(images)
     layers.commit(torch.tensor(True))
     assert torch.equal(outputs, expected)
@@ -52,11 +52,11 @@ def test_fixed_norms_compute_in_training_what_they_compute_at_evaluation() -> No
 
 def test_norms_of_trained_layers_still_move() -> None:
     model = build_model("resnet8_cifar", num_classes=3)
-    trained = train_only(model, ["layer3.*", "fc.*"])
-    assert trained.num_fixed > 0 and any(name.startswith("layer3.0.bn1") for name in trained.names)
+    trained = freeze_except(model, ["layer3.*", "fc.*"])
+    assert trained.num_frozen > 0 and any(name.startswith("layer3.0.bn1") for name in trained.names)
     before = {name: t.clone() for name, t in model.state_dict().items()}
     layers = LayerState(model.train())
-    layers.enter(Batch({}, torch.arange(6), (6,)), step=0)
+    layers.set_micro_batch(Batch({}, torch.arange(6), (6,)), step=0)
     model(torch.randn(6, 3, 16, 16))
     layers.commit(torch.tensor(True))
     moved = {name for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
@@ -67,4 +67,4 @@ def test_norms_of_trained_layers_still_move() -> None:
 
 def test_a_pattern_without_a_parameter_is_refused_with_a_name_that_exists() -> None:
     with pytest.raises(UsageError, match=r"(?s)layr3.*layer3"):
-        train_only(build_model("resnet8_cifar", num_classes=3), ["fc.*", "layr3.*"])
+        freeze_except(build_model("resnet8_cifar", num_classes=3), ["fc.*", "layr3.*"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.errors import UsageError
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.models.layers.dropout import DropConnect, Dropout
 
@@ -92,7 +92,7 @@ def test_another_packages_network_starts_from_its_own_values_which_follow_from_t
         torch.manual_seed(noise)
         expected_draw = torch.rand(1, generator=torch.Generator().manual_seed(noise))
         models.append(build_model(f"{package}:tiny", num_classes=100))
-        initialise(models[-1], seed)
+        init_weights(models[-1], seed)
         assert torch.equal(torch.rand(1), expected_draw), "torch's own generator was moved"
     one, same, other = (model.state_dict() for model in models)
     assert all(torch.equal(one[name], same[name]) for name in one)
@@ -128,7 +128,7 @@ def test_dropped_branches_of_other_packages_depend_on_step_and_position_alone(
     layers, images = LayerState(model.train(), seed=3), torch.ones(32, 4, 1, 1)
 
     def masks(step: int) -> Tensor:
-        layers.enter(Batch({"images": images}, torch.arange(32), (8, 8, 8, 8)), step)
+        layers.set_micro_batch(Batch({"images": images}, torch.arange(32), (8, 8, 8, 8)), step)
         out: Tensor = drop(images)
         return out
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from reconv.batch import Batch
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.models.layers.dropout import DropConnect, Dropout
 
@@ -28,7 +28,7 @@ def test_one_group_equals_torchs_batch_norm_with_its_running_statistics() -> Non
     state = LayerState(ours)
     for step in range(3):
         x = images_of(6) + step
-        state.enter(batch_of(x, (6,)), step)
+        state.set_micro_batch(batch_of(x, (6,)), step)
         assert torch.equal(ours(x), theirs(x))
         state.commit(OK)
     assert ours.state_dict().keys() == theirs.state_dict().keys()
@@ -41,7 +41,7 @@ def test_each_group_is_normalised_by_its_own_statistics() -> None:
     norm = BatchNorm2d(3).double()
     state = LayerState(norm)
     x = images_of(7)
-    state.enter(batch_of(x, (4, 3)), 0)
+    state.set_micro_batch(batch_of(x, (4, 3)), 0)
     y = norm(x)
     assert torch.equal(y[:4], nn.BatchNorm2d(3).double()(x[:4].contiguous()))
     assert torch.equal(y[4:], nn.BatchNorm2d(3).double()(x[4:].contiguous()))
@@ -52,7 +52,7 @@ def test_running_statistics_move_by_the_sample_weighted_mean_over_all_groups_of_
     state = LayerState(norm)
     x = images_of(9)
     for start, stop, groups in ((0, 6, (4, 2)), (6, 9, (3,))):
-        state.enter(batch_of(x[start:stop], groups, start), 0)
+        state.set_micro_batch(batch_of(x[start:stop], groups, start), 0)
         norm(x[start:stop])
         assert torch.equal(norm.running_mean, torch.zeros(3, dtype=torch.float64)), "moved before commit"
     state.commit(OK)
@@ -69,13 +69,13 @@ def test_a_step_that_is_not_ok_leaves_the_statistics_and_the_next_step_clean() -
     state = LayerState(norm)
     before = copy.deepcopy(norm.state_dict())
     bad = torch.full((4, 3, 2, 2), float("nan"), dtype=torch.float64)
-    state.enter(batch_of(bad, (4,)), 0)
+    state.set_micro_batch(batch_of(bad, (4,)), 0)
     norm(bad)
     state.commit(NOT_OK)
     for name, value in before.items():
         assert torch.equal(norm.state_dict()[name], value), name
     x = images_of(4)
-    state.enter(batch_of(x, (4,)), 1)
+    state.set_micro_batch(batch_of(x, (4,)), 1)
     norm(x)
     state.commit(OK)
     assert torch.isfinite(norm.running_mean).all()
@@ -87,7 +87,7 @@ def test_a_group_of_one_pixel_gives_the_bias_and_keeps_the_variance() -> None:
     nn.init.constant_(norm.bias, 0.5)
     state = LayerState(norm)
     x = images_of(3, side=1).requires_grad_()
-    state.enter(batch_of(x, (2, 1)), 0)
+    state.set_micro_batch(batch_of(x, (2, 1)), 0)
     y = norm(x)
     y.sum().backward()
     assert torch.equal(y[2:], torch.full((1, 3, 1, 1), 0.5, dtype=torch.float64))
@@ -112,7 +112,7 @@ def run_step(model: nn.Module, x: Tensor, micro: list[tuple[int, ...]]) -> tuple
     state, outputs, start = LayerState(model, seed=5), [], 0
     for groups in micro:
         rows = x[start : start + sum(groups)]
-        state.enter(batch_of(rows, groups, start), step=2)
+        state.set_micro_batch(batch_of(rows, groups, start), step=2)
         out = model(rows)
         (out.pow(2).sum() / len(x)).backward()
         outputs.append(out.detach())
@@ -125,7 +125,7 @@ def test_micro_batches_of_whole_groups_equal_the_unsplit_batch() -> None:
     results = []
     for micro in ([(4, 4, 3)], [(4,), (4, 3)], [(4, 4), (3,)], [(4,), (4,), (3,)]):
         model = build_model("resnet8_cifar", num_classes=10).double()
-        initialise(model, seed=1)
+        init_weights(model, seed=1)
         outputs, grads = run_step(model, images_of(11), micro)
         results.append((outputs, grads, model.state_dict()))
     reference = results[0]
@@ -164,7 +164,7 @@ def mask_of(layer: nn.Module, x: Tensor, micro: list[tuple[int, ...]], step: int
     state, outputs, start = LayerState(layer, seed=5), [], 0
     for groups in micro:
         rows = x[start : start + sum(groups)]
-        state.enter(batch_of(rows, groups, start), step)
+        state.set_micro_batch(batch_of(rows, groups, start), step)
         outputs.append(layer(rows))
         start += len(rows)
     return torch.cat(outputs), state
@@ -185,10 +185,10 @@ def test_masks_differ_by_step_layer_and_seed() -> None:
     second, _ = mask_of(Dropout(0.5), x, [(4,)], step=1)
     assert not torch.equal(first, second)
     pair = nn.ModuleList([Dropout(0.5), Dropout(0.5)])
-    LayerState(pair, seed=5).enter(batch_of(x, (4,)), 0)
+    LayerState(pair, seed=5).set_micro_batch(batch_of(x, (4,)), 0)
     assert not torch.equal(pair[0](x), pair[1](x))
     other = Dropout(0.5)
-    LayerState(other, seed=6).enter(batch_of(x, (4,)), 0)
+    LayerState(other, seed=6).set_micro_batch(batch_of(x, (4,)), 0)
     assert not torch.equal(other(x), first)
 
 
@@ -203,7 +203,7 @@ def test_layers_that_were_not_used_do_not_move() -> None:
     pair = nn.ModuleList([BatchNorm2d(3), BatchNorm2d(3)])
     state = LayerState(pair)
     x = images_of(4, dtype=torch.float32) + 1
-    state.enter(batch_of(x, (4,)), 0)
+    state.set_micro_batch(batch_of(x, (4,)), 0)
     pair[0](x)
     state.commit(OK)
     assert pair[0].num_batches_tracked == 1

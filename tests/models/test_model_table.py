@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from reconv.errors import UsageError
-from reconv.models import Auxiliary, ReconvModel, build_model, initialise, stages_of
+from reconv.models import AuxOutput, ReconvModel, build_model, init_weights, stages_of
 from reconv.models.layers.batch_norm import BatchNorm2d
-from reconv.models.layers.dropout import Dropout, Noise
+from reconv.models.layers.dropout import Dropout, KeyedRandomLayer
 
 
 def num_parameters(model: torch.nn.Module) -> int:
@@ -62,8 +62,8 @@ def test_building_leaves_torchs_generator_alone() -> None:
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
     small = build_model("resnet8_cifar", num_classes=10)
     large = build_model("resnet20_cifar", num_classes=10)
-    initialise(small, seed=7)
-    initialise(large, seed=7)
+    init_weights(small, seed=7)
+    init_weights(large, seed=7)
     shared = dict(large.named_parameters())
     names = [name for name, p in small.named_parameters() if shared[name].shape == p.shape]
     assert len(names) > 15
@@ -71,14 +71,14 @@ def test_initial_values_depend_on_seed_and_name_alone() -> None:
         assert torch.equal(shared[name], dict(small.named_parameters())[name]), name
     assert not torch.equal(shared["layer1.0.conv1.weight"], shared["layer1.0.conv2.weight"])
     before = small.conv1.weight.clone()
-    initialise(small, seed=8)
+    init_weights(small, seed=8)
     assert not torch.equal(before, small.conv1.weight)
 
 
 def test_initial_values_are_the_same_numbers_in_fp64() -> None:
     single, double = build_model("resnet8_cifar"), build_model("resnet8_cifar").double()
-    initialise(single, seed=1)
-    initialise(double, seed=1)
+    init_weights(single, seed=1)
+    init_weights(double, seed=1)
     for (name, a), b in zip(single.named_parameters(), double.parameters(), strict=True):
         assert torch.equal(a.double(), b), name
 
@@ -108,8 +108,8 @@ FOLDED = {
 }
 
 
-def tensors_of(output: torch.Tensor | Auxiliary) -> list[torch.Tensor]:
-    return [output.logits, *output.auxiliary] if isinstance(output, Auxiliary) else [output]
+def tensors_of(output: torch.Tensor | AuxOutput) -> list[torch.Tensor]:
+    return [output.logits, *output.auxiliary] if isinstance(output, AuxOutput) else [output]
 
 
 @pytest.mark.parametrize("name", FOLDED)
@@ -117,7 +117,7 @@ def tensors_of(output: torch.Tensor | Auxiliary) -> list[torch.Tensor]:
 def test_every_network_is_the_fold_of_its_stages(name: str, is_training: bool) -> None:
     model = build_model(name, num_classes=7, **FOLDED[name]).train(is_training)
     for module in model.modules():
-        if isinstance(module, Noise):
+        if isinstance(module, KeyedRandomLayer):
             module.rate = 0.0
     assert isinstance(model, ReconvModel)
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatc
     x = torch.randn(4, 3, 3, 3)
     assert torch.equal(model.eval()(x), theirs.eval()(x))
     assert torch.equal(model[0].weight, again[0].weight)
-    initialise(model, seed=4)
+    init_weights(model, seed=4)
     assert not torch.equal(model[0].weight, again[0].weight)
     assert stages_of(model) == [("network", model)]
     with pytest.raises(UsageError, match="did you mean timm:tiny"):
@@ -189,7 +189,7 @@ def test_a_network_of_a_seed_is_the_one_that_is_given_its_values_later_and_draws
     before = torch.get_rng_state()
     for name in ("resnet10", "mobilenet_v2", "ssd_resnet34"):
         later = build_model(name, num_classes=5)
-        initialise(later, 3)
+        init_weights(later, 3)
         values = build_model(name, num_classes=5, seed=3).state_dict()
         assert len(values) > 20 and all(torch.equal(values[key], value) for key, value in later.state_dict().items())
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle_cases import CASES, FIXTURES, Case, images, network, shown
 
-from reconv.models import Auxiliary
+from reconv.models import AuxOutput
 from reconv.models.layers.dropout import Dropout
 
 OUTPUTS = json.loads(FIXTURES.read_text())["outputs"]
@@ -39,7 +39,7 @@ def test_googlenet_in_training_gives_the_auxiliary_heads_of_another_implementati
             module.rate = 0.0
     with torch.no_grad():
         outputs = model(images(case))
-    assert isinstance(outputs, Auxiliary)
+    assert isinstance(outputs, AuxOutput)
     assert outputs.weight == 0.3
     expected = OUTPUTS["googlenet-train"]
     for actual, name in ((outputs.logits, "logits"), (outputs.auxiliary[0], "aux1"), (outputs.auxiliary[1], "aux2")):

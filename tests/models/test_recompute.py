@@ -8,18 +8,18 @@ from torch import Tensor
 
 from reconv.errors import RecipeError
 from reconv.models import build_model
-from reconv.models.activation_checkpoint import choose_stages, id_of, recomputing
+from reconv.models.activation_checkpoint import checkpointed_forward, choose_stages, storage_id
 from reconv.models.architecture import ReconvModel
 
 
 def saved_bytes(forward: Any, model: ReconvModel, images: Tensor) -> int:
     """What torch really keeps for the backward pass, weights left out."""
-    weights = {id_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    weights = {storage_id(tensor) for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        if id_of(tensor) not in weights:
-            kept[id_of(tensor)] = tensor
+        if storage_id(tensor) not in weights:
+            kept[storage_id(tensor)] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -43,7 +43,7 @@ def test_chosen_stages_keep_less_and_give_the_same_gradients() -> None:
     images = torch.randn(2, 3, 64, 64)
     chosen = choose_stages(model, ["layer1", "stem"], (3, 64, 64), torch.float32)
     assert chosen.names == ("stem", "layer1.0", "layer1.1")
-    forward = recomputing(model, chosen.segments)
+    forward = checkpointed_forward(model, chosen.segments)
     assert chosen.kept_bytes < 0.6 * chosen.plain_bytes
     assert saved_bytes(forward, model, images) < 0.6 * saved_bytes(model, model, images)
     gradients = []

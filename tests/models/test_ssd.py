@@ -10,9 +10,9 @@ from torch import nn
 
 from reconv.checkpoint.load_weights import load_weights
 from reconv.errors import UsageError
-from reconv.models import build_model, initialise, model_spec, stages_of
+from reconv.models import build_model, init_weights, model_spec, stages_of
 from reconv.models.architecture import SSDOutput
-from reconv.models.frozen import head_patterns, train_only
+from reconv.models.frozen import freeze_except, head_patterns
 from reconv.models.ssd import SSDSpec
 
 NARROW = {"trunk": "resnet10", "width": 8, "extra_widths": [16, 16, 16], "boxes_per_cell": [4, 6, 6, 4]}
@@ -44,9 +44,9 @@ def test_ssd_resnet34_answers_for_8732_boxes_and_its_stages_fold_to_the_same() -
         answers, value = model(images), images
         for _, stage in stages_of(model):
             value = stage(value)
-    assert answers.codes.shape == (1, 8732, 4) and answers.logits.shape == (1, 8732, 81)
+    assert answers.box_deltas.shape == (1, 8732, 4) and answers.logits.shape == (1, 8732, 81)
     assert isinstance(value, SSDOutput)
-    assert torch.equal(value.codes, answers.codes) and torch.equal(value.logits, answers.logits)
+    assert torch.equal(value.box_deltas, answers.box_deltas) and torch.equal(value.logits, answers.logits)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_maps_have_the_sides_the_network_gives_them(
     narrow = {**options, "width": 8, "extra_widths": [8] * (len(sides) - 1)}
     model = build_model("ssd_resnet34", 3, **narrow).eval()
     with torch.no_grad():
-        codes = model(torch.rand(1, 3, size, size)).codes
+        codes = model(torch.rand(1, 3, size, size)).box_deltas
     per_cell = found.boxes_per_cell
     assert codes.shape[1] == sum(side * side * number for side, number in zip(sides, per_cell, strict=True))
 
@@ -78,7 +78,7 @@ def test_answers_come_by_map_shape_row_and_column() -> None:
     with torch.no_grad():
         head.weight.zero_()
         head.bias.copy_(torch.arange(24.0))
-        codes = model(torch.rand(1, 3, 128, 128)).codes
+        codes = model(torch.rand(1, 3, 128, 128)).box_deltas
     first = 4 * 16 * 16
     shapes = codes[0, first : first + 6 * 64].view(6, 8, 8, 4)
     assert torch.equal(shapes[:, 3, 5], torch.arange(24.0).view(6, 4))
@@ -86,7 +86,7 @@ def test_answers_come_by_map_shape_row_and_column() -> None:
 
 def test_extra_layers_and_heads_start_as_keras_draws_them_and_the_trunk_as_published() -> None:
     model = build_model("ssd_resnet34", num_classes=81)
-    initialise(model, seed=5)
+    init_weights(model, seed=5)
     modules = dict(model.named_modules())
     added = [name for name in modules if name.startswith(("extras.", "class_heads.", "box_heads."))]
     convs = {name: m for name in added if isinstance(m := modules[name], nn.Conv2d)}
@@ -109,7 +109,7 @@ def test_norms_keep_the_first_values_of_the_extra_maps_at_one_scale_and_other_we
     names, last = [], []
     for is_on in (False, True):
         network = build_model("ssd_resnet34", num_classes=3, depths=[1, 1, 1], width=8, extra_norms=is_on)
-        initialise(network, 0)
+        init_weights(network, 0)
         values: list[float] = []
         network.extras[4].register_forward_hook(lambda _module, _given, x, into=values: into.append(float(x.std())))
         with torch.no_grad():
@@ -125,7 +125,7 @@ def test_norms_keep_the_first_values_of_the_extra_maps_at_one_scale_and_other_we
 @pytest.mark.parametrize("trunk", ["resnet18", "resnet50", "resnext14_32x4d", "resnet8_cifar"])
 def test_weights_of_a_resnet_fill_the_trunk_of_its_detector(trunk: str) -> None:
     classifier = build_model(trunk, num_classes=7)
-    initialise(classifier, seed=9)
+    init_weights(classifier, seed=9)
     detector = build_model("ssd_resnet34", 4, trunk=trunk, extra_widths=[8], boxes_per_cell=[2, 2])
     report = load_weights(detector, classifier.state_dict(), strict=False)
     new = [name for name in report.missing if not name.startswith(("extras.", "class_heads.", "box_heads."))]
@@ -138,9 +138,9 @@ def test_weights_of_a_resnet_fill_the_trunk_of_its_detector(trunk: str) -> None:
 
 def test_freezing_keeps_the_trunk_and_trains_all_that_was_added() -> None:
     model = build_model("ssd_resnet34", 3, **NARROW)
-    trained = train_only(model, head_patterns(model))
+    trained = freeze_except(model, head_patterns(model))
     assert trained.num_trained == sum(parameters(model, part) for part in ("extras", "class_heads", "box_heads"))
-    assert trained.num_fixed == parameters(model) - trained.num_trained > 0
+    assert trained.num_frozen == parameters(model) - trained.num_trained > 0
 
 
 @pytest.mark.parametrize(

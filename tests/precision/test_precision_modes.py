@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from reconv.batch import Batch
 from reconv.errors import RecipeError, UsageError
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import BatchNorm2d, LayerState
 from reconv.precision import OPERATIONS, PrecisionPolicy, build_precision
 from reconv.precision.autocast import PARAMETRIC
@@ -47,7 +47,7 @@ def seen_types(policy: PrecisionPolicy, model: nn.Module, images: Tensor) -> dic
 
 def small_net(norm: str = "batch") -> nn.Module:
     model = build_model("resnet8_cifar", num_classes=10, in_channels=1, norm=norm)
-    initialise(model, 0)
+    init_weights(model, 0)
     return model
 
 
@@ -86,7 +86,7 @@ def test_batch_norm_statistics_stay_float32_and_are_those_of_the_activations(mod
     images = (torch.randn(64, 3, 4, 4, generator=torch.Generator().manual_seed(0)) * 3 + 50).to(
         LOWER.get(mode, torch.float32)
     )
-    layers.enter(Batch({"images": images}, torch.arange(64), (32, 32)), 0)
+    layers.set_micro_batch(Batch({"images": images}, torch.arange(64), (32, 32)), 0)
     with policy.autocast():
         norm(images)
     layers.commit(torch.tensor(True))

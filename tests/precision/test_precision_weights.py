@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.precision import PrecisionPolicy, build_precision
 from reconv.recipe import schema
 
@@ -29,7 +29,7 @@ class Calls(TorchDispatchMode):
 
 def network(name: str) -> nn.Module:
     model = build_model(name, num_classes=10)
-    initialise(model, 0)
+    init_weights(model, 0)
     return model.to(memory_format=torch.channels_last)
 
 

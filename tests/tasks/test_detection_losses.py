@@ -86,7 +86,7 @@ def test_the_losses_of_a_batch_equal_brute_force(seed: int) -> None:
     for i in range(n):
         count = int(batch["num_boxes"][i])
         expected.append(
-            by_hand(answers.codes[i], answers.logits[i], batch["boxes"][i, :count], batch["labels"][i, :count])
+            by_hand(answers.box_deltas[i], answers.logits[i], batch["boxes"][i, :count], batch["labels"][i, :count])
         )
     classes, boxes = (math.fsum(column) for column in zip(*expected, strict=True))
     assert sums.metrics["class_loss"].item() == pytest.approx(classes, rel=1e-5)
@@ -101,7 +101,7 @@ def test_a_sum_over_images_does_not_depend_on_how_they_are_batched() -> None:
     parts = []
     for rows in (slice(0, 1), slice(1, 4), slice(4, 6)):
         piece = Batch({k: t[rows] for k, t in batch.tensors.items()}, batch.positions[rows], (len(range(n)[rows]),))
-        parts.append(TASK.loss(SSDOutput(answers.codes[rows], answers.logits[rows]), piece))
+        parts.append(TASK.loss(SSDOutput(answers.box_deltas[rows], answers.logits[rows]), piece))
         assert TASK.weight(piece) == len(piece)
     assert sum(p.loss.item() for p in parts) == pytest.approx(whole.item(), rel=1e-12)
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from reconv.batch import Batch
 from reconv.distributed.strategy import ParallelStrategy
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.layers.dropout import Dropout
 from reconv.optim import ModelEma, build_optimizer
@@ -24,7 +24,7 @@ class Parts:
         self, precision: str = "fp32", optimizer: schema.OptimizerConfig | None = None, dropout: float = 0
     ) -> None:
         self.model = build_model("resnet8_cifar", num_classes=10, in_channels=1)
-        initialise(self.model, 0)
+        init_weights(self.model, 0)
         self.model.fc = nn.Sequential(Dropout(dropout), self.model.fc)
         self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
         self.model = self.precision.cast_model(self.model).train()

@@ -16,7 +16,7 @@ from reconv.checkpoint.locate import locate
 from reconv.errors import DataError, ReconvError
 from reconv.inference.load_model import read_saved_model
 from reconv.logging.events import Event, LogMessage
-from reconv.models import build_model, initialise
+from reconv.models import build_model, init_weights
 from reconv.recipe.loader import Override, load
 from reconv.trainer.build.task_builder import build_anchors
 from reconv.trainer.dry_run import dry_run
@@ -67,7 +67,7 @@ def test_a_detection_run_can_be_rehearsed() -> None:
 
 def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) -> None:
     classifier = build_model("resnet10", num_classes=5, in_channels=1, width=8)
-    initialise(classifier, seed=77)
+    init_weights(classifier, seed=77)
     file = tmp_path / "classifier.safetensors"
     safetensors.torch.save_file(classifier.state_dict(), file)
     events: list[Event] = []

@@ -17,7 +17,7 @@ from reconv.kernels import dispatch
 from reconv.kernels.fused_modules.fused_layers import FusedSqueezeExcitation, pool_window
 from reconv.kernels.reference import Activation
 from reconv.kernels.window import STEM_WINDOWS
-from reconv.models.external import BatchNormThen
+from reconv.models.external import BatchNormAct2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class FusedBatchNorm2d(BatchNorm2d):
         """Whether kernels compute this norm, and what follows it, of these tensors."""
         return (
             self.training
-            and not self.fixed
-            and self.spread is None
+            and not self.frozen
+            and self.all_reduce is None
             and self.groups is not None
             and dispatch.supports_groups(self.groups)
             and all(dispatch.supports(x) for x in tensors)
@@ -82,10 +82,10 @@ class FusedBatchNorm2d(BatchNorm2d):
 
     def record(self, statistics: Tensor) -> None:
         """Keep mean and unbiased variance of statistics [groups, 3, channels] for the running statistics."""
-        self.recorded = statistics[:, :2].unbind()
+        self.batch_stats = statistics[:, :2].unbind()
 
 
-class FusedBatchNormThen(FusedBatchNorm2d, BatchNormThen):
+class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
     """The same for another package's norm that ends in an activation, which is computed apart."""
 
 
@@ -145,7 +145,7 @@ def _before_norm(
         return shortcut, None
     if isinstance(downsample, nn.Sequential) and len(downsample) == 2:
         conv, last = downsample
-        if isinstance(last, FusedBatchNorm2d) and last.training and not last.fixed and last.groups == norm.groups:
+        if isinstance(last, FusedBatchNorm2d) and last.training and not last.frozen and last.groups == norm.groups:
             return conv(shortcut), last
     return downsample(shortcut), None
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from reconv.kernels import dispatch
 from reconv.kernels.fused_modules.fused_blocks import FusedResNetTrunk
 from reconv.kernels.fused_modules.fused_norm import DualUse, dual, norm_act, single
-from reconv.models.architecture import SSDOutput, by_box
+from reconv.models.architecture import SSDOutput, flatten_predictions
 from reconv.models.layers.conv import SameConv2d
 from reconv.models.ssd import SSD, Extra
 
@@ -29,12 +29,12 @@ class SSDFeatureMaps(NamedTuple):
 
     def output(self) -> SSDOutput:
         """Box deltas and logits by default box: map by map, in each the shape first, then the row, then the column."""
-        codes, logits = [], []
+        box_deltas, logits = [], []
         for x, (class_bias, box_bias) in zip(self.maps, self.biases, strict=True):
             begin, end = len(class_bias), len(class_bias) + len(box_bias)
-            logits.append(by_box(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
-            codes.append(by_box(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
-        return SSDOutput(torch.cat(codes, dim=1), torch.cat(logits, dim=1))
+            logits.append(flatten_predictions(x[:, :begin] + class_bias.view(-1, 1, 1), self.num_classes))
+            box_deltas.append(flatten_predictions(x[:, begin:end] + box_bias.view(-1, 1, 1), 4))
+        return SSDOutput(torch.cat(box_deltas, dim=1), torch.cat(logits, dim=1))
 
 
 class FusedExtra(Extra):

@@ -15,143 +15,144 @@ from torch import Tensor, nn
 
 from reconv import random as keys
 from reconv.batch import Batch
-from reconv.models.layers.dropout import Noise, row_keys
+from reconv.models.layers.dropout import KeyedRandomLayer, sample_keys
 
-Groups = Sequence[tuple[int, Tensor]]  # of each: samples, and a tensor of statistics
+GroupStats = Sequence[tuple[int, Tensor]]  # of each group: its number of samples, and its statistics
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm whose statistics never leave a group of samples.
+    """Ghost batch norm: in training, each group of samples is normalized by its own statistics.
 
-    A group with a single value per channel (one sample, one pixel) has no variance: its output is the bias, its
-    mean counts, and it leaves the running variance where it is. A fixed norm uses its running statistics in training
-    too, and they never move.
+    A group with a single value per channel (one sample, one pixel) has no variance: its output is the bias, and it
+    contributes its mean but not to the running variance. A frozen norm uses its running statistics in training too
+    and never updates them.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.groups: tuple[int, ...] | None = None
-        self.fixed = False
-        # The last forward pass's mean and unbiased variance [2, channels], group by group. It is overwritten and
-        # never read here: so a recomputed forward pass records nothing twice, and a compiled one guards on nothing.
-        self.recorded: tuple[Tensor, ...] = ()
-        # Where the batch is a part of a group whose other parts are in other processes: a sum over all of them.
-        self.spread: Callable[[Tensor], Tensor] | None = None
+        self.frozen = False
+        # Mean and unbiased variance [2, channels] of each group in the last forward pass. Overwritten and never read
+        # here, so that a recomputed forward pass counts once and a compiled one has nothing to guard on.
+        self.batch_stats: tuple[Tensor, ...] = ()
+        # Sums over the processes that share a group; None where each group is in one process.
+        self.all_reduce: Callable[[Tensor], Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has no part in other processes, whose connections cannot be copied either."""
-        return {**self.__dict__, "spread": None}
+        """A copy is not connected to other processes: process groups cannot be copied."""
+        return {**self.__dict__, "all_reduce": None}
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.fixed:
-            return F.batch_norm(x, *self._running(), self.weight, self.bias, False, 0.0, self.eps)
+        if self.frozen:
+            return F.batch_norm(x, *self._running_stats(), self.weight, self.bias, False, 0.0, self.eps)
         if not self.training or self.groups is None:
             return super().forward(x)
         return self.forward_groups(x, self.groups)
 
     def forward_groups(self, x: Tensor, groups: tuple[int, ...]) -> Tensor:
-        """The training output: each group of samples is normalised by its own statistics, which are recorded."""
+        """The training output, and the statistics of each group in `batch_stats`."""
         parts = (x,) if len(groups) == 1 else x.split(groups)
-        outputs, records = zip(*(self._normalise(part) for part in parts), strict=True)
-        self.recorded = records
+        outputs, stats = zip(*(self._normalize_group(part) for part in parts), strict=True)
+        self.batch_stats = stats
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _normalise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """One group's output, and its mean and unbiased variance."""
-        running_mean, running_var = self._running()
-        if self.spread is not None:
-            return self._normalise_part(x, self.spread)
+    def _normalize_group(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The output of one group, and its mean and unbiased variance [2, channels]."""
+        running_mean, running_var = self._running_stats()
+        if self.all_reduce is not None:
+            return self._normalize_shared_group(x, self.all_reduce)
         if x.numel() == x.shape[1]:
             output = ((x - x) * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(x.dtype)
             return output, torch.stack([x.detach().flatten().to(running_mean.dtype), running_var])
-        # With momentum 1 torch leaves the batch's own mean and unbiased variance in the running statistics it is
-        # given, on every device, fused with the normalisation.
+        # With momentum 1, torch writes the batch's own mean and unbiased variance into the running statistics it is
+        # given, on every device, fused with the normalization.
         statistics = running_mean.new_zeros(2, self.num_features)
         output = F.batch_norm(x, statistics[0], statistics[1], self.weight, self.bias, True, 1.0, self.eps)
         return output, statistics
 
-    def _normalise_part(self, x: Tensor, spread: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """The output of a part of a group, by the statistics of the whole: two sums over processes."""
-        running_mean, _ = self._running()
-        wide = x.to(running_mean.dtype)
-        sums = torch.cat([wide.sum((0, 2, 3)), wide.new_tensor([x.numel() / x.shape[1]])])
-        totals = spread(sums)
+    def _normalize_shared_group(self, x: Tensor, all_reduce: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The output of this process's part of a group that several processes share (two all-reduces)."""
+        running_mean, _ = self._running_stats()
+        x_accumulate = x.to(running_mean.dtype)
+        sums = torch.cat([x_accumulate.sum((0, 2, 3)), x_accumulate.new_tensor([x.numel() / x.shape[1]])])
+        totals = all_reduce(sums)
         count = totals[-1].detach()
         mean = totals[:-1] / count
-        centred = wide - mean.view(1, -1, 1, 1)
-        variance = spread((centred * centred).sum((0, 2, 3))) / count
+        centered = x_accumulate - mean.view(1, -1, 1, 1)
+        variance = all_reduce((centered * centered).sum((0, 2, 3))) / count
         scale = (variance + self.eps).rsqrt() * self.weight
-        output = centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        output = centered * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
         unbiased = variance.detach() * (count / (count - 1))
         return output.to(x.dtype), torch.stack([mean.detach(), unbiased])
 
-    def _running(self) -> tuple[Tensor, Tensor]:
+    def _running_stats(self) -> tuple[Tensor, Tensor]:
         assert self.running_mean is not None and self.running_var is not None
         return self.running_mean, self.running_var
 
 
 class LayerState:
-    """Tells layers which samples come next, and moves running statistics once per step."""
+    """Sets the micro-batch of the layers that depend on it, and updates running statistics once per step."""
 
     def __init__(self, model: nn.Module, seed: int = 0) -> None:
         self._norms = [m for m in model.modules() if isinstance(m, BatchNorm2d)]
-        self._noises = [m for m in model.modules() if isinstance(m, Noise)]
+        self._random_layers = [m for m in model.modules() if isinstance(m, KeyedRandomLayer)]
         for name, module in model.named_modules():
-            if isinstance(module, Noise):
-                module.key = keys.key(seed, "noise:" + name)
+            if isinstance(module, KeyedRandomLayer):
+                module.key = keys.key(seed, "noise:" + name)  # "noise": every seed's masks depend on this text
         self._groups: tuple[int, ...] = ()
-        self._active: list[BatchNorm2d] = []  # the norms that recorded something in this step
-        self._momentum: Tensor | None = None  # one per running value of the active norms
-        self._pending: list[tuple[int, Tensor]] = []  # per group: samples, and all statistics in one tensor
-        self._gather: Callable[[Groups], Groups] = lambda groups: groups
-        self._settle: Callable[[], None] = lambda: None
+        self._active: list[BatchNorm2d] = []  # the norms with statistics in this step
+        self._momentum: Tensor | None = None  # one value per running statistic of the active norms
+        self._pending: list[tuple[int, Tensor]] = []  # per group: its samples, and all norms' statistics in one tensor
+        self._gather_stats: Callable[[GroupStats], GroupStats] = lambda stats: stats
+        self._sync_buffers: Callable[[], None] = lambda: None
 
-    def join(
+    def connect(
         self,
-        gather: Callable[[Groups], Groups],
-        spread: Callable[[Tensor], Tensor] | None = None,
-        settle: Callable[[], None] = lambda: None,
+        gather_stats: Callable[[GroupStats], GroupStats],
+        all_reduce: Callable[[Tensor], Tensor] | None = None,
+        sync_buffers: Callable[[], None] = lambda: None,
     ) -> None:
-        """Move statistics with other processes, whose groups `gather` adds; `spread` sums over parts of one group.
+        """Share statistics with other processes.
 
-        `settle` follows: what other processes have moved is taken over.
+        `gather_stats` adds the groups of the others, `all_reduce` sums over the processes that share a group, and
+        `sync_buffers` runs after each commit to copy buffers that another process has updated.
         """
-        self._gather, self._settle = gather, settle
+        self._gather_stats, self._sync_buffers = gather_stats, sync_buffers
         for norm in self._norms:
-            norm.spread = spread
+            norm.all_reduce = all_reduce
 
-    def enter(self, batch: Batch, step: int | Tensor) -> None:
-        """Announce the next micro-batch: its groups, and the keys of its samples."""
+    def set_micro_batch(self, batch: Batch, step: int | Tensor) -> None:
+        """Give the layers the groups and sample keys of the next micro-batch."""
         self._collect()
         self._groups = batch.groups
         for norm in self._norms:
             norm.groups = batch.groups
-        if self._noises:
-            rows = row_keys(batch.positions, step)
-            for noise in self._noises:
-                noise.rows, noise.groups = rows, batch.groups
+        if self._random_layers:
+            batch_keys = sample_keys(batch.positions, step)
+            for layer in self._random_layers:
+                layer.sample_keys, layer.groups = batch_keys, batch.groups
 
-    def forget(self) -> None:
-        """Drop what the passes of an unfinished step have recorded."""
+    def discard(self) -> None:
+        """Drop the statistics of an unfinished step."""
         for norm in self._norms:
-            norm.recorded = ()
+            norm.batch_stats = ()
         self._pending = []
 
     def commit(self, ok: Tensor) -> None:
-        """Move running statistics by the sample-weighted mean over the step's groups, unless the step is not ok."""
+        """Update running statistics by the sample-weighted mean over the step's groups, if the step is ok."""
         self._collect()
         for norm in self._norms:
             norm.groups = None
-        for noise in self._noises:
-            noise.rows, noise.groups = None, ()
+        for layer in self._random_layers:
+            layer.sample_keys, layer.groups = None, ()
         if self._pending:
-            self._move(ok)
+            self._update_running_stats(ok)
         self._pending = []
-        self._settle()
+        self._sync_buffers()
 
     def _collect(self) -> None:
-        """Take over what the last forward pass recorded: one tensor per group, so that a step costs few kernels."""
-        active = [norm for norm in self._norms if norm.recorded]
+        """Take the statistics of the last forward pass: one tensor per group, so that a step launches few kernels."""
+        active = [norm for norm in self._norms if norm.batch_stats]
         if not active:
             return
         if self._pending and active != self._active:
@@ -159,27 +160,27 @@ class LayerState:
         if active != self._active:
             self._active, self._momentum = active, None
         for group, num_samples in enumerate(self._groups):
-            flat = torch.cat([row for norm in active for row in norm.recorded[group].unbind()])
+            flat = torch.cat([row for norm in active for row in norm.batch_stats[group].unbind()])
             self._pending.append((num_samples, flat))
         for norm in active:
-            norm.recorded = ()
+            norm.batch_stats = ()
 
-    def _move(self, ok: Tensor) -> None:
-        running = [buffer for norm in self._active for buffer in norm._running()]
+    def _update_running_stats(self, ok: Tensor) -> None:
+        running = [buffer for norm in self._active for buffer in norm._running_stats()]
         old = torch.cat(running)
         if self._momentum is None:
             self._momentum = torch.cat(
-                [torch.full_like(b, norm.momentum or 0.0) for norm in self._active for b in norm._running()]
+                [torch.full_like(b, norm.momentum or 0.0) for norm in self._active for b in norm._running_stats()]
             )
-        new = old + self._momentum * (_weighted_mean(self._gather(self._pending)) - old)
-        moved = torch.where(ok, new, old)
-        torch._foreach_copy_(running, list(moved.split([b.numel() for b in running])))
+        new = old + self._momentum * (_weighted_mean(self._gather_stats(self._pending)) - old)
+        updated = torch.where(ok, new, old)
+        torch._foreach_copy_(running, list(updated.split([b.numel() for b in running])))
         counters = [norm.num_batches_tracked for norm in self._active if norm.num_batches_tracked is not None]
         torch._foreach_add_(counters, [ok.to(counters[0].dtype)] * len(counters))
 
 
-def _weighted_mean(pending: Groups) -> Tensor:
-    """The mean weighted by samples, added in group order."""
+def _weighted_mean(pending: GroupStats) -> Tensor:
+    """The mean over groups weighted by their samples, summed in group order."""
     total = sum(num_samples for num_samples, _ in pending)
     if len(pending) == 1:
         return pending[0][1]

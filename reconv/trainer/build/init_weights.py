@@ -14,7 +14,7 @@ from reconv.checkpoint.interop.tensorflow import is_tensorflow
 from reconv.checkpoint.load_weights import first_few, load_weights, read_weights
 from reconv.errors import CheckpointError
 from reconv.inference.load_model import FoundWeights, find_weights
-from reconv.models.frozen import head_patterns, train_only
+from reconv.models.frozen import freeze_except, head_patterns
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network
 
@@ -52,7 +52,7 @@ def start_network(
         notes += _load(network, recipe, recipe.model.init, num_classes, tell)
     patterns = head_patterns(network.model) if recipe.model.freeze_backbone else recipe.model.trainable
     if patterns:
-        notes.append(str(train_only(network.model, patterns)))
+        notes.append(str(freeze_except(network.model, patterns)))
     return notes
 
 

@@ -30,10 +30,10 @@ from reconv.kernels.trace_kernels import trace_kernels
 from reconv.models import build_model
 from reconv.models.activation_checkpoint import (
     ActivationCheckpointing,
+    activation_bytes_per_image,
+    checkpointed_forward,
     choose_stages,
-    cut_stages,
-    kept_of_image,
-    recomputing,
+    segment_stages,
 )
 from reconv.models.fastnet import FastNet
 from reconv.models.layers.batch_norm import LayerState
@@ -81,7 +81,7 @@ def build_recomputed(model: nn.Module, recipe: Recipe, dtype: torch.dtype) -> Ac
     segments = recipe.memory.checkpoint_segments
     if segments:
         check_splits(model, segments, len(segments) + 1, _image_shape(recipe), "memory.checkpoint_segments")
-        return cut_stages(model, segments, _image_shape(recipe), dtype)
+        return segment_stages(model, segments, _image_shape(recipe), dtype)
     if recipe.memory.activation_checkpointing == "off":
         return None
     return choose_stages(model, recipe.memory.activation_checkpointing, _image_shape(recipe), dtype)
@@ -93,7 +93,7 @@ def kept_bytes(recipe: Recipe, num_classes: int, device: Device) -> tuple[int, i
     with torch.device("meta"):
         model = build_model(recipe.model.name, **model_options(recipe, num_classes))
     recomputed = build_recomputed(model, recipe, precision.compute_dtype)
-    plain = kept_of_image(model, _image_shape(recipe), precision.compute_dtype)
+    plain = activation_bytes_per_image(model, _image_shape(recipe), precision.compute_dtype)
     if plain is None:
         return None
     return recomputed.kept_bytes if recomputed is not None else plain, sum(p.nbytes for p in model.parameters())
@@ -173,7 +173,7 @@ def build_network(recipe: Recipe, num_classes: int, device: Device) -> Network:
     recomputed = build_recomputed(model, recipe, precision.compute_dtype)
     forward: Callable[..., Any] = model
     if recomputed is not None:
-        forward = recomputing(model, recomputed.segments, precision.autocast)
+        forward = checkpointed_forward(model, recomputed.segments, precision.autocast)
     elif is_compiled(recipe, device) and not has_kernels:
         forward = compiled(model, device)
     return Network(model, forward, LayerState(model, recipe.seed), precision, channels_last, recomputed)

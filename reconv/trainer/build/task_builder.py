@@ -121,7 +121,9 @@ def build_postprocess(recipe: Recipe, device: Device) -> Callable[[SSDOutput], D
     anchors = build_anchors(recipe).to(device.torch)
 
     def detections(answers: SSDOutput) -> Detections:
-        return postprocess(answers.codes, answers.logits, anchors, recipe.detection.anchors.variances, _keep(recipe))
+        return postprocess(
+            answers.box_deltas, answers.logits, anchors, recipe.detection.anchors.variances, _keep(recipe)
+        )
 
     return detections
 

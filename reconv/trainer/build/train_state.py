@@ -23,7 +23,7 @@ from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, Strate
 from reconv.logging.clock import RunClock
 from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
-from reconv.models.pipeline_split import parts_of
+from reconv.models.pipeline_split import split_stages
 from reconv.optim import ModelEma
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
@@ -187,7 +187,7 @@ def _start(job: TrainingRun, network: Network, logger: RunLogger) -> list[str]:
     if said := boxes_left_out(job.sources.train, recipe.detection.max_gt_boxes):
         notes.append(said)
     if network.recomputed is not None:
-        notes.append(network.recomputed.words(job.plan.micro_batch))
+        notes.append(network.recomputed.describe(job.plan.micro_batch))
     return notes
 
 
@@ -315,11 +315,11 @@ def parallelize(job: TrainingRun, network: Network) -> ParallelStrategy:
     if parallel.pipeline_stages > 1:
         config = replace(
             config,
-            pipeline=PipelineConfig(partial(parts_of, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
+            pipeline=PipelineConfig(partial(split_stages, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
         )
     strategy = job.process_group.parallelize(network.model, config)
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
-    network.layers.join(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
+    network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
     return strategy
 
 
