@@ -12,10 +12,10 @@ from types import FrameType
 import pytest
 import torch
 
-from reconv.device.amx import avoid_broken_tiles
+from reconv.device.amx import disable_broken_amx
 
 # oneDNN reads its limits once, at its first use in a process: before any test.
-avoid_broken_tiles()
+disable_broken_amx()
 
 # xdist already uses every core, and bitwise laws hold at equal thread counts.
 torch.set_num_threads(1)

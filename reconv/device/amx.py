@@ -1,10 +1,7 @@
-"""Matrix tiles (Intel AMX) that a processor announces and a virtual machine does not run.
+"""Works around Intel AMX that a CPU reports but a virtual machine cannot execute.
 
-Owns one probe. Refuses to know who computes. Invariant: after `avoid_broken_tiles` half-precision convolutions do not
-die of an illegal instruction, and a machine whose tiles work keeps them.
-
-Seen on a Firecracker guest: /proc/cpuinfo lists amx_tile, the kernel grants the tile state, and the first bf16
-matrix product of oneDNN ends the process with SIGILL. oneDNN reads its limit once, at its first use in a process.
+Seen on a Firecracker guest: /proc/cpuinfo lists amx_tile, the kernel grants the tile state, and oneDNN's first bf16
+matrix product kills the process with SIGILL. oneDNN reads its ISA limit once, at its first use in a process.
 """
 
 from __future__ import annotations
@@ -16,29 +13,29 @@ from pathlib import Path
 
 import torch
 
-LIMIT = "ONEDNN_MAX_CPU_ISA"
-WITHOUT_TILES = "AVX512_CORE_FP16"
+ISA_LIMIT = "ONEDNN_MAX_CPU_ISA"
+ISA_WITHOUT_AMX = "AVX512_CORE_FP16"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 @cache
-def avoid_broken_tiles() -> bool:
-    """Tell oneDNN to leave tiles alone where using them kills a process; whether it was told so."""
-    if LIMIT in os.environ or not _announces_tiles() or _tiles_work():
+def disable_broken_amx() -> bool:
+    """Make oneDNN avoid AMX where using it would kill the process; whether that was necessary."""
+    if ISA_LIMIT in os.environ or not _reports_amx() or _amx_works():
         return False
-    os.environ[LIMIT] = WITHOUT_TILES
+    os.environ[ISA_LIMIT] = ISA_WITHOUT_AMX
     return True
 
 
-def _announces_tiles() -> bool:
+def _reports_amx() -> bool:
     return _CPUINFO.exists() and "amx_tile" in _CPUINFO.read_text()
 
 
-def _tiles_work() -> bool:
-    """Multiply two small half-precision matrices in a child process and see whether it lives."""
+def _amx_works() -> bool:
+    """Multiply two small bf16 matrices in a child process, and see whether it survives."""
     child = os.fork()
     if child == 0:
-        faulthandler.disable()  # a death here is an answer, not news
+        faulthandler.disable()  # the crash is expected
         square = torch.ones(64, 64, dtype=torch.bfloat16)
         torch.nn.functional.linear(square, square)
         os._exit(0)

@@ -1,9 +1,4 @@
-"""Precision: which type weights have, which type each operation computes in, and the loss scale.
-
-Owns the named modes and the switches of torch's products. Refuses to know who steps and how a weight is rounded.
-Invariant: whoever computes with a network (a step, an evaluation, a prediction, a teacher) does so inside one policy's
-`autocast`, so all of them see the same numbers.
-"""
+"""Numeric precision: the dtype of weights and of each operation, and loss scaling."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from reconv.errors import UsageError
-from reconv.precision.autocast import OPERATIONS, Casts, targets
+from reconv.precision.autocast import OPERATIONS, CastOps, op_dtypes
 from reconv.precision.policy import (
     GROWTH_INTERVAL,
     INIT_SCALE,
@@ -39,55 +34,54 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """What a mode's name stands for."""
-
+class _Mode:
     weights: torch.dtype
-    lower: torch.dtype | None = None  # of the products; None: that of the weights
-    is_whole: bool = False  # every activation is in the lower type, not only what autocast chooses
+    low_precision: torch.dtype | None = None  # of matrix products; None: that of the weights
+    casts_all: bool = False  # all activations are in low precision, not only those that torch.autocast chooses
 
 
-_FORMS = {
-    "fp64": _Form(torch.float64),
-    "fp32": _Form(torch.float32),
-    "tf32": _Form(torch.float32),
-    "32.32": _Form(torch.float32),
-    "bf16": _Form(torch.float32, torch.bfloat16),
-    "fp16": _Form(torch.float32, torch.float16),
-    "bf16-all": _Form(torch.float32, torch.bfloat16, is_whole=True),
-    "16.32": _Form(torch.float32, torch.float16, is_whole=True),
-    "16.16": _Form(torch.float16, torch.float16, is_whole=True),
+_MODES = {
+    "fp64": _Mode(torch.float64),
+    "fp32": _Mode(torch.float32),
+    "tf32": _Mode(torch.float32),
+    "32.32": _Mode(torch.float32),
+    "bf16": _Mode(torch.float32, torch.bfloat16),
+    "fp16": _Mode(torch.float32, torch.float16),
+    "bf16-all": _Mode(torch.float32, torch.bfloat16, casts_all=True),
+    "16.32": _Mode(torch.float32, torch.float16, casts_all=True),
+    "16.16": _Mode(torch.float16, torch.float16, casts_all=True),
 }
 
 
 def build_precision(section: schema.PrecisionConfig, device_kind: str) -> PrecisionPolicy:
-    """The policy a recipe names, for a kind of device."""
-    mode = section.mode
-    _refuse_what_a_device_lacks(section, device_kind)
+    """The policy of a recipe on a kind of device; also sets torch's global switches for CUDA matrix products."""
+    _check_device(section, device_kind)
     if device_kind == "cuda":
-        _allow_tf32(mode == "tf32")
-        _allow_half_partials(section.reduced_precision_reduction != "off")
-    form = _FORMS[mode]
+        _allow_tf32(section.mode == "tf32")
+        _allow_reduced_precision_reduction(section.reduced_precision_reduction != "off")
+    mode = _MODES[section.mode]
     policy = PrecisionPolicy(
-        mode,
+        section.mode,
         device_kind,
-        dtype=form.weights,
-        input_dtype=form.lower if form.lower is not None and form.is_whole else form.weights,
-        autocast=None if form.is_whole else form.lower,
-        casts=_casts(section, form),
+        dtype=mode.weights,
+        input_dtype=mode.low_precision if mode.low_precision is not None and mode.casts_all else mode.weights,
+        autocast_dtype=None if mode.casts_all else mode.low_precision,
+        cast_ops=_cast_ops(section, mode),
     )
-    if form.lower != torch.float16:
+    if mode.low_precision != torch.float16:
         return policy
     return LossScalingPolicy(policy, None if section.loss_scale == "dynamic" else float(section.loss_scale))
 
 
-def _casts(section: schema.PrecisionConfig, form: _Form) -> Casts | None:
-    """The types of single operations: those the mode demands, and over them those the recipe lists."""
-    wanted = targets(form.lower, is_whole=form.is_whole, ops=section.ops) if form.lower is not None else {}
-    return Casts(wanted) if wanted else None
+def _cast_ops(section: schema.PrecisionConfig, mode: _Mode) -> CastOps | None:
+    """Casts of single operations: those of the mode, overridden by those that the recipe lists."""
+    if mode.low_precision is None:
+        return None
+    dtypes = op_dtypes(mode.low_precision, casts_all=mode.casts_all, ops=section.ops)
+    return CastOps(dtypes) if dtypes else None
 
 
-def _refuse_what_a_device_lacks(section: schema.PrecisionConfig, device_kind: str) -> None:
+def _check_device(section: schema.PrecisionConfig, device_kind: str) -> None:
     if section.mode == "fp64" and device_kind in ("mps", "hpu"):
         raise UsageError(f"{device_kind} has no float64", then="use precision.mode fp32, or --device cpu")
     if section.mode == "tf32" and device_kind != "cuda":
@@ -100,12 +94,12 @@ def _refuse_what_a_device_lacks(section: schema.PrecisionConfig, device_kind: st
 
 
 def _allow_tf32(allowed: bool) -> None:
-    """Set what float32 products may be; torch's default lets convolutions, but not matrices, use TF32."""
+    """Set it for matrix products and convolutions alike; torch allows it for convolutions only."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
     torch.backends.cudnn.conv.fp32_precision = "tf32" if allowed else "ieee"  # type: ignore[attr-defined]
 
 
-def _allow_half_partials(allowed: bool) -> None:
-    """Set whether the parts of a long sum in a half-precision matrix product may be added in half; torch's default."""
+def _allow_reduced_precision_reduction(allowed: bool) -> None:
+    """Whether partial sums of half-precision matrix products may be added in half precision, torch's default."""
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = allowed
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = allowed

@@ -1,8 +1,6 @@
-"""The type of single operations: inputs are cast on the way into the functions a list names.
+"""Autocast with a dtype per operation: the inputs of listed torch functions are cast to the dtype they compute in.
 
-Owns the table of names and the mode that casts. Refuses to know networks: it sees calls of torch's functions, whoever
-makes them, eager or traced by the compiler. Invariant: a batch norm's statistics and parameters are float32 in every
-mode; an operation that no list names runs as it would without this.
+Statistics and parameters of batch norm are float32 in every mode. Works in eager mode and under torch.compile.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
-# Under the names a recipe may list. Operators reach a mode as methods: x + y as Tensor.add.
+# By the names that a recipe may list. Operators reach a torch function mode as methods: x + y as Tensor.add.
 OPERATIONS: dict[str, tuple[Function, ...]] = {
     "conv2d": (F.conv2d,),
     "linear": (F.linear,),
@@ -49,55 +47,55 @@ OPERATIONS: dict[str, tuple[Function, ...]] = {
     "softmax": (F.softmax, torch.softmax, Tensor.softmax),
     "log_softmax": (F.log_softmax, torch.log_softmax, Tensor.log_softmax),
     "topk": (torch.topk, Tensor.topk),
-    # Of the loss, which is computed in float32 outside of every mode: they may be listed as such, and only so.
+    # The loss is computed in float32 outside of any mode; these may only be listed as float32.
     "cross_entropy": (F.cross_entropy,),
     "nll_loss": (F.nll_loss,),
 }
 
-# What a network has parameters for: with these in the lower type, and the images, all between them follows.
+# Operations with parameters: with these and the images in low precision, everything between them follows.
 PARAMETRIC = ("conv2d", "linear", "matmul", "batch_norm", "group_norm", "layer_norm")
 
 
-def targets(lower: torch.dtype, *, is_whole: bool, ops: schema.PrecisionOps) -> dict[Function, torch.dtype]:
-    """The type each listed function computes in."""
-    named: dict[str, torch.dtype] = dict.fromkeys(PARAMETRIC, lower) if is_whole else {}
-    named.update((name, lower) for name in ops.low_precision)
-    named.update((name, torch.float32) for name in ops.float32)
-    return {function: dtype for name, dtype in named.items() for function in OPERATIONS[name]}
+def op_dtypes(low_precision: torch.dtype, *, casts_all: bool, ops: schema.PrecisionOps) -> dict[Function, torch.dtype]:
+    """The dtype that each listed function computes in."""
+    by_name: dict[str, torch.dtype] = dict.fromkeys(PARAMETRIC, low_precision) if casts_all else {}
+    by_name.update((name, low_precision) for name in ops.low_precision)
+    by_name.update((name, torch.float32) for name in ops.float32)
+    return {function: dtype for name, dtype in by_name.items() for function in OPERATIONS[name]}
 
 
-class Casts(TorchFunctionMode):
-    """Casts the floating inputs of some functions to the type each of them is to compute in."""
+class CastOps(TorchFunctionMode):
+    """Casts the floating-point inputs of functions to the dtype that each of them computes in."""
 
-    def __init__(self, wanted: Mapping[Function, torch.dtype]) -> None:
+    def __init__(self, dtypes: Mapping[Function, torch.dtype]) -> None:
         super().__init__()
-        self._wanted = dict(wanted)
+        self._dtypes = dict(dtypes)
 
     def __torch_function__(
         self, func: Function, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
-        dtype = self._wanted.get(func)
+        kwargs = kwargs or {}
+        dtype = self._dtypes.get(func)
         if dtype is None:
-            return func(*args, **given)
-        rest = torch.float32 if func is F.batch_norm else dtype
-        cast = [_to(value, rest if place else dtype) for place, value in enumerate(args)]
-        named = {name: _to(value, dtype if name == "input" else rest) for name, value in given.items()}
-        with torch.autocast(_device_kind(args, given), enabled=False):
-            return func(*cast, **named)
+            return func(*args, **kwargs)
+        param_dtype = torch.float32 if func is F.batch_norm else dtype
+        cast_args = [_cast(value, param_dtype if i else dtype) for i, value in enumerate(args)]
+        cast_kwargs = {name: _cast(value, dtype if name == "input" else param_dtype) for name, value in kwargs.items()}
+        with torch.autocast(_device_kind(args, kwargs), enabled=False):
+            return func(*cast_args, **cast_kwargs)
 
 
-def _to(value: Any, dtype: torch.dtype) -> Any:
-    """A tensor of floats in another type, also inside a list; anything else as it is."""
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Floating-point tensors in the dtype, also inside a list; anything else unchanged."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
-        return [_to(item, dtype) for item in value]
+        return [_cast(item, dtype) for item in value]
     return value
 
 
 def _device_kind(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The kind of device of the first tensor."""
+    """The device type of the first tensor."""
     for value in (*args, *kwargs.values()):
         for item in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(item, Tensor):

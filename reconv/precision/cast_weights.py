@@ -1,8 +1,7 @@
-"""The weights of a network in a lower type, all cast at once for each pass.
+"""Casts all weights of a model to low precision at once in each pass, bitwise equal to autocast's own casts.
 
-Owns the joint cast and its gradient: on a GPU two launches for what autocast does with one for each weight, which took
-a fiftieth of an EfficientNet's step on an H200. Refuses to know networks beyond their convolutions and linear layers.
-Invariant: values and gradients are bitwise those of autocast's own casts; a frozen or unused weight gets no gradient.
+On a GPU that is two kernel launches instead of one per weight, which took a fiftieth of an EfficientNet's step on an
+H200. A frozen or unused weight gets no gradient.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-_TAKERS = (F.conv2d, F.linear, torch.cat)  # products, and what makes one weight of several
+_WEIGHT_OPS = (F.conv2d, F.linear, torch.cat)  # cat: some layers make one weight of several
 
 
-def weights_of_products(model: nn.Module) -> list[nn.Parameter]:
-    """The float32 weights and biases that go into convolutions and linear layers as they are."""
+def castable_weights(model: nn.Module) -> list[nn.Parameter]:
+    """The float32 weights and biases of convolutions and linear layers."""
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
-    found = {p: None for layer in layers for p in layer.parameters(recurse=False) if p.dtype == torch.float32}
-    return list(found)
+    weights = {p: None for layer in layers for p in layer.parameters(recurse=False) if p.dtype == torch.float32}
+    return list(weights)
 
 
-class JointWeightCast(TorchFunctionMode):
-    """Gives products their weights in the lower type; the first that asks for one has all of them cast."""
+class CastWeightsOnce(TorchFunctionMode):
+    """Replaces the weights of convolutions and linear layers by low-precision copies, all cast at the first use."""
 
     def __init__(self, weights: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
         super().__init__()
         self._weights = {id(weight): weight for weight in weights}
         self._dtype = dtype
-        self._lower: dict[bool, dict[int, Tensor]] = {}  # by whether gradients are wanted
+        self._copies: dict[bool, dict[int, Tensor]] = {}  # by whether gradients are enabled
 
     def __torch_function__(
         self,
@@ -42,23 +41,23 @@ class JointWeightCast(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        # Kernels of ours are not known to autocast, and their callers cast the weights.
-        if func in _TAKERS or (func is Tensor.to and len(args) == 2 and args[1] is self._dtype):
-            args = tuple(self._found(value) for value in args)
+        # autocast does not know our own kernels: their callers cast the weights with Tensor.to.
+        if func in _WEIGHT_OPS or (func is Tensor.to and len(args) == 2 and args[1] is self._dtype):
+            args = tuple(self._replace(value) for value in args)
         return func(*args, **(kwargs or {}))
 
-    def _found(self, value: Any) -> Any:
-        """What stands for a weight in this pass; anything else as it is."""
+    def _replace(self, value: Any) -> Any:
+        """The copy of a weight; anything else unchanged."""
         if isinstance(value, list | tuple):
-            return [self._found(item) for item in value]
+            return [self._replace(item) for item in value]
         if id(value) not in self._weights:
             return value
-        wanted = torch.is_grad_enabled()
-        if wanted not in self._lower:
-            weights = {key: w for key, w in self._weights.items() if w.requires_grad or not wanted}
+        has_grad = torch.is_grad_enabled()
+        if has_grad not in self._copies:
+            weights = {key: w for key, w in self._weights.items() if w.requires_grad or not has_grad}
             cast: tuple[Tensor, ...] = _CastAll.apply(self._dtype, *weights.values())  # type: ignore[no-untyped-call]
-            self._lower[wanted] = dict(zip(weights, cast, strict=True))
-        return self._lower[wanted].get(id(value), value)
+            self._copies[has_grad] = dict(zip(weights, cast, strict=True))
+        return self._copies[has_grad].get(id(value), value)
 
 
 class _CastAll(Function):
@@ -69,8 +68,8 @@ class _CastAll(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        wide = iter(_cast([grad for grad in grads if grad is not None], torch.float32))
-        return None, *(None if grad is None else next(wide) for grad in grads)
+        float32 = iter(_cast([grad for grad in grads if grad is not None], torch.float32))
+        return None, *(None if grad is None else next(float32) for grad in grads)
 
 
 def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, ...]:

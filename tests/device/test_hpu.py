@@ -1,9 +1,9 @@
-"""Gaudi by its public interface, proven on a stand-in that keeps what is asked of it; never on the hardware."""
+"""Gaudi support against a fake habana_frameworks that records calls; never run on the hardware."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def forget() -> None:
 
 @pytest.fixture
 def gaudi(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any]]]:
-    """The stand-in installed, and the calls it keeps."""
+    """Install the fake package; yields the calls it records."""
     monkeypatch.syspath_prepend(str(GAUDI))
     monkeypatch.delenv("PT_ENABLE_INT64_SUPPORT", raising=False)
     forget()
@@ -65,23 +65,23 @@ def trained(out: Path, device: str, settings: dict[str, str]) -> dict[str, torch
     return safetensors.torch.load_file(newest / "model.safetensors")
 
 
-def test_lazy_mode_is_marked_after_each_backward_pass_and_after_the_optimizer(
+def test_lazy_mode_calls_mark_step_after_each_backward_pass_and_optimizer_step(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
     on_hpu = trained(tmp_path / "hpu", "hpu", {**SHORT, "evaluate.every": "off"})
     order = named(gaudi, "mark_step", "FusedSGD.step")
-    # Two micro-batches a step; one vendor's optimizer for each decay group that has parameters.
+    # Two micro-batches a step; one vendor optimizer for each decay group that has parameters.
     num_groups = order.count("FusedSGD.step") // 3
     assert num_groups >= 1
     steps = (["mark_step"] * 2 + ["FusedSGD.step"] * num_groups + ["mark_step"]) * 3
-    assert order == [*steps, "mark_step"]  # the last one: what a save copies is waited for
+    assert order == [*steps, "mark_step"]  # the last one: a save waits for its copies
     assert ("placed", "hpu:0") in gaudi
     on_cpu = trained(tmp_path / "cpu", "cpu", {**SHORT, "evaluate.every": "off"})
     assert max((on_hpu[name].double() - on_cpu[name].double()).abs().max().item() for name in on_cpu) < 1e-6
 
 
-def test_evaluation_marks_every_batch(
+def test_evaluation_calls_mark_step_for_every_batch(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
@@ -92,7 +92,7 @@ def test_evaluation_marks_every_batch(
     assert len(named(gaudi, "mark_step")) == without + 3  # 360 validation digits
 
 
-def test_eager_mode_marks_nothing_and_names_the_vendors_compiler(
+def test_eager_mode_never_calls_mark_step_and_compiles_with_the_vendors_backend(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "0")
@@ -102,7 +102,7 @@ def test_eager_mode_marks_nothing_and_names_the_vendors_compiler(
     assert len(named(gaudi, "FusedSGD.step")) >= 3
 
 
-def test_lazy_mode_refuses_to_compile(
+def test_lazy_mode_rejects_torch_compile(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
@@ -121,7 +121,7 @@ def test_bf16_is_torchs_autocast_of_hpu(
         trained(tmp_path / "fp64", "hpu", {**SHORT, "precision.mode": "fp64"})
 
 
-def test_the_environment_is_what_the_vendor_reads_before_it_is_loaded(
+def test_the_environment_is_set_before_the_vendor_package_is_imported(
     gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
@@ -138,9 +138,7 @@ def test_the_environment_is_what_the_vendor_reads_before_it_is_loaded(
         open_device("hpu:7")
 
 
-def test_without_the_vendors_optimizer_torchs_operations_descend(
-    gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_fused_sgd_foreach_is_used(gaudi: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     device = open_device("hpu")
     assert callable(device.sgd_implementation())
     import habana_frameworks.torch.hpex.optimizers as extension
@@ -149,11 +147,11 @@ def test_without_the_vendors_optimizer_torchs_operations_descend(
     assert device.sgd_implementation() == "foreach"
 
 
-def test_processes_meet_through_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert in_ranks(2, met, str(GAUDI)) == [(6.0, [("hccl", (0, 2))]), (6.0, [("hccl", (1, 2))])]
+def test_collectives_use_hccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert in_ranks(2, all_reduce_on_hpu, str(GAUDI)) == [(6.0, [("hccl", (0, 2))]), (6.0, [("hccl", (1, 2))])]
 
 
-def met(path: str) -> tuple[float, list[tuple[str, Any]]]:
+def all_reduce_on_hpu(path: str) -> tuple[float, list[tuple[str, Any]]]:
     sys.path.insert(0, path)
     from reconv.distributed.process_group import open_process_group
 
@@ -166,17 +164,14 @@ def met(path: str) -> tuple[float, list[tuple[str, Any]]]:
     return float(total), [call for call in calls if call[0] == "hccl"]
 
 
-Make = Callable[..., torch.optim.Optimizer]
-
-
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_a_vendors_optimizer_descends_as_ours_does_and_is_gated(nesterov: bool) -> None:
+def test_a_vendor_sgd_equals_ours_and_skips_steps_that_are_not_ok(nesterov: bool) -> None:
     section = OptimizerConfig(nesterov=nesterov, weight_decay=0.01, weight_decay_exclude="norm-bias")
     both = []
-    for descent in (torch.optim.SGD, "foreach"):
+    for sgd in (torch.optim.SGD, "foreach"):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
-        optimizer = build_optimizer(section, model, sgd=descent)
+        optimizer = build_optimizer(section, model, sgd=sgd)
         for step, is_ok in enumerate((True, True, False, True)):
             for parameter in model.parameters():
                 parameter.grad = torch.full_like(parameter, float("nan") if not is_ok else 0.1 * (step + 1))
@@ -188,7 +183,7 @@ def test_a_vendors_optimizer_descends_as_ours_does_and_is_gated(nesterov: bool) 
         torch.testing.assert_close(vendor[name], value, rtol=1e-6, atol=1e-7)
 
 
-def test_sums_are_kept_in_a_type_that_the_device_has() -> None:
+def test_accumulate_dtype_is_one_the_device_has() -> None:
     assert [accumulate_dtype(torch.device(kind)) for kind in ("cpu", "cuda", "mps", "hpu")] == [
         torch.float64,
         torch.float64,

@@ -50,7 +50,7 @@ def test_logits_and_gradients_are_bitwise_those_of_autocast(name: str) -> None:
     model = network(name).train()
     twin = copy.deepcopy(model)
     plain, together = policy_of("bf16"), policy_of("bf16")
-    together.cast_weights_jointly(twin)
+    together.cast_weights_once(twin)
     for _ in range(2):  # gradients add up over micro-batches
         expected, got = passes(plain, model), passes(together, twin)
         assert torch.equal(expected, got)
@@ -70,7 +70,7 @@ def test_all_weights_are_cast_in_one_call_and_back_in_another() -> None:
     found = {}
     for is_together in (False, True):
         if is_together:
-            policy.cast_weights_jointly(model)
+            policy.cast_weights_once(model)
         with Calls() as calls:
             passes(policy, model).float().sum().backward()
         found[is_together] = [calls.names.count(f"aten.{name}.default") for name in ("_to_copy", "_foreach_copy_")]
@@ -81,7 +81,7 @@ def test_all_weights_are_cast_in_one_call_and_back_in_another() -> None:
 def test_weights_that_are_joined_first_are_cast_before_that() -> None:
     layers = nn.ModuleList([nn.Linear(4, 3, bias=False), nn.Linear(4, 2, bias=False)])
     plain, together = policy_of("bf16"), policy_of("bf16")
-    together.cast_weights_jointly(layers)
+    together.cast_weights_once(layers)
     found = []
     for policy in (plain, together):
         with policy.autocast():
@@ -98,7 +98,7 @@ def test_weights_that_are_cast_for_kernels_are_cast_with_the_others() -> None:
     policy, found = policy_of("bf16"), []
     for is_together in (False, True):
         if is_together:
-            policy.cast_weights_jointly(layer)
+            policy.cast_weights_once(layer)
         with Calls() as calls, policy.autocast():
             weight = layer.weight.to(torch.bfloat16)
             gradient = torch.autograd.grad((weight * images[:, :, :3, :1].sum(0)[:, None]).sum(), layer.parameters())
@@ -122,7 +122,7 @@ def test_frozen_and_unused_weights_get_no_gradient() -> None:
             return y
 
     model, policy = Some(), policy_of("bf16")
-    policy.cast_weights_jointly(model)
+    policy.cast_weights_once(model)
     with policy.autocast():
         assert not model.frozen(torch.ones(2, 4)).requires_grad  # else a gradient would be computed for nobody
         model(torch.ones(2, 4)).float().sum().backward()
@@ -131,7 +131,7 @@ def test_frozen_and_unused_weights_get_no_gradient() -> None:
 
 def test_a_pass_without_gradients_does_not_take_those_of_the_next() -> None:
     model, policy = nn.Linear(4, 4), policy_of("bf16")
-    policy.cast_weights_jointly(model)
+    policy.cast_weights_once(model)
     with policy.autocast():
         with torch.no_grad():
             model(torch.ones(2, 4))
@@ -141,7 +141,7 @@ def test_a_pass_without_gradients_does_not_take_those_of_the_next() -> None:
 
 def test_each_pass_sees_the_weights_of_its_moment() -> None:
     model, policy = nn.Linear(4, 4), policy_of("bf16")
-    policy.cast_weights_jointly(model)
+    policy.cast_weights_once(model)
     with torch.no_grad():
         outputs = []
         for _ in range(2):
@@ -155,5 +155,5 @@ def test_each_pass_sees_the_weights_of_its_moment() -> None:
 def test_modes_without_autocast_are_left_alone(mode: str) -> None:
     model, policy = network("resnet8_cifar").eval(), policy_of(mode)
     before = passes(policy, model)
-    policy.cast_weights_jointly(model)
+    policy.cast_weights_once(model)
     assert torch.equal(passes(policy, model), before)

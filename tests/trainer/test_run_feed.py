@@ -17,7 +17,6 @@ import reconv.data.stage_timing as stages_module
 from reconv.data.readers.digits import open_digits
 from reconv.data.stage_timing import StageTimes, record_stage, timed
 from reconv.device import open_device
-from reconv.device.affinity import cpu_affinity, numa_cpus, parse_cpu_list
 from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
@@ -153,7 +152,7 @@ def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
 
 def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
     for share in ("auto", 0.5):
-        with pytest.raises(UsageError, match="cpu has no JPEG engine") as caught:
+        with pytest.raises(UsageError, match="cpu cannot decode JPEG") as caught:
             trained(pictures, tmp_path / "gpu", data__backend="gpu", data__gpu_decode_fraction=share)
         assert caught.value.then is not None and "data.backend=processes" in caught.value.then
 
@@ -270,46 +269,13 @@ def cores() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
-def test_a_list_of_cores_is_kept_to_and_given_back(cores: set[int]) -> None:
-    first = min(cores)
-    with cpu_affinity(f"{first}", lambda: None) as said:
-        assert os.sched_getaffinity(0) == {first}
-        assert said == f"engine.cpu_affinity: bound to {first}"
-    assert os.sched_getaffinity(0) == cores
-    with cpu_affinity(f"{first},9000-9001", lambda: None) as said:
-        assert said == f"engine.cpu_affinity: bound to {first}; 9000-9001 may not be used"
-    with cpu_affinity("any", lambda: None) as said:
-        assert said == "" and os.sched_getaffinity(0) == cores
-    with pytest.raises(UsageError, match="none of the cores 9000"), cpu_affinity("9000", lambda: None):
-        raise AssertionError
-    assert parse_cpu_list("0-2,7") == {0, 1, 2, 7}
-
-
-def test_the_cores_near_a_device_are_those_of_its_memory_node(tmp_path: Path, cores: set[int]) -> None:
-    device = tmp_path / "bus/pci/devices/0000:17:00.0"
-    device.mkdir(parents=True)
-    node = tmp_path / "devices/system/node/node1"
-    node.mkdir(parents=True)
-    (device / "numa_node").write_text("1\n")
-    (node / "cpulist").write_text(f"{min(cores)},4000\n")
-    assert numa_cpus("0000:17:00.0", tmp_path) == {min(cores), 4000}
-    with cpu_affinity("near", lambda: "0000:17:00.0", tmp_path) as said:
-        assert os.sched_getaffinity(0) == {min(cores)}
-        assert "4000 may not be used" in said
-    (device / "numa_node").write_text("-1\n")
-    with cpu_affinity("near", lambda: "0000:17:00.0", tmp_path) as said:
-        assert "no effect" in said and os.sched_getaffinity(0) == cores
-    assert numa_cpus("0000:99:00.0", tmp_path) is None
-    assert numa_cpus(None, tmp_path) is None
-
-
 def test_a_run_on_one_core_plans_for_one_core(pictures: Path, tmp_path: Path, cores: set[int]) -> None:
     seen: list[Event] = []
     settings = {**SMALL, "engine.cpu_affinity": str(min(cores)), "data.num_workers": "auto", "length": "1step"}
     overrides = [(name, value, "test") for name, value in settings.items()]
     reconv.train("resnet18", data=pictures, out=tmp_path / "run", overrides=overrides, on_event=seen.append)
     text = " ".join(str(event) for event in seen)
-    assert f"bound to {min(cores)}" in text and "1 decoding worker" in text
+    assert f"bound to cores {min(cores)}" in text and "1 decoding worker" in text
     assert os.sched_getaffinity(0) == cores
 
 

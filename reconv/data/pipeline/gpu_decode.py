@@ -122,7 +122,7 @@ class JpegDecoderDevice(Protocol):
         """Finished crops [n, 3, size, size] of the files that decode, and the numbers of these files."""
         ...
 
-    def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
+    def write_crops(self, images: Tensor, rows: Tensor, crops: Tensor, indices: Tensor) -> None:
         """Put crops of these numbers into rows of a batch on the device, ordered with what is computed there."""
         ...
 
@@ -165,7 +165,7 @@ class GpuDecoder:
         is_here[is_here] = pending.rows[ENCODED_BYTES][rows[is_here]] > 0  # else the host has filled it since
         if decoded.crops is not None and is_here.any():
             numbers = torch.from_numpy(np.flatnonzero(is_here))
-            self._device.place(images, torch.from_numpy(rows[is_here] - first), decoded.crops, numbers)
+            self._device.write_crops(images, torch.from_numpy(rows[is_here] - first), decoded.crops, numbers)
 
     def close(self) -> None:
         """Cancel what has not begun and wait for the rest."""

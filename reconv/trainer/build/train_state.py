@@ -169,7 +169,7 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
     network.model.train()
     if job.device.kind == "cuda" and job.process_group.world_size == 1 and network.forward is network.model:
         # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
-        network.precision.cast_weights_jointly(network.model)
+        network.precision.cast_weights_once(network.model)
     prepare = train_prepare(network, recipe, plan.num_classes, job.device)
     compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), logger.warning)
     task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)

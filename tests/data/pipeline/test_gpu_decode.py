@@ -60,8 +60,8 @@ class PillowEngine:
         own = [boxes[number] for number in taken]
         return crop_reference(pictures, own, size, antialias=antialias, is_cut=is_cut) + BRIGHTER, taken
 
-    def place(self, images: Tensor, rows: Tensor, crops: Tensor, numbers: Tensor) -> None:
-        images.index_copy_(0, rows, crops[numbers])
+    def write_crops(self, images: Tensor, rows: Tensor, crops: Tensor, indices: Tensor) -> None:
+        images.index_copy_(0, rows, crops[indices])
 
 
 @pytest.fixture

@@ -1,3 +1,5 @@
+"""Opening devices by name, and recognising when one is out of memory."""
+
 from __future__ import annotations
 
 import errno
@@ -33,13 +35,13 @@ def test_threads_are_set_when_given() -> None:
         torch.set_num_threads(before)
 
 
-def test_auto_takes_the_best_device_there() -> None:
+def test_auto_opens_the_best_available_device() -> None:
     expected = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert open_device("auto").kind == expected
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "hpu", "hpu:0"])
-def test_a_device_that_is_not_there_says_what_to_do(name: str) -> None:
+def test_a_missing_device_error_says_what_to_do(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         open_device(name)
     assert caught.value.then
@@ -65,5 +67,5 @@ assert torch.nn.functional.linear(rows, torch.ones(10, 64, dtype=torch.bfloat16)
 """
 
 
-def test_half_precision_on_the_cpu_does_not_die_of_tiles_the_machine_only_announces() -> None:
+def test_half_precision_on_the_cpu_survives_amx_that_is_reported_but_broken() -> None:
     subprocess.run([sys.executable, "-c", HALF_PRECISION], check=True)
