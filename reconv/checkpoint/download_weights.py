@@ -1,8 +1,6 @@
-"""Weights by name: `torchvision:NAME`, `timm:NAME` and addresses become files in a cache.
+"""Downloads published weights (`torchvision:NAME`, `timm:NAME` or a URL) to a cache, and checks their sha256.
 
-Owns the table of published files, the cache and its checks. Refuses to read what is inside a file. Invariant: nothing
-is fetched unless a person named it, a cached file was whole and had the right sha256 when it was put there, and it is
-compared with that again on every use.
+A cached file is checked again on every use. Nothing is downloaded unless the user asks for it by name.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from reconv.io.download import Progress, digest, download, no_progress
 
 TORCHVISION_URL = "https://download.pytorch.org/models/"
 HUB_URL = "https://huggingface.co/"
-URL_VARIABLE = "RECONV_WEIGHTS_URL"  # a mirror of torchvision's folder
+URL_VARIABLE = "RECONV_WEIGHTS_URL"  # a mirror of torchvision's download server
 
-# torchvision's files of the networks we have. The eight digits at the end of a name begin the file's sha256. A bare
-# name is torchvision's first set (IMAGENET1K_V1), `.v2` the one of its later recipe, where there is one.
+# torchvision's files for our models. The eight digits at the end of a file name begin its sha256. A plain name is
+# torchvision's IMAGENET1K_V1, and `.v2` IMAGENET1K_V2 where it exists.
 TORCHVISION: Mapping[str, str] = {
     "resnet18": "resnet18-f37072fd.pth",
     "resnet34": "resnet34-b627a593.pth",
@@ -61,7 +59,7 @@ TORCHVISION: Mapping[str, str] = {
     "efficientnet_b7": "efficientnet_b7_lukemelas-c5b4e57e.pth",
 }
 
-# What else a person must know of a set, as its publisher's programs do.
+# What the publisher's own programs do with a set of weights that users must know.
 _ADVICE: Mapping[str, str] = {
     "googlenet": "they expect pixels from -1 to 1: --set data.preprocess.mean=[0.5,0.5,0.5] and the same for std",
 }
@@ -74,82 +72,82 @@ _PACKAGES = ("torchvision:", "timm:")
 
 @dataclass(frozen=True, slots=True)
 class DownloadedWeights:
-    """A file in the cache, and what a person should know of its way there."""
+    """A file in the cache, and a note for the log on where it came from."""
 
     path: Path
     note: str
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name of weights stands for a file that has to be fetched."""
+    """Whether a name stands for weights that may have to be downloaded."""
     return name.startswith((*_REMOTE, *_PACKAGES))
 
 
 def download_weights(
     name: str, *, cache: Path | None = None, base_url: str | None = None, progress: Progress | None = None
 ) -> DownloadedWeights:
-    """The file that `torchvision:NAME`, `timm:NAME` or an address stands for, downloaded unless the cache has it.
+    """The file of `torchvision:NAME`, `timm:NAME` or a URL, downloaded unless it is in the cache.
 
-    An address may end in `#sha256=DIGITS`; where neither it nor the file's name tells the digest, the one of the first
-    download is kept beside the file and holds from then on.
+    A URL may end in `#sha256=DIGITS`. If neither the URL nor the file name has the hash, that of the first download is
+    stored and checked from then on.
     """
-    url, expected = _address(name, base_url)
+    url, expected = _url(name, base_url)
     folder = (cache or cache_dir()) / "weights"
-    part_of_name = Path(unquote(urlsplit(url).path)).name
-    if not part_of_name:
-        raise UsageError(f"{url} names no file", then="give the whole address of a weights file")
-    # Files of the same name may come from different places.
-    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{part_of_name}"
+    file_name = Path(unquote(urlsplit(url).path)).name
+    if not file_name:
+        raise UsageError(f"{url} has no file name", then="use the full URL of a weights file")
+    # Different URLs may have the same file name.
+    path = folder / f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{file_name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _held(path.with_name(path.name + ".lock")):
-            found = _cached(path, expected) or _fetch(url, path, expected, progress or no_progress)
+        with _locked(path.with_name(path.name + ".lock")):
+            weights = _cached(path, expected) or _download(url, path, expected, progress or no_progress)
             advice = _ADVICE.get(name.partition(":")[2], "") if name.startswith("torchvision:") else ""
-            return DownloadedWeights(found.path, f"{found.note}; {advice}") if advice else found
+            return DownloadedWeights(weights.path, f"{weights.note}; {advice}") if advice else weights
     except OSError as error:
         raise ResourceError(
-            "cannot keep weights in the cache",
+            "cannot write weights to the cache",
             where=error.filename or str(folder),
             why=error.strerror or str(error),
-            then=f"make room, or name another folder: {CACHE_ENV}=DIR",
+            then=f"free some space, or set another cache folder: {CACHE_ENV}=DIR",
         ) from error
 
 
-def _address(name: str, base_url: str | None) -> tuple[str, str]:
-    """The address a name stands for, and the beginning of its sha256 as far as it is known."""
+def _url(name: str, base_url: str | None) -> tuple[str, str]:
+    """The URL of a name, and the beginning of its sha256 if that is known."""
     if name.startswith(_REMOTE):
         url, fragment = urldefrag(name)
         if not fragment:
-            return url, _digits_in(url)
+            return url, _hash_in(url)
         pinned = _PINNED.fullmatch(fragment)
         if pinned is None:
-            raise UsageError(f"#{fragment} is not understood", then="write #sha256= and the file's digest")
+            raise UsageError(f"unknown URL fragment #{fragment}", then="use #sha256= followed by the hash of the file")
         return url, pinned[1].lower()
     package, _, model = name.partition(":")
     if package == "timm":
-        url = _timm_address(model)
-        return url, _digits_in(url)
+        url = _timm_url(model)
+        return url, _hash_in(url)
     file = TORCHVISION.get(model)
     if file is None:
         close = difflib.get_close_matches(model, TORCHVISION, n=1)
         raise UsageError(
-            f"no torchvision weights called {model} are known",
+            f"unknown torchvision weights {model!r}",
             why=f"did you mean torchvision:{close[0]}?" if close else "",
-            then="choose one of: " + ", ".join(TORCHVISION) + "; or give the address of the file",
+            then="use one of: " + ", ".join(TORCHVISION) + "; or the URL of a file",
         )
     base = base_url or os.environ.get(URL_VARIABLE) or TORCHVISION_URL
-    return urljoin(base.rstrip("/") + "/", file), _digits_in(file)
+    return urljoin(base.rstrip("/") + "/", file), _hash_in(file)
 
 
-def _timm_address(model: str) -> str:
-    """Where timm itself would load a model's weights from."""
+def _timm_url(model: str) -> str:
+    """The URL that timm itself would load a model's weights from."""
     try:
         timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
         raise UsageError(
-            "timm is not installed, and it alone knows where its weights lie",
+            "timm is not installed, which is needed to find the URLs of its weights",
             where=f"timm:{model}",
-            then="pip install timm, or download the weights and name the file",
+            then="pip install timm, or download the weights and use the file",
         ) from error
     try:
         config = timm.get_pretrained_cfg(model, allow_unregistered=False)
@@ -159,49 +157,49 @@ def _timm_address(model: str) -> str:
         return str(config.url)
     if config.hf_hub_id:
         return f"{HUB_URL}{config.hf_hub_id}/resolve/main/model.safetensors"
-    raise _not_in_timm(model, "the network is there, but nobody has published weights for it")
+    raise _not_in_timm(model, "the model exists, but it has no pretrained weights")
 
 
 def _not_in_timm(model: str, why: str) -> UsageError:
-    then = "choose one of those: python -c 'import timm; print(timm.list_pretrained())'"
-    return UsageError(f"timm has no weights called {model}", why=why, then=then)
+    then = "list the models: python -c 'import timm; print(timm.list_pretrained())'"
+    return UsageError(f"timm has no weights {model!r}", why=why, then=then)
 
 
-def _digits_in(name: str) -> str:
+def _hash_in(name: str) -> str:
     found = _IN_NAME.search(name)
     return found[1] if found else ""
 
 
 @contextmanager
-def _held(lock: Path) -> Iterator[None]:
-    """Only one process at a time fetches a file; the others wait and find it."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Only one process at a time downloads a file; the others wait for it."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _digest_file(path: Path) -> Path:
+def _hash_file(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
 def _cached(path: Path, expected: str) -> DownloadedWeights | None:
-    if not path.is_file() or not _digest_file(path).is_file():
+    if not path.is_file() or not _hash_file(path).is_file():
         return None
-    kept = _digest_file(path).read_text().strip()
+    stored = _hash_file(path).read_text().strip()
     found = digest(path, "sha256")
-    if found != kept or not found.startswith(expected):
+    if found != stored or not found.startswith(expected):
         raise CheckpointError(
-            "the cached weights are not the file that was fetched",
+            "the cached weights are not the file that was downloaded",
             where=str(path),
-            why=f"its sha256 is {found}, not {expected if found == kept else kept}",
-            then=f"remove it and type the same command again: rm '{path}'",
+            why=f"its sha256 is {found}, not {expected if found == stored else stored}",
+            then=f"delete the file and run the same command again: rm '{path}'",
         )
     return DownloadedWeights(path, f"from the cache, sha256 {found[:8]}")
 
 
-def _fetch(url: str, path: Path, expected: str, progress: Progress) -> DownloadedWeights:
+def _download(url: str, path: Path, expected: str, progress: Progress) -> DownloadedWeights:
     part = path.with_name(path.name + ".part")
-    otherwise = f"fetch it elsewhere and name the file; or a mirror: {URL_VARIABLE}=URL"
+    otherwise = f"download it elsewhere and use the file, or set a mirror: {URL_VARIABLE}=URL"
     download(url, part, progress, error=CheckpointError, otherwise=otherwise)
     found, num_bytes = digest(part, "sha256"), part.stat().st_size
     if not found.startswith(expected):
@@ -209,12 +207,12 @@ def _fetch(url: str, path: Path, expected: str, progress: Progress) -> Downloade
         raise CheckpointError(
             f"the sha256 of {url} is {found}, not {expected}",
             where=str(part),
-            why=f"the file ({num_bytes:,} bytes) was damaged on the way, or is another one; it has been removed",
-            then="type the same command again",
+            why=f"the file ({num_bytes:,} bytes) was damaged on the way, or is another one; it has been deleted",
+            then="run the same command again",
         )
-    # The digest first: a file without one is fetched again, so a crash between the two leaves nothing half known.
+    # The hash first: a file without one is downloaded again, so a crash between the two does no harm.
     with disk_errors(path):
-        write_atomic(_digest_file(path), f"{found}\n")
+        write_atomic(_hash_file(path), f"{found}\n")
     part.replace(path)
-    checked = "as published" if expected else "not known beforehand, kept for the next time"
+    checked = "as published" if expected else "(not published; stored for next time)"
     return DownloadedWeights(path, f"{num_bytes / 1e6:.1f} MB from {url}, sha256 {found[:8]} {checked}")

@@ -1,8 +1,7 @@
-"""Weights in and out of a network, ours or others'.
+"""Reads weights files (safetensors, torch pickles, TensorFlow checkpoints) and loads them into a model.
 
-Owns the reading of weights files, the names that wrappers add, and the comparison with a network. Refuses to know
-architectures. Invariant: no file can run code, and a restored tensor keeps the strides, type and device of its
-parameter (fused optimizers on CPU compute garbage otherwise).
+No file can run code. A loaded tensor keeps the strides, dtype and device of its parameter; fused optimizers on the CPU
+would compute garbage otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from reconv.errors import CheckpointError
 _EMA_KEYS = ("state_dict_ema", "model_ema", "ema_state_dict", "ema")
 _RAW_KEYS = ("state_dict", "model_state_dict", "model", "net", "network", "weights", "checkpoint", "ckpt")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
-# Names of a popular family of CIFAR ResNets (linear, shortcut), and what torchvision calls the same layers.
+# Names in a popular family of CIFAR ResNets, and torchvision's names of the same layers.
 _SYNONYMS = ((re.compile(r"^linear\."), "fc."), (re.compile(r"\.shortcut\."), ".downsample."))
 _BLOCKED = re.compile(r"(?:GLOBAL|class|callable|instance of class)\s+['\"<]*([A-Za-z_][\w.]*\.\w+)")
 _NUM_LISTED = 5
@@ -38,39 +37,39 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """How named tensors fit a network."""
+    """How the tensors of a file match those of a model."""
 
-    loaded: tuple[str, ...]  # in both, of equal shape
-    missing: tuple[str, ...]  # in the network only
+    loaded: tuple[str, ...]  # in both, with equal shapes
+    missing: tuple[str, ...]  # in the model only
     unexpected: tuple[str, ...]  # in the file only
-    reshaped: tuple[tuple[str, Shape, Shape], ...]  # in both; shape in the file, shape in the network
-    is_mostly_new: bool = False  # fewer than half of the network's tensors were kept, the head's not counted
+    reshaped: tuple[tuple[str, Shape, Shape], ...]  # in both; shape in the file, shape in the model
+    is_mostly_new: bool = False  # fewer than half of the model's tensors were loaded, without the head
 
     @property
     def is_exact(self) -> bool:
-        """Whether file and network agree on everything."""
+        """Whether all names and shapes match."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:
         noun = "tensor" if len(self.loaded) == 1 else "tensors"
-        lines = [f"{len(self.loaded)} {noun} kept"]
+        lines = [f"{len(self.loaded)} {noun} loaded"]
         if self.is_mostly_new:
-            lines = [f"WARNING: only {lines[0]}, less than half of the network, which is otherwise new"]
+            lines = [f"WARNING: only {lines[0]}, less than half of the model; the rest is newly initialized"]
         changed = [f"{name} {list(there)} -> {list(here)}" for name, there, here in self.reshaped]
         for what, names in (
-            ("missing in the file", self.missing),
-            ("unexpected, not in the network", self.unexpected),
-            ("of another shape", changed),
+            ("missing from the file", self.missing),
+            ("unexpected", self.unexpected),
+            ("with another shape", changed),
         ):
             lines += [f"{len(names)} {what}: {first_few(names)}"] if names else []
         return "; ".join(lines)
 
 
 def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None = None) -> dict[str, Tensor]:
-    """Read named tensors from a safetensors file, another program's pickle or a TensorFlow checkpoint of a ResNet.
+    """Read named tensors from a safetensors file, a torch pickle or a TensorFlow checkpoint of a ResNet.
 
-    No code in a file is run. TensorFlow's networks often have a background class in front of the others: it is left
-    out where the head has one class more than `num_classes`.
+    TensorFlow models often have a background class in front of the others: it is dropped if the head has one class
+    more than `num_classes`.
     """
     if is_tensorflow(path):
         tensors = read_tensorflow(path)
@@ -90,23 +89,23 @@ def read_weights(path: Path, *, prefer_ema: bool = True, num_classes: int | None
 
 
 def compare_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> LoadReport:
-    """Compare named tensors with a network, changing nothing."""
-    return _compare(model.state_dict(), _named_for(model, tensors))
+    """Compare named tensors with a model, without loading them."""
+    return _compare(model.state_dict(), _rename_for(model, tensors))
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, strict: bool, source: str = "") -> LoadReport:
-    """Copy tensors into a network in place; strict: all or none, else the ones that fit (at least one)."""
-    tensors = _named_for(model, tensors)
+    """Copy tensors into a model in place; strict: all names and shapes must match, else at least one."""
+    tensors = _rename_for(model, tensors)
     state = model.state_dict()
     report = _compare(state, tensors)
     if all(_is_counter(name) for name in report.loaded) or (strict and not report.is_exact):
         raise CheckpointError(
-            "the weights are of another model",
+            "the weights do not match the model",
             where=source,
             why=str(report),
-            then="use the recipe and number of classes they were trained with, or start from them with --init"
+            then="use the recipe and the number of classes they were trained with, or fine-tune them with --init"
             if strict
-            else "name weights of a network with the same trunk, or leave --init out",
+            else "use weights of a model with the same backbone, or omit --init",
         )
     with torch.no_grad():
         for name in state.keys() & tensors.keys():
@@ -119,9 +118,9 @@ def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Load
     both = [name for name in state if name in tensors]
     head = list(state)[-1].rpartition(".")[0] if state else ""
     body = [name for name in state if name.rpartition(".")[0] != head and not _is_counter(name)]
-    num_kept = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
+    num_loaded = sum(name in tensors and state[name].shape == tensors[name].shape for name in body)
     return LoadReport(
-        is_mostly_new=2 * num_kept < len(body),
+        is_mostly_new=2 * num_loaded < len(body),
         loaded=tuple(n for n in both if state[n].shape == tensors[n].shape),
         missing=tuple(n for n in state if n not in tensors and not _is_counter(n)),
         unexpected=tuple(n for n in tensors if n not in state and not _is_counter(n)),
@@ -132,36 +131,36 @@ def _compare(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Load
 
 
 def _is_counter(name: str) -> bool:
-    """Batch norm's step counter: absent in files before torch 0.4.1, and no part of the function computed."""
+    """num_batches_tracked is missing in files before torch 0.4.1, and does not affect the outputs."""
     return name.endswith("num_batches_tracked")
 
 
-def _named_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors under the network's own names: synonyms translated, and a network inside the file unwrapped.
+def _rename_for(model: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors under the model's own names: synonyms renamed, and a common prefix removed.
 
-    A file is unwrapped where more of the network is found below a prefix than without it; what stands beside the
-    prefix under the network's own name, as a new head often does, is kept where the prefix has no such tensor.
+    A prefix (such as `backbone.`) is removed if more of the model's tensors are found under it than without it. Tensors
+    without the prefix, such as a new head, are used where there is none with it.
     """
     names = model.state_dict().keys()
-    known = {_translated(name, names): tensor for name, tensor in tensors.items()}
-    beside = {name: tensor for name, tensor in known.items() if name in names}
-    prefix, num_below = _common_prefix(names, known)
-    if num_below <= len(beside) or 2 * (num_below + len(beside)) < len(names):
+    known = {_torchvision_name(name, names): tensor for name, tensor in tensors.items()}
+    unprefixed = {name: tensor for name, tensor in known.items() if name in names}
+    prefix, num_prefixed = _common_prefix(names, known)
+    if num_prefixed <= len(unprefixed) or 2 * (num_prefixed + len(unprefixed)) < len(names):
         return known
-    below = {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
-    return {**beside, **below}
+    prefixed = {n.removeprefix(prefix): t for n, t in known.items() if n.startswith(prefix)}
+    return {**unprefixed, **prefixed}
 
 
-def _translated(name: str, names: Collection[str]) -> str:
-    """The name torchvision has for a layer, where the network knows only that one."""
+def _torchvision_name(name: str, names: Collection[str]) -> str:
+    """torchvision's name of a layer, if the model has that one and not the given one."""
     other = name
-    for pattern, ours in _SYNONYMS:
-        other = pattern.sub(ours, other)
+    for pattern, replacement in _SYNONYMS:
+        other = pattern.sub(replacement, other)
     return other if name not in names and other in names else name
 
 
 def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> tuple[str, int]:
-    """What most tensors have in front of names that the network knows (`backbone.`, `net.`), and how many have it."""
+    """The most frequent prefix of the model's names (`backbone.`, `net.`), and how many tensors have it."""
     first = {name.partition(".")[0] for name in names}
     counts: Counter[str] = Counter()
     for tensor_name in tensors:
@@ -174,33 +173,33 @@ def _common_prefix(names: Collection[str], tensors: Mapping[str, Tensor]) -> tup
 
 def _unpickle(path: Path) -> Any:
     try:
-        # torchvision's and timm's own checkpoints carry their command line as a Namespace: plain attributes, no code.
+        # Checkpoints of torchvision and timm contain their command line as a Namespace, which runs no code.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises nearly every type on a damaged file; each one means: not loaded
+    except Exception as error:  # torch raises nearly any type on a damaged file
         text = str(error)
         if blocked := _BLOCKED.search(text):
             raise CheckpointError(
-                f"the file asks to run {blocked[1]}, which weights do not need; it was not loaded",
+                f"the file would run {blocked[1]} when loaded, so it was not loaded",
                 where=str(path),
-                why="a pickle can run any code; only plain tensors and containers are read",
-                then="have its author save model.state_dict() alone, best as .safetensors",
+                why="a pickle can run any code; only tensors and plain containers are allowed",
+                then="save only model.state_dict(), preferably as .safetensors",
             ) from error
         raise _unreadable(path, _reason(path, error)) from error
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Why torch did not read a file, without its advice to read it in a way that runs code."""
+    """Why torch could not read a file, without its advice to disable weights_only."""
     text = str(error).partition("\n")[0]
-    if not any(words in text for words in ("weights_only", "Weights only", "magic number")):
+    if not any(phrase in text for phrase in ("weights_only", "Weights only", "magic number")):
         return text or type(error).__name__
     with path.open("rb") as file:
         is_plain_pickle = file.read(1) == b"\x80"
-    return "a pickle that torch did not write, or a part of one" if is_plain_pickle else "not a file that torch writes"
+    return "a pickle not written by torch, or incomplete" if is_plain_pickle else "not a torch file"
 
 
 def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tensor]:
-    """Follow the containers that training programs wrap around weights until tensors appear."""
+    """Unwrap the nested dictionaries that training programs save until there are tensors."""
     keys = (*_EMA_KEYS, *_RAW_KEYS) if prefer_ema else (*_RAW_KEYS, *_EMA_KEYS)
     node = payload
     for _ in range(_MAX_NESTING):
@@ -215,15 +214,15 @@ def _find_tensors(payload: Any, path: Path, prefer_ema: bool) -> dict[str, Tenso
         node = inner
     found = f"keys {first_few([str(key) for key in node])}" if isinstance(node, Mapping) else f"a {type(node).__name__}"
     raise CheckpointError(
-        "no weights in the file",
+        "the file has no weights",
         where=str(path),
-        why=f"found {found}; looked for tensors by name, bare or under {', '.join(keys)}",
-        then="save model.state_dict() and name that file",
+        why=f"found {found}, but no tensors at the top level or under {', '.join(keys)}",
+        then="save model.state_dict() and use that file",
     )
 
 
 def _strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Drop the names that DataParallel, torch.compile and Lightning add, however nested."""
+    """Remove the prefixes that DataParallel, torch.compile and Lightning add, however nested."""
     stripped: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         short = name.replace("._orig_mod.", ".")
@@ -233,8 +232,8 @@ def _strip_wrappers(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tens
             raise CheckpointError(
                 f"the file has two tensors for {short}",
                 where=str(path),
-                why=f"{name} and another name differ only by wrappers ({', '.join(_WRAPPERS)})",
-                then="save one network's state_dict() and name that file",
+                why=f"{name} and another name differ only in the prefixes {', '.join(_WRAPPERS)}",
+                then="save the state_dict() of a single model and use that file",
             )
         stripped[short] = tensor
     return stripped
@@ -244,12 +243,12 @@ def _unreadable(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         "the weights file cannot be read",
         where=str(path),
-        why=f"damaged, cut short, or not a weights file: {reason}",
-        then="get it again, or name a .safetensors, .pth, .pt or .th file, or a TensorFlow checkpoint",
+        why=f"it is damaged, incomplete, or not a weights file: {reason}",
+        then="copy it again, or use a .safetensors, .pth, .pt or .th file, or a TensorFlow checkpoint",
     )
 
 
 def first_few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first few names, and how many more there are."""
     more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
     return ", ".join(names[:_NUM_LISTED]) + more

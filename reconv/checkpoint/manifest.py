@@ -1,7 +1,6 @@
-"""The manifest: sha256 and size of each file of a checkpoint, and a digest of itself.
+"""manifest.json of a checkpoint: sha256 and size of each file, and a digest of the manifest itself.
 
-Owns the format of `manifest.json` and what counts as a valid checkpoint. Refuses to know what is in the files.
-Invariant: a checkpoint that verifies holds, bit for bit, what was saved.
+A checkpoint that verifies has, bit for bit, what was saved.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """What one file must be."""
+    """The expected hash and size of a file."""
 
     sha256: str
     num_bytes: int
@@ -31,14 +30,14 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The step of a checkpoint and what each of its files must be."""
+    """The step of a checkpoint, and its files."""
 
     step: int
     files: Mapping[str, FileEntry]
 
     @property
     def num_bytes(self) -> int:
-        """Size of all listed files together."""
+        """The total size of all files."""
         return sum(entry.num_bytes for entry in self.files.values())
 
 
@@ -48,7 +47,7 @@ def entry_of(data: bytes) -> FileEntry:
 
 
 def render(manifest: Manifest) -> bytes:
-    """The text of `manifest.json`, the same for the same content."""
+    """The text of `manifest.json`; equal for equal content."""
     body = {
         "format": FORMAT,
         "step": manifest.step,
@@ -67,9 +66,9 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
         content = json.loads(text)
         found = content.pop("digest")
         if content["format"] != FORMAT:
-            raise damaged(path, f"has format {content['format']}; this version reads {FORMAT}")
+            raise damaged(path, f"has format {content['format']}, but this version reads format {FORMAT}")
         if found != _digest(content):
-            raise damaged(path, "is damaged: its digest does not fit its content")
+            raise damaged(path, "is damaged: its digest does not match its content")
         entries = {name: FileEntry(str(item["sha256"]), int(item["size"])) for name, item in content["files"].items()}
         step = int(content["step"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -81,12 +80,12 @@ def read(folder: Path, files: FileSystem | None = None) -> Manifest:
 
 
 def digest(folder: Path) -> str:
-    """What tells this checkpoint from any other: a digest of its manifest, which lists every file's."""
+    """A short hash that identifies this checkpoint, from its manifest."""
     return hashlib.sha256((folder / NAME).read_bytes()).hexdigest()[:16]
 
 
 def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
-    """Check every file of a checkpoint in full; raises `CheckpointError` naming the file and what is wrong."""
+    """Check every file of a checkpoint in full; raises `CheckpointError` naming the file and the problem."""
     files = files or FileSystem()
     manifest = verify_sizes(folder, files)
     for name, entry in manifest.files.items():
@@ -102,7 +101,7 @@ def verify(folder: Path, files: FileSystem | None = None) -> Manifest:
 
 
 def verify_sizes(folder: Path, files: FileSystem | None = None) -> Manifest:
-    """Check names and sizes only: finds torn checkpoints, not flipped bits."""
+    """Check names and sizes only: finds incomplete checkpoints, not flipped bits."""
     files = files or FileSystem()
     manifest = read(folder, files)
     for name, entry in manifest.files.items():
@@ -121,12 +120,12 @@ def verify_sizes(folder: Path, files: FileSystem | None = None) -> Manifest:
         raise unreadable(folder, error) from error
     for name in names:
         if name.endswith(".safetensors") and name not in manifest.files:
-            raise damaged(folder / name, f"is not listed in {NAME}, so nothing vouches for it")
+            raise damaged(folder / name, f"is not listed in {NAME}")
     return manifest
 
 
 def read_verified(path: Path, entry: FileEntry, files: FileSystem) -> bytes:
-    """The content of a file, checked against its entry: what is returned is what was hashed."""
+    """The content of a file, checked against its entry."""
     data = _bytes(path, files)
     if len(data) != entry.num_bytes:
         raise damaged(path, f"has {len(data)} bytes instead of {entry.num_bytes}")
@@ -135,17 +134,17 @@ def read_verified(path: Path, entry: FileEntry, files: FileSystem) -> bytes:
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
-    """The error for a file that is not what was saved."""
+    """The error for a file that differs from what was saved."""
     return CheckpointError(
         f"{path.name} {what}",
         where=str(path),
-        why="the disk failed, the save was cut short, or the file was changed afterwards",
-        then="continue from an older checkpoint with --resume, or name one that is whole",
+        why="the disk failed, the save was interrupted, or the file was changed afterwards",
+        then="resume from an older checkpoint with --resume, or name one that is valid",
     )
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """The error for a file that the system does not let us read."""
+    """The error for a file that cannot be read."""
     return CheckpointError(
         f"{path.name} cannot be read: {error.strerror or error}", where=str(path), then=f"ls -l '{path.parent}'"
     )

@@ -1,9 +1,4 @@
-"""The run folder: which file is where, whose it is, and whether the run is done.
-
-Owns the names in a run folder, its numbering, its lock and `best.json`. Refuses to know what the files of other
-rooms say, beyond the exit code in `summary.json`. Invariant: one process at a time holds the lock, and the lock dies
-with that process, however it dies.
-"""
+"""The run folder: the paths of its files, the numbering of runs, the lock, and `best.json`."""
 
 from __future__ import annotations
 
@@ -35,13 +30,13 @@ class BestCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The folder of one run, by its contract."""
+    """The folder of one run."""
 
     path: Path
 
     @classmethod
     def at(cls, path: Path, files: FileSystem | None = None) -> RunDir:
-        """The run folder at a path, made if it is not there."""
+        """The run folder at a path, created if it does not exist."""
         files = files or FileSystem()
         with disk_errors(path, fs=files):
             files.makedirs(path)
@@ -50,9 +45,9 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, recipe_name: str, files: FileSystem | None = None) -> RunDir:
-        """A new run folder `root/recipe_name/n`, which no other process has been given."""
+        """Create a new run folder `root/recipe_name/n`."""
         if recipe_name in ("", ".", "..") or "/" in recipe_name or "\0" in recipe_name:
-            raise UsageError(f"{recipe_name!r} cannot name a run folder", then="use --out DIR")
+            raise UsageError(f"{recipe_name!r} is not a valid name for a run folder", then="use --out DIR")
         files = files or FileSystem()
         parent = root / recipe_name
         with disk_errors(parent, fs=files):
@@ -62,18 +57,18 @@ class RunDir:
                 try:
                     files.mkdir(parent / str(number))
                 except FileExistsError:
-                    continue  # another process was faster: the next number is ours
+                    continue  # another process was faster
                 files.fsync_dir(parent)
                 return cls(parent / str(number))
 
     @classmethod
     def all(cls, root: Path, recipe_name: str) -> list[RunDir]:
-        """The runs of a recipe that have begun, newest first."""
+        """The started runs of a recipe, newest first."""
         return runs_in(root / recipe_name)
 
     @classmethod
     def newest_unfinished(cls, root: Path, recipe_name: str) -> RunDir | None:
-        """The newest run of a recipe that was begun and is not finished."""
+        """The newest run of a recipe that was started and has not finished."""
         return next((run for run in cls.all(root, recipe_name) if not run.is_finished()), None)
 
     @property
@@ -98,7 +93,7 @@ class RunDir:
 
     @property
     def averaged(self) -> Path:
-        """The average of the last checkpoints, where one was made."""
+        """The average of the last checkpoints, if it was computed."""
         return self.path / "averaged.safetensors"
 
     @property
@@ -118,11 +113,11 @@ class RunDir:
         return self.path / "lock"
 
     def is_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started here."""
         return self.recipe.is_file() or self.checkpoints.is_dir()
 
     def is_finished(self) -> bool:
-        """Whether the run reached its end: `summary.json` has exit code 0, and all steps done or a reason why not."""
+        """Whether the run has finished: exit code 0, and all steps done or stopped early."""
         try:
             summary: Any = json.loads(self.summary.read_bytes())
         except (FileNotFoundError, ValueError):
@@ -135,11 +130,11 @@ class RunDir:
         return steps is None or total_steps is None or int(steps) >= int(total_steps)
 
     def lock(self) -> RunLock:
-        """Take the run folder for this process; raises `RunLockedError` when another one has it."""
+        """Lock the run folder for this process; raises `RunLockedError` if another process holds the lock."""
         return RunLock(self.lock_file)
 
     def read_best(self) -> BestCheckpoint | None:
-        """The best evaluation on record, if any."""
+        """The best evaluation so far, if any."""
         try:
             content = json.loads(self.best.read_bytes())
             return BestCheckpoint(
@@ -151,26 +146,26 @@ class RunDir:
             raise damaged(self.best, f"is damaged: {type(error).__name__}: {error}") from error
 
     def write_best(self, best: BestCheckpoint, files: FileSystem | None = None) -> None:
-        """Put a new best on record, atomically."""
+        """Write `best.json` atomically."""
         with disk_errors(self.best, fs=files):
             write_atomic(self.best, json.dumps(asdict(best)), files)
 
 
 def runs_in(folder: Path) -> list[RunDir]:
-    """The numbered runs in a folder that have begun, newest first."""
+    """The started runs in a folder, newest first."""
     runs = (RunDir(folder / str(number)) for number in sorted(_numbers(folder), reverse=True))
     return [run for run in runs if run.is_run()]
 
 
 def _numbers(folder: Path) -> Iterator[int]:
-    """The run numbers in a folder; a zero-padded name is somebody else's."""
+    """The run numbers in a folder; zero-padded names are not ours."""
     if folder.is_dir():
         for name in os.listdir(folder):
             if name.isdecimal() and name == str(int(name)):
                 yield int(name)
 
 
-# A forked child (a data worker) would share the lock and keep it beyond its parent's death, so it closes its copy.
+# A forked child (a data worker) shares the lock and would keep it after its parent's death, so it closes its copy.
 _held: set[int] = set()
 
 
@@ -184,7 +179,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunLock:
-    """A run folder held by this process until released, or until the process ends in whatever way."""
+    """The lock of a run folder, held until it is released or the process ends in whatever way."""
 
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
@@ -200,8 +195,8 @@ class RunLock:
         _held.add(descriptor)
 
     def release(self) -> None:
-        """Give the run folder back; a second time does nothing."""
-        # In a forked child the descriptor is closed already and its number may belong to another file.
+        """Release the lock; a second call does nothing."""
+        # In a forked child the descriptor is already closed, and its number may belong to another file.
         if self._descriptor is not None and self._descriptor in _held:
             _held.remove(self._descriptor)
             os.close(self._descriptor)
@@ -224,21 +219,21 @@ def _lock(descriptor: int, path: Path) -> None:
             "the run folder is in use by another process",
             where=str(path.parent),
             why=f"held by {_holder(descriptor)}",
-            then="wait for it or stop it, or train into another folder with --out DIR",
+            then="wait for it or stop it, or use another folder with --out DIR",
         ) from error
     except OSError as error:
         raise ResourceError(
             "the run folder cannot be locked",
             where=str(path),
-            why=f"the system says: {error.strerror} ({errno.errorcode.get(error.errno or 0, 'no code')})",
-            then="choose a folder on a file system with locks: --out DIR",
+            why=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'unknown error')})",
+            then="use a folder on a file system that supports locks: --out DIR",
         ) from error
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as that process wrote it; it may be in the middle of writing."""
+    """The process that holds the lock, as written by itself; it may not have finished writing."""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):
-        return "a process that has not said its name yet"
+        return "a process that has just started"

@@ -1,11 +1,10 @@
-"""The checkpoints of one run: saved whole or not at all, found newest valid first, deleted without leaving halves.
+"""The checkpoints of one run: saved atomically, and found newest valid first.
 
-Owns the folder `checkpoints/` and everything in it. Refuses to know what parts mean or whether they are good: a NaN
-is the caller's business. Invariant: from the first finished save on, at every moment and after every crash, at least
-one valid checkpoint is found. Only the holder of the run's lock may save, sweep or retain; reading needs no lock.
+From the first completed save on, at every moment and after every crash, at least one valid checkpoint can be found.
+Only the process that holds the run's lock may save or delete; reading needs no lock.
 
 Names: `step-N` is a checkpoint; `.tmp-step-N-PID` one being written; `.old-step-N-PID` one being replaced by a new
-save of the same step, still a candidate until the new one stands; `.trash-step-N-PID` one being deleted.
+save of the same step, valid until the new one is complete; `.trash-step-N-PID` one being deleted.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ SUFFIX = ".safetensors"
 _STEP = re.compile(r"step-(\d{9,})")
 _HIDDEN = re.compile(r"\.(tmp|old|trash)-(step-(\d{9,}))-\d+")
 _PART = re.compile(r"[a-z][a-z0-9_]*")
-_HEADROOM_BYTES = 1 << 20  # headers, state.json and the manifest, generously
+_HEADROOM_BYTES = 1 << 20  # for headers, state.json and the manifest
 
 Parts = Mapping[str, Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """Where a checkpoint is now and how large it is."""
+    """The path and size of a checkpoint."""
 
     path: Path
     num_bytes: int
@@ -48,7 +47,7 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class NewestCheckpoint:
-    """The newest valid checkpoint, if any, and the newer ones that were passed over."""
+    """The newest valid checkpoint, if any, and the newer ones that were skipped, with reasons."""
 
     path: Path | None
     skipped: tuple[tuple[Path, str], ...] = ()
@@ -56,7 +55,7 @@ class NewestCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """The content of a checkpoint, on the host."""
+    """The content of a checkpoint, in host memory."""
 
     step: int
     parts: dict[str, dict[str, Tensor]]
@@ -69,7 +68,7 @@ def folder_name(step: int) -> str:
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a folder of this name is meant as a checkpoint."""
+    """Whether a folder of this name should be a checkpoint."""
     return _STEP.fullmatch(name) is not None
 
 
@@ -81,7 +80,7 @@ class CheckpointStore:
         self.files = files or FileSystem()
 
     def save(self, step: int, parts: Parts, state: Mapping[str, Any]) -> SavedCheckpoint:
-        """Write a checkpoint; when this returns it is on the disk under its final name."""
+        """Write a checkpoint; when this returns it is on disk under its final name."""
         temporary = self._hidden("tmp", step)
         final = self.folder / folder_name(step)
         try:
@@ -93,15 +92,14 @@ class CheckpointStore:
             manifest = self._write(temporary, step, parts, state)
             self._publish(temporary, final, step)
         except OSError as error:
-            refused = disk_error(final, error, fs=self.files)
-            # The space comes back at once where it can; else the next sweep finds the folder. The refusal is the news.
-            with suppress(OSError):
+            failure = disk_error(final, error, fs=self.files)
+            with suppress(OSError):  # else the next save removes it
                 self.files.rmtree(temporary)
-            raise refused from error
+            raise failure from error
         return SavedCheckpoint(final, manifest.num_bytes)
 
     def newest(self) -> NewestCheckpoint:
-        """The newest checkpoint that passes the full check, and why newer ones did not."""
+        """The newest checkpoint that passes the full check, and why newer ones do not."""
         skipped: list[tuple[Path, str]] = []
         for _, path in self._candidates():
             try:
@@ -117,41 +115,41 @@ class CheckpointStore:
         return load(path, self.files)
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint folder, ascending; none of them is checked."""
+        """The steps that have a checkpoint folder, ascending, unchecked."""
         return sorted({step for step, _ in self._candidates()})
 
     def path(self, step: int) -> Path:
-        """The folder of a step, whether it exists or not."""
+        """The folder of a step, which may not exist."""
         return self.folder / folder_name(step)
 
     def prune(self, keep_last: int, best_step: int | None = None, pinned: Collection[int] = ()) -> list[int]:
-        """Delete all but the last, the best and the pinned checkpoints, once a kept one is proven valid."""
+        """Delete all but the last, the best and the pinned checkpoints, after a full check of one that is kept."""
         with disk_errors(self.folder, fs=self.files):
             self.remove_leftovers()
             kept = {best_step, *pinned}
-            proven: int | None = None
+            verified: int | None = None
             num_last = 0
             for step, path in self._candidates():
-                if num_last >= keep_last and proven is not None:
+                if num_last >= keep_last and verified is not None:
                     break
-                # One full check makes deleting safe; the others are only looked at for being torn.
-                if self._is_whole(path, full=proven is None):
-                    proven = step if proven is None else proven
+                # One full check makes deleting safe; of the others only the sizes are checked.
+                if self._is_valid(path, full=verified is None):
+                    verified = step if verified is None else verified
                     num_last += 1
                     kept.add(step)
-            # A damaged one newer than the proven one stays: it may be readable again, and its step comes again soon.
-            deleted = [step for step in self.steps() if step not in kept and proven is not None and step < proven]
+            # A damaged one newer than the verified one stays: it may be readable again, and is overwritten soon.
+            deleted = [step for step in self.steps() if step not in kept and verified is not None and step < verified]
             self._delete([self.path(step) for step in deleted])
         return deleted
 
     def remove_leftovers(self) -> None:
-        """Clear away what crashes left behind, first putting back a checkpoint whose replacement never came."""
+        """Remove what crashes left behind; a checkpoint whose replacement was not completed is restored first."""
         for name in self._names():
             match = _HIDDEN.fullmatch(name)
             if match is None:
                 continue
             hidden, final = self.folder / name, self.folder / match[2]
-            if match[1] == "old" and not self._is_whole(final, full=True):
+            if match[1] == "old" and not self._is_valid(final, full=True):
                 if final.exists():
                     self._delete([final])
                 self.files.replace(hidden, final)
@@ -160,7 +158,7 @@ class CheckpointStore:
                 self.files.rmtree(hidden)
 
     def _candidates(self) -> list[tuple[int, Path]]:
-        """Every folder that may be a checkpoint, newest step first, a replaced one after its replacement."""
+        """Every folder that may be a checkpoint, newest step first; a replaced one comes after its replacement."""
         found: list[tuple[int, int, Path]] = []
         try:
             names = self._names()
@@ -182,7 +180,7 @@ class CheckpointStore:
     def _hidden(self, kind: str, step: int) -> Path:
         return self.folder / f".{kind}-{folder_name(step)}-{os.getpid()}"
 
-    def _is_whole(self, path: Path, *, full: bool) -> bool:
+    def _is_valid(self, path: Path, *, full: bool) -> bool:
         check = manifests.verify if full else manifests.verify_sizes
         try:
             check(path, self.files)
@@ -201,7 +199,7 @@ class CheckpointStore:
         entries: dict[str, FileEntry] = {}
         for part, tensors in parts.items():
             if not _PART.fullmatch(part):
-                raise ValueError(f"{part!r} cannot name a part of a checkpoint")
+                raise ValueError(f"{part!r} is not a valid name for a part of a checkpoint")
             data = encode(tensors)
             write_synced(folder / f"{part}{SUFFIX}", data, self.files)
             entries[f"{part}{SUFFIX}"] = manifests.entry_of(data)
@@ -224,7 +222,7 @@ class CheckpointStore:
             self.files.rmtree(replaced)
 
     def _delete(self, paths: list[Path]) -> None:
-        """Rename first, so that no name of a checkpoint ever points at half of one."""
+        """Rename first, so that a checkpoint name never refers to an incomplete one."""
         trash = [path.with_name(f".trash-{path.name}-{os.getpid()}") for path in paths]
         for path, hidden in zip(paths, trash, strict=True):
             self.files.replace(path, hidden)
@@ -252,9 +250,8 @@ def load(path: Path, files: FileSystem | None = None) -> LoadedCheckpoint:
 
 
 def encode(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors bytes of named tensors: a function of names, shapes, types and values alone."""
-    # Fresh contiguous copies: safetensors refuses channels_last and tensors that share memory. No metadata, and the
-    # library orders by type and name, so equal weights give equal bytes.
+    """The safetensors bytes of named tensors; equal weights give equal bytes."""
+    # Contiguous copies: safetensors rejects channels_last and tensors that share memory.
     copies = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in sorted(tensors.items())

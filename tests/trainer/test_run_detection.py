@@ -158,6 +158,6 @@ def test_a_validation_picture_that_is_damaged_is_left_out_where_the_recipe_bears
 def test_weights_of_another_trunk_are_refused_with_what_would_fit(tmp_path: Path) -> None:
     safetensors.torch.save_file({"fc.weight": torch.zeros(10, 8)}, tmp_path / "other.safetensors")
     given = small(model__init=str(tmp_path / "other.safetensors"))
-    with pytest.raises(ReconvError, match="the weights are of another model") as caught:
+    with pytest.raises(ReconvError, match="the weights do not match the model") as caught:
         reconv.train("quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu")
     assert "with the same trunk, or leave --init out" in caught.value.then

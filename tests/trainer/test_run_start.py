@@ -24,7 +24,7 @@ from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 from reconv.models import build_model
 
 SHORT = {"length": "6step", "schedule.warmup": "1step", "save.every": "6step", "evaluate.every": "off"}
-FIXTURES = Path(__file__).parent.parent / "checkpoint" / "fixtures" / "tensorflow"
+FIXTURES = Path(__file__).parent.parent / "checkpoint/interop/fixtures/tensorflow"
 
 Run = Callable[..., Path]
 
@@ -65,9 +65,9 @@ def test_a_run_says_what_was_kept_new_and_dropped(run: Run, tmp_path: Path) -> N
     file = weights_file(tmp_path / "w.pth", num_classes=4)
     notes = notes_of(run("tuned", model__init=str(file)))
     text = next(note for note in notes if note.startswith("weights from"))
-    assert "tensors kept" in text
-    assert "1 unexpected, not in the network: extra" in text
-    assert "2 of another shape: fc.weight [4, 64] -> [10, 64], fc.bias [4] -> [10]" in text
+    assert "tensors loaded" in text
+    assert "1 unexpected: extra" in text
+    assert "2 with another shape: fc.weight [4, 64] -> [10, 64], fc.bias [4] -> [10]" in text
     assert "new, drawn from the seed: fc.weight, fc.bias" in notes
 
 
@@ -143,7 +143,7 @@ def test_tensorflow_weights_start_a_run_that_is_told_about_the_padding(run: Run,
         "length": "1step",
     }
     notes = notes_of(run("tf", **settings))
-    kept = next(note for note in notes if "tensors kept" in note)
+    kept = next(note for note in notes if "tensors loaded" in note)
     assert not any(word in kept for word in ("missing", "unexpected", "another shape"))
     assert any("model.options.padding=same" in note for note in notes) == (padding == "torch")
 
@@ -200,8 +200,8 @@ def test_an_address_starts_a_run_and_the_next_run_needs_no_server(
         server.shutdown()
         thread.join()
     notes = notes_of(first)
-    assert any(note.startswith(f"fetching {address}: 0.0 of") for note in notes)
-    assert any("not known beforehand" in note for note in notes)
+    assert any(note.startswith(f"downloading {address}: 0.0 of") for note in notes)
+    assert any("not published" in note for note in notes)
     second, third = run("second", model__init=address), run("third", model__init=str(file))
     assert any("from the cache" in note for note in notes_of(second))
     for name, tensor in tensors_of(third).items():
@@ -221,7 +221,7 @@ def test_the_command_line_starts_and_freezes(tmp_path: Path) -> None:
 
 def test_weights_without_a_single_matching_name_end_a_run_with_code_4(run: Run, tmp_path: Path) -> None:
     torch.save({"features.0.weight": torch.ones(3)}, tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match="do not match the model"):
         run("a", model__init=str(tmp_path / "w.pth"))
 
 

@@ -1,9 +1,8 @@
-"""TensorFlow checkpoints (an index and its data files) read without TensorFlow.
+"""Reads TensorFlow checkpoints without TensorFlow.
 
-Owns the "tensor bundle" that TensorFlow 1 savers (V2) and TensorFlow 2 objects both write: `PREFIX.index`, a table
-from tensor names to type, shape, data file, offset, size and checksum; and `PREFIX.data-00000-of-00002` and so on.
-Refuses to know what the names mean. Invariant: every tensor handed out matched its checksum, nothing but
-`CheckpointError` comes out for whatever the files hold, and memory stays within their size.
+The format is the "tensor bundle" of TensorFlow 1 savers (V2) and of TensorFlow 2: `PREFIX.index`, a table from tensor
+names to dtype, shape, data file, offset, size and checksum; and `PREFIX.data-00000-of-00002` and so on. Checksums are
+verified, malformed files raise nothing but `CheckpointError`, and memory stays within the size of the files.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from reconv.io.tensorflow_encoding import Field, MalformedError, masked_crc32c, 
 
 _INDEX_SUFFIX = ".index"
 _DATA_NAME = re.compile(r"(.+)\.data-\d{5}-of-\d{5}")
-_STATE_FILE = "checkpoint"  # where savers note the newest of a folder
+_STATE_FILE = "checkpoint"  # names the newest checkpoint of a folder
 _STATE_LINE = re.compile(r'^model_checkpoint_path: "(.+)"$', re.MULTILINE)
 _STATE_MAX_BYTES = 1 << 20
-_VERSION = 1  # of the bundle format that is read here
+_VERSION = 1  # of the bundle format
 _MAX_RANK = 8
 _MAX_NUMEL = 1 << 48
 
-# Numbers of tensorflow.DataType: how the bytes are stored, and the type that they are.
-_TYPES: Mapping[int, tuple[str, torch.dtype]] = {
+# By the number of tensorflow.DataType: numpy dtype of the stored bytes, torch dtype.
+_DTYPES: Mapping[int, tuple[str, torch.dtype]] = {
     1: ("<f4", torch.float32),
     2: ("<f8", torch.float64),
     3: ("<i4", torch.int32),
@@ -45,7 +44,7 @@ _TYPES: Mapping[int, tuple[str, torch.dtype]] = {
     14: ("<i2", torch.bfloat16),
     19: ("<f2", torch.float16),
 }
-_NOT_NUMBERS = frozenset({7, 20, 21})  # text, resource handles, variants: iterators and the graph of objects
+_NOT_NUMERIC = frozenset({7, 20, 21})  # strings, resource handles, variants
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class _Header:
 
 @dataclass(slots=True)
 class _Entry:
-    """Where a tensor lies and what it is."""
+    """The dtype, shape and location of a tensor."""
 
     name: str
     dtype: int = 0
@@ -70,19 +69,19 @@ class _Entry:
 
 
 def is_tensorflow(path: Path) -> bool:
-    """Whether a path names a TensorFlow checkpoint: its prefix, its index, a data file, or a saver's folder."""
+    """Whether a path is a TensorFlow checkpoint: its prefix, its index, a data file, or a folder of checkpoints."""
     return _find_prefix(path) is not None
 
 
 def read_tensorflow(path: Path) -> dict[str, Tensor]:
-    """Read every numeric tensor of a checkpoint under its TensorFlow name; text, which is no weight, is left out."""
+    """Read every numeric tensor of a checkpoint under its TensorFlow name."""
     prefix = _find_prefix(path)
     if prefix is None:
         raise CheckpointError(
-            "no TensorFlow checkpoint here",
+            "not a TensorFlow checkpoint",
             where=str(path),
-            why="looked for an index file beside it, and for a folder in which a saver noted its newest checkpoint",
-            then=f"ls '{path.parent}', and name the part before .index",
+            why="there is no .index file with this prefix, nor a folder with a `checkpoint` file",
+            then=f"ls '{path.parent}', and use the part of the name before .index",
         )
     index = prefix.with_name(prefix.name + _INDEX_SUFFIX)
     try:
@@ -96,41 +95,43 @@ def read_tensorflow(path: Path) -> dict[str, Tensor]:
             "not a TensorFlow checkpoint, or a damaged one",
             where=str(index),
             why=str(error),
-            then="copy the index and its data files again; the older single-file form must be saved anew",
+            then="copy the index and its data files again; the older single-file format must be converted first",
         ) from error
-    return _read_data(prefix, header, _wanted(entries, index))
+    return _read_data(prefix, header, _numeric(entries, index))
 
 
 def _find_prefix(path: Path) -> Path | None:
-    """The part of the file names that index and data files share."""
+    """The common prefix of the index and data files."""
     if path.is_dir():
         return _newest_in(path)
     if path.with_name(path.name + _INDEX_SUFFIX).is_file():
         return path
     if path.name.endswith(_INDEX_SUFFIX) and path.name != _INDEX_SUFFIX and path.is_file():
         return path.with_name(path.name.removesuffix(_INDEX_SUFFIX))
-    named = _DATA_NAME.fullmatch(path.name)
-    if named and path.with_name(named[1] + _INDEX_SUFFIX).is_file():
-        return path.with_name(named[1])
+    match = _DATA_NAME.fullmatch(path.name)
+    if match and path.with_name(match[1] + _INDEX_SUFFIX).is_file():
+        return path.with_name(match[1])
     return None
 
 
 def _newest_in(folder: Path) -> Path | None:
-    """The checkpoint that a saver noted as its newest; of a folder that was moved, only the name still holds."""
+    """The newest checkpoint of a folder; of the path in its `checkpoint` file only the name is used."""
     state = folder / _STATE_FILE
     if not state.is_file() or state.stat().st_size > _STATE_MAX_BYTES:
         return None
     try:
         line = _STATE_LINE.search(state.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        raise CheckpointError("the note of a saver cannot be read", where=str(state), why=str(error)) from error
+        raise CheckpointError(
+            "the `checkpoint` file of the folder cannot be read", where=str(state), why=str(error)
+        ) from error
     prefix = folder / Path(line[1]).name if line else None
     return prefix if prefix and prefix.with_name(prefix.name + _INDEX_SUFFIX).is_file() else None
 
 
 def _read_index(data: bytes) -> tuple[_Header, list[_Entry]]:
     if not has_footer(data):
-        raise MalformedError("it does not end with the footer of an index: cut short, or another kind of file")
+        raise MalformedError("it does not end with the footer of an index: incomplete, or another kind of file")
     header: _Header | None = None
     entries: list[_Entry] = []
     for key, value in read_table(data):
@@ -150,7 +151,7 @@ def _read_index(data: bytes) -> tuple[_Header, list[_Entry]]:
 
 
 def _name(key: bytes) -> str:
-    """A tensor's name; the slices of a partitioned one have binary keys that begin with a zero."""
+    """The name of a tensor; slices of partitioned tensors have binary keys that begin with a zero."""
     try:
         return key.decode("utf-8", errors="replace" if key.startswith(b"\0") else "strict")
     except UnicodeDecodeError as error:
@@ -184,7 +185,7 @@ def _parse_entry(name: str, data: bytes) -> _Entry:
 
 
 def _parse_shape(data: bytes) -> list[int]:
-    """The dimensions; one that is left out is zero, as protocol buffers store zeros."""
+    """The dimensions; protocol buffers omit zeros."""
     shape = []
     for number, value in read_message(data):
         if number == 2:
@@ -194,34 +195,36 @@ def _parse_shape(data: bytes) -> list[int]:
 
 def _as_int(value: Field) -> int:
     if isinstance(value, bytes):
-        raise MalformedError("a field that should be a number is not")
+        raise MalformedError("a number field is not a number")
     return value
 
 
 def _as_bytes(value: Field) -> bytes:
     if isinstance(value, int):
-        raise MalformedError("a field that should be a message is a number")
+        raise MalformedError("a message field is a number")
     return value
 
 
-def _wanted(entries: list[_Entry], index: Path) -> list[_Entry]:
-    """The tensors of numbers, each checked to be of a type and shape that can be read."""
+def _numeric(entries: list[_Entry], index: Path) -> list[_Entry]:
+    """The numeric tensors, with supported dtypes and consistent shapes."""
     for entry in entries:
         if entry.is_sliced:
-            raise _refused(entry, index, "is stored in slices", "save it from a program that does not partition it")
-    wanted = [entry for entry in entries if entry.dtype not in _NOT_NUMBERS]
-    for entry in wanted:
-        if entry.dtype not in _TYPES:
-            raise _refused(entry, index, f"has the unsupported type number {entry.dtype}", "save it without that one")
+            raise _unsupported(entry, index, "is stored in slices", "save the checkpoint without partitioning")
+    numeric = [entry for entry in entries if entry.dtype not in _NOT_NUMERIC]
+    for entry in numeric:
+        if entry.dtype not in _DTYPES:
+            raise _unsupported(
+                entry, index, f"has the unsupported DataType {entry.dtype}", "save the checkpoint without it"
+            )
         num_elements = math.prod(entry.shape)
         is_sane = len(entry.shape) <= _MAX_RANK and math.prod(max(n, 1) for n in entry.shape) <= _MAX_NUMEL
-        if not is_sane or num_elements * np.dtype(_TYPES[entry.dtype][0]).itemsize != entry.num_bytes:
+        if not is_sane or num_elements * np.dtype(_DTYPES[entry.dtype][0]).itemsize != entry.num_bytes:
             why = f"has shape {entry.shape} in {entry.num_bytes} bytes"
-            raise _refused(entry, index, why, "copy the checkpoint again")
-    return wanted
+            raise _unsupported(entry, index, why, "copy the checkpoint again")
+    return numeric
 
 
-def _refused(entry: _Entry, index: Path, what: str, then: str) -> CheckpointError:
+def _unsupported(entry: _Entry, index: Path, what: str, then: str) -> CheckpointError:
     return CheckpointError(f"the tensor {entry.name} {what}", where=str(index), then=then)
 
 
@@ -240,32 +243,32 @@ def _read_data(prefix: Path, header: _Header, entries: list[_Entry]) -> dict[str
             raise CheckpointError(
                 "a data file of the checkpoint is missing or cannot be read",
                 where=str(path),
-                why=f"the index wants {len(in_file)} tensors of it, the first {in_file[0].name}: {error.strerror}",
-                then=f"copy all {header.num_files} data files beside the index",
+                why=f"it should have {len(in_file)} tensors, such as {in_file[0].name}: {error.strerror}",
+                then=f"copy all {header.num_files} data files to the folder of the index",
             ) from error
     return {entry.name: tensors[entry.name] for entry in entries}
 
 
 def _check_extent(path: Path, entries: list[_Entry]) -> None:
-    """Refuse tensors that overlap or leave the file before any memory is taken for them."""
+    """Reject tensors that overlap or exceed the file, before memory is allocated for them."""
     size, end, last = path.stat().st_size, 0, ""
     for entry in sorted(entries, key=lambda e: (e.offset, e.num_bytes)):
         if entry.num_bytes and entry.offset < end:
             raise _damaged(path, entry, f"it overlaps {last}")
         end, last = max(end, entry.offset + entry.num_bytes), entry.name
         if end > size:
-            raise _damaged(path, entry, f"it ends at byte {end} of a file of {size}")
+            raise _damaged(path, entry, f"it ends at byte {end}, but the file has {size}")
 
 
 def _read_tensor(path: Path, entry: _Entry) -> Tensor:
-    """One tensor, its checksum compared."""
+    """One tensor, with its checksum verified."""
     raw: npt.NDArray[np.uint8] = np.fromfile(path, np.uint8, entry.num_bytes, offset=entry.offset)
     if len(raw) != entry.num_bytes or masked_crc32c(raw.tobytes()) != entry.checksum:
         raise _damaged(path, entry, "its checksum does not match")
-    stored, dtype = _TYPES[entry.dtype]
+    stored, dtype = _DTYPES[entry.dtype]
     if dtype is torch.bool:
         return torch.from_numpy(raw != 0).reshape(entry.shape)
-    # astype copies only where the machine's byte order is the other one
+    # astype copies only on big-endian machines
     native = raw.view(stored).astype(np.dtype(stored).newbyteorder("="), copy=False)
     return torch.from_numpy(native).view(dtype).reshape(entry.shape)
 

@@ -1,12 +1,11 @@
-"""The names and layouts of TensorFlow ResNets, turned into torchvision's.
+"""Renames the tensors of TensorFlow ResNets to torchvision's names, and converts their layouts.
 
-Owns two ways of naming: layers numbered in the order of their creation (`resnet_model/conv2d_1/kernel`, the official
-models and what descends from them), and scopes of stage and unit (`all/stage1/unit1/conv1/weight`). Refuses to know
-files and networks: depths, kind of block and version follow from the kernels and norms. Invariant: a tensor is mapped
-only where its place is certain; anything that does not add up is refused, never guessed.
+Two naming schemes are known: layers numbered in the order of creation (`resnet_model/conv2d_1/kernel`, the official
+models and their derivatives), and scopes of stage and unit (`all/stage1/unit1/conv1/weight`). Depth, kind of block and
+version follow from the kernels and norms; anything ambiguous is an error.
 
-Networks that were trained with TensorFlow's SAME padding give their logits only under that padding: strided layers
-there pad less in front than behind.
+Models trained with TensorFlow's SAME padding give the same logits only with that padding: it is asymmetric for strided
+layers.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _NORM_PARTS = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
 
 HEAD = "fc.weight"
 
-Layers = dict[int, dict[str, Tensor]]  # by the number of the layer, then by the part
+Layers = dict[int, dict[str, Tensor]]  # by layer number, then by parameter name
 
 
 def to_resnet(
     tensors: Mapping[str, Tensor], *, scope: str | None = None, drop_background: bool = False
 ) -> dict[str, Tensor]:
-    """The weights under torchvision's names and layouts; optimizer slots, steps and averages are left out.
+    """The weights under torchvision's names and layouts, without optimizer slots, counters and EMA.
 
-    `scope` tells networks of one checkpoint apart. `drop_background` takes the first of 1001 classes off the head.
+    `scope` chooses among several models in one checkpoint. `drop_background` removes the first class of the head.
     """
     state = _from_stages(tensors) or _from_numbers(tensors, scope)
     if drop_background:
@@ -47,14 +46,14 @@ def to_resnet(
 
 
 def _from_stages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Scopes of stage and unit; nothing if there are none."""
+    """The scheme of stages and units; empty if the names are different."""
     state: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not (match := _STAGED.fullmatch(name)):
             continue
         part = match["part"]
         if match["kind"] is None:
-            state[f"fc.{part}"] = _laid_out(tensor, name)
+            state[f"fc.{part}"] = _to_torch_layout(tensor, name)
             continue
         block = f"layer{match['stage']}.{int(match['unit']) - 1}." if match["unit"] else ""
         if match["place"].endswith("sc"):
@@ -62,44 +61,46 @@ def _from_stages(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             number = int(match["place"]) + (0 if block else 1)  # the stem counts from zero
             module = f"{'conv' if match['kind'] == 'conv' else 'bn'}{number}"
-        state[f"{block}{module}.{_NORM_PARTS.get(part, part)}"] = _laid_out(tensor, name)
+        state[f"{block}{module}.{_NORM_PARTS.get(part, part)}"] = _to_torch_layout(tensor, name)
     return state if "conv1.weight" in state else {}
 
 
 def _from_numbers(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, Tensor]:
-    """Layers numbered in the order of creation."""
+    """The scheme of layers numbered in the order of creation."""
     layers = _layers_of(tensors, scope)
     kernels = [layers["conv2d"][number]["kernel"] for number in sorted(layers["conv2d"])]
     norms = [layers["batch_normalization"][number] for number in sorted(layers["batch_normalization"])]
     if any("bias" in layer for layer in layers["conv2d"].values()) or any(kernel.ndim != 4 for kernel in kernels):
-        raise _not_a_resnet("its convolutions have biases, or kernels that are not of four dimensions")
+        raise _not_a_resnet("its convolutions have biases, or kernels that do not have four dimensions")
     convs = dict(zip(_conv_names([int(kernel.shape[0]) for kernel in kernels]), kernels, strict=True))
-    state = {f"{name}.weight": _laid_out(kernel, name) for name, kernel in convs.items()}
+    state = {f"{name}.weight": _to_torch_layout(kernel, name) for name, kernel in convs.items()}
     num_projections = sum(name.endswith("downsample.0") for name in convs)
     is_v2 = num_projections > 0 and len(norms) == len(convs) - num_projections
-    widths = _norms_before(convs) if is_v2 else _norms_behind(convs)
+    widths = _pre_activation_norms(convs) if is_v2 else _post_activation_norms(convs)
     if len(norms) != len(widths):
         raise _not_a_resnet(f"it has {len(convs)} convolutions and {len(norms)} norms")
     for (name, width), norm in zip(widths.items(), norms, strict=True):
         if norm.keys() != _NORM_PARTS.keys() or any(part.shape != (width,) for part in norm.values()):
-            raise _not_a_resnet(f"the norm in the place of {name} has other parts or another width than {width}")
+            raise _not_a_resnet(f"the norm at {name} has other parameters or another width than {width}")
         state |= {f"{name}.{_NORM_PARTS[part]}": values for part, values in norm.items()}
     if len(layers["dense"]) > 1:
         raise _not_a_resnet(f"it has {len(layers['dense'])} dense layers")
     for head in layers["dense"].values():
-        state |= {f"fc.{part.replace('kernel', 'weight')}": _laid_out(head[part], f"dense/{part}") for part in head}
+        state |= {
+            f"fc.{part.replace('kernel', 'weight')}": _to_torch_layout(head[part], f"dense/{part}") for part in head
+        }
     return state
 
 
-def _norms_behind(convs: Mapping[str, Tensor]) -> dict[str, int]:
-    """The norms of v1 and their widths in the order of creation: one behind each convolution."""
+def _post_activation_norms(convs: Mapping[str, Tensor]) -> dict[str, int]:
+    """The norms of v1 and their widths, in the order of creation: one after each convolution."""
     return {
         name.replace("downsample.0", "downsample.1").replace("conv", "bn"): int(kernel.shape[3])
         for name, kernel in convs.items()
     }
 
 
-def _norms_before(convs: Mapping[str, Tensor]) -> dict[str, int]:
+def _pre_activation_norms(convs: Mapping[str, Tensor]) -> dict[str, int]:
     """The norms of v2: one before each convolution but the stem and the projections, and a last one."""
     widths: dict[str, int] = {}
     width = 0
@@ -125,10 +126,12 @@ def _layers_of(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, La
     chosen = [name for name in found if scope is None or name == scope]
     if len(chosen) != 1:
         raise CheckpointError(
-            "the TensorFlow checkpoint has no ResNet that is known here" if not chosen else "which of its networks?",
+            "the TensorFlow checkpoint has no supported ResNet"
+            if not chosen
+            else "the TensorFlow checkpoint has several models",
             why=f"scopes with numbered convolutions and norms: {', '.join(sorted(found)) or 'none'}; "
             f"tensors such as {', '.join(sorted(tensors)[:3]) or 'none'}",
-            then="name one of the scopes, or convert the names in a script of your own",
+            then="convert the names in a script of your own and save them as .safetensors",
         )
     kinds = found[chosen[0]]
     if any("kernel" not in layer for kind in ("conv2d", "dense") for layer in kinds[kind].values()):
@@ -137,9 +140,9 @@ def _layers_of(tensors: Mapping[str, Tensor], scope: str | None) -> dict[str, La
 
 
 def _conv_names(kernels: list[int]) -> Iterator[str]:
-    """The name of each convolution, out of the kernel sizes in the order of creation.
+    """The name of each convolution, from the kernel sizes in the order of creation.
 
-    A block is 3x3, 3x3 or 1x1, 3x3, 1x1; the first of a stage has its 1x1 projection in front of that.
+    A block is 3x3, 3x3 or 1x1, 3x3, 1x1; the first of a stage has a 1x1 projection before that.
     """
     yield "conv1"
     at, stage, unit = 1, 1, 0
@@ -154,14 +157,14 @@ def _conv_names(kernels: list[int]) -> Iterator[str]:
             at += 1
         found = kernels[at : at + len(sizes)]
         if found != sizes:
-            raise _not_a_resnet(f"{block} has kernels {found} in place of {sizes}")
+            raise _not_a_resnet(f"{block} has kernels {found} instead of {sizes}")
         for i in range(1, len(sizes) + 1):
             yield f"{block}.conv{i}"
         at, unit = at + len(sizes), unit + 1
 
 
-def _laid_out(tensor: Tensor, name: str) -> Tensor:
-    """Kernels from height, width, in, out to out, in, height, width; matrices transposed; vectors as they are."""
+def _to_torch_layout(tensor: Tensor, name: str) -> Tensor:
+    """HWIO kernels as OIHW, matrices transposed, vectors unchanged."""
     if tensor.ndim == 4:
         return tensor.permute(3, 2, 0, 1).contiguous()
     if tensor.ndim == 2:
@@ -173,7 +176,7 @@ def _laid_out(tensor: Tensor, name: str) -> Tensor:
 
 def _not_a_resnet(why: str) -> CheckpointError:
     return CheckpointError(
-        "the TensorFlow checkpoint is not a ResNet that is known here",
+        "the TensorFlow checkpoint is not a supported ResNet",
         why=why,
         then="convert the names in a script of your own and save them as .safetensors",
     )

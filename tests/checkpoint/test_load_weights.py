@@ -19,7 +19,7 @@ from reconv.checkpoint.load_weights import compare_weights, load_weights, read_w
 from reconv.errors import CheckpointError, ExitCode, UsageError
 from reconv.models import build_model
 
-FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
+FIXTURES = Path(__file__).parent / "interop/fixtures/tensorflow"
 
 
 def network(num_classes: int = 4) -> nn.Module:
@@ -139,7 +139,7 @@ def test_damaged_files_are_refused_with_their_path(tmp_path: Path) -> None:
 def test_a_plain_pickle_is_refused_in_our_words_and_without_advice_to_run_it(tmp_path: Path) -> None:
     for protocol in (2, 4):
         (tmp_path / "w.pkl").write_bytes(pickle.dumps({"fc.weight": [1.0, 2.0]}, protocol=protocol))
-        with pytest.raises(CheckpointError, match=r"a pickle that torch did not write") as caught:
+        with pytest.raises(CheckpointError, match=r"a pickle not written by torch") as caught:
             read_weights(tmp_path / "w.pkl")
         assert not any(word in str(caught.value) for word in ("weights_only", "Re-running", "torch.load"))
 
@@ -147,7 +147,7 @@ def test_a_plain_pickle_is_refused_in_our_words_and_without_advice_to_run_it(tmp
 @pytest.mark.parametrize("payload", [{}, {"epoch": 3}, [1, 2], torch.ones(3), {"state_dict": {}}, {"model": {"a": 1}}])
 def test_a_file_without_named_tensors_says_what_it_found(tmp_path: Path, payload: Any) -> None:
     torch.save(payload, tmp_path / "w.pth")
-    with pytest.raises(CheckpointError, match="no weights in the file"):
+    with pytest.raises(CheckpointError, match="the file has no weights"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -198,7 +198,7 @@ def test_strict_refuses_another_model_and_changes_nothing() -> None:
     for tensors in cases:
         model = network()
         before = {name: t.clone() for name, t in model.state_dict().items()}
-        with pytest.raises(CheckpointError, match="of another model") as caught:
+        with pytest.raises(CheckpointError, match="do not match the model") as caught:
             load_weights(model, tensors, strict=True, source="runs/a/1")
         assert caught.value.where == "runs/a/1"
         assert any(name in caught.value.why for name in ("fc.weight", "extra", "conv1.weight"))
@@ -216,7 +216,7 @@ def test_a_new_head_keeps_its_own_values_when_not_strict() -> None:
 
 
 def test_no_name_in_common_is_refused_even_when_not_strict() -> None:
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match="do not match the model"):
         load_weights(network(), {"features.0.weight": torch.ones(1)}, strict=False)
 
 
@@ -245,11 +245,11 @@ def test_weights_for_less_than_half_of_a_network_are_told_loudly_and_a_new_head_
     tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
     few = compare_weights(model, {name: tensors[name] for name in ("fc.weight", "conv1.weight")})
     assert few.is_mostly_new
-    assert "WARNING: only 2 tensors kept, less than half of the network" in str(few)
+    assert "WARNING: only 2 tensors loaded, less than half of the model" in str(few)
     headless = compare_weights(model, {name: t for name, t in tensors.items() if not name.startswith("fc.")})
     assert not headless.is_mostly_new
     assert "WARNING" not in str(headless)
-    assert "1 tensor kept" in str(compare_weights(network(), {"fc.weight": RIGHT["fc.weight"]}))
+    assert "1 tensor loaded" in str(compare_weights(network(), {"fc.weight": RIGHT["fc.weight"]}))
 
 
 @pytest.mark.parametrize("prefix", ["net.", "encoder.trunk.", "module.classifier_model."])
@@ -261,7 +261,7 @@ def test_a_network_inside_a_larger_program_is_found_under_whatever_it_was_called
 
 
 def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match="do not match the model"):
         load_weights(
             network(),
             {"layer1.0.bn1.weight": RIGHT["bn1.weight"], "layer1.0.conv2.weight": torch.ones(1)},
@@ -270,7 +270,7 @@ def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
 
 
 def test_batch_counters_alone_are_no_match() -> None:
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match="do not match the model"):
         load_weights(network(), {"bn1.num_batches_tracked": torch.tensor(1), "other": torch.ones(1)}, strict=False)
 
 
@@ -347,9 +347,9 @@ def test_the_mean_of_equal_half_precision_files_is_that_file(tmp_path: Path) -> 
 def test_averaging_refuses_other_models_nothing_and_wrong_shares(tmp_path: Path) -> None:
     paths = save_weights(tmp_path, 2)
     save_file(weights_of(1, num_classes=5), paths[1])
-    with pytest.raises(CheckpointError, match=r"(?s)another model.*fc\.bias"):
+    with pytest.raises(CheckpointError, match=r"(?s)different models.*fc\.bias"):
         average_checkpoints(paths)
-    with pytest.raises(UsageError, match="nothing to average"):
+    with pytest.raises(UsageError, match="no checkpoints to average"):
         average_checkpoints([])
     with pytest.raises(UsageError, match="decay"):
         exponential_weights(3, 0.0)

@@ -116,7 +116,7 @@ def test_another_file_than_the_published_one_is_refused_and_removed(server: Serv
 def test_a_cached_file_that_was_damaged_is_refused(server: Server, tiny: str) -> None:
     path = download_weights(tiny, base_url=server.url).path
     path.write_bytes(BODY[:-1] + b"?")
-    with pytest.raises(CheckpointError, match=r"(?s)not the file that was fetched.*rm '"):
+    with pytest.raises(CheckpointError, match=r"(?s)not the file that was downloaded.*rm '"):
         download_weights(tiny, base_url=server.url)
     path.unlink()
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
@@ -132,9 +132,9 @@ def test_an_address_is_checked_against_its_name_its_pin_or_its_first_download(se
     with pytest.raises(UsageError, match="#md5=1"):
         download_weights(f"{server.url}/other.pth#md5=1")
     unknown = download_weights(f"{server.url}/unknown.pth")
-    assert "not known beforehand" in unknown.note
+    assert "not published" in unknown.note
     unknown.path.write_bytes(b"changed")
-    with pytest.raises(CheckpointError, match="not the file that was fetched"):
+    with pytest.raises(CheckpointError, match="not the file that was downloaded"):
         download_weights(f"{server.url}/unknown.pth")
 
 
@@ -157,7 +157,7 @@ def test_without_a_network_the_message_says_what_to_do_instead(tiny: str) -> Non
         download_weights(tiny, base_url="http://127.0.0.1:9/closed")
     assert caught.value.code == ExitCode.CHECKPOINT
     assert "cannot be reached" in caught.value.why
-    assert "name the file" in caught.value.then and "RECONV_WEIGHTS_URL" in caught.value.then
+    assert "use the file" in caught.value.then and "RECONV_WEIGHTS_URL" in caught.value.then
 
 
 def test_what_the_server_does_not_have_is_said_at_once(server: Server) -> None:
@@ -220,6 +220,6 @@ def test_timm_is_asked_where_its_weights_lie(server: Server, tmp_path: Path, mon
     assert download_weights("timm:b.in1k").path.read_bytes() == BODY
     assert server.asked[1][0] == "/models/hub/b.in1k/resolve/main/model.safetensors"
     for name in ("c", "d.in1k"):
-        with pytest.raises(UsageError, match=f"timm has no weights called {name}"):
+        with pytest.raises(UsageError, match=f"timm has no weights '{name}'"):
             download_weights(f"timm:{name}")
     monkeypatch.delitem(sys.modules, "timm")

@@ -48,7 +48,7 @@ def test_processes_that_start_together_get_different_folders(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp"])
 def test_a_name_that_is_a_path_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name a run folder"):
+    with pytest.raises(UsageError, match="not a valid name for a run folder"):
         RunDir.create(tmp_path, name)
 
 
@@ -155,7 +155,7 @@ def test_best_and_a_step_number_choose_a_checkpoint(tmp_path: Path) -> None:
     run.write_best(BestCheckpoint(10, "top1", 0.9, "raw"))
     assert locate(run.path, which="best").checkpoint == run.checkpoints / "step-000000010"
     assert locate(run.path, which=20).checkpoint == run.checkpoints / "step-000000020"
-    with pytest.raises(CheckpointError, match=r"(?s)no such checkpoint.*steps there: 10, 20"):
+    with pytest.raises(CheckpointError, match=r"(?s)no such checkpoint.*the run has steps: 10, 20"):
         locate(run.path, which=15)
 
 
@@ -196,7 +196,7 @@ def test_what_is_no_run_is_said_with_a_next_step(tmp_path: Path, monkeypatch: py
     cases = {
         "quickstart": r"(?s)no such run.*runs/quickstart",
         "absent": r"(?s)no such run.*reconv train",
-        "empty": "not a run",
+        "empty": "not a run folder",
         "runs": r"(?s)several recipes.*quickstart",
         str(run.path): r"(?s)no valid checkpoint.*nothing was saved yet",
     }

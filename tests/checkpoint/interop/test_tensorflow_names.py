@@ -122,7 +122,7 @@ def test_a_stage_without_projection_is_the_first() -> None:
 
 def test_two_networks_need_a_scope() -> None:
     tensors = {**numbered([7, 3, 3], 3, "teacher/"), **numbered([7, 3, 3, 3, 3], 5, "student/")}
-    with pytest.raises(CheckpointError, match=r"which of its networks\?\n(.|\n)*student, teacher"):
+    with pytest.raises(CheckpointError, match=r"several models\n(.|\n)*student, teacher"):
         to_resnet(tensors)
     assert "layer1.1.conv1.weight" in to_resnet(tensors, scope="student")
     assert "layer1.1.conv1.weight" not in to_resnet(tensors, scope="teacher")
@@ -131,7 +131,7 @@ def test_two_networks_need_a_scope() -> None:
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ({}, "no ResNet that is known here"),
+        ({}, "no supported ResNet"),
         ({"w/.ATTRIBUTES/VARIABLE_VALUE": torch.ones(2)}, "tensors such as w/.ATTRIBUTES"),
         (numbered([7, 1, 3, 3], 2), "4 convolutions and 2 norms"),
         (numbered([7, 3, 5], 3), r"layer1.0 has kernels \[3, 5\]"),
@@ -140,7 +140,7 @@ def test_two_networks_need_a_scope() -> None:
         (numbered([7, 3, 3], 3) | {"resnet_model/conv2d_1/kernel": torch.ones(2)}, "four dimensions"),
         (
             numbered([7, 3, 3], 3) | {"resnet_model/batch_normalization_1/beta": torch.ones(3)},
-            "in the place of layer1.0.bn1",
+            "the norm at layer1.0.bn1",
         ),
         (numbered([7, 3, 3], 3) | {"resnet_model/dense/bias": torch.ones(3)}, "a bias but no kernel"),
         (

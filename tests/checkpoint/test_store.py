@@ -210,7 +210,7 @@ def test_another_format_is_said_to_be_one(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     path = store.path(20) / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
-    assert "has format 2; this version reads 1" in store.newest().skipped[0][1]
+    assert "has format 2, but this version reads format 1" in store.newest().skipped[0][1]
 
 
 def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 def test_a_part_cannot_be_named_like_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot name a part"):
+    with pytest.raises(ValueError, match="not a valid name for a part"):
         CheckpointStore(tmp_path).save(1, {"../model": {}}, {})
     assert CheckpointStore(tmp_path).newest().path is None
 
