@@ -1,8 +1,4 @@
-"""The sections about images: where samples come from, what an image becomes, what training adds to it.
-
-Owns names, types, ranges and defaults of `data` and `augment`. Refuses to know how any of it is done (data/).
-Invariant: as every section, valid and frozen.
-"""
+"""The recipe sections `data` and `augment`: where samples come from, preprocessing and augmentation."""
 
 from __future__ import annotations
 
@@ -10,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from reconv.recipe.section import (
+from reconv.recipe.units import (
+    BadImages,
+    Duration,
     Fraction,
     Listed,
     NonNegative,
@@ -19,31 +17,37 @@ from reconv.recipe.section import (
     PositiveFloat,
     PositiveFraction,
     Section,
-    words_of_switches,
+    parse_switch,
 )
-from reconv.recipe.units import BadImages, Duration
 
 Decoder = Literal["pillow", "native"]
 Interpolation = Literal["bilinear", "bicubic", "nearest"]  # antialiased, as Pillow resizes
 
 
 class PreprocessConfig(Section):
-    """What an image becomes before the network: the same spec serves evaluation, prediction and export."""
+    """How an image becomes a network input; evaluation, prediction and export use the same settings."""
 
-    size: Pixels = 224  # side of the square the network sees
-    # The shorter side before the centre crop; auto-ratio: size x 256/224, auto-plus32: size + 32.
-    # null: the image is resized to size x size, its aspect ratio lost.
+    size: Pixels = 224
+    """Height and width of the network's input in pixels."""
     resize: Pixels | Literal["auto-ratio", "auto-plus32"] | None = 256
+    """Length of the shorter side before the center crop; `auto-ratio` is size x 256/224, `auto-plus32` is size + 32,
+    null resizes to size x size without keeping the aspect ratio."""
     interpolation: Interpolation = "bilinear"
+    """Filter of the resize; all are antialiased, as in Pillow."""
     channels: Literal[1, 3] = 3
-    divide_by: Literal[1, 255] = 255  # pixel values are divided by this first; 1: mean and std are of 0 to 255
-    mean: Annotated[tuple[float, ...], Listed] = (0.485, 0.456, 0.406)  # of pixel values divided by scale
+    """Color channels: 3 for RGB, 1 for grayscale."""
+    divide_by: Literal[1, 255] = 255
+    """Pixel values are divided by this before `mean` and `std` apply; 1 keeps them at 0 to 255."""
+    mean: Annotated[tuple[float, ...], Listed] = (0.485, 0.456, 0.406)
+    """Per-channel mean that is subtracted, in units of pixel value / divide_by."""
     std: Annotated[tuple[PositiveFloat, ...], Listed] = (0.229, 0.224, 0.225)
-    per_image_standardization: bool = False  # per image, instead of mean and std
+    """Per-channel standard deviation to divide by, in units of pixel value / divide_by."""
+    per_image_standardization: bool = False
+    """Normalize each image by its own mean and standard deviation instead of `mean` and `std`."""
 
 
 class DataConfig(Section):
-    """Where samples come from and how they are read."""
+    """The dataset and how it is read."""
 
     source: Literal[
         "auto",
@@ -63,179 +67,231 @@ class DataConfig(Section):
         "synthetic",
         "synthetic-device",
     ] = "auto"
+    """Format of the dataset; `auto` detects it from the files at `path`."""
     path: str | None = None
-    drop_last: bool = True  # the part of an epoch that does not fill a batch
-    subset_percent: Annotated[float, Field(gt=0, le=100)] = 100  # of the training samples
-    epoch_samples: Positive | None = None  # how many count as an epoch; null: all. The order of samples stays as it is
-    # Who decodes. Threads and processes give the same bytes; gpu: processes, and a GPU's JPEG engine beside them.
+    """Folder or file of the dataset; in a recipe file, relative to that file."""
+    drop_last: bool = True
+    """Drop the samples of an epoch that do not fill the last batch; false fills it with samples of the next epoch."""
+    subset_percent: Annotated[float, Field(gt=0, le=100)] = 100
+    """Percentage of the training samples to train on."""
+    epoch_samples: Positive | None = None
+    """Samples that count as one epoch; null counts the whole training set. The order of samples does not change."""
     backend: Literal["auto", "threads", "processes", "gpu", "dali"] = "auto"
-    # Of the training images, what the JPEG engine makes; auto: by the speed of both, measured when a run begins.
+    """What decodes images: threads and processes give the same bytes; `gpu` adds a GPU's JPEG engine to processes."""
     gpu_decode_fraction: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto"
-    num_workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"  # decoding threads or processes
-    prefetch: Annotated[int, Field(gt=0, le=1024)] = 2  # steps decoded ahead
-    # What images travel to the device as; all of these hold 0 to 255 exactly, so that only the bus notices.
+    """Fraction of training images that the GPU decodes with `backend: gpu`; `auto` measures the speeds first."""
+    num_workers: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = "auto"
+    """Number of decoding threads or processes; 0 decodes in the training process."""
+    prefetch: Annotated[int, Field(gt=0, le=1024)] = 2
+    """Number of steps to decode ahead."""
     transfer_dtype: Literal["uint8", "float16", "bfloat16", "float32"] = "uint8"
-    # device: training images that fit into memory are moved there once, and cropped there; the same bytes.
-    preload: Annotated[Literal["off", "device"], BeforeValidator(words_of_switches)] = "off"
-    # ram: samples are read once and kept as they were, encoded, as far as half of the free memory goes.
-    cache: Annotated[Literal["off", "ram"], BeforeValidator(words_of_switches)] = "off"
-    # An image that cannot be read or decoded: `stop`, or `skip up to 20`, files counted over the whole run. In training
-    # another sample takes its place, by a rule of (seed, epoch, index); evaluation leaves it out and says so.
+    """Dtype in which images are copied to the device; all of them hold 0 to 255 exactly, so results do not change."""
+    preload: Annotated[Literal["off", "device"], BeforeValidator(parse_switch)] = "off"
+    """`device` copies a training set that fits in memory to the device once and crops it there; results stay."""
+    cache: Annotated[Literal["off", "ram"], BeforeValidator(parse_switch)] = "off"
+    """`ram` keeps encoded samples in memory after the first read, in up to half of the free memory."""
     bad_images: BadImages = BadImages(0)
-    background_class: bool = (
-        False  # class 0 is a background that no sample has, as TensorFlow's programs count: 1001 classes
-    )
-    # For detection. A box that leaves its image or has no area, in training: `stop`; `skip` it, as the published
-    # converter does; `clip` it to the image, and skip it where nothing is left.
+    """What to do with an unreadable image: `stop`, or `skip up to N` files over the whole run. Training replaces a
+    skipped sample by another one, chosen from (seed, epoch, index); evaluation leaves it out and reports it."""
+    background_class: bool = False
+    """Add a background class 0 that no sample has, as TensorFlow programs with 1001 classes do."""
     bad_boxes: Literal["stop", "skip", "clip"] = "stop"
-    empty_images: Literal["drop", "keep"] = "drop"  # training images without a usable box
-    difficult_boxes: Literal["use", "ignore"] = "use"  # in training; scores never demand them
+    """Detection: what training does with a box that leaves its image or has no area; `clip` skips it if nothing is
+    left."""
+    empty_images: Literal["drop", "keep"] = "drop"
+    """Detection: whether training keeps images without a usable box."""
+    difficult_boxes: Literal["use", "ignore"] = "use"
+    """Detection: whether training uses boxes marked difficult; metrics never require them."""
     preprocess: PreprocessConfig = PreprocessConfig()
-    num_samples: Positive | None = None  # synthetic and scattered-digits only
-    num_classes: Positive | None = None  # synthetic only
+    num_samples: Positive | None = None
+    """Number of samples to generate, for synthetic data and scattered-digits."""
+    num_classes: Positive | None = None
+    """Number of classes to generate, for synthetic data."""
 
 
 class MixupConfig(Section):
-    """Blends each image with another of its group, by a share drawn from Beta(alpha, alpha)."""
+    """MixUp: lam x image + (1 - lam) x another image of the group, with lam from Beta(alpha, alpha)."""
 
-    alpha: NonNegative = 0  # 0: off
-    mode: Literal["batch", "sample"] = "batch"  # one share for a group, or one for each sample
-    partner: Literal["roll", "permutation"] = "roll"  # roll: the sample before in the group
-    lam_at_least_half: bool = False  # max(share, 1 - share): the own image always weighs more
+    alpha: NonNegative = 0
+    """Parameter of the Beta distribution; 0 switches MixUp off."""
+    mode: Literal["batch", "sample"] = "batch"
+    """Draw one lam per group (`batch`) or one per sample."""
+    partner: Literal["roll", "permutation"] = "roll"
+    """Blend with the previous sample of the group (`roll`) or with a random permutation of it."""
+    lam_at_least_half: bool = False
+    """Use max(lam, 1 - lam), so that the sample itself always has the larger weight."""
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         return self.alpha > 0
 
 
 class CutmixConfig(Section):
-    """Fills a box of each image from another of its group; one box for a group, its centre anywhere in the image."""
+    """CutMix: paste a box of another image of the group; one box per group, its center anywhere in the image."""
 
-    # beta: the share kept is drawn from Beta(alpha, alpha). fixed: it is `keep`. random: the group is left whole with
-    # probability 1.55 x keep - 0.96, else the share is 1 + ln(u)/4 (not below 0), u uniform.
     mode: Literal["beta", "fixed", "random"] = "beta"
-    alpha: NonNegative = 0  # for beta; 0: off
-    lam: Fraction = 1  # for fixed and random; 1: off
-    roll: Annotated[int, Field(gt=0, le=2**20)] = 1  # the partner is so many samples before, in the group
+    """How lam, the fraction of the image to keep, is chosen: `beta` draws it from Beta(alpha, alpha), `fixed` uses
+    `lam`, `random` leaves the group unchanged with probability 1.55 x lam - 0.96 and otherwise uses
+    max(0, 1 + ln(u)/4) with uniform u."""
+    alpha: NonNegative = 0
+    """Parameter of the Beta distribution with `mode: beta`; 0 switches CutMix off."""
+    lam: Fraction = 1
+    """Fraction of the image to keep with `mode: fixed` and `random`; 1 switches CutMix off."""
+    roll: Annotated[int, Field(gt=0, le=2**20)] = 1
+    """The partner is this many samples earlier in the group."""
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         return self.alpha > 0 if self.mode == "beta" else self.lam < 1
 
 
 class RandomErasingConfig(Section):
-    """Sets a random box to the mean colour (0 after normalising), before mixing."""
+    """Random erasing: set a random box to the mean color (0 after normalization), before MixUp and CutMix."""
 
     probability: Fraction = 0
+    """Probability of erasing a box; 0 switches it off."""
     scale: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.02, 0.33)
+    """Range of the erased area as a fraction of the image."""
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.3, 3.3)
+    """Range of the erased box's aspect ratio."""
 
 
 class ColorJitterConfig(Section):
-    """Random colours: factors from 1 - x to 1 + x, and a turn of the hue by up to x of the circle, in this order."""
+    """Color jitter in this order: factors from 1 - x to 1 + x, and a hue shift of up to x of the color circle."""
 
     brightness: NonNegative = 0
+    """Maximum change of brightness; 0 leaves it."""
     contrast: NonNegative = 0
+    """Maximum change of contrast; 0 leaves it."""
     saturation: NonNegative = 0
+    """Maximum change of saturation; 0 leaves it."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0
-    # pillow: where images are decoded; brightness and contrast are factors. tensorflow: on the device, unrounded;
-    # brightness is added (1 is white), contrast stretches each channel about its mean.
+    """Maximum hue shift as a fraction of the color circle; 0 leaves it."""
     implementation: Literal["pillow", "tensorflow"] = "pillow"
+    """`pillow` runs where images are decoded and multiplies brightness and contrast; `tensorflow` runs on the device
+    without rounding, adds to the brightness (1 is white) and stretches each channel about its mean for contrast."""
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
 class RandAugmentConfig(Section):
-    num_ops: Annotated[int, Field(gt=0, le=100)] = 2  # operations an image
+    """RandAugment, for `augment.auto_augment: randaugment`."""
+
+    num_ops: Annotated[int, Field(gt=0, le=100)] = 2
+    """Number of operations applied to an image."""
     magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """Strength of the operations, from 0 to 30."""
 
 
 class SsdCropConfig(Section):
-    """The random crop of SSD, for crop: ssd: either the whole image, or the last good one of some random rectangles.
+    """SSD's random crop, for `augment.crop: ssd`: the whole image, or the last valid one of some random rectangles.
 
-    A rectangle is good if its sides (as shares of the image's) are less than `ratio` apart, it overlaps the boxes by
-    more than a drawn bound, and the centre of a box lies in it. Where none is good, all of it is drawn again. Boxes
-    whose centre is outside are dropped.
+    A rectangle is valid if its aspect ratio (sides as fractions of the image's) is below `max_aspect_ratio`, its IoU
+    with the boxes is above a bound drawn from `min_ious`, and it contains the center of a box. If none is valid,
+    everything is drawn again. Boxes whose center is outside the crop are dropped.
     """
 
-    no_crop_probability: PositiveFraction = 1 / 7  # the chance, each time
+    no_crop_probability: PositiveFraction = 1 / 7
+    """Probability of taking the whole image, at each draw."""
     min_ious: Annotated[tuple[Fraction, ...], Field(min_length=1), Listed] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-    iou_with: Literal["every", "any"] = "every"  # as published; any: the closest box alone, as in the paper
+    """Lower bounds of the IoU between crop and boxes; one is drawn at random."""
+    iou_with: Literal["every", "any"] = "every"
+    """Whether `every` box must reach the IoU, as in the published code, or `any` single one, as in the paper."""
     scale: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.3, 1.0)
+    """Range of a crop's width and height as fractions of the image's."""
     max_aspect_ratio: Annotated[float, Field(gt=1)] = 2.0
+    """Largest ratio between the sides of a crop."""
     trials: Annotated[int, Field(gt=0, le=1000)] = 50
+    """Number of random rectangles per draw."""
 
 
 class ZoomOutConfig(Section):
-    """The paper's expansion: the image somewhere on a canvas of the mean colour, before the crop."""
+    """SSD's zoom-out: place the image somewhere on a larger canvas of the mean color, before the crop."""
 
     probability: Fraction = 0
-    max_scale: Annotated[float, Field(gt=1, le=64)] = 4.0  # the canvas's side as a multiple of the image's
+    """Probability of zooming out; 0 switches it off."""
+    max_scale: Annotated[float, Field(gt=1, le=64)] = 4.0
+    """Largest side of the canvas as a multiple of the image's."""
 
 
 class AugmentConfig(Section):
-    """What training adds to preprocessing. Crops, colours and policies run where images are decoded, the rest on the
-    device: flips, erasing and mixing (which has no host form)."""
+    """Training augmentation. Crops, color jitter and AutoAugment run where images are decoded; flips, random erasing,
+    MixUp and CutMix run on the device."""
 
-    train_like_eval: bool = False  # training images are made as evaluation's: no crop, flip, colours or erasing
-    size: Pixels | None = None  # of training images; null: data.preprocess.size
-    # Other sizes from these points on, as in [[0ep, 128], [50%, 192]]; evaluation stays at data.preprocess.size.
+    train_like_eval: bool = False
+    """Prepare training images like evaluation images: no crop, flip, color jitter or erasing."""
+    size: Pixels | None = None
+    """Height and width of training images; null uses data.preprocess.size."""
     progressive_resizing: Annotated[tuple[Annotated[tuple[Duration, Pixels], Listed], ...], Listed] = ()
-    interpolation: Interpolation | None = None  # of training images; null: data.preprocess.interpolation
-    # false: an image made smaller is sampled, not averaged; faster, and not what published results were made with
+    """Sizes of training images from given points on, as in [[0ep, 128], [50%, 192]]; evaluation keeps
+    data.preprocess.size."""
+    interpolation: Interpolation | None = None
+    """Filter of the resize of training images; null uses data.preprocess.interpolation."""
     antialias: bool = True
-    # Who makes resized crops and SSD's from plain JPEG files. native: the compiled decoder, about 0.3 grey levels away
-    # from Pillow; auto: native where an install has compiled it for this processor. A run keeps its decoder for all its
-    # attempts.
+    """Antialias when downscaling; false is faster, and not what published results were made with."""
     decoder: Decoder | Literal["auto"] = "auto"
-    crop: Literal["none", "random", "random_resized", "ssd"] = "random_resized"  # detection has none and ssd
-    padding: Annotated[int, Field(ge=0, le=8192)] = 4  # pixels around the image, for crop: pad
-    padding_mode: Literal["constant", "reflect"] = "constant"  # what those pixels are
-    scale: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)  # for crop: resized
+    """What makes random resized and SSD crops of JPEG files: `native`, the compiled decoder, is about 0.3 gray levels
+    away from `pillow`. `auto` uses native where it is compiled for this CPU. A resumed run keeps its decoder."""
+    crop: Literal["none", "random", "random_resized", "ssd"] = "random_resized"
+    """Random crop: `random` with `padding`, `random_resized` as RandomResizedCrop, `ssd` for detection (see
+    `ssd_crop`)."""
+    padding: Annotated[int, Field(ge=0, le=8192)] = 4
+    """Pixels added on each side before `crop: random`."""
+    padding_mode: Literal["constant", "reflect"] = "constant"
+    """Content of the padding: black or the mirrored image."""
+    scale: Annotated[tuple[PositiveFraction, PositiveFraction], Listed] = (0.08, 1.0)
+    """Range of the crop's area as a fraction of the image, for `crop: random_resized`."""
     ratio: Annotated[tuple[PositiveFloat, PositiveFloat], Listed] = (0.75, 1.3333333333333333)
-    attempts: Annotated[int, Field(gt=0, le=1000)] = 10  # boxes drawn before the fallback
-    fallback: Literal["center", "whole"] = "center"  # the largest centred box of a fitting ratio, or the whole image
+    """Range of the crop's aspect ratio, for `crop: random_resized`."""
+    attempts: Annotated[int, Field(gt=0, le=1000)] = 10
+    """Number of boxes to draw before the fallback, for `crop: random_resized`."""
+    fallback: Literal["center", "whole"] = "center"
+    """Crop to use when no drawn box fits: the largest center crop with an allowed ratio, or the whole image."""
     ssd_crop: SsdCropConfig = SsdCropConfig()
-    zoom_out: ZoomOutConfig = ZoomOutConfig()  # for detection
+    zoom_out: ZoomOutConfig = ZoomOutConfig()
     hflip: Fraction = 0.5
-    # alternating: the draw is an image's own, for all epochs, and every second epoch mirrors the other images instead
+    """Probability of a horizontal flip."""
     hflip_mode: Literal["random", "alternating"] = "random"
+    """`alternating` decides once per image and then flips it in every second epoch."""
     color_jitter: ColorJitterConfig = ColorJitterConfig()
-    # autoaugment: the ImageNet policy of the paper; autoaugment-v0: the one EfficientNet was trained with.
     auto_augment: Literal["none", "autoaugment", "autoaugment-v0", "randaugment"] = "none"
+    """Augmentation policy: the ImageNet policy of the AutoAugment paper, the `v0` policy of EfficientNet, or
+    RandAugment."""
     randaugment: RandAugmentConfig = RandAugmentConfig()
-    fill: Annotated[int, Field(ge=0, le=255)] = 128  # grey of what a policy's geometry uncovers
+    fill: Annotated[int, Field(ge=0, le=255)] = 128
+    """Gray value of the pixels that geometric operations of `auto_augment` uncover."""
     random_erasing: RandomErasingConfig = RandomErasingConfig()
     mixup: MixupConfig = MixupConfig()
     cutmix: CutmixConfig = CutmixConfig()
-    # With MixUp and CutMix on: a coin chooses one for each group, or CutMix cuts MixUp's images (four-way labels).
     combine: Literal["one-of", "both"] = "one-of"
+    """With MixUp and CutMix on: choose one of them for each group by a coin flip, or apply CutMix to MixUp's images."""
 
     @property
     def mixes(self) -> bool:
-        return self.mixup.on or self.cutmix.on
+        return self.mixup.enabled or self.cutmix.enabled
 
 
-def why_plain(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
-    """Why the compiled decoder has nothing to do; None: it makes the crops of plain JPEG files."""
+def why_not_native(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
+    """Why the compiled decoder cannot make the crops of JPEG files; None if it can."""
     reasons = {
         "augment.train_like_eval is true": augment.train_like_eval,
         f"augment.crop is {augment.crop}": augment.crop not in ("random_resized", "ssd"),
-        "training images take the nearest pixel": (augment.interpolation or preprocess.interpolation) == "nearest",
+        "training images are resized by nearest": (augment.interpolation or preprocess.interpolation) == "nearest",
         "images have one channel": preprocess.channels != 3,
     }
-    return next((why for why, is_so in reasons.items() if is_so), None)
+    return next((why for why, applies in reasons.items() if applies), None)
 
 
 def why_not_gpu(augment: AugmentConfig, preprocess: PreprocessConfig) -> str | None:
-    """Why a GPU's JPEG engine cannot make training images; None: it can."""
+    """Why a GPU's JPEG engine cannot decode training images; None if it can."""
     interpolation = augment.interpolation or preprocess.interpolation
+    jitter = augment.color_jitter
     reasons = {
-        f"training images are resized by {interpolation}, not bilinearly": interpolation != "bilinear",
-        "augment.auto_augment changes colours on the host": augment.auto_augment != "none",
-        "augment.color_jitter.implementation pillow changes colours on the host": augment.color_jitter.on
-        and augment.color_jitter.implementation == "pillow",
+        f"training images are resized by {interpolation}, not bilinear": interpolation != "bilinear",
+        "augment.auto_augment runs on the CPU": augment.auto_augment != "none",
+        "augment.color_jitter.implementation pillow runs on the CPU": jitter.enabled
+        and jitter.implementation == "pillow",
     }
-    return why_plain(augment, preprocess) or next((why for why, is_so in reasons.items() if is_so), None)
+    return why_not_native(augment, preprocess) or next((why for why, applies in reasons.items() if applies), None)

@@ -1,8 +1,4 @@
-"""A validation error in words: which field, what it takes, what it was given, what was probably meant.
-
-Owns the sentences. Refuses to know where the value stood. Invariant: one field, one sentence, whatever number of
-errors the validator reports for it.
-"""
+"""Validation errors as messages: the field, what it accepts, what it got and what was probably meant."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from reconv.recipe.fields import suggest
 from reconv.recipe.presets import nearest
 from reconv.recipe.renamed import renamed_field, renamed_value
 
-_WANTED = {
+_EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -24,22 +20,22 @@ _WANTED = {
     "string_type": "text",
     "list_type": "a list",
     "tuple_type": "a list",
-    "dict_type": "`key: value` lines",
-    "model_type": "`key: value` lines",
-    "model_attributes_type": "`key: value` lines",
+    "dict_type": "a section of `key: value` lines",
+    "model_type": "a section of `key: value` lines",
+    "model_attributes_type": "a section of `key: value` lines",
     "none_required": "null",
     "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number not below {ge}",
+    "greater_than_equal": "a number of at least {ge}",
     "less_than": "a number below {lt}",
-    "less_than_equal": "a number not above {le}",
+    "less_than_equal": "a number of at most {le}",
     "too_long": "{max_length} values",
-    "string_too_long": "at most {max_length} letters",
+    "string_too_long": "at most {max_length} characters",
     "string_pattern_mismatch": "letters, digits, spaces and . + - _",
 }
 
 
 def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
-    """One sentence for all errors of one field."""
+    """One message for all errors of one field."""
     name = ".".join(path)
     if any(error["type"] == "extra_forbidden" for error in errors):
         now = renamed_field(name, _given(errors))
@@ -48,33 +44,33 @@ def explain(path: Sequence[str], errors: Sequence[ErrorDetails]) -> str:
         near = suggest(name)
         if near == name:
             nested = " { ".join(f"{key}:" for key in near.split("."))
-            return f"{name}: unknown key; in a file sections are nested: {nested} ..."
+            return f"{name}: unknown key; in a file, nest the sections: {nested} ..."
         return f"{name}: unknown key" + (f"; did you mean {near}?" if near else "")
     if any(error["type"] == "missing" for error in errors):
         short_list = isinstance(errors[0]["loc"][-1], int)
         return f"{name}: too few values in the list" if short_list else f"{name}: missing"
     if any(error["loc"][-1] == "[key]" for error in errors):
-        return f"{name}: an option's name is letters, digits and _"
+        return f"{name}: the name of an option must consist of letters, digits and _"
     if name.startswith("model.options."):
-        kinds = "a number, a word, true, false, null or a list of one of these"
-        return f"{name}: takes {kinds}; not {_show(_given(errors))}"
-    wanted = list(dict.fromkeys(_wanted(error) for error in errors))
+        accepted = "a number, text, true, false, null or a list of numbers or text"
+        return f"{name}: must be {accepted}, not {_show(_given(errors))}"
+    expected = list(dict.fromkeys(_expected(error) for error in errors))
     given = _given(errors)
-    return f"{name}: takes {', or '.join(wanted)}; not {_show(given)}{_hint(name, errors, given)}"
+    return f"{name}: must be {', or '.join(expected)}, not {_show(given)}{_hint(name, errors, given)}"
 
 
 def _given(errors: Sequence[ErrorDetails]) -> Any:
     return errors[0]["input"]
 
 
-def _wanted(error: ErrorDetails) -> str:
+def _expected(error: ErrorDetails) -> str:
     context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in error.get("ctx", {}).items()}
     if error["type"] == "literal_error":
         words = _words(error)
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if error["type"] == "value_error":
         return str(context["error"])
-    return _WANTED[error["type"]].format(**context) if error["type"] in _WANTED else error["msg"]
+    return _EXPECTED[error["type"]].format(**context) if error["type"] in _EXPECTED else error["msg"]
 
 
 def _words(error: ErrorDetails) -> list[str]:
@@ -91,11 +87,11 @@ def _hint(name: str, errors: Sequence[ErrorDetails], given: Any) -> str:
     if near:
         return f"; did you mean {near}?"
     wants_number = any(error["type"] in ("int_type", "float_type") for error in errors)
-    return " (a number is written without quotes)" if wants_number and given.strip().isdigit() else ""
+    return "; write a number without quotes" if wants_number and given.strip().isdigit() else ""
 
 
 def _show(value: Any) -> str:
-    """A value as it would stand in YAML, shortened."""
+    """A value as YAML has it, shortened."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,8 +1,4 @@
-"""The recipe's fields by dotted name: what there is, what kind each is, and what a mistyped one most likely meant.
-
-Owns the walk over the schema. Refuses to know files and values' origins. Invariant: every leaf of a `Recipe` has
-exactly one dotted name, and `flatten` lists them all.
-"""
+"""The recipe's fields by dotted name: all of them, their values in a recipe, and suggestions for mistyped ones."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ from typing import Any, get_args, get_origin
 
 from reconv.recipe.presets import nearest
 from reconv.recipe.schema import Recipe
-from reconv.recipe.section import Section
+from reconv.recipe.units import Section
 
-# What other programs call these fields, as people will type them from habit.
-_OTHER_WORDS = {
+# Other programs' names for these fields.
+_SYNONYMS = {
     "epochs": "length",
     "steps": "length",
     "arch": "model.name",
@@ -37,7 +33,7 @@ _OTHER_WORDS = {
 
 @cache
 def schema_fields() -> Mapping[str, Any]:
-    """Every section and leaf by dotted name, with its annotation."""
+    """The annotation of every section and leaf, by dotted name."""
     return _walk(Recipe, "")
 
 
@@ -45,14 +41,15 @@ def _walk(section: type[Section], prefix: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, info in section.model_fields.items():
         found[prefix + name] = info.annotation
-        inner = _section_of(info.annotation)
+        inner = section_type(info.annotation)
         if inner is not None:
             found |= _walk(inner, f"{prefix}{name}.")
     return found
 
 
-def _section_of(annotation: Any) -> type[Section] | None:
-    if get_origin(annotation) is tuple:  # a list of sections is one leaf
+def section_type(annotation: Any) -> type[Section] | None:
+    """The section that a field holds; None for a leaf (a list of sections is a leaf)."""
+    if get_origin(annotation) is tuple:
         return None
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -60,26 +57,26 @@ def _section_of(annotation: Any) -> type[Section] | None:
     return None
 
 
-def holds_text(field: str) -> bool:
-    """Whether a field takes text and nothing else (or null)."""
+def takes_only_text(field: str) -> bool:
+    """Whether a field takes text, or text and null, and nothing else."""
     annotation = schema_fields().get(field)
     return annotation is str or set(get_args(annotation)) == {str, type(None)}
 
 
 def takes_null(field: str) -> bool:
-    """Whether null is a value of the field."""
+    """Whether the field accepts null."""
     return type(None) in get_args(schema_fields().get(field))
 
 
 def suggest(field: str) -> str | None:
-    """The existing field an unknown dotted name most likely meant."""
+    """The field that an unknown dotted name most likely meant."""
     names = schema_fields()
     parent, _, key = field.rpartition(".")
     spelled = field.replace("_", ".").replace("-", ".")
     if spelled in names:
         return spelled
-    if key in _OTHER_WORDS:
-        return _OTHER_WORDS[key]
+    if key in _SYNONYMS:
+        return _SYNONYMS[key]
     siblings = {n.rpartition(".")[2]: n for n in names if n.rpartition(".")[0] == parent}
     near = nearest(key, siblings)
     if near is not None:
@@ -89,7 +86,7 @@ def suggest(field: str) -> str | None:
 
 
 def flatten(recipe: Recipe) -> dict[str, Any]:
-    """Every leaf value of a recipe by dotted name; the model's options count one by one."""
+    """Every leaf value of a recipe by dotted name; each entry of model.options is a leaf."""
     return _flatten(recipe, "")
 
 

@@ -1,7 +1,6 @@
-"""From YAML, `extends` and overrides to a frozen Recipe that knows where each value came from.
+"""Load a recipe: YAML files, `extends` and overrides become a `Recipe`, with the origin of each value.
 
-Owns files, merging, origins and the sentences about what is wrong in them. Refuses to know derived numbers (plan).
-Invariant: either a valid `Recipe` comes back, or one `RecipeError` with every problem, each with its file and line.
+`load` returns a valid recipe or raises one `RecipeError` that lists every problem with its file and line.
 """
 
 from __future__ import annotations
@@ -18,19 +17,18 @@ from pydantic_core import ErrorDetails
 
 from reconv.errors import RecipeError
 from reconv.recipe import yaml_document as document
-from reconv.recipe.contradiction import ContradictionError
 from reconv.recipe.explain import explain
-from reconv.recipe.fields import flatten, holds_text, takes_null
+from reconv.recipe.fields import flatten, takes_null, takes_only_text
 from reconv.recipe.presets import nearest, preset_names, preset_path
-from reconv.recipe.rules import SCHEDULE_FIELDS
+from reconv.recipe.rules import SCHEDULE_FIELDS, ContradictionError
 from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import split_rate
 
-Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin shown to people
+Override = tuple[str, object, str]  # dotted path, value (text is parsed as YAML), origin for messages
 
-_ALL_FIELDS = "`reconv recipes show quickstart` prints every field there is"
-_OVERRIDES = 1_000_000  # sorts after every file
-_OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about the file that says them
+_ALL_FIELDS = "`reconv recipes show quickstart` lists all fields"
+_OVERRIDES = 1_000_000  # the layer of overrides, after every file
+_OWN_FIELDS = ("name", "description", "published", "measured")  # not inherited: they are about one file
 _PATH_FIELDS = (("data", "path"), ("model", "init"), ("distill", "teacher"))
 _MAY_CHANGE = (
     *("name", "description", "expect", "published", "measured"),
@@ -51,17 +49,17 @@ _MAY_CHANGE_SECTIONS = ("log.", "save.", "expect.", "memory.")
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A recipe, where each of its values came from, and the file it was asked for by."""
+    """A recipe, the origin of each of its values, and its file."""
 
     recipe: Recipe
     origins: Mapping[str, str]  # dotted leaf -> "default", "quickstart.yaml:12", "--batch-size", ...
     file: Path | None
-    header: str  # the file's leading comment: its claim
+    header: str  # the file's leading comment
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Origin:
-    layer: int  # 0: the file asked for, then what it extends; overrides last
+    layer: int  # 0: the requested file, then what it extends; overrides last
     line: int
     text: str
 
@@ -85,7 +83,7 @@ class _Draft:
     problems: list[tuple[_Origin, str]] = field(default_factory=list)
 
     def put(self, path: document.Path, value: Any, origin: _Origin) -> None:
-        """Set a value, replacing whatever was there; mappings are merged key by key."""
+        """Set a value; mappings are merged key by key."""
         node = self.tree
         for depth, key in enumerate(path[:-1], 1):
             if not isinstance(node.get(key), dict):
@@ -105,22 +103,22 @@ class _Draft:
             del self.origins[known]
 
     def drop(self, key: str) -> None:
-        """Take a top-level key out, as if nobody had written it."""
+        """Remove a top-level key."""
         self.tree.pop(key, None)
         self._forget((key,))
 
-    def switch_schedule(self, kind: object) -> None:
-        """Take out what another kind of schedule than the present one does not use: it was said about the old curve."""
+    def switch_schedule(self, name: object) -> None:
+        """If another schedule is chosen, remove fields it does not use: they were meant for the old one."""
         written = self.tree.get("schedule")
-        if kind not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("name") == kind:
+        if name not in list(SCHEDULE_FIELDS) or not isinstance(written, dict) or written.get("name") == name:
             return
-        used = SCHEDULE_FIELDS[str(kind)]
-        for name in [name for name in written if name in ScheduleConfig.model_fields and name not in used]:
-            del written[name]
-            self._forget(("schedule", name))
+        used = SCHEDULE_FIELDS[str(name)]
+        for key in [key for key in written if key in ScheduleConfig.model_fields and key not in used]:
+            del written[key]
+            self._forget(("schedule", key))
 
     def holds(self, path: document.Path, value: Any) -> bool:
-        """Whether a key has this value already."""
+        """Whether a key already has this value."""
         node: Any = self.tree
         for key in path:
             if not isinstance(node, dict) or key not in node:
@@ -129,13 +127,13 @@ class _Draft:
         return bool(node == value)
 
     def origin(self, path: document.Path) -> _Origin:
-        """Where a key, or the nearest section around it, was written."""
+        """The origin of a key, or of the nearest section around it."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins[path] if path else _Origin(0, 0, "recipe")
 
     def latest(self, fields: Sequence[str]) -> _Origin:
-        """Where the last word on any of these fields was said: an override, else the file nearest to the user's."""
+        """The origin that decides these fields: an override, else the file closest to the requested one."""
         paths = [tuple(field.split(".")) for field in fields]
         written = [self.origins[path] for path in paths if path in self.origins]
         return max(
@@ -145,53 +143,53 @@ class _Draft:
 
 
 def load(name_or_path: str, overrides: Sequence[Override] = ()) -> Resolved:
-    """Resolve a preset's name or a file, with overrides, or raise RecipeError with all problems at once."""
+    """Load a preset or a recipe file with overrides, or raise RecipeError with all problems."""
     layers = _read_chain(name_or_path)
-    asked = layers[0]
+    requested = layers[0]
     draft = _Draft()
     for depth in reversed(range(len(layers))):
         _add_layer(draft, layers[depth], depth)
     if ("name",) not in draft.origins:
-        stem = re.sub(r"^\W+|[^\w .+-]", "-", asked.path.stem)[:100]
+        stem = re.sub(r"^\W+|[^\w .+-]", "-", requested.path.stem)[:100]
         draft.put(("name",), stem if re.match(r"\w", stem) else "recipe", _Origin(0, 0, "file name"))
-    draft.switch_schedule(_kind_of(overrides))
+    draft.switch_schedule(_chosen_schedule(overrides))
     for override in sorted(overrides, key=lambda override: override[0].startswith("expect")):
         _add_override(draft, override)
     recipe = _validate(draft)
     if recipe is None or draft.problems:
-        raise _error(asked.shown, draft.problems)
+        raise _error(requested.shown, draft.problems)
     leaf_origins = {
         name: draft.origins[tuple(name.split("."))].text if tuple(name.split(".")) in draft.origins else "default"
         for name in flatten(recipe)
     }
-    return Resolved(recipe, leaf_origins, asked.path, _header(asked.text))
+    return Resolved(recipe, leaf_origins, requested.path, _header(requested.text))
 
 
 def dump(recipe: Recipe) -> str:
-    """The recipe as YAML, every value written out; `load` reads it back equal."""
+    """The recipe as YAML with every value; `load` reads it back equal."""
     return document.write(recipe.model_dump(mode="json"))
 
 
 def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
-    """The leaves that differ, old and new value each (None where one recipe has no such leaf)."""
+    """Leaves that differ, with old and new value (None where a recipe has no such leaf)."""
     before, after = flatten(old), flatten(new)
     names = [*before, *(name for name in after if name not in before)]
     return {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}
 
 
 def may_change(field: str) -> bool:
-    """Whether a run may be resumed with another value of this leaf (the data itself is held by its fingerprint)."""
+    """Whether a run may resume with another value of this leaf (a fingerprint protects the data itself)."""
     return field in _MAY_CHANGE or field.startswith(_MAY_CHANGE_SECTIONS)
 
 
 def _read_chain(name_or_path: str) -> list[_Layer]:
-    """The file asked for, then what it extends, and so on."""
+    """The requested file, then what it extends, and so on."""
     path, shown = _locate(name_or_path, Path(), "")
     layers: list[_Layer] = []
     while True:
         if any(layer.path == path for layer in layers):
             chain = " -> ".join([*(layer.shown for layer in layers), shown])
-            raise RecipeError("a recipe cannot extend itself", where=chain, then="remove one `extends`")
+            raise RecipeError("a recipe cannot extend itself", where=chain, then="remove one of the `extends`")
         layer = _read_layer(path, shown)
         layers.append(layer)
         parent = layer.content.tree.pop("extends", None)
@@ -199,12 +197,12 @@ def _read_chain(name_or_path: str) -> list[_Layer]:
             return layers
         where = f"{shown}:{layer.content.lines[('extends',)]}"
         if not isinstance(parent, str) or not parent:
-            raise RecipeError("extends takes one recipe: a preset's name or a file", where=where)
+            raise RecipeError("extends must be one recipe: the name of a preset or a file", where=where)
         path, shown = _locate(parent, path.parent, where)
 
 
 def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
-    """The file of a preset's name or of a path relative to `folder`, and how to show it."""
+    """The file of a preset or of a path relative to `folder`, and how to show it."""
     presets = preset_names()
     if name in presets:
         return preset_path(name), f"{name}.yaml"
@@ -213,18 +211,18 @@ def _locate(name: str, folder: Path, where: str) -> tuple[Path, str]:
     try:
         if path.is_file():
             return Path(os.path.abspath(path)), min(os.path.relpath(path), str(path), key=len) if where else name
-        why = "" if not path.exists() else "there is a folder of that name" if path.is_dir() else "it is no plain file"
+        why = "" if not path.exists() else "it is a folder" if path.is_dir() else "it is not a regular file"
         beside = Path(f"{path}.yaml").is_file()
-    except (OSError, ValueError):  # a name no file system takes
+    except (OSError, ValueError):  # not a valid file name
         beside = False
     if beside:
-        hint = f"there is a file {name}.yaml; type it with its ending"
+        hint = f"did you mean the file {name}.yaml?"
     elif path.suffix in (".yaml", ".yml") or "/" in name:
-        hint = "check the path; `reconv recipes` lists the shipped recipes"
+        hint = "check the path; `reconv recipes` lists the presets"
     else:
         near = nearest(name, presets)
-        hint = f"did you mean {near}?" if near else "`reconv recipes` lists the shipped recipes"
-    raise RecipeError(f"no recipe called {name!r}", where=where, why=why, then=hint)
+        hint = f"did you mean {near}?" if near else "`reconv recipes` lists the presets"
+    raise RecipeError(f"recipe {name!r} not found", where=where, why=why, then=hint)
 
 
 def _read_layer(path: Path, shown: str) -> _Layer:
@@ -237,9 +235,9 @@ def _read_layer(path: Path, shown: str) -> _Layer:
     content = document.read(text)
     if content.broken:
         problems = [(_Origin(0, p.line, f"{shown}:{p.line}"), p.text) for p in content.problems]
-        raise _error(shown, problems, then="correct the line: nothing else was read")
+        raise _error(shown, problems, then="correct this line; the rest of the file was not read")
     if not content.tree and not content.problems:
-        raise RecipeError("the recipe is empty", where=str(path), then="start it with, for example, extends: resnet50")
+        raise RecipeError("the recipe is empty", where=str(path), then="start with, for example, extends: resnet50")
     _split_schedule(content)
     for section, name in _PATH_FIELDS:
         part = content.tree.get(section)
@@ -257,7 +255,7 @@ def _split_schedule(content: document.Document) -> None:
 
 
 def _anchor(value: str, folder: Path) -> str:
-    """A path made absolute; addresses and names of other zoos, as in torchvision:resnet50, stay."""
+    """An absolute path; URLs and names like torchvision:resnet50 stay."""
     if not value or value.startswith(("torchvision:", "timm:", "http://", "https://")):
         return value
     return os.path.abspath(folder / os.path.expanduser(value))
@@ -268,8 +266,10 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
         return _Origin(depth, line, f"{layer.shown}:{line}")
 
     draft.problems += [(at(problem.line), problem.text) for problem in layer.content.problems]
-    if any(_decides(draft, path, value) for path, value in _keys(layer.content.tree, ())):
-        draft.drop("expect")  # another network or length promises nothing, unless this file says it anew
+    if any(_changes_result(draft, path, value) for path, value in _keys(layer.content.tree, ())):
+        draft.drop(
+            "expect"
+        )  # another network or length invalidates the expected result, unless this file gives a new one
     section = layer.content.tree.get("schedule")
     draft.switch_schedule(section.get("name") if isinstance(section, dict) else None)
     for path, value in _keys(layer.content.tree, ()):
@@ -277,15 +277,15 @@ def _add_layer(draft: _Draft, layer: _Layer, depth: int) -> None:
             draft.put(path, value, at(layer.content.lines.get(path, 0)))
 
 
-def _decides(draft: _Draft, path: document.Path, value: Any) -> bool:
-    """Whether a key gives a recipe another result than it promises; a promise holds for every seed."""
+def _changes_result(draft: _Draft, path: document.Path, value: Any) -> bool:
+    """Whether setting a key may change the result of a recipe; the expected result holds for every seed."""
     if isinstance(value, dict) or path == ("seed",):
         return False
     return not may_change(".".join(path)) and not draft.holds(path, value)
 
 
 def _keys(tree: Mapping[str, Any], prefix: document.Path) -> Iterator[tuple[document.Path, Any]]:
-    """Every key of a tree, outer before inner."""
+    """Every key of a tree, outer keys first."""
     for key, value in tree.items():
         yield (*prefix, key), value
         if isinstance(value, dict):
@@ -297,7 +297,7 @@ def _add_override(draft: _Draft, override: Override) -> None:
     origin = _Origin(_OVERRIDES, len(draft.problems), origin_text)
     path = tuple(name.split("."))
     if "" in path or name == "extends":
-        draft.problems.append((origin, f"{name!r} is not a field; write section.field=value"))
+        draft.problems.append((origin, f"{name!r} is not a field; write SECTION.FIELD=VALUE"))
         return
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -305,11 +305,11 @@ def _add_override(draft: _Draft, override: Override) -> None:
         value = _typed(name, value)
     if path in _PATH_FIELDS and isinstance(value, str):
         value = _anchor(value, Path())
-    if path == ("schedule", "lr") and "base_batch_size" in (said := split_rate({"lr": value})):
-        path, value = ("schedule",), said
+    if path == ("schedule", "lr") and "base_batch_size" in (rate := split_rate({"lr": value})):
+        path, value = ("schedule",), rate
     elif path == ("schedule",) and isinstance(value, dict):
         value = split_rate(value)
-    if _decides(draft, path, value):
+    if _changes_result(draft, path, value):
         draft.drop("expect")
     draft.put(path, value, origin)
     if isinstance(value, dict):
@@ -317,8 +317,8 @@ def _add_override(draft: _Draft, override: Override) -> None:
             draft.put(tuple(str(key) for key in inner), item, origin)
 
 
-def _kind_of(overrides: Sequence[Override]) -> object:
-    """The kind of schedule that overrides ask for, wherever among them it stands; None: they leave it."""
+def _chosen_schedule(overrides: Sequence[Override]) -> object:
+    """The schedule name that overrides set, anywhere among them; None if they do not."""
     for name, value, _ in reversed(overrides):
         typed = document.read_value(value) if isinstance(value, str) and name.startswith("schedule") else value
         if name == "schedule.name":
@@ -329,15 +329,15 @@ def _kind_of(overrides: Sequence[Override]) -> object:
 
 
 def _typed(name: str, text: str) -> Any:
-    """The value of a text typed for a field: text fields take it as it stands, others as YAML."""
+    """The value of text given for a field: parsed as YAML, except for text fields."""
     value = document.read_value(text)
-    if holds_text(name):
+    if takes_only_text(name):
         return None if value is None and takes_null(name) else text
     return value
 
 
 def _validate(draft: _Draft) -> Recipe | None:
-    """The recipe, or None with every problem noted: faulty values are set aside so that the rest is checked too."""
+    """The recipe, or None with all problems added to the draft: invalid values are set aside to check the rest."""
     faulty: set[str] = set()
     tree = draft.tree
     while True:
@@ -362,7 +362,7 @@ def _validate(draft: _Draft) -> Recipe | None:
 
 
 def _place(tree: Any, detail: ErrorDetails) -> document.Path:
-    """The keys an error is about: its location without union members and list positions."""
+    """The keys an error is about: its location without union members and list indices."""
     path: list[str] = []
     for part in detail["loc"]:
         if isinstance(tree, dict) and part in tree:
@@ -376,7 +376,7 @@ def _place(tree: Any, detail: ErrorDetails) -> document.Path:
 
 
 def _without(tree: Mapping[str, Any], faulty: set[document.Path], prefix: document.Path = ()) -> dict[str, Any]:
-    """The tree less its faulty values; a section that lacks a needed value goes whole."""
+    """The tree without invalid values; a section that lacks a required value is removed."""
     kept: dict[str, Any] = {}
     for key, value in tree.items():
         path = (*prefix, key)
@@ -394,7 +394,7 @@ def _error(shown: str, problems: Sequence[tuple[_Origin, str]], then: str = _ALL
 
 
 def _header(text: str) -> str:
-    """The comment a file begins with, without its marks."""
+    """The leading comment of a file, without the # signs."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

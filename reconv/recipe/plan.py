@@ -1,7 +1,6 @@
-"""The plan: every number that follows from a recipe, its data and the devices, computed once.
+"""The plan: every number derived from a recipe, its data and the devices, computed once.
 
-Owns all derived numbers and the sentences that explain them. Refuses to know torch, files and classes. Invariant:
-nobody else multiplies a batch size, converts a duration or scales a learning rate.
+Batch sizes, durations in steps and scaled learning rates are computed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from reconv.recipe.plan_text import count, plan_lines
 from reconv.recipe.schema import Recipe, ScheduleConfig
 from reconv.recipe.units import Duration
 
-EVAL_AHEAD = 2  # batches of an evaluation made ahead
+EVAL_AHEAD = 2  # evaluation batches to prefetch
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
     """When something is due: after these steps (counted from 1), or by the clock."""
 
-    steps: int | None = None  # every so many steps; None: never by steps
-    epoch_steps: Fraction | None = None  # every so many steps, rounded up: intervals in epochs and shares
-    offset_steps: int = 0  # the first is due here, if above 0, and intervals count from here
+    steps: int | None = None  # interval in steps; None: not by steps
+    epoch_steps: Fraction | None = None  # interval in steps that is rounded up at each point, for epochs and percent
+    offset_steps: int = 0  # the first point if above 0; intervals count from here
     minutes: float | None = None
     at_end: bool = True
 
     def due(self, done: int, total: int) -> bool:
-        """Whether it is due when `done` of `total` steps are done (the clock is the caller's)."""
+        """Whether it is due after `done` of `total` steps; minutes are up to the caller."""
         return done > 0 and (self._on_interval(done) or (self.at_end and done == total))
 
     def count(self, total: int) -> int:
-        """How many times it is due by steps in a run of `total` steps."""
+        """How many times it is due in a run of `total` steps, not counting minutes."""
         at_end = int(self.at_end and not self._on_interval(total))
         interval = self._interval()
         if interval is None or total < self.offset_steps:
@@ -59,7 +58,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """The schedule with every duration in steps and the learning rate scaled."""
+    """The schedule with all durations in steps and scaled learning rates."""
 
     name: str
     peak_lr: float
@@ -71,11 +70,11 @@ class SchedulePlan:
     milestone_steps: tuple[int, ...] = ()
     gamma: float = 0.1
     power: float = 2.0
-    tick_steps: int = 1  # the rate moves every so many steps: 1, or an epoch
+    tick_steps: int = 1  # steps between updates of the learning rate: 1 or an epoch
     warmup_from: str = "first"
     warmup_mode: str = "prefix"
-    end_steps: int | None = None  # where falling curves arrive; None: total_steps
-    milestone_lrs: tuple[float, ...] = ()  # piecewise: the rate from each milestone on
+    end_steps: int | None = None  # where decaying schedules end; None: total_steps
+    milestone_lrs: tuple[float, ...] = ()  # piecewise: learning rate from each milestone on
     staircase: bool = False
     start_lr: float = 0.0  # one-cycle
     anneal_strategy: str = "cosine"
@@ -83,42 +82,42 @@ class SchedulePlan:
 
 @dataclass(frozen=True, slots=True)
 class AveragingWindow:
-    """Which checkpoints are averaged: those that `save` wrote in the last so many steps, and the last one.
+    """Which checkpoints are averaged: those that `save` wrote in the last `steps` steps, and the last one.
 
-    What a signal or a good evaluation had saved in between does not count, so an interrupted run averages the same.
+    Checkpoints written for a signal or a new best metric do not count, so that an interrupted run averages the same.
     """
 
     steps: int
     save: Every
 
     def holds(self, step: int, done: int) -> bool:
-        """Whether the checkpoint of a step belongs to the average of a run that ends when `done` steps are done."""
+        """Whether the checkpoint of a step belongs to the average of a run that ends after `done` steps."""
         return done - self.steps < step <= done and self.save.due(step, done)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """What keeping every sample in memory would take, and the room there is for it."""
+    """Memory needed to cache every sample, and memory available for it."""
 
     needed_bytes: int
-    room_bytes: int
+    available_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the plan must be told about the process_group outside the recipe."""
+    """What a plan needs to know besides the recipe: the data, the devices and this machine."""
 
     num_train: int  # after data.subset_percent
     num_val: int  # after evaluate.num_samples
     num_classes: int
     world_size: int = 1
-    cores: int = 1  # this process may use
-    device: str = ""  # its kind; empty: not known
-    source: str = ""  # the kind of data found; empty: as the recipe says
-    cache: CacheSize | None = None  # None: samples are not kept
+    cores: int = 1  # that this process may use
+    device: str = ""  # kind of device; empty: unknown
+    source: str = ""  # detected data source; empty: the recipe's
+    cache: CacheSize | None = None  # None: samples are not cached
     num_val_left_out: int = 0  # by evaluate.num_samples
-    decoder: Decoder = "pillow"  # what augment.decoder: auto means here
-    gpu_share: float = 0.0  # what data.gpu_decode_fraction: auto means here
+    decoder: Decoder = "pillow"  # for augment.decoder: auto
+    gpu_share: float = 0.0  # for data.gpu_decode_fraction: auto
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,72 +129,72 @@ class Plan:
     num_classes: int
     world_size: int
     global_batch: int
-    batch_per_device: int  # of the first device; others may have less
-    micro_batch: int  # a whole number of groups; the last of a device may differ
+    batch_per_device: int  # of the first device; others may have fewer
+    micro_batch: int  # a whole number of groups; the last one of a device may differ
     num_micro_batches: int  # per device and step
     group: int  # samples; the last group of a step may differ
-    group_sizes: tuple[int, ...]  # of one global batch, in position order
-    device_groups: tuple[tuple[int, ...], ...]  # of each device, the sizes of its groups, or of its part of one
+    group_sizes: tuple[int, ...]  # of one global batch, in order
+    device_groups: tuple[tuple[int, ...], ...]  # for each device, the sizes of its groups or of its part of one
     steps_per_epoch: float
     total_steps: int
     schedule: SchedulePlan
     log: Every
     evaluate: Every | None  # None: off
     save: Every | None
-    pinned_steps: tuple[int, ...]
+    keep_steps: tuple[int, ...]  # checkpoints of these steps are never deleted
     eval_batch: int
     threads: int
     workers: int
-    backend: str  # who decodes: caller, threads, processes, or gpu (and processes)
-    eval_batches_held: int  # the same of an evaluation, while it goes on
-    steps_held: int  # whose decoded images are in memory at once: those ahead, the one in use and the one before it
-    sizes: tuple[tuple[int, int], ...]  # of training images in pixels, each from a step on, the first from 0
-    num_val_left_out: int = 0  # evaluations are partial where it is above 0
-    alpha: float | None = None  # rmsprop's decay
-    average: AveragingWindow | None = None  # None: no average at the end
-    cache: CacheSize | None = None  # None: samples are not kept
-    decoder: Decoder = "pillow"  # of resized crops of JPEG files
-    gpu_share: float = 0.0  # of the training images, what the GPU's JPEG engine makes
-    device: str = ""  # its kind; empty: not known
-    lines: tuple[str, ...] = field(default=())  # what is printed: the arithmetic in words
+    backend: str  # caller (no workers), threads, processes or gpu (and processes)
+    eval_batches_held: int  # evaluation batches in memory at once
+    steps_held: int  # steps with images in memory at once: prefetched ones, the current and the previous one
+    sizes: tuple[tuple[int, int], ...]  # (first step, pixels) of training images
+    num_val_left_out: int = 0  # above 0: evaluations are partial
+    alpha: float | None = None  # rmsprop's smoothing constant
+    average: AveragingWindow | None = None  # None: checkpoints are not averaged
+    cache: CacheSize | None = None  # None: samples are not cached
+    decoder: Decoder = "pillow"  # of cropped JPEG files
+    gpu_share: float = 0.0  # fraction of training images that the GPU decodes
+    device: str = ""  # kind of device; empty: unknown
+    lines: tuple[str, ...] = field(default=())  # the plan as text, for people
 
     def size_at(self, step: int) -> int:
-        """The side of the training images of a step, in pixels."""
+        """Height and width of the training images of a step, in pixels."""
         return next(size for start, size in reversed(self.sizes) if start <= step)
 
     @property
     def devices_per_group(self) -> int:
-        """Over how many devices a group is spread; 1: none is."""
+        """Number of devices that share a group; 1: none is shared."""
         return max(1, self.world_size // len(self.group_sizes))
 
     @property
     def micro_groups(self) -> int:
-        """How many groups a device takes at a time; 1 where it has a part of one."""
+        """Groups per micro-batch; 1 where a device has a part of a group."""
         return max(1, self.micro_batch // self.group)
 
     def one_device(self) -> Plan:
-        """The first device as if there were no others: its samples, groups and micro-batches."""
+        """The plan of the first device on its own: its samples, groups and micro-batches."""
         groups = self.device_groups[0]
         return replace(self, world_size=1, global_batch=sum(groups), group_sizes=groups, device_groups=(groups,))
 
     def rows(self, rank: int = 0) -> slice:
-        """The rows of the global batch that a device takes."""
+        """The rows of the global batch that belong to a device."""
         first = sum(map(sum, self.device_groups[:rank]))
         return slice(first, first + sum(self.device_groups[rank]))
 
     def micro_batches(self, rank: int = 0) -> tuple[tuple[int, ...], ...]:
-        """The group sizes of each of a device's micro-batches, in position order."""
+        """The group sizes of each micro-batch of a device, in order."""
         groups = self.device_groups[rank]
         return tuple(groups[i : i + self.micro_groups] for i in range(0, len(groups), self.micro_groups))
 
 
 def make_plan(recipe: Recipe, facts: Facts) -> Plan:
-    """Compute every derived number, or raise RecipeError naming values that would fit."""
+    """Compute every derived number, or raise RecipeError with values that would work."""
     copies = num_copies(recipe, facts.world_size)
     split = split_batch(recipe, copies)
     steps_per_epoch = _steps_per_epoch(recipe, facts)
     total = _length_steps(recipe.length, steps_per_epoch)
-    pins = (_steps(pin, steps_per_epoch, total) for pin in recipe.save.keep_at)
+    kept = (_steps(point, steps_per_epoch, total) for point in recipe.save.keep_at)
     workers = decoding.workers(recipe, facts)
     plan = Plan(
         num_train=facts.num_train,
@@ -218,7 +217,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         if recipe.evaluate.every == "off"
         else _every(recipe.evaluate.every, steps_per_epoch, total, recipe.evaluate.offset),
         save=None if recipe.save.every == "off" else _every(recipe.save.every, steps_per_epoch, total),
-        pinned_steps=tuple(sorted({pin for pin in pins if 0 < pin <= total})),
+        keep_steps=tuple(sorted({step for step in kept if 0 < step <= total})),
         eval_batch=recipe.evaluate.batch_size,
         threads=facts.cores if recipe.engine.num_threads == "auto" else recipe.engine.num_threads,
         workers=workers,
@@ -237,11 +236,11 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
 
 
 def with_micro(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
-    """The plan whose devices take so many groups at a time, and the sentence that says why."""
+    """The plan with micro-batches of at most `num_groups` groups, and `why` as its last line."""
     groups = len(plan.device_groups[0])
-    taken = min(num_groups, groups)
-    cut = replace(plan, micro_batch=taken * plan.group, num_micro_batches=math.ceil(groups / taken))
-    return replace(cut, lines=(*plan_lines(recipe, cut), why))
+    per_micro = min(num_groups, groups)
+    smaller = replace(plan, micro_batch=per_micro * plan.group, num_micro_batches=math.ceil(groups / per_micro))
+    return replace(smaller, lines=(*plan_lines(recipe, smaller), why))
 
 
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
@@ -251,28 +250,28 @@ def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
         return math.ceil(counted / size)
     if facts.num_train >= size > counted:
         raise RecipeError(
-            f"data.epoch_samples {counted} is less than the global batch of {size}: an epoch would have no step",
+            f"data.epoch_samples {counted} is smaller than the global batch of {size}, so an epoch would have no steps",
             then=f"--set data.epoch_samples={size} or more, or --set data.drop_last=false",
         )
     steps = counted // size
     if facts.num_train < size:
         raise RecipeError(
-            f"the data has {count(facts.num_train, 'training sample')}, fewer than the global batch of {size}",
-            why="data.drop_last: true leaves out what does not fill a batch",
+            f"the dataset has {count(facts.num_train, 'training sample')}, fewer than the global batch of {size}",
+            why="data.drop_last: true drops the samples that do not fill a batch",
             then=f"--batch-size {facts.num_train} or less, or --set data.drop_last=false"
             if facts.num_train
-            else "check --data: nothing was found to train on",
+            else "check --data: it has no training samples",
         )
     return steps
 
 
 def _length_steps(length: Duration, steps_per_epoch: int) -> int:
-    """A run's steps; a part of an epoch is rounded to the nearest step, and a run has at least one."""
+    """Length of a run in steps, rounded to the nearest and at least 1."""
     return max(1, _steps(length, steps_per_epoch, total=0))
 
 
 def _steps(duration: Duration, steps_per_epoch: int, total: int) -> int:
-    """A duration in whole steps, halves rounded up."""
+    """A duration in whole steps, rounded to the nearest, halves up."""
     return math.floor(_exact_steps(duration, steps_per_epoch, total) + Fraction(1, 2))
 
 
@@ -334,45 +333,45 @@ def _schedule(section: ScheduleConfig, global_batch: int, steps_per_epoch: int, 
 
 
 def _check_schedule(section: ScheduleConfig, peak: float, warmup: int, horizon: int, total: int) -> None:
-    """Refuse what only shows once durations are steps and the rate is scaled."""
+    """Raise RecipeError for what only shows in steps and with the scaled learning rate."""
     if warmup > total:
         raise RecipeError(
-            f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, the whole run only {total}",
-            then=f"--set schedule.warmup={total}step or less, or as a share: --set schedule.warmup=5%",
+            f"schedule.warmup {section.warmup} is {count(warmup, 'step')}, but the run has only {total}",
+            then=f"--set schedule.warmup={total}step or less, or a percentage: --set schedule.warmup=5%",
         )
     if section.decay_until is not None and horizon <= warmup:
         raise RecipeError(
             f"schedule.decay_until {section.decay_until} is step {horizon:,}, before warm-up ends at step {warmup:,}",
-            then="a longer schedule.decay_until (it counts from the start of the run) or a shorter schedule.warmup",
+            then="use a later schedule.decay_until (it counts from the start of the run) or a shorter schedule.warmup",
         )
     if section.name in ("cosine", "linear", "polynomial", "one-cycle") and section.end_lr > peak:
         raise RecipeError(
-            f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}: a {section.name} schedule falls",
-            then="lower schedule.end_lr (it is not scaled with the batch) or raise schedule.lr",
+            f"schedule.end_lr {section.end_lr:g} is above the peak {peak:g}, but {section.name} decreases",
+            then="lower schedule.end_lr (it is not scaled with the batch size) or raise schedule.lr",
         )
 
 
 def _check_milestones(section: ScheduleConfig, steps: Sequence[Fraction]) -> None:
-    """Refuse milestones of several units that are out of order in this run."""
+    """Raise RecipeError if milestones of different units are out of order in this run."""
     for (before, start), (after, end) in pairwise(zip(section.milestones, steps, strict=True)):
         if start >= end:
             raise RecipeError(
-                f"schedule.milestones must rise, but {after} (step {float(end):,g}) follows {before} "
+                f"schedule.milestones must increase, but {after} (step {float(end):,g}) follows {before} "
                 f"(step {float(start):,g})",
-                then="put the milestones in order, or give them in one unit",
+                then="put the milestones in order, or use one unit for all",
             )
 
 
 def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int, int], ...]:
-    """When training images take which size; what starts at the run's end or later never comes."""
+    """(first step, pixels) of training images; sizes that would start after the run are left out."""
     sizes = {0: recipe.augment.size or recipe.data.preprocess.size}
     latest = 0
     for start, size in recipe.augment.progressive_resizing:
         step = _steps(start, steps_per_epoch, total)
         if step < latest:
             raise RecipeError(
-                f"augment.progressive_resizing must rise, but {start} is step {step}, before step {latest}",
-                then="put the points in order, or give them in one unit",
+                f"augment.progressive_resizing must increase, but {start} is step {step}, before step {latest}",
+                then="put the points in order, or use one unit for all",
             )
         latest = step
         sizes |= {step: size} if step < total else {}
@@ -382,7 +381,7 @@ def _sizes(recipe: Recipe, steps_per_epoch: int, total: int) -> tuple[tuple[int,
 def averaging_window(
     recipe: Recipe, steps_per_epoch: int, total: int, last: Duration | None = None
 ) -> AveragingWindow | None:
-    """The checkpoints that the recipe averages (or those of another `last`), or None when it averages none."""
+    """The checkpoints that the recipe (or another `last`) averages, or None if it averages none."""
     wanted = last or recipe.checkpoint_average.last
     if not isinstance(wanted, Duration) or recipe.save.every == "off":
         return None
@@ -392,7 +391,7 @@ def averaging_window(
 
 
 def _alpha(recipe: Recipe) -> float | None:
-    """RMSprop's decay, given as it is or through the global batch."""
+    """RMSprop's smoothing constant, given directly or by the global batch."""
     optimizer = recipe.optimizer
     if not optimizer.name.startswith("rmsprop"):
         return None
@@ -404,7 +403,7 @@ def _alpha(recipe: Recipe) -> float | None:
         raise RecipeError(
             f"optimizer.alpha_exponent {optimizer.alpha_exponent:g} makes alpha "
             f"1 - {recipe.batch.size} x 2^{optimizer.alpha_exponent:g} = {alpha:g}",
-            why="the share of the old mean square is between 0 and 1",
-            then=f"an exponent of {highest} or less at this batch",
+            why="alpha must be between 0 and 1",
+            then=f"--set optimizer.alpha_exponent={highest} or less at this batch size",
         )
     return alpha

@@ -1,7 +1,4 @@
-"""The plan in words: the lines a run prints before it starts, with the arithmetic a person would check.
-
-Owns the sentences. Refuses to compute what the plan holds. Invariant: every number a line shows is the plan's own.
-"""
+"""The plan as text: the lines printed before a run starts, with the arithmetic to check."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
-    """What is printed, one fact a line."""
+    """The plan as text, one fact per line."""
     lines = [
         f"{_batch(plan)}; {_rate(recipe, plan)}",
         _samples(recipe, plan),
@@ -36,14 +33,13 @@ def plan_lines(recipe: Recipe, plan: Plan) -> tuple[str, ...]:
     lines += _published(recipe, plan)
     if recipe.batch.group == "micro":
         lines.append(
-            "batch.group: micro ties batch norm and mixing to the hardware: another micro-batch or number of devices "
-            "gives another result"
+            "batch.group: micro makes results depend on the hardware: batch norm and mixing work per micro-batch"
         )
     if recipe.precision.rounding == "nearest":
         lines.append(
-            "precision.rounding: nearest drops updates below half a step of a 16-bit weight: training may stall"
+            "precision.rounding: nearest loses updates below half a unit of a 16-bit weight; training may stall"
         )
-    lines += [f"has no effect: {field} ({why})" for field, why in unused_options(recipe, plan.device)]
+    lines += [f"no effect: {field} ({why})" for field, why in unused_options(recipe, plan.device)]
     return tuple(lines)
 
 
@@ -66,7 +62,7 @@ def _batch(plan: Plan) -> str:
 
 
 def _sizes(sizes: list[int]) -> str:
-    """Sizes that differ only at the end, `16, the last 9`, or by one, `86 or 85`."""
+    """Sizes of which only the last differs, `16, the last 9`, or that differ by one, `86 or 85`."""
     first, *middle, last = sizes if len(sizes) > 1 else sizes * 2
     if set(middle) - {first}:
         return f"{first} or {last}"
@@ -91,21 +87,21 @@ def _rate(recipe: Recipe, plan: Plan) -> str:
 
 
 def _power_of_two(rate: float) -> str:
-    """A rate per image as people publish it, 2^-11 or 2^-9.5; any other as a number."""
-    halves = 2 * math.log2(rate)
-    return f"2^{round(halves) / 2:g}" if abs(halves - round(halves)) < 1e-12 else f"{rate:g}"
+    """A learning rate per image as it is published, 2^-11 or 2^-9.5; any other as a number."""
+    doubled = 2 * math.log2(rate)
+    return f"2^{round(doubled) / 2:g}" if abs(doubled - round(doubled)) < 1e-12 else f"{rate:g}"
 
 
 def _published(recipe: Recipe, plan: Plan) -> list[str]:
-    """The batch arithmetic of those who published the recipe, when theirs is not plainly ours."""
+    """The batch arithmetic of the published results."""
     batches = dict.fromkeys(claim.batch for claim in recipe.published if claim.batch)
     lines = []
     for batch in batches:
         product = math.prod(batch)
-        here = "" if product == plan.global_batch else f"; here {plan.global_batch:,}"
+        here = "" if product == plan.global_batch else f"; this run uses {plan.global_batch:,}"
         factors = " x ".join(map(str, batch))
-        words = {2: "samples x replicas", 3: "samples x accumulated x replicas"}.get(len(batch), "samples")
-        lines.append(f"published with a batch of {factors} = {product:,} ({words}){here}")
+        unit = {2: "samples x devices", 3: "samples x accumulation x devices"}.get(len(batch), "samples")
+        lines.append(f"published with a batch of {factors} = {product:,} ({unit}){here}")
     return lines
 
 
@@ -114,15 +110,15 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
     rest = plan.num_train - steps * plan.global_batch
     tail = ""
     if recipe.data.epoch_samples is not None:
-        tail = f" (an epoch counts {recipe.data.epoch_samples:,} samples)"
+        tail = f" of {recipe.data.epoch_samples:,} samples"
     elif rest > 0:
-        tail = f" ({count(rest, 'sample')} left out of each)"
+        tail = f" ({count(rest, 'sample')} dropped)"
     elif rest < 0:
-        tail = f" ({count(-rest, 'sample')} from the next)"
+        tail = f" (with {count(-rest, 'sample')} of the next)"
     percent = "" if recipe.data.subset_percent == 100 else f" ({recipe.data.subset_percent:g}% of all)"
     epochs = "" if recipe.length.unit == "step" else f"{recipe.length} = "
     return (
-        f"{count(plan.num_train, 'training sample')}{percent} = {count(steps, 'step')} an epoch{tail}; "
+        f"{count(plan.num_train, 'training sample')}{percent} = {count(steps, 'step')} per epoch{tail}; "
         f"{epochs}{count(plan.total_steps, 'step')}; {_validation(plan)}"
     )
 
@@ -130,63 +126,67 @@ def _samples(recipe: Recipe, plan: Plan) -> str:
 def _validation(plan: Plan) -> str:
     if plan.num_val_left_out == 0:
         return count(plan.num_val, "validation sample")
-    return f"{plan.num_val:,} of {count(plan.num_val + plan.num_val_left_out, 'validation sample')}: scores are partial"
+    return (
+        f"{plan.num_val:,} of {count(plan.num_val + plan.num_val_left_out, 'validation sample')} (partial evaluation)"
+    )
 
 
 def _groups(recipe: Recipe, plan: Plan) -> str:
     sizes = list(plan.group_sizes)
     if plan.devices_per_group > 1:
         whole = count(len(sizes), "group")
-        return f"{whole} of {_sizes(sizes)} samples, each over {plan.devices_per_group} devices: batch norm is shared"
+        return (
+            f"{whole} of {_sizes(sizes)} samples, each over {plan.devices_per_group} devices: synchronized batch norm"
+        )
     if len(sizes) == 1:
-        return f"1 group of {count(sizes[0], 'sample')}: batch norm and mixing see the whole batch"
+        return f"1 group of {count(sizes[0], 'sample')}: batch norm statistics over the whole batch"
     noun = "sample" if set(sizes) == {1} else "samples"
-    return f"{count(len(sizes), 'group')} of {_sizes(sizes)} {noun}: batch norm and mixing stay inside a group"
+    return f"{count(len(sizes), 'group')} of {_sizes(sizes)} {noun}: batch norm statistics per group"
 
 
 def _curve(recipe: Recipe, plan: Plan) -> str:
     schedule, typed = plan.schedule, recipe.schedule
     if schedule.name == "one-cycle":
         ways = f"{schedule.start_lr:g} to {schedule.peak_lr:g} in {count(schedule.warmup_steps, 'step')}"
-        return f"schedule: one-cycle, {schedule.anneal_strategy}: {ways}, then to {schedule.end_lr:g}"
+        return f"lr schedule: one-cycle, {schedule.anneal_strategy}: {ways}, then to {schedule.end_lr:g}"
     scaled = schedule.warmup_mode == "multiply" and schedule.warmup_steps > 0
     begins = {
         "prefix": "",
-        "replace": ", counted from step 0",
-        "multiply": ", counted from step 0, warm-up multiplies it",
+        "replace": " from step 0",
+        "multiply": " from step 0",
     }
     counted = begins[schedule.warmup_mode] if schedule.warmup_steps else ""
     from_zero = " from 0" if schedule.warmup_from == "zero" else ""
     over = f"warm-up{from_zero} over {count(schedule.warmup_steps, 'step')}"
-    warmup = "" if not schedule.warmup_steps else f"{over}, {'with' if scaled else 'then'} "
-    update = ", moved once an epoch" if typed.interval == "epoch" else ""
-    return f"schedule: {warmup}{_shape(typed, plan)}{counted}{update}"
+    warmup = "" if not schedule.warmup_steps else f"{over}, {'times' if scaled else 'then'} "
+    update = ", updated every epoch" if typed.interval == "epoch" else ""
+    return f"lr schedule: {warmup}{_shape(typed, plan)}{counted}{update}"
 
 
 def _shape(typed: ScheduleConfig, plan: Plan) -> str:
-    """The curve after warm-up."""
+    """The schedule after warm-up."""
     schedule = plan.schedule
     match schedule.name:
         case "cosine" | "linear" | "polynomial":
-            horizon = "" if schedule.end_steps is None else f" at step {schedule.end_steps:,}"
+            end = "" if schedule.end_steps is None else f" at step {schedule.end_steps:,}"
             power = f" of power {schedule.power:g}" if schedule.name == "polynomial" else ""
-            return f"{schedule.name}{power} to {schedule.end_lr:g}{horizon}"
+            return f"{schedule.name}{power} to {schedule.end_lr:g}{end}"
         case "multistep":
             steps = ", ".join(f"{step:,}" for step in schedule.milestone_steps)
-            noun = "step" if schedule.milestone_steps == (1,) else "steps"
-            return f"milestones: x {schedule.gamma:g} after {steps} {noun}"
+            noun = "step" if len(schedule.milestone_steps) == 1 else "steps"
+            return f"multistep: x {schedule.gamma:g} at {noun} {steps}"
         case "piecewise":
             pairs = zip(schedule.milestone_lrs, typed.milestones, strict=True)
             late = sum(step >= plan.total_steps for step in schedule.milestone_steps)
             levels = ", ".join(f"{value:g} from {milestone}" for value, milestone in pairs)
             first = f"{schedule.peak_lr:g}, " if schedule.milestone_steps[0] > 0 else ""
-            return f"table: {first}{levels}" + (f" ({count(late, 'value')} past the end)" if late else "")
+            return f"piecewise: {first}{levels}" + (f" ({count(late, 'value')} after the end)" if late else "")
         case "step":
             return f"step: x {schedule.gamma:g} every {typed.period}"
         case "exponential":
             drops = f"{count(typed.num_periods, 'time')} in the run" if typed.num_periods else f"every {typed.period}"
-            often = "an epoch" if typed.num_periods is None and typed.period is None else drops
-            stairs = ", in whole steps down" if schedule.staircase else ""
+            often = "every epoch" if typed.num_periods is None and typed.period is None else drops
+            stairs = ", staircase" if schedule.staircase else ""
             return f"exponential: x {schedule.gamma:g} {often}{stairs}"
         case _:
             return schedule.name
@@ -195,21 +195,20 @@ def _shape(typed: ScheduleConfig, plan: Plan) -> str:
 def _pixels(recipe: Recipe, plan: Plan) -> str:
     first, *later = plan.sizes
     training = f"{first[1]} px" + "".join(f", {size} px from step {start:,}" for start, size in later)
-    return f"images: training {training}; evaluation {recipe.data.preprocess.size} px"
+    return f"image size: {training} in training, {recipe.data.preprocess.size} px in evaluation"
 
 
 def _points(recipe: Recipe, plan: Plan) -> str:
     evaluate = "off" if plan.evaluate is None else _interval(str(recipe.evaluate.every), plan.evaluate, plan)
     save = "off" if plan.save is None else _interval(str(recipe.save.every), plan.save, plan)
-    text = f"evaluation {evaluate}; saving {save}"
-    if plan.pinned_steps:
-        text += f", kept for good: {', '.join(f'step {s:,}' for s in plan.pinned_steps)}"
-    late = len(recipe.save.keep_at) - len(plan.pinned_steps)
-    return text + (f" ({count(late, 'pin')} past the end or doubled)" if late else "")
+    text = f"evaluation {evaluate}; checkpoints {save}"
+    if plan.keep_steps:
+        text += f", kept at {', '.join(f'step {s:,}' for s in plan.keep_steps)}"
+    ignored = len(recipe.save.keep_at) - len(plan.keep_steps)
+    return text + (f" ({ignored} of save.keep_at after the end or repeated)" if ignored else "")
 
 
 def _optimizer(recipe: Recipe, plan: Plan) -> list[str]:
-    """Nothing for plain descent: its two numbers are in the recipe."""
     optimizer = recipe.optimizer
     if optimizer.name == "lars":
         return [
@@ -229,14 +228,14 @@ def _pipeline(recipe: Recipe, plan: Plan) -> list[str]:
     parallel = recipe.parallel
     if parallel.pipeline_stages == 1:
         return []
-    copies = count(plan.world_size, "copy").replace("copys", "copies")
+    replicas = count(plan.world_size, "model replica")
     lines = [
-        f"{copies} of the network, each over {parallel.pipeline_stages} devices that begin at the first stage, "
-        f"{', '.join(parallel.pipeline_splits)}; {count(plan.num_micro_batches, 'micro-batch')} a step, "
+        f"{replicas}, each a pipeline of {parallel.pipeline_stages} devices split at "
+        f"{', '.join(parallel.pipeline_splits)}; {count(plan.num_micro_batches, 'micro-batch')} per step, "
         f"{parallel.pipeline_schedule}"
     ]
     if plan.num_micro_batches < parallel.pipeline_stages:
-        lines.append("fewer micro-batches than devices of a pipeline: most of them wait; smaller groups would help")
+        lines.append("fewer micro-batches than pipeline devices: most of them will be idle; use a smaller batch.group")
     return lines
 
 
@@ -244,10 +243,10 @@ def _memory(recipe: Recipe, plan: Plan) -> list[str]:
     lines = []
     if recipe.memory.shard_optimizer:
         devices = plan.world_size * recipe.parallel.pipeline_stages
-        shared = f"each of {devices} devices keeps its share of the optimizer's state"
-        lines.append(shared if devices > 1 else "has no effect: memory.shard_optimizer (there is one device)")
+        sharded = f"optimizer state sharded over {devices} devices"
+        lines.append(sharded if devices > 1 else "no effect: memory.shard_optimizer (there is one device)")
     if recipe.memory.offload_optimizer:
-        lines.append("the optimizer's state lies in the host's memory and travels for each update")
+        lines.append("optimizer state in host memory, copied for each update")
     return lines
 
 
@@ -260,19 +259,19 @@ def _ending(recipe: Recipe, plan: Plan) -> list[str]:
             else f"exponential average ({recipe.checkpoint_average.decay:g})"
         )
         steps = count(min(plan.average.steps, plan.total_steps), "step")
-        lines.append(f"at the end the {kind} of the checkpoints of the last {steps}")
+        lines.append(f"at the end: {kind} of the checkpoints of the last {steps}")
     early_stopping = recipe.early_stopping
     if early_stopping.target != "off" or early_stopping.patience != "off":
         reasons = [
-            *([f"{early_stopping.target:g} is reached"] if early_stopping.target != "off" else []),
+            *([f"the metric reaches {early_stopping.target:g}"] if early_stopping.target != "off" else []),
             *([_no_better(early_stopping.patience)] if early_stopping.patience != "off" else []),
         ]
-        lines.append(f"ends early when {' or '.join(reasons)}")
+        lines.append(f"stops early when {' or '.join(reasons)}")
     return lines
 
 
 def _no_better(patience: int) -> str:
-    return "an evaluation is no better" if patience == 1 else f"{patience:,} evaluations in a row are no better"
+    return f"{count(patience, 'evaluation')} in a row {'does' if patience == 1 else 'do'} not improve"
 
 
 def _interval(typed: str, every: Every, plan: Plan) -> str:
@@ -286,10 +285,10 @@ def _host(recipe: Recipe, plan: Plan) -> str:
     spec = recipe.data.preprocess
     num_bytes = plan.steps_held * plan.batch_per_device * spec.channels * max(size for _, size in plan.sizes) ** 2
     eval_rows = plan.eval_batches_held * min(plan.eval_batch, plan.num_val)
-    more = "" if plan.evaluate is None else f", {_bytes(eval_rows * spec.channels * spec.size**2)} more in evaluation"
+    more = "" if plan.evaluate is None else f", plus {_bytes(eval_rows * spec.channels * spec.size**2)} in evaluation"
     return (
         f"{count(plan.threads, 'torch thread')}, {count(plan.workers, 'decoding worker')}, "
-        f"{count(recipe.data.prefetch, 'step')} ahead: at most {_bytes(num_bytes)} of decoded images{more}"
+        f"prefetch {count(recipe.data.prefetch, 'step')}: at most {_bytes(num_bytes)} of decoded images{more}"
     )
 
 
@@ -297,43 +296,43 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
     data, lines = recipe.data, []
     if plan.backend == "caller":
         if data.backend != "auto":
-            lines.append(f"data.backend: {data.backend} has nobody to start: the data needs no workers")
+            lines.append("no effect: data.backend (the data needs no decoding workers)")
     elif plan.backend == "gpu":
         lines.append(
-            f"data.backend: gpu; {plan.gpu_share:.0%} of the training images by its JPEG engine, as far as their "
-            "files are for it, the others by processes; a run keeps this share"
+            f"data.backend: gpu; the GPU decodes {plan.gpu_share:.0%} of the training images where it supports "
+            "the file, processes decode the others; a run keeps this fraction"
         )
     elif data.backend == "auto":
         why = {
-            "threads": "as fast as processes where the compiled decoder works, and begun at once",
+            "threads": "as fast as processes here, and started at once",
             "processes": "threads would wait for the GIL",
         }[plan.backend]
-        lines.append(f"data.backend: {plan.backend}; {why}; gpu shares the work with a GPU's JPEG engine")
+        lines.append(f"data.backend: {plan.backend} ({why}); gpu would add a GPU's JPEG engine")
     else:
-        lines.append(f"data.backend: {plan.backend}, as asked")
+        lines.append(f"data.backend: {plan.backend}, as set")
     if data.transfer_dtype != "uint8":
         times = {"float32": 4}.get(data.transfer_dtype, 2)
-        lines.append(f"data.transfer_dtype: images travel as {data.transfer_dtype}, {times} times the bytes of uint8")
+        lines.append(f"data.transfer_dtype: {data.transfer_dtype}, {times} times the bytes of uint8")
     return lines
 
 
 def _decoder(plan: Plan) -> list[str]:
     if plan.decoder == "pillow":
         return []
-    return ["plain JPEG files: crops by the compiled decoder, about 0.3 grey levels away from Pillow's"]
+    return ["JPEG crops by the native decoder, about 0.3 gray levels away from Pillow"]
 
 
 def _cache(recipe: Recipe, plan: Plan) -> list[str]:
     if recipe.data.cache == "off":
         return []
     if plan.cache is None:
-        return ["data.cache: nothing to keep, the samples lie in memory or are made up"]
-    needed, room = plan.cache.needed_bytes, plan.cache.room_bytes
-    if needed <= room:
-        return [f"data.cache: about {_bytes(needed)} of samples kept in memory, {_bytes(room)} are allowed"]
+        return ["no effect: data.cache (the samples are already in memory or synthetic)"]
+    needed, available = plan.cache.needed_bytes, plan.cache.available_bytes
+    if needed <= available:
+        return [f"data.cache: about {_bytes(needed)} of samples in memory, {_bytes(available)} available"]
     return [
-        f"data.cache: {_bytes(room)} of about {_bytes(needed)} fit into memory; "
-        f"the other samples ({1 - room / needed:.0%}) are read in every epoch"
+        f"data.cache: {_bytes(available)} of about {_bytes(needed)} fit in memory; "
+        f"the other {1 - available / needed:.0%} of samples are read in every epoch"
     ]
 
 

@@ -1,9 +1,7 @@
-"""The recipe: every field a person may set, typed, frozen and strict, with its default.
+"""The recipe: every field that can be set, with its type, range, default and description.
 
-The sections about images and detection lie beside this file and obey the same rules.
-
-Owns names, types and ranges; `rules` holds what fields say about each other. Refuses to know files (load) and derived
-numbers (plan). Invariant: a `Recipe` that exists is valid, and never changes.
+Sections are frozen and strict. The docstring below a field is its description, in error messages and in the reference.
+The sections about images and detection are in `data_fields` and `detection_fields`; `rules` checks how fields combine.
 """
 
 from __future__ import annotations
@@ -13,13 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from reconv.recipe.contradiction import ContradictionError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig
 from reconv.recipe.detection_fields import DetectionConfig
-from reconv.recipe.memory_fields import MemoryConfig
-from reconv.recipe.rules import contradictions
-from reconv.recipe.section import (
+from reconv.recipe.rules import ContradictionError, contradictions
+from reconv.recipe.units import (
     BatchSize,
+    Duration,
     Fraction,
     Listed,
     NonNegative,
@@ -29,13 +26,80 @@ from reconv.recipe.section import (
     PositiveFraction,
     Section,
     Threads,
-    words_of_switches,
+    parse_rate,
+    parse_switch,
+    split_rate,
 )
-from reconv.recipe.units import Duration, parse_rate, split_rate
+
+Option = bool | int | float | str | None | list[int] | list[float] | list[str]
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(parse_switch)]
 
 
-def _lone_rate(value: object) -> object:
-    """`2^-3` as a number; a text that names its batch has been split before, unless `per` says something else."""
+class ModelConfig(Section):
+    """The network and the weights it starts from."""
+
+    name: str = "resnet50"
+    """Name of the network, as `reconv.models` or timm:NAME or torchvision:NAME has it."""
+    options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = Field(default_factory=dict)
+    """Keyword arguments of the network's builder; they are checked when the network is built."""
+    init: str | None = None
+    """Initial weights: a weights file, a run, torchvision:NAME, timm:NAME or an https URL; null is random."""
+    freeze_backbone: bool = False
+    """Train the head only."""
+    trainable: Annotated[tuple[str, ...], Listed] = ()
+    """Name patterns of the parameters to train, as in [layer4.*, fc.*]; empty trains all."""
+
+
+class BatchConfig(Section):
+    """The global batch, its groups and its micro-batches."""
+
+    size: BatchSize = 256
+    """Global batch size: samples of one optimizer step over all devices."""
+    group: BatchSize | Literal["all", "micro"] = "all"
+    """Ghost batch norm size: samples over which batch norm statistics, MixUp and CutMix work. `all` is the global
+    batch; `micro` is the micro-batch, so that results depend on the hardware."""
+    micro: BatchSize | Literal["auto"] = "auto"
+    """Most samples per forward pass of a device; smaller values accumulate gradients over several passes."""
+
+
+class OptimizerConfig(Section):
+    """The optimizer. `rmsprop` is torch's formula, `rmsprop-tf` TensorFlow's."""
+
+    name: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
+    """Optimizer."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum factor."""
+    nesterov: bool = False
+    """Use Nesterov momentum, for sgd and lars."""
+    weight_decay: NonNegative = 1e-4
+    """Weight decay (L2 penalty)."""
+    weight_decay_exclude: Literal["none", "norm-bias", "norm", "nvidia-by-name"] = "none"
+    """Parameters without weight decay: norms and biases, norms, or those NVIDIA's code finds by the name `bn`."""
+    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Smoothing constant of rmsprop's mean square."""
+    alpha_exponent: Annotated[float, Field(ge=-64, lt=0)] | None = None
+    """Set alpha by the batch size: alpha = 1 - global batch x 2^exponent."""
+    eps: NonNegative | Literal["auto"] = "auto"
+    """Term added to the denominator; `auto` is 1e-3 for rmsprop and 0 for lars."""
+    trust_coefficient: PositiveFloat = 0.001
+    """LARS: a step is at most this fraction of the weight's norm."""
+    lars_exclude: Literal["norm-bias", "norm", "none"] = "norm-bias"
+    """LARS: parameters that take plain momentum steps without weight decay."""
+    implementation: Literal["auto", "foreach", "fused"] = "auto"
+    """Implementation of the same mathematics; `auto` uses torch's fused one where it exists."""
+    norm_bias_lr_scale: PositiveFloat = 1
+    """SGD: factor of the learning rate of norm biases; their learning rate x weight decay stays the same."""
+
+    @property
+    def effective_eps(self) -> float:
+        """`eps` with `auto` replaced by the vendors' default for the optimizer."""
+        if self.eps != "auto":
+            return self.eps
+        return 1e-3 if self.name.startswith("rmsprop") else 0.0
+
+
+def _plain_rate(value: object) -> object:
+    """`2^-3` as a number. A rate with its batch size was split before, unless base_batch_size is given and differs."""
     if not isinstance(value, str) or not ("^" in value or "per" in value):
         return value
     parsed = parse_rate(value)
@@ -46,86 +110,56 @@ def _lone_rate(value: object) -> object:
     return parsed[0]
 
 
-Option = bool | int | float | str | None | list[int] | list[float] | list[str]
-
-
-class ModelConfig(Section):
-    """The network. `options` are the builder's own keyword arguments, checked when the model is built."""
-
-    name: str = "resnet50"
-    options: dict[Annotated[str, Field(pattern=r"^\w+$")], Option] = Field(default_factory=dict)
-    init: str | None = None  # a weights file, a run, torchvision:NAME, timm:NAME or an https address
-    freeze_backbone: bool = False  # train the head only
-    trainable: Annotated[
-        tuple[str, ...], Listed
-    ] = ()  # names of trained parameters, as in [layer4.*, fc.*]; empty: all
-
-
-class BatchConfig(Section):
-    """The global batch, its groups (where batch norm and mixing happen) and what one device takes at a time."""
-
-    size: BatchSize = 256  # global: all devices, one optimizer step
-    group: BatchSize | Literal["all", "micro"] = "all"  # samples; `all`: the global batch
-    micro: BatchSize | Literal["auto"] = "auto"  # the most samples a device takes in one forward pass
-
-
-class OptimizerConfig(Section):
-    """How a gradient becomes a step. `rmsprop` is torch's form, `rmsprop-tf` TensorFlow's."""
-
-    name: Literal["sgd", "lars", "rmsprop", "rmsprop-tf"] = "sgd"
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False  # sgd and lars
-    weight_decay: NonNegative = 1e-4
-    weight_decay_exclude: Literal["none", "norm-bias", "norm", "nvidia-by-name"] = "none"  # parameters without decay
-    alpha: Annotated[float, Field(ge=0, lt=1)] = 0.9  # rmsprop: share of the old mean square
-    alpha_exponent: Annotated[float, Field(ge=-64, lt=0)] | None = None  # alpha = 1 - global batch x 2^exponent
-    eps: NonNegative | Literal["auto"] = "auto"  # auto: 1e-3 for rmsprop, 0 for lars
-    trust_coefficient: PositiveFloat = 0.001  # lars: a step is at most this share of the weight's norm
-    lars_exclude: Literal["norm-bias", "norm", "none"] = "norm-bias"  # lars: plain momentum without decay for these
-    implementation: Literal["auto", "foreach", "fused"] = "auto"  # the same mathematics; auto: fused where torch has it
-    norm_bias_lr_scale: PositiveFloat = 1  # sgd: times the rate, for the biases of norms; rate x decay stays as it is
-
-    @property
-    def effective_eps(self) -> float:
-        """The epsilon as a number: vendors' default of the kind where the recipe leaves it open."""
-        if self.eps != "auto":
-            return self.eps
-        return 1e-3 if self.name.startswith("rmsprop") else 0.0
-
-
 class ScheduleConfig(Section):
-    """The learning rate as a pure function of the step."""
+    """The learning rate schedule, a pure function of the step."""
 
     name: Literal[
         "constant", "cosine", "linear", "step", "multistep", "piecewise", "exponential", "polynomial", "one-cycle"
     ] = "cosine"
-    lr: Annotated[PositiveFloat, BeforeValidator(_lone_rate)] = 0.1  # at the reference batch
-    base_batch_size: Positive | None = None  # reference batch: lr x global batch / per; null: lr is absolute
-    interval: Literal["step", "epoch"] = "step"  # how often the rate moves
+    """Shape of the schedule after warm-up."""
+    lr: Annotated[PositiveFloat, BeforeValidator(_plain_rate)] = 0.1
+    """Peak learning rate, at base_batch_size if that is set; `0.256 per 256` and `2^-11 per image` set both."""
+    base_batch_size: Positive | None = None
+    """Scale the learning rate linearly: lr x batch.size / base_batch_size; null uses lr as it is."""
+    interval: Literal["step", "epoch"] = "step"
+    """Update the learning rate every step or every epoch."""
     warmup: Duration = Duration(0, "ep")
-    warmup_from: Literal["first", "zero"] = "first"  # step s of W has (s + 1) / W of the rate, or s / W
+    """Length of the linear warm-up."""
+    warmup_from: Literal["first", "zero"] = "first"
+    """Step s of a warm-up of W steps uses the fraction (s + 1) / W (`first`) or s / W (`zero`)."""
     warmup_mode: Literal["prefix", "replace", "multiply"] = "prefix"
-    end_lr: NonNegative = 0  # absolute, not scaled: cosine, linear, polynomial, one-cycle
-    end_lr_ratio: Fraction | None = None  # the same as a share of the peak
-    decay_until: Duration | None = None  # where cosine, linear and polynomial arrive; null: at the end of the run
-    period: Duration | None = None  # step: length of one level; exponential: time of one factor, null: an epoch
-    num_periods: Positive | None = None  # exponential: the run is so many periods
-    staircase: bool = False  # exponential: whole factors only
+    """`prefix` starts the schedule after warm-up; `replace` starts it at step 0 and warm-up replaces its first steps;
+    `multiply` starts it at step 0 and multiplies it by warm-up."""
+    end_lr: NonNegative = 0
+    """Final learning rate of cosine, linear, polynomial and one-cycle; it is not scaled with the batch size."""
+    end_lr_ratio: Fraction | None = None
+    """Final learning rate as a fraction of the peak, instead of end_lr."""
+    decay_until: Duration | None = None
+    """Point at which cosine, linear and polynomial reach the final rate; null is the end of the run."""
+    period: Duration | None = None
+    """Time between two multiplications by gamma, for step and exponential; null is an epoch for exponential."""
+    num_periods: Positive | None = None
+    """Exponential: number of periods in the run, instead of `period`."""
+    staircase: bool = False
+    """Exponential: multiply once at the end of each period instead of continuously."""
     milestones: Annotated[tuple[Duration, ...], Listed] = ()
-    milestone_when: Literal["reached", "exceeded"] = (
-        "reached"  # when a milestone counts: at its step, or at the next one
-    )
-    milestone_lrs: Annotated[
-        tuple[PositiveFloat, ...], Listed
-    ] = ()  # table: the rate from each milestone on; lr before
-    gamma: PositiveFloat = 0.1  # step, milestones, exponential
-    power: PositiveFloat = 2  # polynomial
-    start_lr_ratio: Fraction = 0.04  # one-cycle: the first rate as a share of the peak
-    anneal_strategy: Literal["cosine", "linear"] = "cosine"  # one-cycle: the form of both ways
+    """Points at which multistep and piecewise change the learning rate."""
+    milestone_when: Literal["reached", "exceeded"] = "reached"
+    """Whether a milestone takes effect at its step or one step later."""
+    milestone_lrs: Annotated[tuple[PositiveFloat, ...], Listed] = ()
+    """Piecewise: learning rate from each milestone on; `lr` applies before the first."""
+    gamma: PositiveFloat = 0.1
+    """Factor of the learning rate for step, multistep and exponential."""
+    power: PositiveFloat = 2
+    """Exponent of polynomial."""
+    start_lr_ratio: Fraction = 0.04
+    """One-cycle: first learning rate as a fraction of the peak."""
+    anneal_strategy: Literal["cosine", "linear"] = "cosine"
+    """One-cycle: shape of the rise and of the fall."""
 
     @property
     def uses_lr(self) -> bool:
-        """Whether lr is the rate of any step: not where a table holds from step 0 and no warm-up leads to lr."""
+        """Whether any step uses lr: not where piecewise starts at step 0 and no warm-up leads to lr."""
         if self.name != "piecewise" or not self.milestones:
             return True
         from_start = self.milestones[0].value == 0 and self.milestone_when == "reached"
@@ -139,43 +173,58 @@ class ScheduleConfig(Section):
 
 
 class LossConfig(Section):
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0  # in training only
-    # uniform: the share is spread over all classes; others: over all but the right one, which keeps 1 - share
+    """The classification loss."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0
+    """Label smoothing in training."""
     smooth_over: Literal["all-classes", "other-classes"] = "all-classes"
+    """Spread the smoothing over all classes, as torch does, or over all but the true one, which keeps
+    1 - label_smoothing."""
 
 
 class DistillConfig(Section):
-    """A trained network whose answers are learned beside the labels: (1 - alpha) x loss + alpha x T^2 x divergence."""
+    """Knowledge distillation: (1 - alpha) x loss + alpha x T^2 x KL divergence from the teacher."""
 
-    teacher: str | None = None  # a run or a weights file; null: off
-    teacher_recipe: str | None = None  # of a teacher that is a bare weights file
-    alpha: Fraction = 0.5  # the teacher's share
+    teacher: str | None = None
+    """Run or weights file of the teacher; null switches distillation off."""
+    teacher_recipe: str | None = None
+    """Recipe of a teacher that is given by a weights file."""
+    alpha: Fraction = 0.5
+    """Weight of the distillation loss."""
     temperature: PositiveFloat = 4
+    """Temperature T of both softmaxes."""
 
 
 class EmaConfig(Section):
-    """A moving average of the weights, evaluated and saved beside them."""
+    """An exponential moving average (EMA) of the weights, evaluated and saved with them."""
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0  # 0: off
-    warmup: bool = True  # min(decay, (1 + step) / (10 + step))
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0
+    """Decay per step; 0 switches EMA off."""
+    warmup: bool = True
+    """Start with a smaller decay: min(decay, (1 + step) / (10 + step))."""
 
 
 class CheckpointAverageConfig(Section):
-    """The checkpoints of the last epochs as one more set of weights when the run is done: averaged.safetensors."""
+    """The average of the last checkpoints, written to averaged.safetensors at the end of the run."""
 
-    last: Duration | Off = "off"  # of the checkpoints that save.every wrote; 100%: all
+    last: Duration | Off = "off"
+    """Average the checkpoints that `save.every` wrote in this last part of the run; 100% averages all."""
     mode: Literal["mean", "exponential"] = "mean"
-    decay: PositiveFraction = 0.99  # exponential: share of the average kept at each next checkpoint
+    """Plain or exponential average."""
+    decay: PositiveFraction = 0.99
+    """Exponential: weight of the average so far at each next checkpoint."""
 
 
 class EarlyStoppingConfig(Section):
-    """When a run may end before its length, judged by the metric of its evaluations."""
+    """When to end a run early, by the metric of its evaluations."""
 
-    target: PositiveFraction | Off = "off"  # as soon as it is reached
-    patience: Positive | Off = "off"  # after so many evaluations without a better one
+    target: PositiveFraction | Off = "off"
+    """Stop as soon as the metric reaches this value."""
+    patience: Positive | Off = "off"
+    """Stop after this many evaluations without improvement."""
 
 
-# As torch calls them. Those of the loss, which is float32 always, may be listed as such.
+# Torch's names. Operations of the loss may be listed too; the loss is always float32.
 OperationName = Literal[
     "conv2d",
     "linear",
@@ -210,99 +259,125 @@ OperationName = Literal[
 
 
 class PrecisionOps(Section):
-    """Operations of the network whose type the recipe decides; the others run as the mode has them."""
+    """Operations whose dtype the recipe sets; all others have the dtype of the precision mode."""
 
     float32: Annotated[tuple[OperationName, ...], Listed] = ()
-    low_precision: Annotated[tuple[OperationName, ...], Listed] = ()  # bfloat16 or float16, by the mode
+    """Operations to run in float32."""
+    low_precision: Annotated[tuple[OperationName, ...], Listed] = ()
+    """Operations to run in the bfloat16 or float16 of the mode."""
 
 
 def _mode(value: object) -> object:
-    """YAML reads a bare 16.16 as a number; people mean the name."""
+    """YAML reads a bare 16.16 as a number; it is the name of a mode."""
     return {16.16: "16.16", 16.32: "16.32", 32.32: "32.32"}.get(value, value) if isinstance(value, float) else value
 
 
 class PrecisionConfig(Section):
-    """Which types weights and products have. Batch norm statistics are never below fp32, nor is the loss."""
+    """Dtypes of weights and computation. Batch norm statistics and the loss are always at least float32."""
 
-    # bf16, fp16: fp32 weights, and products as torch's autocast chooses. bf16-all, 16.32: fp32 weights, and the whole
-    # network on a half cast of them. 16.16: half weights too, no copy of them in fp32. 32.32: fp32.
     mode: Annotated[
         Literal["fp64", "fp32", "tf32", "bf16", "fp16", "bf16-all", "16.16", "16.32", "32.32"], BeforeValidator(_mode)
     ] = "fp32"
-    loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"  # fp16, 16.16 and 16.32
-    rounding: Literal["auto", "nearest", "stochastic"] = "auto"  # of a 16.16 weight's update; auto: stochastic
+    """bf16 and fp16 use torch's autocast with float32 weights. bf16-all and 16.32 run the whole network on a
+    half-precision copy of float32 weights. 16.16 stores the weights in half precision, too. 32.32 is fp32."""
+    loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"
+    """Loss scale for fp16, 16.16 and 16.32."""
+    rounding: Literal["auto", "nearest", "stochastic"] = "auto"
+    """Rounding of weight updates in mode 16.16; `auto` is stochastic."""
     ops: PrecisionOps = PrecisionOps()
-    # cuda: whether parts of a sum in a half-precision matrix product may be added in half; auto: as torch has it, half
-    reduced_precision_reduction: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    reduced_precision_reduction: Switch = "auto"
+    """CUDA: allow reduced-precision reductions in half-precision matrix products; `auto` keeps torch's default, on."""
 
     @property
-    def has_lower(self) -> bool:
+    def has_low_precision(self) -> bool:
         return self.mode in ("bf16", "fp16", "bf16-all", "16.16", "16.32")
 
     @property
-    def is_plain(self) -> bool:
-        """Whether every operation has the type that torch gives it."""
+    def follows_autocast(self) -> bool:
+        """Whether every operation has the dtype that torch gives it."""
         return self.mode in ("fp32", "32.32", "tf32", "bf16", "fp16") and self.ops == PrecisionOps()
 
     @property
-    def is_scaled(self) -> bool:
+    def uses_loss_scale(self) -> bool:
         return self.mode in ("fp16", "16.16", "16.32")
 
 
 class NonFiniteConfig(Section):
-    """What happens when a loss or gradient is NaN or infinite: the update is never applied."""
+    """What happens when the loss or a gradient is NaN or infinite; such an update is never applied."""
 
     policy: Literal["stop", "skip"] = "stop"
-    max_skipped: Positive = 10  # skipped steps in one run before it stops all the same
+    """Stop the run, or skip the step."""
+    max_skipped: Positive = 10
+    """Most skipped steps in a run before it stops."""
 
 
 class EngineConfig(Section):
-    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
-    # cuda: our own kernels for batch norm and what surrounds it; auto: where the network has such layers, in place of
-    # torch.compile, unless compile is on or off
-    fused_kernels: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
-    # cuda: the whole step recorded once and launched as one graph; auto: unless compile is off or
-    # there are several processes; other devices have nothing to record
-    cuda_graphs: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    """How steps are executed: compilation, kernels, CPU threads."""
+
+    compile: Switch = "auto"
+    """Use torch.compile; `auto` does on CUDA where fused_kernels are not used, and on Gaudi."""
+    fused_kernels: Switch = "auto"
+    """CUDA: use Reconv's fused kernels for batch norm and the layers around it; `auto` does where the network has
+    such layers, unless `compile` is on or off."""
+    cuda_graphs: Switch = "auto"
+    """CUDA: capture the whole step as a CUDA graph; `auto` does unless `compile` is off or there are several
+    processes."""
     deterministic: bool = False
-    # cuda: try convolution algorithms on the first images of a size, and keep the fastest; auto: unless
-    # deterministic, since the fastest may be another one in the next run
-    cudnn_benchmark: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
-    # so many, by cuDNN's own order of what should be fast; trials are most of the first step of a large network
+    """Use deterministic algorithms only, so that a run on the same hardware gives the same bits."""
+    cudnn_benchmark: Switch = "auto"
+    """CUDA: time convolution algorithms for each input size and keep the fastest; `auto` does unless
+    `deterministic`, since the next run may choose another one."""
     cudnn_benchmark_limit: Literal["all"] | Positive = 4
-    num_threads: Threads | Literal["auto"] = "auto"  # torch threads per rank; auto: all cores this process may use
-    # The cores of this process and its workers: any, those near the device (near), a list as in 0-7,16-23, or a share
-    # of the machine's for each of its processes (share).
+    """CUDA: number of algorithms to time per convolution; timing is most of a large network's first step."""
+    num_threads: Threads | Literal["auto"] = "auto"
+    """Torch threads per process; `auto` uses all cores this process may use."""
     cpu_affinity: Annotated[str, Field(pattern=r"^(any|near|share|\d+(-\d+)?(,\d+(-\d+)?)*)$")] = "any"
-    channels_last: Annotated[Literal["auto", "on", "off"], BeforeValidator(words_of_switches)] = "auto"
+    """CPU cores of a process and its workers: `any`, those `near` its GPU, an equal `share` of the machine's for each
+    process, or a list as in 0-7,16-23."""
+    channels_last: Switch = "auto"
+    """Use the channels-last memory format."""
     non_finite: NonFiniteConfig = NonFiniteConfig()
 
 
 class EvaluateConfig(Section):
+    """When and how the validation set is evaluated."""
+
     every: Duration | Off = Duration(1, "ep")
-    offset: Duration = Duration(0, "ep")  # the first evaluation comes here, the next `every` later
+    """Interval between evaluations; there is always one at the end, unless `off`."""
+    offset: Duration = Duration(0, "ep")
+    """Point of the first evaluation; the next follows `every` later."""
     batch_size: Positive = 256
-    num_samples: Positive | None = (
-        None  # so many of the validation set, evenly spread; what they give is marked partial
-    )
-    # Several views of each image, their logits averaged; also for prediction. flip: and its mirror image.
-    # flip-translate: and both moved by a pixel to the upper left and to the lower right, which count half in all.
+    """Samples per forward pass."""
+    num_samples: Positive | None = None
+    """Evaluate only this many samples, spread evenly over the validation set; such results are marked partial."""
     tta: Literal["none", "flip", "flip-translate"] = "none"
+    """Test-time augmentation, also for prediction: average the logits of the image and its mirror image (`flip`), and
+    of both shifted by one pixel to the upper left and the lower right at half weight (`flip-translate`)."""
 
 
 class SaveConfig(Section):
-    every: Duration | Off = Duration(1, "ep")  # epochs, steps, a share, or minutes; off writes no checkpoint at all
+    """When checkpoints are written and which are kept."""
+
+    every: Duration | Off = Duration(1, "ep")
+    """Interval between checkpoints in epochs, steps, percent of the run or minutes; `off` writes none."""
     keep_last: Positive = 2
+    """Number of latest checkpoints to keep."""
     keep_best: bool = True
-    keep_at: Annotated[tuple[Duration, ...], Listed] = ()  # checkpoints at these points are never deleted
-    background: bool = True  # training stops for a copy of the state alone, which is written while it goes on
+    """Also keep the best checkpoint by the evaluation metric."""
+    keep_at: Annotated[tuple[Duration, ...], Listed] = ()
+    """Points at which checkpoints are written and never deleted."""
+    background: bool = True
+    """Write checkpoints in the background; training only waits for a copy of the state."""
 
 
 class LogConfig(Section):
+    """How often training progress is logged."""
+
     every: Duration = Duration(10, "step")
+    """Interval between log lines."""
 
 
-RecordName = Literal["csv", "tensorboard", "wandb", "mlflow", "mlperf"]
+LoggerName = Literal["csv", "tensorboard", "wandb", "mlflow", "mlperf"]
 
 
 def _listed(value: object) -> object:
@@ -312,66 +387,121 @@ def _listed(value: object) -> object:
 
 
 class ParallelConfig(Section):
-    """How the processes of a run add their gradients."""
+    """Data and pipeline parallelism."""
 
-    reduce: Literal["fast", "ordered"] = "fast"  # ordered: group gradients are added in group order
-    bucket_cap_mb: PositiveFloat = 25  # fast: gradients travel in pieces of this size, beside the backward pass
-    gradient_compression: Annotated[Literal["off", "bf16"], BeforeValidator(words_of_switches)] = (
-        "off"  # fast: as they travel
-    )
-    pipeline_stages: Annotated[int, Field(ge=1, le=64)] = 1  # devices that share one copy of the network
-    # The stages at which the next device of a pipeline begins.
+    reduce: Literal["fast", "ordered"] = "fast"
+    """How gradients are summed over processes: `fast` uses bucketed all-reduce during the backward pass; `ordered`
+    sums in the order of the groups, so that the bits do not depend on the number of processes."""
+    bucket_cap_mb: PositiveFloat = 25
+    """Bucket size of the fast all-reduce in MiB."""
+    gradient_compression: Annotated[Literal["off", "bf16"], BeforeValidator(parse_switch)] = "off"
+    """Compress gradients for the fast all-reduce."""
+    pipeline_stages: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of devices that one copy of the network is split over (pipeline parallelism)."""
     pipeline_splits: Annotated[tuple[str, ...], Listed] = ()
-    # pipeline: all forward passes first (GPipe), forward and backward in turn (1F1B), or one micro-batch at a time
+    """Names of the network's stages at which the next device begins."""
     pipeline_schedule: Literal["gpipe", "1f1b", "sequential"] = "gpipe"
-    heartbeat_timeout_s: Annotated[float, Field(ge=2, le=600)] = 30  # of silence, until a process is given up
+    """Order of forward and backward passes: GPipe, 1F1B, or one micro-batch at a time."""
+    heartbeat_timeout_s: Annotated[float, Field(ge=2, le=600)] = 30
+    """Seconds without a heartbeat until a process counts as lost."""
+
+
+def _stage_names(value: object) -> object:
+    """A bare name is a list of one; `off` and `on` are words."""
+    value = parse_switch(value)
+    if isinstance(value, str) and value not in ("off", "auto", "all"):
+        return [name.strip() for name in value.split(",")]
+    return value
+
+
+class MemoryConfig(Section):
+    """How to save device memory. None of these fields changes what a run computes."""
+
+    activation_checkpointing: Annotated[
+        Annotated[tuple[str, ...], Listed] | Literal["off", "auto", "all"], BeforeValidator(_stage_names)
+    ] = "off"
+    """Stages whose activations are recomputed in the backward pass: names as in [stem, layer1], `all`, or `auto` for
+    those with the largest activations, until half of the activation memory is saved."""
+    checkpoint_segments: Annotated[tuple[str, ...], Listed] = ()
+    """Stages at which a new checkpointed segment begins; all segments but the last are recomputed."""
+    shard_optimizer: bool = False
+    """Each process keeps the optimizer state of its share of the parameters (ZeRO stage 1)."""
+    offload_optimizer: bool = False
+    """Keep the optimizer state in host memory and copy it for each update."""
 
 
 class ExpectedResult(Section):
-    """What the recipe promises, and where the promise comes from."""
+    """The result the recipe promises."""
 
     metric: str = "top1"
+    """Metric of the evaluation."""
     value: float
+    """Expected value; accuracies are fractions."""
     tolerance: NonNegative = 0
-    on: str = ""  # hardware and data
-    source: str = ""  # published where, or measured by us when and how often
+    """How far below the value a run may end."""
+    on: str = ""
+    """Hardware and data of the promise."""
+    source: str = ""
+    """Where the value was published, or when and how often it was measured."""
 
 
 class PublishedResult(Section):
-    """What others have published about this recipe; ours to check, not to promise."""
+    """A result that others have published for this recipe."""
 
     source: Annotated[str, Field(min_length=1)]
+    """Where it was published."""
     hardware: str = ""
-    batch: Annotated[tuple[Positive, ...], Listed] = ()  # samples at a time, times accumulated, times cards
+    """Hardware of the published run."""
+    batch: Annotated[tuple[Positive, ...], Listed] = ()
+    """Batch arithmetic as published: samples x accumulation steps x devices."""
     metric: str = "top1"
+    """Metric of the value."""
     value: float | None = None
-    spread: NonNegative | None = None  # as published, in the metric's unit
-    images_per_s: PositiveFloat | None = None  # all cards together
+    """Published value; accuracies are fractions."""
+    spread: NonNegative | None = None
+    """Published spread, in the metric's unit."""
+    images_per_s: PositiveFloat | None = None
+    """Training throughput of all devices together."""
     hours: PositiveFloat | None = None
-    caveat: str = ""  # why it may not carry over
+    """Training time."""
+    caveat: str = ""
+    """Why the result may not carry over."""
 
 
 class MeasuredResult(Section):
-    """What we have measured with this recipe ourselves."""
+    """A result that was measured with Reconv."""
 
     date: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$")]
+    """Date of the measurement."""
     hardware: Annotated[str, Field(min_length=1)]
-    n: Positive  # runs
+    """Hardware of the runs."""
+    n: Positive
+    """Number of runs."""
     metric: str = "top1"
-    value: float  # mean of the runs
-    spread: NonNegative | None = None  # standard deviation, in the metric's unit
+    """Metric of the value."""
+    value: float
+    """Mean of the runs."""
+    spread: NonNegative | None = None
+    """Standard deviation of the runs, in the metric's unit."""
     images_per_s: PositiveFloat | None = None
+    """Training throughput."""
     hours: PositiveFloat | None = None
+    """Training time."""
 
 
 class Recipe(Section):
-    """Everything that decides a run's mathematics, and what it expects to reach."""
+    """Everything that determines a training run, and the result to expect from it."""
 
-    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=100)] = "recipe"  # also a folder's name
+    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$", max_length=100)] = "recipe"
+    """Name of the recipe and of the folder of its runs."""
     description: str = ""
+    """One line about the recipe."""
     task: Literal["classification", "detection"] = "classification"
+    """What the network learns."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the initial weights, the order of samples and the augmentation."""
     length: Duration = Duration(90, "ep")
+    """Length of training in epochs or steps, as in 90ep or 5000step."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: AugmentConfig = AugmentConfig()
@@ -391,14 +521,19 @@ class Recipe(Section):
     log: LogConfig = LogConfig()
     parallel: ParallelConfig = ParallelConfig()
     memory: MemoryConfig = MemoryConfig()
-    loggers: Annotated[tuple[RecordName, ...], Listed, BeforeValidator(_listed)] = ()  # written beside the report
-    profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"  # trace these steps, from 1, both included
+    loggers: Annotated[tuple[LoggerName, ...], Listed, BeforeValidator(_listed)] = ()
+    """Further loggers besides the event log and the report, as in [csv, tensorboard]."""
+    profile: Annotated[tuple[Positive, Positive], Listed] | Off = "off"
+    """First and last step to trace with torch's profiler, counted from 1."""
     expect: ExpectedResult | None = None
-    published: Annotated[tuple[PublishedResult, ...], Listed] = ()  # by others
-    measured: Annotated[tuple[MeasuredResult, ...], Listed] = ()  # by us
+    """The result to expect; null promises none."""
+    published: Annotated[tuple[PublishedResult, ...], Listed] = ()
+    """Results that others have published."""
+    measured: Annotated[tuple[MeasuredResult, ...], Listed] = ()
+    """Results that were measured with Reconv."""
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> Recipe:
+    def _check_combinations(self) -> Recipe:
         found = contradictions(self)
         if found:
             raise ContradictionError(found)

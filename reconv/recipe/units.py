@@ -1,8 +1,4 @@
-"""Quantities people type with a unit: durations, rates per batch, and how many bad images are borne.
-
-Owns parsing and printing of `90ep`, `5000step`, `10%`, `15min` and `skip up to 20`, and parsing of `2^-11 per image`.
-Refuses to know how long an epoch is: the plan converts. Invariant: `Duration.parse(str(d)) == d`.
-"""
+"""The types of recipe fields: sections, ranges, durations (`90ep`), rates (`0.256 per 256`), `skip up to 20`."""
 
 from __future__ import annotations
 
@@ -11,11 +7,43 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from fractions import Fraction
-from typing import Any
+from fractions import Fraction as ExactFraction
+from typing import Annotated, Any, Literal
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[int, Field(gt=0, le=10**9)]
+Pixels = Annotated[int, Field(gt=0, le=8192)]
+Threads = Annotated[int, Field(gt=0, le=1024)]
+BatchSize = Annotated[int, Field(gt=0, le=2**20)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Listed = Field(strict=False)  # a YAML list may fill a tuple; its items stay strict
+
+
+def parse_switch(value: object) -> object:
+    """YAML may read a bare `off` as False and `on` as True; the words are meant."""
+    return {False: "off", True: "on"}.get(value, value) if isinstance(value, bool) else value
+
+
+Off = Annotated[Literal["off"], BeforeValidator(parse_switch)]
+
+
+class Section(BaseModel):
+    """A frozen part of a recipe that rejects unknown keys and implicit conversions."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
 
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ep|step|%|min)\s*")
 _LONGEST = 1e12
@@ -25,13 +53,13 @@ _RATE = re.compile(
     r"(?:\s+per\s+(?:(?P<per>[0-9]{1,9})(?:\s+images?)?|(?P<image>image)))?\s*"
 )
 _SKIP = re.compile(r"\s*skip\s+up\s+to\s+([0-9]{1,9})\s*")
-_STEEPEST = 1000  # of 2^N: beyond it there is no such number
+_MAX_EXPONENT = 1000  # of 2^N; larger ones overflow
 
 
 def parse_rate(text: str) -> tuple[float, int | None] | None:
     """`2^-11 per image`, `0.256 per 256 images` or `2^-3` as (rate, reference batch or None); None: not a rate."""
     match = _RATE.fullmatch(text)
-    if match is None or (match["exponent"] and abs(float(match["exponent"])) > _STEEPEST):
+    if match is None or (match["exponent"] and abs(float(match["exponent"])) > _MAX_EXPONENT):
         return None
     rate = float(match["plain"]) if match["plain"] else 2.0 ** float(match["exponent"])
     return rate, 1 if match["image"] else int(match["per"]) if match["per"] else None
@@ -47,7 +75,7 @@ def split_rate(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A length of training: epochs, optimizer steps, a share of the run, or minutes of wall clock."""
+    """A length of training in epochs, optimizer steps, percent of the run, or minutes of wall clock."""
 
     value: float
     unit: str
@@ -57,9 +85,9 @@ class Duration:
         return f"{int(self.value) if whole else format(Decimal(repr(self.value)), 'f')}{self.unit}"
 
     @property
-    def exact(self) -> Fraction:
-        """The number as typed: 0.1 is one tenth, so that rounding to steps does not depend on binary fractions."""
-        return Fraction(repr(self.value))
+    def exact(self) -> ExactFraction:
+        """The number as typed: 0.1 is exactly one tenth, so that rounding to steps is exact."""
+        return ExactFraction(repr(self.value))
 
     @classmethod
     def parse(cls, text: object) -> Duration:
@@ -71,11 +99,11 @@ class Duration:
             raise ValueError("a duration with its unit, as in 90ep, 5000step, 10% or 15min")
         value = float(match[1])
         if value > _LONGEST:
-            raise ValueError("a duration shorter than that")
+            raise ValueError(f"a duration of at most {_LONGEST:g}")
         if match[2] == "step" and value != int(value):
-            raise ValueError("whole steps")
+            raise ValueError("a whole number of steps")
         if match[2] == "%" and value > 100:
-            raise ValueError("a share of at most 100%")
+            raise ValueError("at most 100%")
         return cls(value, match[2])
 
     @classmethod
@@ -87,7 +115,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class BadImages:
-    """How many files a run may leave out because they cannot be read or decoded; 0: it stops at the first."""
+    """How many unreadable files a run may skip; 0 stops at the first."""
 
     limit: int
 
@@ -103,7 +131,7 @@ class BadImages:
             return cls(0)
         match = _SKIP.fullmatch(text) if isinstance(text, str) else None
         if match is None or int(match[1]) == 0:
-            raise ValueError("stop, or how many files of the whole run may be left out, as in: skip up to 20")
+            raise ValueError("stop, or the number of files that the whole run may skip, as in: skip up to 20")
         return cls(int(match[1]))
 
     @classmethod

@@ -1,8 +1,6 @@
-"""Options whose parent is off, or that this device does not read: said in the plan, since they look as if they did
-something.
+"""Fields that have no effect in a recipe, because another field switches them off or the device ignores them.
 
-Owns which option needs which other. Refuses to know what is wrong (rules): a recipe with such options is valid, and is
-often a child of one that uses them. Invariant: only values other than the defaults are named.
+The plan lists them. They are no error: a recipe often extends one that uses them. Defaults are never listed.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from reconv.recipe.data_fields import why_plain
+from reconv.recipe.data_fields import why_not_native
 from reconv.recipe.fields import flatten
 from reconv.recipe.schema import EngineConfig, Recipe
 
 
 def unused_options(recipe: Recipe, device: str = "") -> Iterator[tuple[str, str]]:
-    """Each option that has no effect, and why; where the kind of device is not known, none is unused because of it."""
+    """Yield each field that has no effect, and why; an empty `device` is unknown and excludes nothing."""
     values, defaults = flatten(recipe), _defaults()
     seen: set[str] = set()
     for is_on, why, fields in (*_needs(recipe), *_needs_of_device(recipe.engine, device)):
@@ -33,7 +31,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
-    """Whether options are used, why not, and which they are."""
+    """Yield whether fields are used, why not, and the fields."""
     yield from _needs_of_images(recipe)
     schedule, distill, checkpoint_average = recipe.schedule, recipe.distill, recipe.checkpoint_average
     smoothed = recipe.loss.label_smoothing > 0
@@ -50,14 +48,14 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
     yield warms, "schedule.warmup is 0", ("schedule.warmup_from", "schedule.warmup_mode")
     yield warms or schedule.name != "constant", "schedule.name is constant, without warm-up", ("schedule.interval",)
     from_0 = schedule.name in ("step", "multistep", "piecewise") and schedule.warmup_mode == "replace"
-    yield not from_0, f"schedule.name {schedule.name} counts from step 0 always", ("schedule.warmup_mode",)
+    yield not from_0, f"schedule.name {schedule.name} always counts from step 0", ("schedule.warmup_mode",)
     fast = recipe.parallel.reduce == "fast"
     yield fast, "parallel.reduce is ordered", ("parallel.bucket_cap_mb", "parallel.gradient_compression")
-    piped = recipe.parallel.pipeline_stages > 1
-    yield piped, "parallel.pipeline_stages is 1", ("parallel.pipeline_schedule",)
-    yield not piped, "parallel.pipeline_stages has its own way", ("parallel.bucket_cap_mb",)
+    is_pipeline = recipe.parallel.pipeline_stages > 1
+    yield is_pipeline, "parallel.pipeline_stages is 1", ("parallel.pipeline_schedule",)
+    yield not is_pipeline, "parallel.pipeline_stages is above 1", ("parallel.bucket_cap_mb",)
     tries = recipe.engine.cudnn_benchmark != "off" and not recipe.engine.deterministic
-    yield tries, "no algorithms are tried", ("engine.cudnn_benchmark_limit",)
+    yield tries, "engine.cudnn_benchmark is off", ("engine.cudnn_benchmark_limit",)
     skips = recipe.engine.non_finite.policy == "skip"
     yield skips, "engine.non_finite.policy is stop", ("engine.non_finite.max_skipped",)
     yield recipe.evaluate.every != "off", "evaluate.every is off", ("evaluate.offset", "evaluate.num_samples")
@@ -65,14 +63,14 @@ def _needs(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
 
 
 def _needs_of_device(engine: EngineConfig, device: str) -> Iterator[tuple[bool, str, tuple[str, ...]]]:
-    """A wish to do without is fulfilled on a device that does without; what cannot be compiled is refused elsewhere."""
-    is_known_to_lack = device not in ("", "cuda")
-    none = f"no algorithms are tried on {device}"
-    yield not (is_known_to_lack and engine.cudnn_benchmark == "on"), none, ("engine.cudnn_benchmark",)
-    yield not is_known_to_lack, none, ("engine.cudnn_benchmark_limit",)
+    """Only what is switched on has no effect: a device without a feature complies with `off`."""
+    lacks_cuda = device not in ("", "cuda")
+    none = f"{device} does not use cuDNN"
+    yield not (lacks_cuda and engine.cudnn_benchmark == "on"), none, ("engine.cudnn_benchmark",)
+    yield not lacks_cuda, none, ("engine.cudnn_benchmark_limit",)
     yield (
-        not (is_known_to_lack and engine.cuda_graphs == "on"),
-        f"steps are not recorded on {device}",
+        not (lacks_cuda and engine.cuda_graphs == "on"),
+        f"{device} has no CUDA graphs",
         ("engine.cuda_graphs",),
     )
 
@@ -83,21 +81,21 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     crops = ("padding", "padding_mode", "scale", "ratio", "attempts", "fallback", "antialias")
     yield not augment.train_like_eval, as_is, _of("augment", "crop", "hflip", "hflip_mode", *crops)
     by_image = "data.preprocess.per_image_standardization is true"
-    # Grey images cannot have the default means: there is one value for each channel.
+    # Grayscale images cannot have the default means, which are for three channels.
     yield not spec.per_image_standardization or spec.channels == 1, by_image, _of("data.preprocess", "mean", "std")
     yield not spec.per_image_standardization, by_image, ("data.preprocess.divide_by",)
     crop = f"augment.crop is {augment.crop}"
     yield augment.crop == "random", crop, _of("augment", "padding", "padding_mode")
     yield augment.crop == "random_resized", crop, _of("augment", "scale", "ratio", "attempts", "fallback", "antialias")
     interpolation = augment.interpolation or spec.interpolation
-    yield interpolation != "nearest", "training images take the nearest pixel", ("augment.antialias",)
+    yield interpolation != "nearest", "training images are resized by nearest", ("augment.antialias",)
     yield recipe.data.backend == "gpu", f"data.backend is {recipe.data.backend}", ("data.gpu_decode_fraction",)
-    reason = why_plain(augment, spec)
+    reason = why_not_native(augment, spec)
     yield reason is None, reason or "", ("augment.decoder",)
     box_crop = ("no_crop_probability", "min_ious", "iou_with", "scale", "max_aspect_ratio", "trials")
     yield augment.crop == "ssd", crop, _of("augment.ssd_crop", *box_crop)
     yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.max_scale",)
-    yield augment.color_jitter.on, "augment.color_jitter changes nothing", ("augment.color_jitter.implementation",)
+    yield augment.color_jitter.enabled, "augment.color_jitter is off", ("augment.color_jitter.implementation",)
     boxes = _of("data", "bad_boxes", "empty_images", "difficult_boxes")
     boxes += tuple(name for name in _defaults() if name.startswith("detection."))
     yield recipe.task == "detection", "task is classification", boxes
@@ -110,9 +108,13 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
         "augment.random_erasing.probability is 0",
         _of("augment.random_erasing", "scale", "ratio"),
     )
-    yield augment.mixup.on, "augment.mixup.alpha is 0", _of("augment.mixup", "mode", "partner", "lam_at_least_half")
+    yield (
+        augment.mixup.enabled,
+        "augment.mixup.alpha is 0",
+        _of("augment.mixup", "mode", "partner", "lam_at_least_half"),
+    )
     off = "alpha is 0" if cutmix.mode == "beta" else "lam is 1"
-    yield cutmix.on, f"augment.cutmix.{off}", _of("augment.cutmix", "mode", "roll")
+    yield cutmix.enabled, f"augment.cutmix.{off}", _of("augment.cutmix", "mode", "roll")
 
 
 def _of(section: str, *names: str) -> tuple[str, ...]:

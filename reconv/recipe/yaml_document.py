@@ -1,8 +1,7 @@
-"""YAML as recipes use it: plain values, the line of every key, and nothing that surprises.
+"""Read and write the YAML of recipes, with the line of every key.
 
-Owns the dialect: YAML 1.2's booleans (only true and false: `no`, `off` and `on` are words) and numbers (`1e-4` is one),
-no dates, no aliases, no tags, no duplicate keys. Refuses to know what the keys mean. Invariant: `read(write(tree))`
-gives the tree back.
+The dialect has the booleans of YAML 1.2 (only true and false; `no`, `off` and `on` are text), `1e-4` is a number, and
+dates, aliases, tags and duplicate keys are not allowed. `read(write(tree))` gives the tree back.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SCALARS = (
 
 @dataclass(frozen=True, slots=True)
 class YamlProblem:
-    """Something wrong at a line (counted from 1) of a document."""
+    """A problem at a line of a document, counted from 1."""
 
     line: int
     text: str
@@ -42,12 +41,12 @@ class YamlProblem:
 
 @dataclass(slots=True)
 class Document:
-    """A tree of plain values, the line of each key, and what was wrong with the text."""
+    """A tree of plain values, the line of each key, and problems of the text."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     lines: dict[Path, int] = field(default_factory=dict)
     problems: list[YamlProblem] = field(default_factory=list)
-    broken: bool = False  # the text could not be read to its end; the tree is empty
+    broken: bool = False  # the text is not valid YAML; the tree is empty
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            text = "aliases (*name) are not part of recipes; share values with extends"
+            text = "aliases (*name) are not allowed in recipes; share values with extends"
             raise yaml.composer.ComposerError(None, None, text, self.current_event.start_mark)
         return super().compose_node(parent, index)
 
@@ -68,7 +67,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _style(text: str) -> str | None:
-    """Double quotes for control characters and odd line ends, which PyYAML's plain and single quotes lose."""
+    """Double quotes for control characters and unusual line ends, which PyYAML loses otherwise."""
     return None if text.isprintable() else '"'
 
 
@@ -90,21 +89,23 @@ def read(text: str) -> Document:
         if isinstance(node, yaml.MappingNode):
             document.tree = _mapping(node, (), document)
             return document
-        problem = None if node is None else YamlProblem(_line(node), "a recipe is made of `key: value` lines")
+        problem = None if node is None else YamlProblem(_line(node), "a recipe consists of `key: value` lines")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = YamlProblem(mark.line + 1 if mark else 1, f"not YAML: {_said(error.problem or error.context or '')}")
+        problem = YamlProblem(
+            mark.line + 1 if mark else 1, f"not YAML: {_readable(error.problem or error.context or '')}"
+        )
     except yaml.reader.ReaderError as error:
         problem = YamlProblem(text.count("\n", 0, error.position) + 1, f"not YAML: {error.reason}")
     except RecursionError:
-        problem = YamlProblem(1, "nested too deeply for a recipe")
+        problem = YamlProblem(1, "nested too deeply")
     return Document(problems=[problem] if problem else [], broken=problem is not None)
 
 
-def _said(problem: str) -> str:
-    """What a YAML reader says, in the words of those who do not write YAML readers."""
+def _readable(problem: str) -> str:
+    """PyYAML's message in plain words."""
     if r"'\t'" in problem:
-        return "a tab where a word should begin; indent with spaces"
+        return "a tab is not allowed here; indent with spaces"
     return problem.replace("'<stream end>'", "the end of the file")
 
 
@@ -118,7 +119,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def read_value(text: str) -> Any:
-    """The value of a text typed on a command line; text that is not YAML is returned as it is."""
+    """The value of command-line text; text that is not YAML is returned unchanged."""
     document = read(f"value: {text}")
     return document.tree["value"] if not document.problems and list(document.tree) == ["value"] else text
 
@@ -136,12 +137,12 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "":
-            document.problems.append(YamlProblem(_line(key_node), "a key is a word"))
+            document.problems.append(YamlProblem(_line(key_node), "a key must be text"))
             continue
         key = str(key_node.value)
         here = (*path, key)
         if key in result:
-            text = f"{'.'.join(here)}: written twice (first on line {document.lines[here]})"
+            text = f"{'.'.join(here)}: given twice (first on line {document.lines[here]})"
             document.problems.append(YamlProblem(_line(key_node), text))
             continue
         document.lines[here] = _line(key_node)
@@ -161,7 +162,7 @@ def _value(node: yaml.Node, path: Path, document: Document) -> Any:
         except (ValueError, KeyError):
             text = f"{'.'.join(path)}: cannot be read as {kind}: {node.value[:40]}"
     else:
-        text = f"{'.'.join(path)}: tags ({node.tag}) are not part of recipes"
+        text = f"{'.'.join(path)}: tags ({node.tag}) are not allowed in recipes"
     document.problems.append(YamlProblem(_line(node), text))
     return None
 

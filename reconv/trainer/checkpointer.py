@@ -107,7 +107,7 @@ class Checkpointer:
         """The steps that must not be deleted: those the recipe pins, and those an average may still need."""
         window = self.plan.average
         averaged = [] if window is None else [s for s in self.store.steps() if window.holds(s, done)]
-        return [*self.plan.pinned_steps, *averaged]
+        return [*self.plan.keep_steps, *averaged]
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         """Every stateful part of a run by the name of its file; the one list of them."""

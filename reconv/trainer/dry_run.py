@@ -188,7 +188,7 @@ def _cut_short(job: TrainingRun, steps: int | None) -> TrainingRun:
             save=None if plan.save is None else _MEASURING,
         )
         sources = Datasets(sources.train, select(sources.val, np.arange(num_val, dtype=np.int64)))
-    plan = replace(plan, log=Every(steps=1), pinned_steps=(), average=None)
+    plan = replace(plan, log=Every(steps=1), keep_steps=(), average=None)
     return replace(job, plan=plan, sources=sources)
 
 
@@ -262,7 +262,7 @@ def _disk_bytes(recipe: Recipe, plan: Plan, checkpoint_bytes: int | None) -> int
     if checkpoint_bytes is None or plan.save is None:
         return None
     kept = recipe.save.keep_last if plan.save.minutes else min(recipe.save.keep_last, plan.save.count(plan.total_steps))
-    return checkpoint_bytes * (kept + recipe.save.keep_best + len(plan.pinned_steps) + _num_averaged(plan))
+    return checkpoint_bytes * (kept + recipe.save.keep_best + len(plan.keep_steps) + _num_averaged(plan))
 
 
 def _num_averaged(plan: Plan) -> int:

@@ -236,7 +236,7 @@ class Trainer:
             self._save(done, "end")
         elif every.due(done, self.plan.total_steps) or by_clock:
             self._save(done, "interval")
-        elif done in self.plan.pinned_steps:
+        elif done in self.plan.keep_steps:
             self._save(done, "pinned")
         elif improved and self.keep_best:
             self._save(done, "best")

@@ -21,11 +21,11 @@ _ENHANCERS = {
 
 
 def is_jittered_on_host(augment: AugmentConfig) -> bool:
-    return augment.color_jitter.on and augment.color_jitter.implementation == "pillow"
+    return augment.color_jitter.enabled and augment.color_jitter.implementation == "pillow"
 
 
 def is_jittered_on_device(augment: AugmentConfig) -> bool:
-    return augment.color_jitter.on and augment.color_jitter.implementation == "tensorflow"
+    return augment.color_jitter.enabled and augment.color_jitter.implementation == "tensorflow"
 
 
 def color_params(augment: AugmentConfig, seed: int, positions: I64) -> NamedArrays:

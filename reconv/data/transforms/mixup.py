@@ -78,11 +78,11 @@ def _weights_and_box(augment: AugmentConfig, base: int, group: int, size: int) -
     rng = generator(base)
     coin, center_x, center_y = rng.random(3)
     mixup, cutmix = augment.mixup, augment.cutmix
-    one_of = mixup.on and cutmix.on and augment.combine == "one-of"
+    one_of = mixup.enabled and cutmix.enabled and augment.combine == "one-of"
     weights, box = np.ones(group, np.float32), _NO_BOX
-    if mixup.on and not (one_of and coin >= 0.5):
+    if mixup.enabled and not (one_of and coin >= 0.5):
         weights = _mixup_weights(mixup, rng, group)
-    if cutmix.on and not (one_of and coin < 0.5):
+    if cutmix.enabled and not (one_of and coin < 0.5):
         box = _cutmix_box(size, _kept_share(cutmix, rng), center_x, center_y)
     return weights, box
 
@@ -128,13 +128,13 @@ def apply_mix(
     num_images, size = images.shape[0], images.shape[-1]
     rows = torch.arange(num_images, device=images.device)
     soft = torch.nn.functional.one_hot(targets, num_classes).to(images.dtype)
-    if augment.mixup.on:
+    if augment.mixup.enabled:
         partners = rows + params[MIXUP_OFFSETS]
         weights = params[MIXUP_WEIGHTS].to(images.dtype)
         own, share = weights.view(-1, 1, 1, 1), weights.view(-1, 1)
         images = images * own + images[partners] * (1 - own)
         soft = soft * share + soft[partners] * (1 - share)
-    if augment.cutmix.on:
+    if augment.cutmix.enabled:
         partners = rows + params[CUTMIX_OFFSETS]
         left, top, right, bottom = params[CUTMIX_BOXES].unbind(1)
         images = torch.where(box_mask(params[CUTMIX_BOXES], size), images[partners], images)

@@ -143,7 +143,7 @@ def wants_kernels(recipe: Recipe, device: Device) -> bool:
     """Whether kernels may compute what they can of a network in training."""
     engine = recipe.engine
     is_wanted = engine.fused_kernels == "on" or (engine.fused_kernels == "auto" and engine.compile == "auto")
-    can = device.kind == "cuda" and recipe.parallel.pipeline_stages == 1 and recipe.precision.is_plain
+    can = device.kind == "cuda" and recipe.parallel.pipeline_stages == 1 and recipe.precision.follows_autocast
     return is_wanted and can and fused.has_triton()
 
 

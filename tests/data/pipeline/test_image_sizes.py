@@ -59,15 +59,15 @@ def test_the_plan_says_which_size_comes_when() -> None:
     assert plan.total_steps == 8
     assert plan.sizes == ((0, 12), (4, 18), (6, 24))
     assert [plan.size_at(step) for step in range(8)] == [12, 12, 12, 12, 18, 18, 24, 24]
-    assert "images: training 12 px, 18 px from step 4, 24 px from step 6; evaluation 24 px" in plan.lines
-    assert "images: training 16 px; evaluation 24 px" in plan_of(make_recipe(size=16)).lines
+    assert "image size: 12 px, 18 px from step 4, 24 px from step 6 in training, 24 px in evaluation" in plan.lines
+    assert "image size: 16 px in training, 24 px in evaluation" in plan_of(make_recipe(size=16)).lines
     assert plan_of(make_recipe()).sizes == ((0, 24),)
     late = ((Duration(2, "ep"), 32), (Duration(8, "step"), 40))
     assert plan_of(make_recipe(size=16, progressive_resizing=late)).sizes == ((0, 16), (4, 32))
 
 
 def test_points_that_fall_back_are_refused_by_the_plan() -> None:
-    with pytest.raises(RecipeError, match=r"progressive_resizing must rise, but 3step is step 3, before step 4"):
+    with pytest.raises(RecipeError, match=r"progressive_resizing must increase, but 3step is step 3, before step 4"):
         plan_of(make_recipe(progressive_resizing=((Duration(2, "ep"), 12), (Duration(3, "step"), 18))))
 
 

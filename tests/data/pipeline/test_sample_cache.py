@@ -118,7 +118,7 @@ def test_both_sets_share_half_of_the_free_memory_of_a_rank(tree: Path) -> None:
     sources = with_cache(recipe, open_datasets(recipe), 8_000_000, 2)
     assert isinstance(sources.train, CachedDataset) and isinstance(sources.val, CachedDataset)
     size = cache_size(sources)
-    assert size is not None and size.room_bytes == 2_000_000
+    assert size is not None and size.available_bytes == 2_000_000
     assert size.needed_bytes == sources.train.estimated_bytes + sources.val.estimated_bytes
     with pytest.raises(ResourceError, match="cannot be told"):
         with_cache(recipe, open_datasets(recipe), None, 1)
@@ -133,9 +133,9 @@ def test_data_in_memory_is_not_kept_twice() -> None:
 @pytest.mark.parametrize(
     ("size", "said"),
     [
-        (CacheSize(3 * 10**9, 10**10), "about 3.0 GB of samples kept in memory, 10.0 GB are allowed"),
-        (CacheSize(14 * 10**10, 35 * 10**9), "35.0 GB of about 140.0 GB fit into memory; the other samples (75%)"),
-        (None, "nothing to keep"),
+        (CacheSize(3 * 10**9, 10**10), "about 3.0 GB of samples in memory, 10.0 GB available"),
+        (CacheSize(14 * 10**10, 35 * 10**9), "35.0 GB of about 140.0 GB fit in memory; the other 75% of samples"),
+        (None, "already in memory or synthetic"),
     ],
 )
 def test_the_plan_says_what_a_cache_will_hold(size: CacheSize | None, said: str) -> None:
@@ -147,4 +147,4 @@ def test_the_plan_says_what_a_cache_will_hold(size: CacheSize | None, said: str)
 def test_a_run_from_the_cache_has_the_bits_of_one_without(tree: Path, tmp_path: Path) -> None:
     kept = trained_weights(tree, tmp_path / "ram", {"data.cache": "ram", "data.num_workers": 2})
     assert kept == trained_weights(tree, tmp_path / "off", {"data.cache": "off"})
-    assert "of samples kept in memory" in (tmp_path / "ram" / "events.jsonl").read_text()
+    assert "of samples in memory" in (tmp_path / "ram" / "events.jsonl").read_text()

@@ -83,7 +83,7 @@ PLANNED = {
     "batch.size": st.integers(1, 300),
     "batch.group": st.integers(1, 300) | st.sampled_from(["all", "micro"]),
     "batch.micro": st.integers(1, 300) | st.just("auto"),
-    "data.drop_last": st.sampled_from(["drop", "wrap"]),
+    "data.drop_last": st.booleans(),
     "length": st.sampled_from(["3ep", "0.3ep", "50step"]),
     "schedule.name": st.sampled_from(["cosine", "exponential", "constant"]),
     "schedule.warmup": st.sampled_from(["1ep", "10%", "0step", "60step"]),
@@ -97,14 +97,14 @@ PLANNED = {
 @settings(max_examples=150, deadline=None)
 @given(st.fixed_dictionaries({}, optional=PLANNED), st.integers(0, 1000), st.integers(1, 5))
 def test_any_valid_recipe_has_a_plan_or_a_recipe_error(
-    recipe_file: Path, chosen: dict[str, Any], num_train: int, process_group: int
+    recipe_file: Path, chosen: dict[str, Any], num_train: int, world_size: int
 ) -> None:
     recipe_file.write_text("seed: 1\n")
     recipe = load_or_refuse(recipe_file, [(name, value, "--set") for name, value in chosen.items()])
     if recipe is None:
         return
     try:
-        plan = make_plan(recipe, Facts(num_train, 10, 10, world_size=process_group))
+        plan = make_plan(recipe, Facts(num_train, 10, 10, world_size=world_size))
     except RecipeError as error:
         assert error.then, "a refusal names what would fit"
         return

@@ -14,12 +14,8 @@ from reconv.recipe.plan import Every, Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 
 
-def plan_of(
-    num_train: int = 10_000, *, process_group: int = 1, cores: int = 4, source: str = "", **sections: Any
-) -> Plan:
-    return make_plan(
-        Recipe(**sections), Facts(num_train, 100, 10, world_size=process_group, cores=cores, source=source)
-    )
+def plan_of(num_train: int = 10_000, *, world_size: int = 1, cores: int = 4, source: str = "", **sections: Any) -> Plan:
+    return make_plan(Recipe(**sections), Facts(num_train, 100, 10, world_size=world_size, cores=cores, source=source))
 
 
 @pytest.mark.parametrize(
@@ -33,25 +29,25 @@ def test_a_batch_is_cut_by_position_and_a_remainder_of_one_joins_its_neighbour(n
 @settings(deadline=None)
 @given(st.data())
 def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(data: st.DataObject) -> None:
-    process_group = data.draw(st.integers(1, 4))
-    size = data.draw(st.integers(process_group, 240))
+    world_size = data.draw(st.integers(1, 4))
+    size = data.draw(st.integers(world_size, 240))
     group = data.draw(st.sampled_from(["all", "micro"]) | st.integers(1, size))
     micro = data.draw(st.just("auto") | st.integers(1, 2 * size))
     try:
-        plan = plan_of(batch={"size": size, "group": group, "micro": micro}, process_group=process_group)
+        plan = plan_of(batch={"size": size, "group": group, "micro": micro}, world_size=world_size)
     except RecipeError as error:
         assert error.then
         return
     assert sum(plan.group_sizes) == size
-    dealt = [plan.micro_batches(rank) for rank in range(process_group)]
+    dealt = [plan.micro_batches(rank) for rank in range(world_size)]
     parts = [g for micro_batches in dealt for groups in micro_batches for g in groups]
     assert max(map(len, dealt)) == plan.num_micro_batches
-    rows = [plan.rows(rank) for rank in range(process_group)]
+    rows = [plan.rows(rank) for rank in range(world_size)]
     assert [row for of_rank in rows for row in range(size)[of_rank]] == list(range(size))
     if plan.devices_per_group > 1:
-        assert [len(micro_batches) for micro_batches in dealt] == [1] * process_group
+        assert [len(micro_batches) for micro_batches in dealt] == [1] * world_size
         each = plan.devices_per_group
-        assert tuple(sum(parts[i : i + each]) for i in range(0, process_group, each)) == plan.group_sizes
+        assert tuple(sum(parts[i : i + each]) for i in range(0, world_size, each)) == plan.group_sizes
         assert max(parts) - min(parts) <= 1 or len(set(plan.group_sizes)) > 1
         return
     assert tuple(parts) == plan.group_sizes
@@ -62,7 +58,7 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
 
 
 @pytest.mark.parametrize(
-    ("batch", "process_group", "micro_batch", "num_micro_batches"),
+    ("batch", "world_size", "micro_batch", "num_micro_batches"),
     [
         ({"size": 1024, "group": 64, "micro": 64}, 4, 64, 4),
         ({"size": 1024, "group": 32}, 1, 256, 4),
@@ -78,26 +74,26 @@ def test_every_sample_is_in_one_group_and_every_group_whole_in_one_micro_batch(d
         ({"size": 1, "group": "micro"}, 1, 1, 1),
     ],
 )
-def test_micro_batches_are_whole_numbers_of_groups(batch, process_group, micro_batch, num_micro_batches) -> None:
-    plan = plan_of(batch=batch, process_group=process_group)
+def test_micro_batches_are_whole_numbers_of_groups(batch, world_size, micro_batch, num_micro_batches) -> None:
+    plan = plan_of(batch=batch, world_size=world_size)
     assert (plan.micro_batch, plan.num_micro_batches) == (micro_batch, num_micro_batches)
 
 
 @pytest.mark.parametrize(
-    ("batch", "process_group", "fits"),
+    ("batch", "world_size", "fits"),
     [
         ({"size": 100, "group": "micro"}, 8, "96, 104"),
         ({"size": 3, "group": "micro"}, 8, "8"),
-        ({"size": 256, "micro": 64}, 1, "sizes that fit: 256"),
-        ({"size": 256, "group": 32, "micro": 48}, 1, "sizes that fit: 32, 64, 128, 256"),
-        ({"size": 96, "group": 32}, 4, "group sizes that fit: 3, 4, 6, 8, 12, 24"),
-        ({"size": 96, "group": 32}, 5, "group sizes that fit: 18, 19, 20, 21, 22, 23"),
+        ({"size": 256, "micro": 64}, 1, "sizes that work: 256"),
+        ({"size": 256, "group": 32, "micro": 48}, 1, "sizes that work: 32, 64, 128, 256"),
+        ({"size": 96, "group": 32}, 4, "group sizes that work: 3, 4, 6, 8, 12, 24"),
+        ({"size": 96, "group": 32}, 5, "group sizes that work: 18, 19, 20, 21, 22, 23"),
         ({"size": 3}, 8, "at most 3 devices, or --batch-size 8"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, process_group, fits: str) -> None:
+def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world_size, fits: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        plan_of(batch=batch, process_group=process_group)
+        plan_of(batch=batch, world_size=world_size)
     assert fits in caught.value.then
 
 
@@ -105,19 +101,19 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, process_gro
     ("sections", "why"),
     [
         ({"parallel": {"reduce": "ordered"}}, "whole groups"),
-        ({"augment": {"mixup": {"alpha": 0.2}}}, "partner"),
+        ({"augment": {"mixup": {"alpha": 0.2}}}, "MixUp"),
         ({"model": {"name": "efficientnet_b0", "options": {"drop_connect_per": "batch"}}}, "a whole group"),
     ],
 )
 def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], why: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        plan_of(batch={"size": 256}, process_group=4, **sections)
+        plan_of(batch={"size": 256}, world_size=4, **sections)
     assert why in caught.value.why
-    assert "group sizes that fit: 2, 4, 8, 16, 32, 64" in caught.value.then
+    assert "group sizes that work: 2, 4, 8, 16, 32, 64" in caught.value.then
 
 
 @pytest.mark.parametrize(
-    ("batch", "process_group", "on_devices"),
+    ("batch", "world_size", "on_devices"),
     [
         ({"size": 66, "group": 16}, 3, ((16, 16), (16, 16), (2,))),
         ({"size": 65, "group": 16}, 4, ((16,), (16,), (16,), (17,))),
@@ -126,10 +122,8 @@ def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], 
         ({"size": 8}, 8, ((1,),) * 8),
     ],
 )
-def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices(
-    batch, process_group, on_devices
-) -> None:
-    plan = plan_of(batch=batch, process_group=process_group)
+def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices(batch, world_size, on_devices) -> None:
+    plan = plan_of(batch=batch, world_size=world_size)
     assert plan.device_groups == on_devices
     assert plan.batch_per_device == sum(on_devices[0])
 
@@ -202,7 +196,7 @@ def test_minutes_and_off() -> None:
 
 def test_pins_inside_the_run_are_kept() -> None:
     plan = plan_of(1000, batch={"size": 100}, length="3ep", save={"keep_at": ["2ep", "5step", "50%", "9ep"]})
-    assert plan.pinned_steps == (5, 15, 20)
+    assert plan.keep_steps == (5, 15, 20)
 
 
 def test_the_learning_rate_scales_with_the_global_batch() -> None:
@@ -226,7 +220,7 @@ def test_a_schedule_that_cannot_be_is_refused(schedule, words: str) -> None:
 @pytest.mark.parametrize("points", [["50%", "3ep"], ["250step", "2ep"], ["50%", "499step"]])
 def test_milestones_of_several_units_that_do_not_rise_in_this_run_are_refused(kind: str, points: list[str]) -> None:
     schedule = {"name": kind, "milestones": points, **({"milestone_lrs": [0.5, 0.25]} if kind == "piecewise" else {})}
-    with pytest.raises(RecipeError, match=f"must rise, but {points[1]} .* follows {points[0]}"):
+    with pytest.raises(RecipeError, match=f"must increase, but {points[1]} .* follows {points[0]}"):
         plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule)
     longer = plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule | {"milestones": points[::-1]})
     assert list(longer.schedule.milestone_steps) == sorted(longer.schedule.milestone_steps)
@@ -244,20 +238,20 @@ def test_workers_and_threads_follow_the_cores_unless_said() -> None:
 def test_the_plan_says_its_arithmetic() -> None:
     plan = plan_of(
         1_281_167,
-        process_group=4,
+        world_size=4,
         cores=16,
         batch={"size": 1024, "group": 64, "micro": 64},
         schedule={"lr": 0.256, "base_batch_size": 256, "warmup": "5ep"},
         save={"keep_at": ["10ep"]},
     )
     assert plan.lines[0] == "global batch 1024 = 4 devices x 64 x 4 micro-batches; lr 0.256 x 1024/256 = 1.024"
-    assert "1,251 steps an epoch (143 samples left out of each); 90ep = 112,590 steps" in plan.lines[1]
+    assert "1,251 steps per epoch (143 samples dropped); 90ep = 112,590 steps" in plan.lines[1]
     assert plan.lines[2].startswith("16 groups of 64 samples")
-    assert plan.lines[3] == "schedule: warm-up over 6,255 steps, then cosine to 0"
-    assert plan.lines[4] == "evaluation every 1ep (90 times); saving every 1ep (90 times), kept for good: step 12,510"
+    assert plan.lines[3] == "lr schedule: warm-up over 6,255 steps, then cosine to 0"
+    assert plan.lines[4] == "evaluation every 1ep (90 times); checkpoints every 1ep (90 times), kept at step 12,510"
     assert plan.lines[5] == (
-        "16 torch threads, 16 decoding workers, 2 steps ahead: at most 154 MB of decoded images, "
-        "60 MB more in evaluation"
+        "16 torch threads, 16 decoding workers, prefetch 2 steps: at most 154 MB of decoded images, "
+        "plus 60 MB in evaluation"
     )
 
 
@@ -266,7 +260,7 @@ def test_one_is_singular() -> None:
     text = " ".join(plan.lines)
     assert "1 device x 1 x 1 micro-batch;" in text
     assert "1 step;" in text
-    assert "1 torch thread, 1 decoding worker, 1 step ahead" in text
+    assert "1 torch thread, 1 decoding worker, prefetch 1 step:" in text
     assert "(1 time)" in text
 
 
@@ -281,12 +275,10 @@ def test_uneven_parts_are_shown() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2000), st.just("auto") | st.integers(1, 600))
-def test_groups_tied_to_the_hardware_are_few_and_even(process_group: int, per_device: int, micro: int | str) -> None:
-    plan = plan_of(
-        batch={"size": process_group * per_device, "group": "micro", "micro": micro}, process_group=process_group
-    )
+def test_groups_tied_to_the_hardware_are_few_and_even(world_size: int, per_device: int, micro: int | str) -> None:
+    plan = plan_of(batch={"size": world_size * per_device, "group": "micro", "micro": micro}, world_size=world_size)
     limit = AUTO_MICRO_IMAGES if micro == "auto" else int(micro)
-    sizes = [sum(groups) for groups in plan.micro_batches(process_group - 1)]
+    sizes = [sum(groups) for groups in plan.micro_batches(world_size - 1)]
     assert sum(sizes) == per_device
     assert max(sizes) - min(sizes) <= 1
     assert max(sizes) <= max(limit, 3)
@@ -296,12 +288,12 @@ def test_groups_tied_to_the_hardware_are_few_and_even(process_group: int, per_de
 
 
 def test_groups_tied_to_the_hardware_are_announced() -> None:
-    assert "gives another result" in plan_of(batch={"group": "micro"}).lines[-1]
-    assert "gives another result" not in " ".join(plan_of().lines)
+    assert "batch.group: micro makes results depend on the hardware" in plan_of(batch={"group": "micro"}).lines[-1]
+    assert "depend on the hardware" not in " ".join(plan_of().lines)
 
 
-def lines_of(num_train: int, *, process_group: int = 1, **sections: Any) -> str:
-    return "\n".join(plan_of(num_train, process_group=process_group, **sections).lines)
+def lines_of(num_train: int, *, world_size: int = 1, **sections: Any) -> str:
+    return "\n".join(plan_of(num_train, world_size=world_size, **sections).lines)
 
 
 @pytest.mark.parametrize(
@@ -321,11 +313,11 @@ def test_the_plan_prints_the_rate_as_it_was_published(batch: int, schedule: dict
 def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> None:
     claim = {"source": "somebody", "batch": [20, 6, 16]}
     text = lines_of(1_281_167, batch={"size": 1920}, published=[claim, claim])
-    assert text.count("published with a batch of 20 x 6 x 16 = 1,920 (samples x accumulated x replicas)") == 1
-    assert "here" not in text
-    assert "= 1,920 (samples x accumulated x replicas); here 256" in lines_of(1_281_167, published=[claim])
+    assert text.count("published with a batch of 20 x 6 x 16 = 1,920 (samples x accumulation x devices)") == 1
+    assert "this run uses" not in text
+    assert "= 1,920 (samples x accumulation x devices); this run uses 256" in lines_of(1_281_167, published=[claim])
     two = {"source": "somebody", "batch": [256, 8]}
-    assert "256 x 8 = 2,048 (samples x replicas)" in lines_of(1_281_167, batch={"size": 2048}, published=[two])
+    assert "256 x 8 = 2,048 (samples x devices)" in lines_of(1_281_167, batch={"size": 2048}, published=[two])
 
 
 @pytest.mark.parametrize(
@@ -333,16 +325,16 @@ def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> 
     [
         (
             {"name": "piecewise", "milestone_lrs": [0.275, 0.8], "milestones": ["1ep", "4ep"]},
-            "table: 0.1, 0.275 from 1ep, 0.8 from 4ep",
+            "piecewise: 0.1, 0.275 from 1ep, 0.8 from 4ep",
         ),
         (
             {"name": "piecewise", "milestone_lrs": [0.2, 0.3], "milestones": ["0ep", "95ep"]},
-            "0.3 from 95ep (1 value past the end)",
+            "0.3 from 95ep (1 value after the end)",
         ),
-        ({"name": "cosine", "warmup": "1ep", "warmup_mode": "replace"}, "then cosine to 0, counted from step 0"),
+        ({"name": "cosine", "warmup": "1ep", "warmup_mode": "replace"}, "then cosine to 0 from step 0"),
         (
             {"name": "cosine", "warmup": "1ep", "warmup_from": "zero", "warmup_mode": "multiply"},
-            "warm-up from 0 over 39 steps, with cosine to 0, counted from step 0, warm-up multiplies it",
+            "warm-up from 0 over 39 steps, times cosine to 0 from step 0",
         ),
         (
             {"name": "polynomial", "decay_until": "36ep", "end_lr": 1e-4},
@@ -350,9 +342,9 @@ def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> 
         ),
         (
             {"name": "exponential", "num_periods": 146, "staircase": True},
-            "x 0.1 146 times in the run, in whole steps down",
+            "x 0.1 146 times in the run, staircase",
         ),
-        ({"name": "linear", "interval": "epoch"}, "linear to 0, moved once an epoch"),
+        ({"name": "linear", "interval": "epoch"}, "linear to 0, updated every epoch"),
         ({"name": "one-cycle", "warmup": "10%"}, "one-cycle, cosine: 0.004 to 0.1 in 351 steps, then to 0"),
     ],
 )
@@ -381,26 +373,26 @@ def test_one_drop_one_sample_and_one_evaluation_are_singular() -> None:
         10_000,
         schedule={"name": "multistep", "milestones": ["1step"]},
         batch={"size": 4, "group": 1},
-        stop={"patience": 1},
+        early_stopping={"patience": 1},
     )
-    assert "x 0.1 after 1 step" in text and "1 steps" not in text
+    assert "x 0.1 at step 1" in text and "1 steps" not in text
     assert "4 groups of 1 sample:" in text
-    assert "ends early when an evaluation is no better" in text
+    assert "stops early when 1 evaluation in a row does not improve" in text
     assert "x 0.1 1 time in the run" in lines_of(10_000, schedule={"name": "exponential", "num_periods": 1})
 
 
 def test_a_horizon_inside_warm_up_is_refused() -> None:
-    with pytest.raises(RecipeError, match="where warm-up ends only at step"):
+    with pytest.raises(RecipeError, match="before warm-up ends at step"):
         plan_of(schedule={"warmup": "5ep", "decay_until": "3ep"})
 
 
 def test_an_epoch_may_count_other_samples_than_the_data_has() -> None:
     plan = plan_of(1000, data={"epoch_samples": 300}, batch={"size": 100}, length="4ep")
     assert (plan.steps_per_epoch, plan.total_steps) == (3, 12)
-    assert any("an epoch counts 300 samples" in line for line in plan.lines)
+    assert any("3 steps per epoch of 300 samples" in line for line in plan.lines)
     wrapped = plan_of(1000, data={"epoch_samples": 1170, "drop_last": False}, batch={"size": 100}, length="4ep")
     assert wrapped.steps_per_epoch == 12
-    with pytest.raises(RecipeError, match=r"data\.epoch_samples 99 is less") as refusal:
+    with pytest.raises(RecipeError, match=r"data\.epoch_samples 99 is smaller") as refusal:
         plan_of(1000, data={"epoch_samples": 99}, batch={"size": 100})
     assert "data.epoch_samples=100" in refusal.value.then
 
@@ -408,23 +400,47 @@ def test_an_epoch_may_count_other_samples_than_the_data_has() -> None:
 def test_what_an_evaluation_leaves_out_is_said() -> None:
     plan = make_plan(Recipe(), Facts(1000, 100, 10, num_val_left_out=260))
     assert (plan.num_val, plan.num_val_left_out) == (100, 260)
-    assert any("100 of 360 validation samples: scores are partial" in line for line in plan.lines)
+    assert any("100 of 360 validation samples (partial evaluation)" in line for line in plan.lines)
 
 
 @pytest.mark.parametrize(
-    ("group", "process_group", "num_micro"),
+    ("group", "world_size", "num_micro"),
     [(2, 2, 8), (2, 4, 8), (8, 2, 8), (16, 2, 4), ("all", 2, 1)],  # of 64 samples: groups of 2 come four at a time
 )
 def test_an_automatic_micro_batch_keeps_the_devices_of_a_pipeline_busy(
-    group: int | str, process_group: int, num_micro: int
+    group: int | str, world_size: int, num_micro: int
 ) -> None:
-    parallel = {"pipeline": 2, "splits": ["layer2.0"]}
-    plan = plan_of(batch={"size": 64, "group": group}, parallel=parallel, process_group=process_group)
+    parallel = {"pipeline_stages": 2, "pipeline_splits": ["layer2.0"]}
+    plan = plan_of(batch={"size": 64, "group": group}, parallel=parallel, world_size=world_size)
     assert plan.num_micro_batches == num_micro
-    assert any("most of them wait" in line for line in plan.lines) == (num_micro < 2)
+    assert any("most of them will be idle" in line for line in plan.lines) == (num_micro < 2)
 
 
 def test_the_devices_of_a_pipeline_share_the_optimizers_state() -> None:
-    parallel = {"pipeline": 2, "splits": ["layer2.0"]}
-    plan = plan_of(batch={"size": 64, "group": 8}, parallel=parallel, memory={"shard_optimizer": True}, process_group=2)
-    assert "each of 2 devices keeps its share of the optimizer's state" in plan.lines
+    parallel = {"pipeline_stages": 2, "pipeline_splits": ["layer2.0"]}
+    plan = plan_of(batch={"size": 64, "group": 8}, parallel=parallel, memory={"shard_optimizer": True}, world_size=2)
+    assert "optimizer state sharded over 2 devices" in plan.lines
+
+
+def test_alpha_falls_with_the_batch_when_given_as_an_exponent() -> None:
+    optimizer = {"name": "rmsprop-tf", "alpha_exponent": -14}
+    plan = plan_of(batch={"size": 768}, optimizer=optimizer)
+    assert plan.alpha == 1 - 768 / 16384 == 0.953125
+    assert "rmsprop-tf: alpha 1 - 768 x 2^-14 = 0.953125" in plan.lines
+    with pytest.raises(RecipeError, match="alpha_exponent=-10 or less"):
+        plan_of(batch={"size": 768}, optimizer=optimizer | {"alpha_exponent": -9})
+
+
+def test_an_average_takes_the_regular_checkpoints_of_the_last_epochs() -> None:
+    average = {"checkpoint_average": {"last": "2ep"}, "save": {"every": "50step"}}
+    plan = plan_of(76_800, batch={"size": 768}, length="4ep", **average)
+    window = plan.average
+    assert window is not None and plan.total_steps == 400
+    assert [step for step in range(401) if window.holds(step, 400)] == [250, 300, 350, 400]
+    assert [step for step in range(401) if window.holds(step, 130)] == [50, 100, 130]  # stopped early: the last counts
+    assert "at the end: mean of the checkpoints of the last 200 steps" in plan.lines
+
+
+def test_the_plan_says_when_a_run_may_stop_early() -> None:
+    plan = plan_of(early_stopping={"target": 0.759, "patience": 5})
+    assert "stops early when the metric reaches 0.759 or 5 evaluations in a row do not improve" in plan.lines

@@ -7,7 +7,7 @@ import pytest
 
 from reconv.errors import ExitCode, RecipeError
 from reconv.recipe.loader import Override, differences, dump, load, may_change
-from reconv.recipe.schema import BatchConfig, Recipe
+from reconv.recipe.schema import Recipe
 from reconv.recipe.units import Duration
 
 
@@ -37,17 +37,17 @@ def test_every_problem_comes_at_once_in_the_order_of_the_file(write) -> None:
         "  sise: 3\n"
         "  group: '256'\n"
         "seed: true\n"
-        "augment: {flip: 2}\n"
-        "schedule: {kind: cosin}\n"
+        "augment: {hflip: 2}\n"
+        "schedule: {name: cosin}\n"
         "optimizer: {nesterov: true, momentum: 0}\n"
     )
     assert problems(path) == [
         "3: batch.sise: unknown key; did you mean batch.size?",
-        "4: batch.group: takes a whole number, or one of all, micro; not '256' (a number is written without quotes)",
-        "5: seed: takes a whole number; not true",
-        "6: augment.hflip: takes a number not above 1; not 2",
-        "7: schedule.name: takes one of constant, cosine, linear, step, milestones, table, exponential, polynomial, "
-        "one-cycle; not 'cosin'; did you mean cosine?",
+        "4: batch.group: must be a whole number, or one of all, micro, not '256'; write a number without quotes",
+        "5: seed: must be a whole number, not true",
+        "6: augment.hflip: must be a number of at most 1, not 2",
+        "7: schedule.name: must be one of constant, cosine, linear, step, multistep, piecewise, exponential, "
+        "polynomial, one-cycle, not 'cosin'; did you mean cosine?",
         "8: optimizer.nesterov: needs optimizer.momentum above 0",
     ]
 
@@ -59,9 +59,9 @@ def test_every_problem_comes_at_once_in_the_order_of_the_file(write) -> None:
         ("lr: 3", "did you mean schedule.lr?"),
         ("epochs: 3", "did you mean length?"),
         ("weight_decay: 3", "did you mean optimizer.weight_decay?"),
-        ("optimiser: {kind: sgd}", "did you mean optimizer?"),
+        ("optimiser: {name: sgd}", "did you mean optimizer?"),
         ("data: {preproces: {size: 3}}", "did you mean data.preprocess?"),
-        ("batch.size: 3", "sections are nested: batch: { size: ..."),
+        ("batch.size: 3", "nest the sections: batch: { size: ..."),
     ],
 )
 def test_an_unknown_key_names_the_nearest_valid_one(write, text: str, expected: str) -> None:
@@ -94,7 +94,7 @@ def test_an_unknown_key_names_the_nearest_valid_one(write, text: str, expected: 
         ("data: {preprocess: {mean: 0.5}}", "data.preprocess.mean"),
         ("data: {preprocess: {mean: ['0.5', 1, 1]}}", "data.preprocess.mean"),
         ("model: {options: {width: {a: 1}}}", "model.options.width"),
-        ("model: {options: {b: 1}}", "model.options.a.b"),
+        ("model: {options: {a.b: 1}}", "model.options.a.b"),
         ("expect: {metric: top1}", "expect.value"),
         ("name: a/b", "name"),
     ],
@@ -106,60 +106,27 @@ def test_a_wrong_type_or_range_is_one_problem_with_the_field(write, text: str, f
 
 
 @pytest.mark.parametrize(
-    ("text", "fields"),
+    ("text", "message"),
     [
-        ("optimizer: {nesterov: true, momentum: 0}", "optimizer.nesterov"),
-        ("schedule: {name: step}", "schedule.period"),
-        ("schedule: {name: multistep}", "schedule.milestones"),
-        ("schedule: {name: multistep, milestones: [3ep, 2ep]}", "must rise"),
-        ("schedule: {name: piecewise, milestone_lrs: [1, 2], milestones: [3ep, 2ep]}", "must rise"),
-        ("schedule: {name: piecewise, milestone_lrs: [1, 2], milestones: [3ep]}", "has 2, but schedule.milestones 1"),
-        ("schedule: {name: piecewise}", "table needs schedule.milestone_lrs"),
-        ("schedule: {name: one-cycle}", "one-cycle needs schedule.warmup"),
-        ("schedule: {name: exponential, num_periods: 3, period: 2ep}", "schedule.period is given too"),
-        (
-            "schedule: {name: piecewise, lr: 0.5, milestone_lrs: [1, 2], milestones: [0ep, 3ep]}",
-            "begins at 0ep; its rates are",
-        ),
-        ("schedule: {name: one-cycle, warmup: 10%, interval: epoch}", "but schedule.name is one-cycle"),
-        (
-            "schedule: {name: polynomial, anneal_strategy: linear}",
-            "schedule.anneal_strategy: is for the kind one-cycle, but",
-        ),
-        ("expect: {metric: map, value: 0.3}", "map is not reported by classification, which has top1, top5 and loss"),
-        ("schedule: {end_lr: 0.1, end_lr_ratio: 0.1}", "the same thing twice"),
-        ("schedule: {decay_until: 3min}", "cannot be in minutes"),
-        ("schedule: {decay_until: 0ep}", "must be longer"),
         ("schedule: {lr: 2^-11 per image, base_batch_size: 256}", "a rate without `per`"),
         ("schedule: {lr: two per image}", "2^-11 per image"),
-        ("schedule: {lr: '0.1'}", "takes a number"),
-        ("published: [{source: x, value: 77.2}]", "percent write 0.772"),
         ("published: [{value: 0.7}]", "published"),
         ("measured: [{date: today, hardware: x, n: 1, value: 0.5}]", "measured"),
-        ("schedule: {warmup: 91ep}", "schedule.warmup"),
-        ("length: 10%", "length"),
-        ("length: 0ep", "length"),
-        ("log: {every: 0step}", "log.every"),
-        ("evaluate: {every: 5min}", "minutes"),
-        ("save: {every: off, keep_at: [3ep]}", "save.keep_at"),
-        ("batch: {size: 8, group: 16}", "batch.group"),
-        ("batch: {size: 8, group: 1}\naugment: {mixup: {alpha: 0.2}}", "partner"),
-        ("data: {preprocess: {channels: 1}}", "data.preprocess.mean"),
-        ("data: {preprocess: {size: 300}}", "data.preprocess.resize"),
-        ("data: {source: digits, num_samples: 3}", "data.num_samples"),
-        ("augment: {scale: [0.5, 0.1]}", "augment.scale"),
-        ("precision: {mode: bf16, loss_scale: 128}", "precision.loss_scale"),
-        ("model: {freeze_backbone: true}", "model.init"),
-        ("expect: {value: 76.1}", "0.761"),
+        ("optimizer: {name: adam}", "must be one of sgd, lars, rmsprop, rmsprop-tf, not 'adam'"),
+        ("data: {gpu_decode_fraction: 0}", "data.gpu_decode_fraction: must be a number above 0"),
+        ("early_stopping: {target: 75.9}", "early_stopping.target: must be"),
+        ("augment: {progressive_resizing: [[0ep, big]]}", "augment.progressive_resizing: must be"),
+        ("data: {preprocess: {resize: auto}}", "data.preprocess.resize: must be"),
+        ("augment: {auto_augment: autoaugmnt}", "did you mean autoaugment?"),
     ],
 )
-def test_fields_that_contradict_each_other_are_refused(write, text: str, fields: str) -> None:
-    assert fields in " ".join(problems(write(text)))
+def test_an_invalid_value_is_an_error_with_what_the_field_accepts(write, text: str, message: str) -> None:
+    assert message in " ".join(problems(write(text)))
 
 
 def test_a_faulty_value_is_not_also_called_a_contradiction(write) -> None:
     assert problems(write("schedule: {name: step, period: 30}")) == [
-        "1: schedule.period: takes a duration with its unit, as in 90ep, 5000step, 10% or 15min; not 30"
+        "1: schedule.period: must be a duration with its unit, as in 90ep, 5000step, 10% or 15min, not 30"
     ]
 
 
@@ -234,7 +201,7 @@ def test_a_problem_in_a_parent_is_shown_with_the_parents_line(write) -> None:
 def test_a_contradiction_is_shown_where_the_last_word_was_said(write) -> None:
     write("length: 5ep\n", "far.yaml")
     path = write("extends: far.yaml\nseed: 1\nschedule: {warmup: 6ep}\n")
-    assert problems(path) == ["3: schedule.warmup: 6ep is longer than the whole run: length is 5ep"]
+    assert problems(path) == ["3: schedule.warmup: 6ep is longer than the run (length 5ep)"]
     assert problems(path, ("length", "4ep", "--epochs"))[0].startswith("--epochs: schedule.warmup")
 
 
@@ -247,7 +214,7 @@ def test_a_circle_of_extends_is_refused(write, first: str, second: str) -> None:
 
 @pytest.mark.parametrize("value", ["[a, b]", "3", "", "{a: b}"])
 def test_extends_takes_one_name(write, value: str) -> None:
-    with pytest.raises(RecipeError, match="extends takes one recipe"):
+    with pytest.raises(RecipeError, match="extends must be one recipe"):
         load(write(f"extends: {value}\n"))
 
 
@@ -278,19 +245,19 @@ def test_overrides_are_typed_by_the_field_and_checked_like_a_file(write) -> None
         ("length", "3ep", "--epochs"),
         ("description", "007", "--set"),
         ("model.options.width", "8", "--set"),
-        ("data", {"tail": "wrap"}, "library"),
+        ("data", {"drop_last": False}, "library"),
         ("seed", 9, "library"),
     ]
     resolved = load(path, settings)
     recipe = resolved.recipe
     assert (recipe.batch.size, recipe.batch.group, recipe.schedule.lr, recipe.augment.scale) == (64, 32, 1e-3, (0.5, 1))
     assert (recipe.save.every, recipe.length, recipe.description) == ("off", Duration(3, "ep"), "007")
-    assert (recipe.model.options, recipe.data.drop_last, recipe.seed) == ({"width": 8}, "wrap", 9)
+    assert (recipe.model.options, recipe.data.drop_last, recipe.seed) == ({"width": 8}, False, 9)
     assert resolved.origins["model.options.width"] == "--set"
     assert resolved.origins["data.drop_last"] == "library"
     found = problems(path, ("batch.sise", "3", "--set batch.sise"), ("batch.size", "x", "--batch-size"))
     assert "--set batch.sise: batch.sise: unknown key; did you mean batch.size?" in found
-    assert any(line.startswith("--batch-size: batch.size: takes a whole number") for line in found)
+    assert any(line.startswith("--batch-size: batch.size: must be a whole number") for line in found)
     assert len(found) == 2
     for bad in ("a..b", "", "extends"):
         assert "is not a field" in problems(path, (bad, "3", "--set"))[0]
@@ -299,23 +266,23 @@ def test_overrides_are_typed_by_the_field_and_checked_like_a_file(write) -> None
 def test_what_is_not_there_is_named_with_the_nearest_preset(write, monkeypatch, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="did you mean quickstart") as caught:
         load("quickstrat")
-    assert caught.value.what == "no recipe called 'quickstrat'"
+    assert caught.value.what == "recipe 'quickstrat' not found"
     write("seed: 1\n", "own.yaml")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RecipeError, match=r"there is a file own\.yaml"):
+    with pytest.raises(RecipeError, match=r"did you mean the file own\.yaml"):
         load("own")
     with pytest.raises(RecipeError, match="check the path"):
         load("no/such.yaml")
     (tmp_path / "folder.yaml").mkdir()
     os.mkfifo(tmp_path / "pipe.yaml")
-    for name, why in (("folder.yaml", "there is a folder of that name"), ("pipe.yaml", "it is no plain file")):
-        with pytest.raises(RecipeError, match="no recipe called") as caught:
+    for name, why in (("folder.yaml", "it is a folder"), ("pipe.yaml", "it is not a regular file")):
+        with pytest.raises(RecipeError, match="not found") as caught:
             load(name)
         assert caught.value.why == why
     with pytest.raises(RecipeError, match="not YAML") as caught:
         load(write("seed: [1,\n"))
-    assert "correct the line" in caught.value.then
-    with pytest.raises(RecipeError, match="no recipe called"):
+    assert "correct this line" in caught.value.then
+    with pytest.raises(RecipeError, match="not found"):
         load("\0")
     with pytest.raises(RecipeError, match="is empty"):
         load(write("# only a comment\n"))
@@ -363,12 +330,6 @@ def test_only_what_leaves_the_mathematics_alone_may_change_on_resume() -> None:
     )
     assert all(may_change(field) for field in (*allowed, "expect", "expect.value", "description", "data.path"))
     assert not any(may_change(field) for field in refused)
-
-
-def test_a_recipe_cannot_be_changed() -> None:
-    recipe = Recipe()
-    with pytest.raises(ValueError, match="frozen"):
-        recipe.batch = BatchConfig(size=3)  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

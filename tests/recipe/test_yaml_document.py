@@ -56,7 +56,7 @@ def test_keys_know_their_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, "written twice (first on line 1)"),
+        ("a: 1\nb: 2\na: 3\n", 3, "given twice (first on line 1)"),
         ("a: &x 1\nb: *x\n", 2, "aliases"),
         ("a:\n  b: !!python/name:os.system x\n", 2, "tags"),
         ("a: !!int x\n", 1, "cannot be read as int"),
@@ -64,7 +64,7 @@ def test_keys_know_their_lines() -> None:
         ("a:\n\tb: 1\n", 2, "indent with spaces"),
         ("a: {b: 1", 1, "got the end of the file"),
         ("- a\n", 1, "key: value"),
-        ("a: 1\n? [x]\n: 2\n", 2, "a key is a word"),
+        ("a: 1\n? [x]\n: 2\n", 2, "a key must be text"),
         ("a: 1\n---\nb: 2\n", 2, "not YAML"),
         ("a: 1\nb: \x01\n", 2, "not YAML"),
         ("a: " + "[" * 5000, 1, "nested too deeply"),
