@@ -1,4 +1,4 @@
-"""Downloads, against a real HTTP server on this machine."""
+"""Downloads of datasets, against a real HTTP server on this machine."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def assert_whole(folder: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["set-bin"]
 
 
-def test_a_download_ends_with_the_unpacked_folder_alone(server: Server, tmp_path: Path) -> None:
+def test_a_download_leaves_only_the_unpacked_folder(server: Server, tmp_path: Path) -> None:
     path, seen = fetch(server, tmp_path / "new" / "data")
     assert path == tmp_path / "new" / "data" / "set-bin"
     assert_whole(path.parent)
@@ -120,7 +120,7 @@ def test_a_download_ends_with_the_unpacked_folder_alone(server: Server, tmp_path
     assert server.behaviour.ranges == [None]
 
 
-def test_what_is_there_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
+def test_a_complete_dataset_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     fetch(server, tmp_path / "d")
     assert fetch_archive(ARCHIVE, tmp_path / "d", None, server.url).already_there
     assert len(server.behaviour.ranges) == 1
@@ -129,14 +129,14 @@ def test_what_is_there_is_not_downloaded_again(server: Server, tmp_path: Path) -
         fetch_archive(ARCHIVE, tmp_path / "d", None, server.url)
 
 
-def test_a_cut_connection_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+def test_a_lost_connection_is_resumed(server: Server, tmp_path: Path) -> None:
     server.behaviour.cut_after_bytes = [100_000, 50_000]
     fetch(server, tmp_path / "d")
     assert_whole(tmp_path / "d")
     assert server.behaviour.ranges == [None, "bytes=100000-", "bytes=150000-"]
 
 
-def test_a_download_that_broke_off_is_resumed_by_the_next_command(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_download_is_resumed_by_the_next_command(server: Server, tmp_path: Path) -> None:
     server.behaviour.cut_after_bytes = [120_000, *[0] * 20]
     with pytest.raises(DataError, match=r"was interrupted(.|\n)*same command again"):
         fetch(server, tmp_path / "d")
@@ -149,7 +149,7 @@ def test_a_download_that_broke_off_is_resumed_by_the_next_command(server: Server
     assert_whole(tmp_path / "d")
 
 
-def test_a_server_that_ignores_ranges_sends_the_file_anew(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_ignores_ranges_sends_the_whole_file(server: Server, tmp_path: Path) -> None:
     server.behaviour.knows_range = False
     server.behaviour.cut_after_bytes = [100_000]
     fetch(server, tmp_path / "d")
@@ -157,7 +157,7 @@ def test_a_server_that_ignores_ranges_sends_the_file_anew(server: Server, tmp_pa
     assert len(server.behaviour.ranges) == 2
 
 
-def test_a_part_that_is_already_whole_is_used(server: Server, tmp_path: Path) -> None:
+def test_a_complete_partial_file_is_used(server: Server, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "set.tar.gz.part").write_bytes(BODY)
     fetch(server, tmp_path / "d")
@@ -174,7 +174,7 @@ def test_a_wrong_checksum_is_an_error_and_removes_the_part(server: Server, tmp_p
     fetch(server, tmp_path / "d")
 
 
-def test_a_stale_part_of_something_else_does_not_block_for_ever(server: Server, tmp_path: Path) -> None:
+def test_a_stale_partial_file_is_replaced(server: Server, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "set.tar.gz.part").write_bytes(b"x" * (len(BODY) + 5))
     with pytest.raises(DataError, match="checksum"):
@@ -183,21 +183,21 @@ def test_a_stale_part_of_something_else_does_not_block_for_ever(server: Server, 
     assert_whole(tmp_path / "d")
 
 
-def test_a_missing_file_names_the_address_and_is_not_retried(server: Server, tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_with_its_url_and_not_retried(server: Server, tmp_path: Path) -> None:
     server.behaviour.status = 404
     with pytest.raises(DataError, match=r"some/where/cifar-10-binary.tar.gz(.|\n)*404"):
         download_dataset("cifar10", tmp_path / "d", base_url=server.url)
     assert len(server.behaviour.ranges) == 1
 
 
-def test_a_failing_server_is_tried_a_few_times(server: Server, tmp_path: Path) -> None:
+def test_a_failing_server_is_retried(server: Server, tmp_path: Path) -> None:
     server.behaviour.status = 503
     with pytest.raises(DataError, match="503"):
         fetch(server, tmp_path / "d")
     assert len(server.behaviour.ranges) == 5
 
 
-def test_no_server_at_all_is_a_data_error(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be reached"):
         download_dataset("cifar100", tmp_path / "d", base_url="http://127.0.0.1:9/")
 
@@ -212,13 +212,13 @@ def test_an_archive_cannot_write_outside_its_folder(server: Server, tmp_path: Pa
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_a_resource_error(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_a_resource_error(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot write"):
         fetch(server, tmp_path / "file" / "d")
 
 
-def test_unknown_names_are_a_usage_error_and_known_ones_point_at_official_files(tmp_path: Path) -> None:
+def test_unknown_datasets_are_a_usage_error_and_known_ones_have_official_urls(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cifar10, cifar100"):
         download_dataset("imagenet", tmp_path)
     folders = [archive.folder for data_set in DATASETS.values() for archive in data_set.archives]
@@ -247,9 +247,7 @@ def coco(tmp_path: Path, server: Server) -> DatasetArchives:
     return replace(DATASETS["coco2017"], archives=tuple(archives))
 
 
-def test_coco_is_three_archives_in_one_folder_that_can_be_trained_on(
-    coco: DatasetArchives, server: Server, tmp_path: Path
-) -> None:
+def test_coco_is_three_archives_in_one_trainable_folder(coco: DatasetArchives, server: Server, tmp_path: Path) -> None:
     server.behaviour.cut_after_bytes = [100, 40]
     got = fetch_archives(coco, tmp_path / "d", None, server.url)
     assert got.path == tmp_path / "d" / "coco2017" and not got.already_there
@@ -259,7 +257,7 @@ def test_coco_is_three_archives_in_one_folder_that_can_be_trained_on(
     assert len(source) == 1 and source.class_names == ("person",)
 
 
-def test_what_is_there_of_coco_is_not_fetched_again_and_must_be_whole(
+def test_present_coco_archives_are_kept_and_must_be_complete(
     coco: DatasetArchives, server: Server, tmp_path: Path
 ) -> None:
     train = server.behaviour.files.pop("zips/train2017.zip")
@@ -285,7 +283,7 @@ def test_a_damaged_coco_archive_is_refused_by_its_checksum(
     assert sorted(path.name for path in (tmp_path / "d" / "coco2017").iterdir()) == ["annotations"]
 
 
-def test_a_zip_that_is_none_does_not_unpack(coco: DatasetArchives, server: Server, tmp_path: Path) -> None:
+def test_an_invalid_zip_cannot_be_unpacked(coco: DatasetArchives, server: Server, tmp_path: Path) -> None:
     server.behaviour.files["zips/val2017.zip"] = b"no zip"
     broken = replace(coco.archives[1], md5=hashlib.md5(b"no zip").hexdigest())
     with pytest.raises(DataError, match=r"cannot unpack val2017\.zip"):
@@ -293,7 +291,7 @@ def test_a_zip_that_is_none_does_not_unpack(coco: DatasetArchives, server: Serve
     assert list((tmp_path / "d").iterdir()) == []
 
 
-def test_the_verb_fetches_coco_from_a_mirror(
+def test_the_command_downloads_coco_from_a_mirror(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.behaviour.files = {"annotations/annotations_trainval2017.zip": b"x"}

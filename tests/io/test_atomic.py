@@ -45,7 +45,7 @@ def test_text_is_utf8_and_undecodable_bytes_of_a_file_name_are_escaped(tmp_path:
     assert (tmp_path / "report.txt").read_bytes() == "Größe \\udcff".encode()
 
 
-def test_a_writer_gives_the_file_its_name_when_the_block_ends_well(tmp_path: Path) -> None:
+def test_a_writer_renames_the_file_when_the_block_ends_well(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     with atomic_writer(path) as file:
         file.write(b"content")

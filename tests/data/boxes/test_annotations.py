@@ -1,4 +1,4 @@
-"""Annotations: boxes taken together with all that is said about them."""
+"""Annotations and subsets of detection datasets."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_plain_lists_become_arrays_with_the_areas_of_the_boxes() -> None:
     assert none.boxes_xyxy.shape == (0, 4) and none.area.shape == none.labels.shape == (0,) and len(none) == 0
 
 
-def test_boxes_are_taken_with_all_that_is_said_about_them() -> None:
+def test_selected_boxes_keep_their_attributes() -> None:
     made = make_annotation(
         [[0, 0, 1, 1], [0, 0, 2, 2]], [3, 5], 1, 8, 9, is_crowd=[0, 1], difficult=[1, 0], area=[0.5, 3]
     )
@@ -52,7 +52,7 @@ def test_boxes_are_taken_with_all_that_is_said_about_them() -> None:
     assert (kept.image_id, kept.height, kept.width) == (1, 8, 9)
 
 
-def test_a_subset_keeps_boxes_with_their_pictures_and_has_its_own_fingerprint() -> None:
+def test_a_subset_keeps_boxes_and_has_its_own_fingerprint() -> None:
     subset = DetectionSubset(Three(), np.array([2, 1]))
     assert len(subset) == 2 and subset.class_ids == (7, 9)
     assert [len(subset.annotation(i)) for i in range(2)] == [2, 1]

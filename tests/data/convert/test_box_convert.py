@@ -1,4 +1,4 @@
-"""Images with boxes from one form to another and back."""
+"""Detection data converted to another layout and back."""
 
 from __future__ import annotations
 
@@ -71,14 +71,12 @@ def assert_same(first: DetectionDataset, second: DetectionDataset) -> None:
         assert np.array_equal(one.labels, other.labels) and np.array_equal(one.is_crowd, other.is_crowd)
 
 
-def test_coco_becomes_records_and_records_become_coco(
-    coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_coco_becomes_records_and_back(coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records, back = tmp_path / "records", tmp_path / "back"
     assert command(coco, records, "--to", "tfrecord", "--shards", "2,1") == 0
-    said = capsys.readouterr().out
-    assert "train: 2 of 4 images have a usable box; the others are left out" in said
-    assert "train: 3 of 6 boxes are unusable and left out" in said
+    output = capsys.readouterr().out
+    assert "train: 2 of 4 images have a usable box; the others are left out" in output
+    assert "train: 3 of 6 boxes are unusable and left out" in output
     assert sorted(p.name for p in records.iterdir() if not p.name.startswith(".")) == [
         "label_map.pbtxt",
         "reconv.json",
@@ -91,17 +89,17 @@ def test_coco_becomes_records_and_records_become_coco(
     assert command(records, back, "--to", "coco") == 0
     for split in ("train", "val"):
         assert_same(opened(records, split), opened(back, split))
-    told = json.loads((back / "annotations" / "instances_train.json").read_text())
-    assert told["categories"] == [{"id": number, "name": name} for number, name in CATEGORIES.items()]
-    assert {image["file_name"] for image in told["images"]} == {"000000000001.jpg", "000000000011.jpg"}
+    content = json.loads((back / "annotations" / "instances_train.json").read_text())
+    assert content["categories"] == [{"id": number, "name": name} for number, name in CATEGORIES.items()]
+    assert {image["file_name"] for image in content["images"]} == {"000000000001.jpg", "000000000011.jpg"}
 
 
-def test_a_class_that_never_occurs_is_still_one_in_records(coco: Path, tmp_path: Path) -> None:
+def test_a_class_without_boxes_is_kept_in_records(coco: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         file = coco / "annotations" / f"instances_{split}2017.json"
-        told = json.loads(file.read_text())
-        told["categories"].append({"id": 200, "name": 'a "rare" \\ 猫'})
-        file.write_text(json.dumps(told))
+        content = json.loads(file.read_text())
+        content["categories"].append({"id": 200, "name": 'a "rare" \\ 猫'})
+        file.write_text(json.dumps(content))
     records, back = tmp_path / "records", tmp_path / "back"
     assert command(coco, records, "--to", "tfrecord", "--shards", "1,1") == 0
     assert command(records, back, "--to", "coco") == 0
@@ -112,7 +110,7 @@ def test_a_class_that_never_occurs_is_still_one_in_records(coco: Path, tmp_path:
         assert opened(root).class_ids == expected.class_ids
 
 
-def test_a_label_map_of_others_is_read_and_a_broken_one_refused(coco: Path, tmp_path: Path) -> None:
+def test_a_foreign_label_map_is_read_and_a_damaged_one_refused(coco: Path, tmp_path: Path) -> None:
     records = tmp_path / "records"
     assert command(coco, records, "--to", "tfrecord", "--shards", "1,1") == 0
     items = "".join(f"item {{ name: 'c{number}', id: {number} }}\n" for number in CATEGORIES)
@@ -126,7 +124,7 @@ def test_a_label_map_of_others_is_read_and_a_broken_one_refused(coco: Path, tmp_
         opened(records)
 
 
-def test_kept_and_clipped_pictures_are_written_as_the_options_say(coco: Path, tmp_path: Path) -> None:
+def test_options_for_empty_images_and_bad_boxes_apply_to_the_output(coco: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     assert command(coco, new, "--to", "coco", "--bad-boxes", "clip", "--empty-images", "keep") == 0
     source = opened(new, empty_images="keep")
@@ -135,22 +133,22 @@ def test_kept_and_clipped_pictures_are_written_as_the_options_say(coco: Path, tm
     assert command(coco, tmp_path / "other", "--to", "coco", "--bad-boxes", "stop") == 3
 
 
-def test_boxes_follow_pictures_that_are_made_smaller(coco: Path, tmp_path: Path) -> None:
+def test_boxes_are_scaled_with_downscaled_images(coco: Path, tmp_path: Path) -> None:
     new = tmp_path / "small"
     assert command(coco, new, "--to", "tfrecord", "--longest", 20, "--shards", "1,1") == 0
     before, after = by_id(opened(coco, bad_boxes="skip")), by_id(opened(new))
-    for image_id, (said, data) in after.items():
+    for image_id, (annotation, data) in after.items():
         old = before[image_id][0]
-        assert max(said.height, said.width) == 20
+        assert max(annotation.height, annotation.width) == 20
         with Image.open(io.BytesIO(data)) as image:
-            assert image.size == (said.width, said.height)
-        scale = np.array([said.width / old.width, said.height / old.height] * 2)
-        assert said.boxes_xyxy == pytest.approx(old.boxes_xyxy * scale, abs=1e-3)
+            assert image.size == (annotation.width, annotation.height)
+        scale = np.array([annotation.width / old.width, annotation.height / old.height] * 2)
+        assert annotation.boxes_xyxy == pytest.approx(old.boxes_xyxy * scale, abs=1e-3)
 
 
-def test_voc_and_yolo_become_coco_under_their_own_names(tmp_path: Path) -> None:
-    pictures = {n: (20, 30, [("dog", (3, 4, 9, 12), 1)]) for n in ("2008_01", "2008_02")}
-    voc = write_voc(tmp_path / "voc", {"train": ["2008_01"], "val": ["2008_02"]}, pictures)
+def test_voc_and_yolo_become_coco_with_their_own_names(tmp_path: Path) -> None:
+    images = {n: (20, 30, [("dog", (3, 4, 9, 12), 1)]) for n in ("2008_01", "2008_02")}
+    voc = write_voc(tmp_path / "voc", {"train": ["2008_01"], "val": ["2008_02"]}, images)
     yolo = write_yolo(tmp_path / "yolo", "images/train", {"a": ["1 0.5 0.5 0.2 0.2"]}, ["c", "d"], (20, 30))
     for number, root in enumerate((voc, yolo)):
         new = tmp_path / f"new{number}"
@@ -175,7 +173,7 @@ def test_the_number_of_threads_does_not_change_a_byte(coco: Path, tmp_path: Path
         assert contents[0] == contents[1] and len(contents[0]) > 3
 
 
-def test_forms_that_cannot_hold_boxes_and_data_without_any_are_refused(
+def test_formats_without_boxes_and_data_without_boxes_are_refused(
     coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(coco, tmp_path / "x", "--to", "packed") == 2
@@ -185,7 +183,7 @@ def test_forms_that_cannot_hold_boxes_and_data_without_any_are_refused(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_picture_turned_by_its_exif_data_is_not_encoded_anew_against_its_boxes(
+def test_an_image_rotated_by_exif_is_not_reencoded_against_its_boxes(
     coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exif = Image.Exif()

@@ -1,4 +1,4 @@
-"""Looking at images with boxes: every fault is found, named and counted."""
+"""Checks of images with boxes: every issue is found, named and counted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def coco(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "coco", {"train": train, "val": val}, CATEGORIES)
 
 
-def looked(path: Path, workers: int = 2) -> CheckReport:
+def run_check(path: Path, workers: int = 2) -> CheckReport:
     return check(str(path), DataConfig(), workers)
 
 
@@ -46,13 +46,13 @@ def found(checked: CheckReport) -> dict[str, DataIssue]:
 
 def change(root: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     file = root / "annotations" / "instances_train2017.json"
-    told = json.loads(file.read_text())
-    edit(told)
-    file.write_text(json.dumps(told))
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))
 
 
-def test_good_boxes_have_no_findings_and_are_counted_by_class(coco: Path) -> None:
-    checked = looked(coco)
+def test_good_boxes_have_no_issues_and_are_counted_by_class(coco: Path) -> None:
+    checked = run_check(coco)
     assert checked.issues == ()
     assert checked.splits["train"].classes == {"person": 3, "dog": 3}
     assert checked.as_json()["splits"]["train"]["num_boxes"] == 6 and checked.as_json()["ok"]
@@ -79,30 +79,30 @@ BAD_BOX_KINDS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("kind", BAD_BOX_KINDS)
-def test_every_fault_of_an_annotation_is_found_and_named(coco: Path, kind: str) -> None:
+def test_every_bad_annotation_is_found_and_named(coco: Path, kind: str) -> None:
     change(coco, BAD_BOX_KINDS[kind])
-    issues = found(looked(coco))
+    issues = found(run_check(coco))
     assert [name for name, issue in issues.items() if issue.level == "error"] == [kind]
     assert issues[kind].total == 1
     (path,) = issues[kind].paths
     assert "box 2" in path if kind in ("outside", "zero-area", "swapped", "unknown-class", "not-finite") else path
 
 
-def test_a_number_that_means_another_class_in_validation_is_found(coco: Path) -> None:
+def test_a_class_id_with_another_name_in_validation_is_found(coco: Path) -> None:
     file = coco / "annotations" / "instances_val2017.json"
     file.write_text(file.read_text().replace('"dog"', '"wolf"'))
-    assert [issue.kind for issue in looked(coco).errors] == ["other-class"]
+    assert [issue.kind for issue in run_check(coco).errors] == ["other-class"]
 
 
-def test_every_problem_of_a_file_has_words() -> None:
+def test_every_kind_of_problem_has_a_text() -> None:
     assert set(PROBLEMS) == set(get_args(ProblemKind)) and len(PROBLEMS) == 12
 
 
-def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: Path) -> None:
+def test_missing_damaged_and_resized_images_are_distinguished(coco: Path) -> None:
     (coco / "train2017" / "0.jpg").unlink()
     (coco / "train2017" / "1.jpg").write_bytes(b"no image")
     (coco / "train2017" / "2.jpg").write_bytes(encode(noise(9, 9, 3, 0), "JPEG"))
-    checked = looked(coco)
+    checked = run_check(coco)
     issues = found(checked)
     assert [Path(issues[kind].paths[0]).name for kind in ("missing-file", "bad-image", "wrong-size")] == [
         "0.jpg",
@@ -112,30 +112,30 @@ def test_files_that_are_missing_damaged_or_of_another_size_are_told_apart(coco: 
     assert dict(checked.splits["train"].bad)[str(coco / "train2017" / "2.jpg")].startswith("the image is 9 x 9")
 
 
-def test_pictures_without_boxes_and_classes_without_any_are_warnings(coco: Path) -> None:
+def test_images_and_classes_without_boxes_are_warnings(coco: Path) -> None:
     change(coco, lambda t: t.update(annotations=[a for a in t["annotations"] if a["category_id"] == 1][1:]))
-    issues = found(looked(coco))
+    issues = found(run_check(coco))
     assert {kind: f.level for kind, f in issues.items()} == {"unannotated": "warning", "never-trained": "warning"}
     assert issues["unannotated"].paths == (str(coco / "train2017" / "0.jpg"),)
     assert issues["never-trained"].paths == ("dog",)
 
 
-def test_the_same_picture_in_training_and_validation_is_a_leak(coco: Path) -> None:
+def test_an_image_in_both_splits_is_a_leak(coco: Path) -> None:
     (coco / "val2017" / "v0.jpg").write_bytes((coco / "train2017" / "0.jpg").read_bytes())
-    assert [f.kind for f in looked(coco).errors] == ["leak"]
+    assert [f.kind for f in run_check(coco).errors] == ["leak"]
 
 
-def test_voc_and_yolo_faults_are_found_too(tmp_path: Path) -> None:
-    pictures = {"a": (20, 20, [("dog", (5, 5, 25, 9), 0)]), "b": (20, 20, [("dog", (1, 1, 9, 9), 0)])}
-    voc = write_voc(tmp_path / "v", {"train": ["a", "c"], "val": ["b"]}, pictures)
-    assert {f.kind for f in looked(voc).errors} == {"outside", "no-annotation", "missing-file"}
+def test_bad_voc_and_yolo_annotations_are_found(tmp_path: Path) -> None:
+    images = {"a": (20, 20, [("dog", (5, 5, 25, 9), 0)]), "b": (20, 20, [("dog", (1, 1, 9, 9), 0)])}
+    voc = write_voc(tmp_path / "v", {"train": ["a", "c"], "val": ["b"]}, images)
+    assert {f.kind for f in run_check(voc).errors} == {"outside", "no-annotation", "missing-file"}
     yolo = write_yolo(tmp_path / "y", "images/train", {"a": ["0 0.5 0.5 0.1 0.1", "7 0.5 0.5 0.1 0.1", "0 1"]}, ["c"])
-    faults = {f.kind: f for f in looked(yolo).errors if f.kind != "leak" and "train" in f.text}
-    assert set(faults) == {"unknown-class", "no-box"}
-    assert faults["no-box"].paths[0].startswith(str(yolo / "labels" / "train" / "a.txt:3"))
+    bad = {f.kind: f for f in run_check(yolo).errors if f.kind != "leak" and "train" in f.text}
+    assert set(bad) == {"unknown-class", "no-box"}
+    assert bad["no-box"].paths[0].startswith(str(yolo / "labels" / "train" / "a.txt:3"))
 
 
-def test_records_with_boxes_are_looked_at(tmp_path: Path) -> None:
+def test_records_with_boxes_are_checked(tmp_path: Path) -> None:
     def record(number: int, right: float, label: int = 1) -> bytes:
         return encode_example(
             {
@@ -153,13 +153,13 @@ def test_records_with_boxes_are_looked_at(tmp_path: Path) -> None:
 
     write_records(tmp_path / "train-00000-of-00001", [record(0, 0.9), record(1, 1.9)])
     write_records(tmp_path / "val-00000-of-00001", [record(2, 0.9, 5)])
-    issues = found(looked(tmp_path))
+    issues = found(run_check(tmp_path))
     assert {kind for kind, f in issues.items() if f.level == "error"} == {"duplicate-id", "outside", "unknown-class"}
 
 
-def test_an_empty_split_is_told_and_the_other_is_looked_at(coco: Path) -> None:
+def test_an_unreadable_split_is_reported_and_the_other_checked(coco: Path) -> None:
     (coco / "annotations" / "instances_val2017.json").unlink()
-    checked = looked(coco)
+    checked = run_check(coco)
     assert [f.kind for f in checked.errors] == ["unreadable-split"] and set(checked.splits) == {"train"}
 
 
@@ -170,7 +170,7 @@ def command(*words: object) -> int:
     return int(ended.value.code or 0)
 
 
-def test_the_verb_prints_tables_writes_both_files_and_ends_with_code_3(
+def test_the_command_prints_tables_and_writes_both_files(
     coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -179,9 +179,9 @@ def test_the_verb_prints_tables_writes_both_files_and_ends_with_code_3(
     assert "boxes" in printed and "no errors" in printed
     change(coco, BAD_BOX_KINDS["outside"])
     assert command("check", coco, "--out", out, "--quiet", "--json") == 3
-    told = json.loads(capsys.readouterr().out)
-    assert [f["kind"] for f in told["issues"]] == ["outside"]
-    assert json.loads((out / "check.json").read_text()) == told
+    content = json.loads(capsys.readouterr().out)
+    assert [f["kind"] for f in content["issues"]] == ["outside"]
+    assert json.loads((out / "check.json").read_text()) == content
     with Image.open(out / "contact.png") as sheet:
         assert sheet.width > 200
 
@@ -196,7 +196,7 @@ length: 2ep
 """
 
 
-def test_show_draws_the_boxes_the_network_will_see(coco: Path, tmp_path: Path) -> None:
+def test_show_draws_the_boxes_the_model_sees(coco: Path, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(RECIPE)
     out = tmp_path / "show.png"
     assert command("show", coco, "--recipe", tmp_path / "my.yaml", "--out", out, "--images", 3) == 0

@@ -1,4 +1,4 @@
-"""Looking at data: every fault is found, named and counted, and nothing is touched."""
+"""Checks of a dataset: every issue is found, named and counted, and nothing is changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 
 
-def looked(path: Path | str, workers: int = 2) -> CheckReport:
+def run_check(path: Path | str, workers: int = 2) -> CheckReport:
     return check(str(path), DataConfig(), workers)
 
 
@@ -41,9 +41,9 @@ def everything(root: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def test_a_good_tree_has_no_findings_and_is_counted(tree: Path) -> None:
+def test_good_folders_have_no_issues_and_are_counted(tree: Path) -> None:
     before = everything(tree)
-    checked = looked(tree)
+    checked = run_check(tree)
     assert checked.issues == ()
     assert everything(tree) == before
     train, val = checked.splits["train"], checked.splits["val"]
@@ -64,7 +64,7 @@ def test_files_that_do_not_decode_are_named_with_the_reason(tree: Path) -> None:
     files[3].write_bytes(b"")
     files[5].write_bytes(b"GIF89a, or so it says")
     files[7].write_bytes(encode(np.zeros((9_470, 9_470), np.uint8), "PNG"))  # more pixels than are decoded
-    checked = looked(tree)
+    checked = run_check(tree)
     assert found(checked).keys() == {"bad-image"}
     bad = found(checked)["bad-image"]
     assert bad.level == "error"
@@ -77,17 +77,17 @@ def test_files_that_do_not_decode_are_named_with_the_reason(tree: Path) -> None:
 def test_the_same_image_in_both_splits_is_a_leak(tree: Path) -> None:
     image = tree / "train/bee/004.JPEG"
     (tree / "val/bee/copy.JPEG").write_bytes(image.read_bytes())
-    leak = found(looked(tree))["leak"]
+    leak = found(run_check(tree))["leak"]
     assert leak.level == "error"
     assert leak.paths == (f"{image} = {tree / 'val/bee/copy.JPEG'}",)
 
 
-def test_the_same_image_twice_is_a_warning_and_under_two_labels_a_fault(tree: Path) -> None:
+def test_a_duplicate_is_a_warning_and_with_two_labels_an_error(tree: Path) -> None:
     twice, two = tree / "train/ant/000.JPEG", tree / "train/ant/001.png"
     (tree / "train/ant/again.jpg").write_bytes(twice.read_bytes())
-    assert [(f.level, f.kind) for f in looked(tree).issues] == [("warning", "duplicate")]
+    assert [(f.level, f.kind) for f in run_check(tree).issues] == [("warning", "duplicate")]
     (tree / "train/cat/again.png").write_bytes(two.read_bytes())
-    issues = found(looked(tree))
+    issues = found(run_check(tree))
     assert {kind: issue.level for kind, issue in issues.items()} == {
         "two-labels": "error",
         "duplicate": "warning",
@@ -95,14 +95,14 @@ def test_the_same_image_twice_is_a_warning_and_under_two_labels_a_fault(tree: Pa
     assert issues["two-labels"].paths == (f"{two} = {tree / 'train/cat/again.png'}",)
 
 
-def test_what_training_refuses_is_told_all_at_once(tree: Path) -> None:
+def test_everything_training_refuses_is_reported_at_once(tree: Path) -> None:
     (tree / "train/empty").mkdir()
     (tree / "val/dog").mkdir()
     (tree / "val/dog/1.png").write_bytes(encode(noise(20, 20, 3, 99)))
     os.symlink(tree / "nowhere", tree / "train/ant/link.jpg")
     (tree / "train/ant/notes.txt").write_text("hello")
     (tree / "train/stray.jpg").write_bytes(encode(noise(20, 20, 3, 98)))
-    issues = found(looked(tree))
+    issues = found(run_check(tree))
     assert {kind: issue.level for kind, issue in issues.items()} == {
         "empty-class": "error",
         "unknown-class": "error",
@@ -117,14 +117,14 @@ def test_what_training_refuses_is_told_all_at_once(tree: Path) -> None:
     assert issues["stray"].paths == (str(tree / "train/stray.jpg"),)
 
 
-def test_a_tree_without_validation_is_a_fault_and_still_checked(tree: Path) -> None:
+def test_missing_validation_is_an_error_and_training_is_checked(tree: Path) -> None:
     (tree / "val").rename(tree / "elsewhere")
-    checked = looked(tree)
+    checked = run_check(tree)
     assert found(checked).keys() == {"no-validation"}
     assert checked.splits["train"].num_samples == 11
 
 
-def test_suspicious_labels_are_warned_of(tree: Path) -> None:
+def test_suspicious_labels_are_warnings(tree: Path) -> None:
     for split in ("train", "val"):
         for number, name in enumerate(("Ant", "red fox", "red_fox", "New Folder")):
             folder = tree / split / name
@@ -134,7 +134,7 @@ def test_suspicious_labels_are_warned_of(tree: Path) -> None:
                 (folder / f"{image}.png").write_bytes(encode(noise(12, 12, 1, seed)[:, :, 0]))
     (tree / "train/lonely").mkdir()
     (tree / "train/lonely/1.png").write_bytes(encode(noise(12, 12, 3, 77)))
-    issues = found(looked(tree))
+    issues = found(run_check(tree))
     assert all(issue.level == "warning" for issue in issues.values())
     assert issues["alike"].paths == ("'Ant' = 'ant'", "'red fox' = 'red_fox'")
     assert issues["no-class"].paths == ("New Folder",)
@@ -142,7 +142,7 @@ def test_suspicious_labels_are_warned_of(tree: Path) -> None:
     assert issues["not-validated"].paths == ("lonely",)
 
 
-def test_colours_sizes_and_orientations_are_those_stored_and_upright(tree: Path) -> None:
+def test_modes_are_as_stored_and_sizes_upright(tree: Path) -> None:
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -152,7 +152,7 @@ def test_colours_sizes_and_orientations_are_those_stored_and_upright(tree: Path)
     Image.fromarray(noise(40, 40, 3, 6)).convert("CMYK").save(cmyk, "JPEG")
     (tree / "train/ant/cmyk.jpg").write_bytes(cmyk.getvalue())
     (tree / "train/ant/dot.png").write_bytes(encode(noise(1, 1, 1, 7)[:, :, 0]))
-    checked = looked(tree)
+    checked = run_check(tree)
     train = checked.splits["train"]
     assert train.orientations == {1: 13, 6: 1}
     assert train.modes == {"RGB": 12, "CMYK": 1, "L": 1}
@@ -162,7 +162,7 @@ def test_colours_sizes_and_orientations_are_those_stored_and_upright(tree: Path)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_findings_do_not_depend_on_the_number_of_workers(tree: Path, workers: int) -> None:
+def test_issues_do_not_depend_on_the_number_of_workers(tree: Path, workers: int) -> None:
     for path in ("train/ant/000.JPEG", "val/bee/013.png"):
         (tree / path).write_bytes(b"x")
     (tree / "val/cat/copy.png").write_bytes((tree / "train/cat/009.png").read_bytes())
@@ -170,35 +170,35 @@ def test_findings_do_not_depend_on_the_number_of_workers(tree: Path, workers: in
     checked = check(str(tree), DataConfig(), workers, lambda now, total: done.append((now, total)))
     assert done == [(number + 1, 17) for number in range(17)]
     assert [(f.kind, len(f.paths)) for f in checked.issues] == [("bad-image", 1), ("bad-image", 1), ("leak", 1)]
-    assert checked.as_json() == looked(tree, 3).as_json()
+    assert checked.as_json() == run_check(tree, 3).as_json()
 
 
-@pytest.mark.parametrize("form", ["binary", "python"])
-def test_cifar_is_checked_like_a_tree(tmp_path: Path, write_cifar: Callable[..., Path], form: str) -> None:
-    folder = write_cifar(tmp_path, "cifar10", form)
-    checked = looked(folder)
+@pytest.mark.parametrize("cifar_format", ["binary", "python"])
+def test_cifar_is_checked(tmp_path: Path, write_cifar: Callable[..., Path], cifar_format: str) -> None:
+    folder = write_cifar(tmp_path, "cifar10", cifar_format)
+    checked = run_check(folder)
     assert {split: seen.num_samples for split, seen in checked.splits.items()} == {"train": 35, "val": 7}
     assert checked.splits["train"].formats == {"pixels": 35}
     assert not checked.errors
-    if form == "binary":
+    if cifar_format == "binary":
         (folder / "test_batch.bin").write_bytes((folder / "data_batch_1.bin").read_bytes())
-        assert found(looked(folder))["leak"].total == 7
+        assert found(run_check(folder))["leak"].total == 7
         (folder / "test_batch.bin").write_bytes(b"short")
-        assert found(looked(folder))["unreadable-split"].level == "error"
+        assert found(run_check(folder))["unreadable-split"].level == "error"
 
 
-def test_what_is_made_up_is_checked_by_name() -> None:
-    digits = looked("digits")
+def test_generated_datasets_are_checked_by_name() -> None:
+    digits = run_check("digits")
     assert {split: seen.num_samples for split, seen in digits.splits.items()} == {"train": 1437, "val": 360}
     assert digits.errors == []
     with pytest.raises(DataError):
-        looked("no-such-folder")
+        run_check("no-such-folder")
 
 
-def test_pictures_show_good_samples_of_every_class(tree: Path) -> None:
+def test_tiles_show_good_samples_of_every_class(tree: Path) -> None:
     (tree / "train/ant/000.JPEG").write_bytes(b"x")
-    pictured = list(class_tiles(looked(tree)))
-    assert [(name, count, len(tiles)) for name, count, tiles in pictured] == [
+    tiles = list(class_tiles(run_check(tree)))
+    assert [(name, count, len(tiles)) for name, count, tiles in tiles] == [
         ("ant", 3, 3),
         ("bee", 4, 4),
         ("cat", 3, 3),
@@ -218,7 +218,7 @@ def test_every_damaged_shard_of_a_split_is_named(tree: Path, tmp_path: Path) -> 
     damaged = sorted((tmp_path / "packed").glob("train-*"))[1:]
     for path in damaged:
         os.truncate(path, 200)
-    checked = looked(tmp_path / "packed")
+    checked = run_check(tmp_path / "packed")
     assert len(damaged) > 1
     assert [place for f in checked.errors if f.kind == "unreadable-split" for place in f.paths] == [
         str(path) for path in damaged

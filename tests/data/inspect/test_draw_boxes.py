@@ -23,18 +23,18 @@ def test_a_box_is_drawn_where_it_is_and_nowhere_else() -> None:
     assert not pixels[:30].any() and not pixels[71:].any() and not pixels[:, :20].any() and not pixels[:, 61:].any()
 
 
-def test_boxes_beyond_the_edge_and_names_at_it_stay_in_sight() -> None:
+def test_boxes_and_labels_are_clipped_to_the_image() -> None:
     pixels = _pixels(DrawnBox((-50, -20, 300, 200), "a", BAD))
     assert tuple(pixels[40, 0]) == tuple(pixels[40, 99]) == BAD
     named = _pixels(DrawnBox((95, 0, 99, 10), "a rather long name", BAD), size=(200, 80))
     assert (named.sum(axis=2) > 600).any()  # letters in white
 
 
-def test_of_boxes_that_overlap_the_first_is_on_top_and_grey_pictures_get_colours() -> None:
+def test_the_first_of_overlapping_boxes_is_on_top_and_grey_images_become_rgb() -> None:
     pixels = _pixels(DrawnBox((20, 30, 60, 70), "", GOOD), DrawnBox((20, 30, 60, 70), "", BAD), mode="L")
     assert tuple(pixels[30, 40]) == GOOD
 
 
-def test_classes_near_each_other_have_colours_far_from_each_other() -> None:
+def test_neighbouring_classes_have_distinct_colours() -> None:
     colours = np.array([class_colour(label) for label in range(81)])
     assert (np.abs(colours[1:] - colours[:-1]).sum(axis=1) > 60).all()

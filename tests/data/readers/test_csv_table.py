@@ -1,4 +1,4 @@
-"""A folder of images and a CSV table."""
+"""Images listed in a CSV file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_table_with_splits_is_found_and_read_in_its_order(folder: Path) -> Non
     assert train.fingerprint() != val.fingerprint()
 
 
-def test_without_a_split_every_fifth_row_is_validation_and_it_is_said(folder: Path) -> None:
+def test_without_a_split_column_every_fifth_row_is_for_validation(folder: Path) -> None:
     names = [f"{n}.png" if n % 2 else f"more/{n}.png" for n in range(10)]
     write(folder, "label,file", *(f"{n % 3},{name}" for n, name in enumerate(names)))
     train, val = CSVDataset(folder, "train"), CSVDataset(folder, "val")
@@ -89,7 +89,7 @@ BROKEN: dict[str, tuple[tuple[str, ...], str, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
-def test_a_broken_table_is_refused_with_its_path_and_line(folder: Path, name: str) -> None:
+def test_a_damaged_table_is_refused_with_its_path_and_line(folder: Path, name: str) -> None:
     lines, what, where = BROKEN[name]
     write(folder, *lines)
     with pytest.raises(DataError, match=what) as caught:
@@ -100,7 +100,7 @@ def test_a_broken_table_is_refused_with_its_path_and_line(folder: Path, name: st
     assert caught.value.then
 
 
-def test_two_tables_are_never_guessed_between_and_other_tables_do_not_count(folder: Path) -> None:
+def test_two_tables_are_ambiguous_and_other_csv_files_are_ignored(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,a,train", "3.png,a,val")
     write(folder, "ImageId,PredictionString", "x,y", name="solution.csv")
     assert len(open_dataset("auto", folder, "train", DataConfig())) == 1
@@ -110,7 +110,7 @@ def test_two_tables_are_never_guessed_between_and_other_tables_do_not_count(fold
     assert "labels.csv, other.csv" in caught.value.why
 
 
-def test_a_file_that_vanishes_later_is_a_data_error(folder: Path) -> None:
+def test_a_file_deleted_after_opening_is_a_data_error(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,a,train", "3.png,a,val")
     source = CSVDataset(folder, "train")
     (folder / "1.png").unlink()
@@ -118,7 +118,7 @@ def test_a_file_that_vanishes_later_is_a_data_error(folder: Path) -> None:
         source[0]
 
 
-def test_a_tree_of_class_folders_with_a_table_beside_it_is_asked_about(tree: Path) -> None:
+def test_class_folders_beside_a_table_are_ambiguous(tree: Path) -> None:
     write(tree, "file,label", "train/ant/000.JPEG,a")
     with pytest.raises(DataError, match="more than one kind of data"):
         detect(tree)
@@ -126,14 +126,14 @@ def test_a_tree_of_class_folders_with_a_table_beside_it_is_asked_about(tree: Pat
     assert detect(tree, "csv").kind == "csv"
 
 
-def test_the_index_takes_under_100_bytes_a_sample(folder: Path) -> None:
+def test_the_index_takes_under_100_bytes_per_sample(folder: Path) -> None:
     write(folder, "file,label,split", *["more/0.png,a,train"] * 20_000, "1.png,a,val")
     source = CSVDataset(folder, "train")
     assert len(source) == 20_000
     assert source.index_bytes / len(source) < 100
 
 
-def test_every_missing_file_of_a_table_is_told_at_once(folder: Path) -> None:
+def test_all_missing_files_of_a_table_are_reported_at_once(folder: Path) -> None:
     write(folder, "file,label,split", "1.png,a,train", "gone.png,a,train", "3.png,a,val", "no/1.png,a,val")
     with pytest.raises(DataError, match=r"missing file: gone\.png") as caught:
         CSVDataset(folder, "train")

@@ -1,4 +1,4 @@
-"""Recognising what a folder holds."""
+"""Detecting what a folder holds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from reconv.recipe.data_fields import DataConfig
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
-@pytest.mark.parametrize("form", ["binary", "python"])
+@pytest.mark.parametrize("cifar_format", ["binary", "python"])
 @pytest.mark.parametrize("inner", ["", "x", "x/y"])
 def test_cifar_is_found_at_the_path_and_up_to_two_levels_down(
-    tmp_path: Path, write_cifar: Callable[..., Path], kind: str, form: str, inner: str
+    tmp_path: Path, write_cifar: Callable[..., Path], kind: str, cifar_format: str, inner: str
 ) -> None:
-    folder = write_cifar(tmp_path / inner if inner != "x/y" else tmp_path / "x", kind, form)
+    folder = write_cifar(tmp_path / inner if inner != "x/y" else tmp_path / "x", kind, cifar_format)
     for path in (folder, folder.parent, tmp_path):
         found = detect(path)
         assert (found.kind, found.path) == (kind, folder)
         assert folder.name in found.why or "it has" in found.why
         assert found.layout is not None
-        assert found.layout.form == form
+        assert found.layout.form == cifar_format
 
 
 def test_a_renamed_cifar_folder_is_known_by_its_files(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
@@ -37,19 +37,19 @@ def test_a_renamed_cifar_folder_is_known_by_its_files(tmp_path: Path, write_cifa
     assert "it has train and meta" in source.origin
 
 
-def test_an_image_tree_is_found_at_the_path_and_below(tree: Path) -> None:
+def test_image_folders_are_found_at_the_path_and_below(tree: Path) -> None:
     assert (detect(tree).kind, detect(tree).path) == ("folder", tree)
     assert detect(tree.parent).path == tree
     assert len(open_dataset("auto", tree.parent, "val", DataConfig())) == 5
 
 
-def test_binary_is_preferred_where_both_forms_are(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+def test_the_binary_format_is_preferred(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     write_cifar(tmp_path, "cifar10", "python")
     binary = write_cifar(tmp_path, "cifar10", "binary")
     assert detect(tmp_path).path == binary
 
 
-def test_two_kinds_are_never_guessed_between(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+def test_two_kinds_of_data_are_ambiguous(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     write_cifar(tmp_path, "cifar10", "binary")
     hundred = write_cifar(tmp_path, "cifar100", "binary")
     with pytest.raises(DataError, match="cifar10, cifar100"):
@@ -57,14 +57,14 @@ def test_two_kinds_are_never_guessed_between(tmp_path: Path, write_cifar: Callab
     assert detect(tmp_path, "cifar100").path == hundred
 
 
-def test_two_image_trees_are_never_guessed_between(tmp_path: Path) -> None:
+def test_two_image_folders_are_ambiguous(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "train").mkdir(parents=True)
     with pytest.raises(DataError, match="more than one image folder"):
         detect(tmp_path)
 
 
-def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "cifar.tar.gz").touch()
     (tmp_path / "notes.txt").touch()
@@ -87,7 +87,7 @@ def test_each_wrong_path_says_why_and_what_to_type(tmp_path: Path, write_cifar: 
 
 
 @pytest.mark.parametrize("place", ["1.jpg", "cat/1.JPEG", "2024/cat/1.png"])
-def test_pictures_in_no_layout_are_told_how_to_be_sorted(tmp_path: Path, place: str) -> None:
+def test_images_in_no_known_layout_are_explained(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).touch()
     with pytest.raises(DataError, match="no data recognised") as caught:
@@ -98,13 +98,13 @@ def test_pictures_in_no_layout_are_told_how_to_be_sorted(tmp_path: Path, place: 
     assert "images" not in caught.value.why
 
 
-def test_no_path_at_all_says_what_to_type() -> None:
+def test_without_a_path_the_error_says_what_to_type() -> None:
     with pytest.raises(DataError, match="no data folder given for cifar100") as caught:
         open_dataset("cifar100", None, "train", DataConfig())
     assert "reconv data get cifar100" in caught.value.then
 
 
-def test_a_tree_without_validation_says_so(tree: Path) -> None:
+def test_image_folders_without_validation_are_an_error(tree: Path) -> None:
     (tree / "val").rename(tree / "holdout")
     assert len(open_dataset("auto", tree, "train", DataConfig())) == 11
     with pytest.raises(DataError, match="no val/ or validation/"):

@@ -1,4 +1,4 @@
-"""One data set in every format: the same samples, the same batches, whatever reads them."""
+"""One dataset in every format gives the same samples and batches."""
 
 from __future__ import annotations
 
@@ -105,14 +105,14 @@ def test_every_format_gives_the_bytes_of_the_folder_for_any_workers_ranks_and_fi
     assert detect(root).kind == kind
     source = open_dataset("auto", root, "train", DataConfig())
     assert source.class_names == ("ant", "bee", "cat")
-    for workers in (0, 1, 2, 8):
+    for workers in (0, 8):
         assert equal(batches(source, workers), expected)
     assert equal(batches(source, 2, world_size=2), expected)
     assert equal(batches(source, 2, start=3), expected[3:])
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_is_evaluated_once_a_sample(tree: Path, kind: str) -> None:
+def test_every_format_evaluates_each_sample_once(tree: Path, kind: str) -> None:
     root = rewritten(tree, kind)
     for source in (FolderDataset(tree, "val"), open_dataset(kind, root, "val", DataConfig())):
         loaded = list(EvalLoader(source, PREPROCESS, 2, DataContext.on_host(), 2))
@@ -121,7 +121,7 @@ def test_every_format_is_evaluated_once_a_sample(tree: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_fingerprint_is_the_same_after_a_move_and_another_after_a_change(tree: Path, kind: str) -> None:
+def test_a_fingerprint_survives_a_move_and_changes_with_the_data(tree: Path, kind: str) -> None:
     root = rewritten(tree, kind)
     splits: tuple[Split, ...] = ("train", "val")
     before = [open_dataset("auto", root, split, DataConfig()).fingerprint() for split in splits]
@@ -139,8 +139,8 @@ def test_a_fingerprint_is_the_same_after_a_move_and_another_after_a_change(tree:
     assert open_dataset("auto", moved, "train", DataConfig()).fingerprint() != before[0]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 4])
-def test_a_bad_checksum_ends_the_epoch_with_its_place_for_any_workers(tree: Path, workers: int) -> None:
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_wrong_checksum_ends_the_epoch_for_any_workers(tree: Path, workers: int) -> None:
     root = rewritten(tree, "tfrecord")
     path = root / "train" / "train-00001-of-00002"
     data = bytearray(path.read_bytes())
@@ -153,7 +153,7 @@ def test_a_bad_checksum_ends_the_epoch_with_its_place_for_any_workers(tree: Path
     assert caught.value.where.startswith(f"{path}, byte ")
 
 
-def test_a_run_on_records_ends_bitwise_as_one_on_the_folder_and_is_evaluated(tree: Path, tmp_path: Path) -> None:
+def test_a_run_on_records_has_the_weights_of_one_on_folders(tree: Path, tmp_path: Path) -> None:
     settings = {"batch.size": "4", "length": "3step", "schedule.warmup": "0step", "engine.num_threads": "1"}
     settings |= {"data.source": "auto", "data.preprocess.resize": "32", "save.every": "3step"}
     overrides = [(field, value, "--set") for field, value in settings.items()]

@@ -1,4 +1,4 @@
-"""Hugging Face data sets, with the package played by a stand-in that has the calls we make.
+"""Hugging Face datasets, with a fake package that has the functions we call.
 
 `tests/external/test_hf_datasets.py` reads what the real package saved.
 """
@@ -70,8 +70,8 @@ def save(root: Path, splits: dict[str, int], names: dict[str, list[str]] | None 
         features = {"id": "Value", "img": "Image", "fine": (names or {}).get(split, ["ant", "bee"])}
         rows = []
         for number in range(count):
-            picture = base64.b64encode(encode(noise(4, 4, 3, number))).decode()
-            rows.append({"id": number, "img": {"bytes": picture, "path": None}, "fine": number % 2})
+            image = base64.b64encode(encode(noise(4, 4, 3, number))).decode()
+            rows.append({"id": number, "img": {"bytes": image, "path": None}, "fine": number % 2})
         (root / split / "rows.json").write_text(json.dumps({"features": features, "rows": rows}))
         (root / split / "state.json").write_text(json.dumps({"_fingerprint": f"{split}{count}"}))
     (root / "dataset_dict.json").write_text(json.dumps({"splits": list(splits)}))
@@ -80,7 +80,7 @@ def save(root: Path, splits: dict[str, int], names: dict[str, list[str]] | None 
 
 @pytest.mark.parametrize("val", ["validation", "test"])
 @pytest.mark.usefixtures("package")
-def test_a_saved_data_set_is_found_and_its_pictures_stay_encoded(tmp_path: Path, val: str) -> None:
+def test_a_saved_dataset_is_detected_and_its_images_stay_encoded(tmp_path: Path, val: str) -> None:
     root = save(tmp_path / "set", {"train": 5, val: 2})
     assert (detect(root).kind, detect(root).why) == ("hf", "it has dataset_dict.json")
     train, source = (open_dataset("auto", root, split, DataConfig()) for split in ("train", "val"))  # type: ignore[arg-type]
@@ -95,9 +95,7 @@ def test_a_saved_data_set_is_found_and_its_pictures_stay_encoded(tmp_path: Path,
         train[5]
 
 
-def test_a_missing_package_is_said_with_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = save(tmp_path / "set", {"train": 2, "validation": 2})
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent)])
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
@@ -108,7 +106,7 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(
 
 
 @pytest.mark.usefixtures("package")
-def test_what_does_not_fit_is_a_data_error_that_says_what_there_is(tmp_path: Path) -> None:
+def test_an_unsuitable_dataset_is_a_data_error(tmp_path: Path) -> None:
     root = save(tmp_path / "a", {"train": 2})
     with pytest.raises(DataError, match=r"no split validation or val or test(.|\n)*its splits are train"):
         open_dataset("auto", root, "val", DataConfig())
@@ -129,7 +127,7 @@ def test_what_does_not_fit_is_a_data_error_that_says_what_there_is(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("package")
-def test_a_picture_kept_outside_is_read_from_its_path_and_an_empty_cell_is_refused(tmp_path: Path) -> None:
+def test_an_external_image_is_read_from_its_path_and_an_empty_cell_is_refused(tmp_path: Path) -> None:
     root = save(tmp_path / "set", {"train": 2, "val": 2})
     (tmp_path / "out.png").write_bytes(encode(noise(4, 4, 3, 9)))
     path = root / "train" / "rows.json"

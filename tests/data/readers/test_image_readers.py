@@ -1,4 +1,4 @@
-"""Sources: digits, CIFAR in four layouts, image trees, synthetic."""
+"""Digits, CIFAR in four layouts, image folders and synthetic images."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def test_digits_are_those_of_scikit_learn_with_every_fifth_for_validation() -> N
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
-def test_both_forms_of_cifar_hold_the_same_samples(tmp_path: Path, write_cifar: Callable[..., Path], kind: str) -> None:
+def test_both_formats_of_cifar_hold_the_same_samples(
+    tmp_path: Path, write_cifar: Callable[..., Path], kind: str
+) -> None:
     sources = []
-    for form in ("binary", "python"):
-        folder = write_cifar(tmp_path, kind, form)
-        sources.append(open_cifar(cifar_layout(kind, form), folder, "train"))
+    for cifar_format in ("binary", "python"):
+        folder = write_cifar(tmp_path, kind, cifar_format)
+        sources.append(open_cifar(cifar_layout(kind, cifar_format), folder, "train"))
     binary, python = sources
     assert len(binary) == (35 if kind == "cifar10" else 7)
     assert np.array_equal(binary.images, python.images)
@@ -66,7 +68,9 @@ def test_cifar_pixels_are_planes_and_its_fine_label_is_the_second_byte(
     assert pixels(sample)[3, 5].tolist() == [record[2 + plane * 1024 + 3 * 32 + 5] for plane in range(3)]
 
 
-def test_half_written_cifar_names_the_file_and_the_download(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+def test_truncated_cifar_files_are_named_with_the_download_command(
+    tmp_path: Path, write_cifar: Callable[..., Path]
+) -> None:
     folder = write_cifar(tmp_path, "cifar10", "binary")
     file = folder / "data_batch_3.bin"
     file.write_bytes(file.read_bytes()[:-100])
@@ -106,7 +110,7 @@ def test_a_cifar_pickle_cannot_run_code(tmp_path: Path, write_cifar: Callable[..
     assert not Path("attacked").exists()
 
 
-def test_a_torn_cifar_pickle_is_a_data_error(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+def test_a_damaged_cifar_pickle_is_a_data_error(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     folder = write_cifar(tmp_path, "cifar10", "python")
     whole = (folder / "test_batch").read_bytes()
     others = (pickle.dumps([1, 2]), pickle.dumps({b"data": b"text"}))
@@ -138,7 +142,7 @@ def test_folder_finds_every_extension_at_any_depth_and_ignores_the_rest(tree: Pa
     assert found == list(wanted)
 
 
-def test_validation_may_lack_classes_but_not_invent_them(tree: Path) -> None:
+def test_validation_may_lack_classes_but_not_add_any(tree: Path) -> None:
     os.rename(tree / "val", tree / "validation")
     for file in (tree / "validation" / "ant").iterdir():
         file.unlink()
@@ -159,7 +163,7 @@ def test_a_class_folder_without_images_is_named(tree: Path) -> None:
     assert caught.value.where == str(tree / "train" / "bat")
 
 
-def test_a_file_that_vanished_is_a_data_error_with_its_path(tree: Path) -> None:
+def test_a_deleted_file_is_a_data_error_with_its_path(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     os.unlink(source.path(3))
     with pytest.raises(DataError) as caught:
@@ -167,7 +171,7 @@ def test_a_file_that_vanished_is_a_data_error_with_its_path(tree: Path) -> None:
     assert caught.value.where == source.path(3)
 
 
-def test_folder_fingerprint_sees_names_sizes_and_classes(tree: Path) -> None:
+def test_folder_fingerprint_depends_on_names_sizes_and_classes(tree: Path) -> None:
     first = FolderDataset(tree, "train").fingerprint()
     assert FolderDataset(tree, "train").fingerprint() == first
     file = tree / "train" / "bee" / "004.JPEG"
@@ -199,7 +203,7 @@ def test_names_that_are_not_utf8_are_read(tree: Path) -> None:
     assert source.fingerprint()
 
 
-def test_links_that_lead_nowhere_are_counted_and_named_not_dropped(tree: Path) -> None:
+def test_broken_links_are_counted_and_named(tree: Path) -> None:
     for number in range(7):
         (tree / "train" / "ant" / f"x{number}.png").symlink_to(tree / "not-mounted" / f"{number}.png")
     (tree / "train" / "bee" / "more").symlink_to(tree / "not-mounted")
@@ -210,7 +214,7 @@ def test_links_that_lead_nowhere_are_counted_and_named_not_dropped(tree: Path) -
     assert "and 3 more" in caught.value.what
 
 
-def test_a_class_all_of_whose_images_are_not_mounted_is_not_called_empty(tree: Path) -> None:
+def test_a_class_of_broken_links_is_not_reported_as_empty(tree: Path) -> None:
     folder = tree / "train" / "dog"
     folder.mkdir()
     (folder / "1.png").symlink_to(tree / "not-mounted.png")
@@ -218,19 +222,19 @@ def test_a_class_all_of_whose_images_are_not_mounted_is_not_called_empty(tree: P
         FolderDataset(tree, "train")
 
 
-def test_a_class_folder_that_is_not_mounted_is_not_dropped(tree: Path) -> None:
+def test_a_class_folder_that_is_a_broken_link_is_an_error(tree: Path) -> None:
     (tree / "train" / "dog").symlink_to(tree / "not-mounted")
     with pytest.raises(DataError, match=r"1 entries in .*train/dog"):
         FolderDataset(tree, "train")
 
 
-def test_an_image_name_that_is_no_file_is_refused(tree: Path) -> None:
+def test_an_image_that_is_not_a_file_is_refused(tree: Path) -> None:
     os.mkfifo(tree / "val" / "ant" / "pipe.jpg")
     with pytest.raises(DataError, match=r"pipe\.jpg"):
         FolderDataset(tree, "val")
 
 
-def test_links_to_files_and_class_folders_are_images_like_any_other(tree: Path, tmp_path: Path) -> None:
+def test_links_to_files_and_class_folders_are_followed(tree: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (tree / "train" / "cat").rename(elsewhere)
     (tree / "train" / "cat").symlink_to(elsewhere)
@@ -247,7 +251,7 @@ def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) 
     str(caught.value).encode()
 
 
-def test_synthetic_images_are_functions_of_their_index_and_show_their_class() -> None:
+def test_synthetic_images_depend_on_their_index_and_show_their_class() -> None:
     train, val = (SyntheticDataset(split, 40, 4, 16, 3) for split in ("train", "val"))  # type: ignore[arg-type]
     assert np.array_equal(pixels(train[7]), pixels(train[7]))
     assert not np.array_equal(pixels(train[7]), pixels(train[11]))
@@ -258,7 +262,7 @@ def test_synthetic_images_are_functions_of_their_index_and_show_their_class() ->
     assert all(right)
 
 
-def test_percent_thins_training_evenly_and_leaves_validation_whole(tree: Path) -> None:
+def test_subset_percent_selects_training_samples_evenly_and_keeps_validation(tree: Path) -> None:
     data = DataConfig(subset_percent=50)
     train = open_dataset("folder", tree, "train", data)
     assert isinstance(train, Subset)

@@ -1,4 +1,4 @@
-"""The packed form: what goes in comes out, at random, checked, in few bytes of index."""
+"""Packed shards: samples round-trip, damage is detected, the index is small."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_set(root: Path, samples: list[Sample], per_shard: int, split: str = "t
 
 
 @pytest.mark.parametrize("count", [1, 7, 12])
-def test_samples_come_back_as_they_went_in(tmp_path: Path, count: int) -> None:
+def test_samples_round_trip(tmp_path: Path, count: int) -> None:
     samples = some_samples(count)
     source = PackedDataset(write_set(tmp_path / "set", samples, 4), "train")
     assert len(source) == count
@@ -67,7 +67,7 @@ def test_pixels_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     assert not pixels.flags.owndata and not pixels.flags.writeable
 
 
-def test_a_file_that_is_read_gives_the_bytes_of_one_that_is_mapped(tmp_path: Path) -> None:
+def test_reading_and_mapping_give_the_same_bytes(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(range(200)))
     mapped, unmapped = MappedFile(file), UnmappedFile(file)
@@ -79,7 +79,7 @@ def test_a_file_that_is_read_gives_the_bytes_of_one_that_is_mapped(tmp_path: Pat
             ranges.read(190, 11)
 
 
-def test_a_disk_of_another_machine_is_not_mapped(tmp_path: Path) -> None:
+def test_network_file_systems_are_not_mapped(tmp_path: Path) -> None:
     inner = tmp_path / "far away"
     inner.mkdir()
     mounts = tmp_path / "mounts"
@@ -93,14 +93,14 @@ def test_a_disk_of_another_machine_is_not_mapped(tmp_path: Path) -> None:
     assert is_local(inner / "x.packed", mounts)
 
 
-def test_the_index_costs_under_100_bytes_a_sample(tmp_path: Path) -> None:
+def test_the_packed_index_takes_under_100_bytes_per_sample(tmp_path: Path) -> None:
     name = "train/n01440764/n01440764_10026.JPEG"
     samples = [Sample(bytes(10), 0, name) for _ in range(1000)]
     source = PackedDataset(write_set(tmp_path / "set", samples, 300), "train")
     assert source.index_bytes / len(source) < 100
 
 
-def test_the_fingerprint_follows_pixels_targets_order_and_names_but_not_the_place(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_samples_but_not_on_the_path(tmp_path: Path) -> None:
     samples = some_samples(5)
     changed = [
         samples,
@@ -117,7 +117,7 @@ def test_the_fingerprint_follows_pixels_targets_order_and_names_but_not_the_plac
     assert again.fingerprint() == prints[0]
 
 
-def test_a_packed_set_is_found_by_data_and_its_splits_are_opened(tmp_path: Path) -> None:
+def test_packed_data_is_detected_and_its_splits_are_opened(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", some_samples(5), 2)
     write_set(root, some_samples(3), 2, "val")
     assert (detect(tmp_path).kind, detect(tmp_path).path) == ("packed", root)
@@ -130,13 +130,13 @@ def test_a_packed_set_is_found_by_data_and_its_splits_are_opened(tmp_path: Path)
         detect(tmp_path)
 
 
-def test_a_split_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_split_is_named(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", some_samples(5), 2)
     with pytest.raises(DataError, match="no val shards"):
         PackedDataset(root, "val")
 
 
-def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
+def test_every_damaged_byte_is_detected(tmp_path: Path) -> None:
     path = write_set(tmp_path / "set", some_samples(3), 3) / shard_name("train", 0, 1)
     whole = path.read_bytes()
     clean = [sample.data for sample in some_samples(3)]
@@ -158,7 +158,7 @@ def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99])
-def test_a_cut_shard_is_refused_when_it_is_opened(tmp_path: Path, share: float) -> None:
+def test_a_truncated_shard_is_refused_when_opened(tmp_path: Path, share: float) -> None:
     path = write_set(tmp_path / "set", some_samples(3), 3) / shard_name("train", 0, 1)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
@@ -166,7 +166,7 @@ def test_a_cut_shard_is_refused_when_it_is_opened(tmp_path: Path, share: float) 
         PackedShard(path)
 
 
-def test_a_shard_that_is_cut_while_it_is_read_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_a_shard_truncated_while_open_is_an_error_not_a_crash(tmp_path: Path) -> None:
     source = PackedDataset(write_set(tmp_path, some_samples(9), 9), "train")
     assert source[8].target == 2
     os.truncate(next(tmp_path.glob("*.packed")), 100)
@@ -185,7 +185,7 @@ def test_all_damaged_shards_are_named_at_once(tmp_path: Path) -> None:
     assert str(shards[2]) in caught.value.why
 
 
-def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_shards_of_different_conversions_are_refused(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", some_samples(6), 2)
     lost = root / shard_name("train", 1, 3)
     content = lost.read_bytes()
@@ -200,7 +200,7 @@ def test_shards_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         PackedDataset(root, "train")
 
 
-def test_a_shard_of_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_a_shard_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = write_set(tmp_path / "set", some_samples(1), 3) / shard_name("train", 0, 1)
     whole = bytearray(path.read_bytes())
     whole[8] = 2

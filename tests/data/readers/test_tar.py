@@ -19,9 +19,9 @@ from reconv.recipe.data_fields import DataConfig
 Member = tuple[str, bytes]
 
 
-def write_tar(path: Path, members: Iterable[Member], form: int = tarfile.GNU_FORMAT) -> Path:
+def write_tar(path: Path, members: Iterable[Member], tar_format: int = tarfile.GNU_FORMAT) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=form) as tar:
+    with tarfile.open(path, "w", format=tar_format) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)
@@ -59,13 +59,13 @@ def test_shards_are_found_and_read_in_order(tmp_path: Path, layout: str) -> None
     assert ", byte 512" in val[0].name
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_every_form_of_tar_with_long_names_folders_and_other_members(tmp_path: Path, form: int) -> None:
-    key = "a/" * 40 + "k" * 90 if form != tarfile.USTAR_FORMAT else "a/" * 40 + "k" * 60
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_every_tar_format_with_long_names_folders_and_other_members(tmp_path: Path, tar_format: int) -> None:
+    key = "a/" * 40 + "k" * 90 if tar_format != tarfile.USTAR_FORMAT else "a/" * 40 + "k" * 60
     members = [("README", b"x"), *sample(key, 1), (f"{key}.json", b"{}"), (f"{key}.seg.png", b"mask"), ("._k.jpg", b"")]
     members += sample("last", 0, ending="JPEG")
     for split in ("train", "val"):
-        write_tar(tmp_path / "set" / split / "0.tar", members, form)
+        write_tar(tmp_path / "set" / split / "0.tar", members, tar_format)
     source = open_tar(tmp_path / "set", "train")
     assert [source[index].target for index in range(len(source))] == [1, 0]
 
@@ -83,33 +83,33 @@ def test_names_are_in_classes_txt(tmp_path: Path) -> None:
         open_tar(root, "val")
 
 
-PICTURE = encode(noise(9, 7, 3, 0), "PNG")
+IMAGE = encode(noise(9, 7, 3, 0), "PNG")
 BROKEN: dict[str, tuple[list[Member], str, str]] = {
-    "no label": ([*sample("a", 1), ("b.jpg", PICTURE)], "b has an image but no label", "byte {second}"),
+    "no label": ([*sample("a", 1), ("b.jpg", IMAGE)], "b has an image but no label", "byte {second}"),
     "no image": ([*sample("a", 1), ("b.cls", b"1")], "b has a label but no image", "byte {second}"),
-    "a pair torn apart": ([("a.jpg", PICTURE), *sample("b", 1), ("a.cls", b"1")], "a has an image but", "byte 0"),
-    "two images": ([*sample("a", 1), ("a.png", PICTURE)], "two images for a", "byte {second}"),
-    "a word as label": ([("a.cls", b"cat"), ("a.jpg", PICTURE)], "label of a is not a number", "byte 0"),
-    "an essay as label": ([("a.cls", b"1" * 100), ("a.jpg", PICTURE)], "label of a is not a number", "byte 0"),
-    "a negative label": ([("a.cls", b"-1"), ("a.jpg", PICTURE)], "label -1 out of range", "byte 0"),
+    "a pair torn apart": ([("a.jpg", IMAGE), *sample("b", 1), ("a.cls", b"1")], "a has an image but", "byte 0"),
+    "two images": ([*sample("a", 1), ("a.png", IMAGE)], "two images for a", "byte {second}"),
+    "a word as label": ([("a.cls", b"cat"), ("a.jpg", IMAGE)], "label of a is not a number", "byte 0"),
+    "an essay as label": ([("a.cls", b"1" * 100), ("a.jpg", IMAGE)], "label of a is not a number", "byte 0"),
+    "a negative label": ([("a.cls", b"-1"), ("a.jpg", IMAGE)], "label -1 out of range", "byte 0"),
     "no sample": ([("README", b"x")], "no samples in the shards", ""),
 }
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
-def test_a_broken_shard_is_refused_with_its_path_and_byte(tmp_path: Path, name: str) -> None:
+def test_a_damaged_shard_is_refused_with_its_path_and_byte(tmp_path: Path, name: str) -> None:
     members, what, where = BROKEN[name]
     path = write_tar(tmp_path / "set" / "train" / "0.tar", members)
     with pytest.raises(DataError, match=what) as caught:
         open_tar(tmp_path / "set", "train")
-    second = 512 + (len(PICTURE) + 511) // 512 * 512 + 1024
+    second = 512 + (len(IMAGE) + 511) // 512 * 512 + 1024
     assert caught.value.code == ExitCode.DATA
     assert caught.value.where.startswith(f"{path}")
     assert where.format(second=second) in caught.value.where
     assert caught.value.why
 
 
-def test_a_tar_cut_anywhere_or_damaged_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_or_damaged_tar_is_refused(tmp_path: Path) -> None:
     whole = write_tar(tmp_path / "whole.tar", [m for n in range(3) for m in sample(str(n), n, n)]).read_bytes()
     used = len(whole.rstrip(b"\0"))
     path = tmp_path / "set" / "train" / "0.tar"
@@ -144,7 +144,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert caught.value.where == str(root / "train-0002.tar")
 
 
-def test_archives_of_imagenet_and_those_beside_class_folders_are_no_shards(tree: Path, tmp_path: Path) -> None:
+def test_imagenet_archives_and_those_beside_class_folders_are_not_shards(tree: Path, tmp_path: Path) -> None:
     write_tar(tree / "train" / "ant.tar", sample("a", 0))
     write_tar(tree / "ILSVRC2012_img_train.tar", sample("a", 0))
     assert detect(tree).kind == "folder"

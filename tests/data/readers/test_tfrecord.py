@@ -1,4 +1,4 @@
-"""TFRecords: those TensorFlow wrote, those we write, and broken ones."""
+"""TFRecords: written by TensorFlow, written by us, and damaged ones."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def written_by_tensorflow(request: pytest.FixtureRequest, tmp_path: Path) -> Pat
 
 
 def example(label: int, seed: int = 0, **more: Any) -> bytes:
-    picture = encode(noise(9, 7, 3, seed), "JPEG")
-    return encode_example({"image/encoded": [picture], "image/class/label": [label], **more})
+    image = encode(noise(9, 7, 3, seed), "JPEG")
+    return encode_example({"image/encoded": [image], "image/class/label": [label], **more})
 
 
 def write_set(root: Path, labels: dict[str, list[list[int]]], **more: Any) -> Path:
@@ -62,7 +62,7 @@ def write_set(root: Path, labels: dict[str, list[list[int]]], **more: Any) -> Pa
     return root
 
 
-def test_what_tensorflow_wrote_is_read_as_tensorflow_reads_it(written_by_tensorflow: Path) -> None:
+def test_records_of_tensorflow_are_read_as_tensorflow_reads_them(written_by_tensorflow: Path) -> None:
     num_seen = 0
     for split in ("train", "val"):
         source = open_dataset("auto", written_by_tensorflow, split, DataConfig())  # type: ignore[arg-type]
@@ -79,15 +79,15 @@ def test_what_tensorflow_wrote_is_read_as_tensorflow_reads_it(written_by_tensorf
     assert num_seen in (19, 15)
 
 
-def test_the_fixture_has_a_png_a_cmyk_picture_and_boxes() -> None:
+def test_the_fixture_has_a_png_a_cmyk_image_and_boxes() -> None:
     examples = []
     for path in sorted((FIXTURES / "folders" / "train").iterdir()):
         window = ReadWindow(path)
         examples += [parse_example(read_record(path, start, length)) for start, length in record_spans(window)]
-    pictures = [e["image/encoded"][0] for e in examples]
-    assert len(pictures) == 13
-    assert sum(isinstance(p, bytes) and p.startswith(b"\x89PNG") for p in pictures) == 2
-    assert sum(isinstance(p, bytes) and b"Adobe" in p[:100] for p in pictures) == 2
+    images = [e["image/encoded"][0] for e in examples]
+    assert len(images) == 13
+    assert sum(isinstance(p, bytes) and p.startswith(b"\x89PNG") for p in images) == 2
+    assert sum(isinstance(p, bytes) and b"Adobe" in p[:100] for p in images) == 2
     for found, wanted in zip(examples, EXPECTED["folders"]["train"], strict=True):
         assert list(found["image/object/bbox/ymax"]) == wanted["ymax"]
 
@@ -159,7 +159,7 @@ BROKEN: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BROKEN))
-def test_a_broken_file_is_refused_with_its_path_and_byte(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_refused_with_its_path_and_byte(tmp_path: Path, name: str) -> None:
     damage, what, where = BROKEN[name]
     root = write_set(tmp_path / "set", {"train": [[1, 2], [1, 2]], "validation": [[2]]})
     path = root / "train-00001-of-00002"
@@ -171,7 +171,7 @@ def test_a_broken_file_is_refused_with_its_path_and_byte(tmp_path: Path, name: s
     assert caught.value.then
 
 
-def test_a_content_with_a_wrong_checksum_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_a_record_with_a_wrong_checksum_is_an_error_when_read(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1, 2]], "validation": [[2]]})
     path = root / "train-00000-of-00001"
     data = path.read_bytes()
@@ -186,7 +186,7 @@ def test_a_content_with_a_wrong_checksum_is_found_when_it_is_read(tmp_path: Path
         assert caught.value.where == f"{path}, byte {0 if bad == 0 else len(framed(example(1, 0)))}"
 
 
-def test_a_record_without_a_picture_is_found_when_it_is_read(tmp_path: Path) -> None:
+def test_a_record_without_an_image_is_an_error_when_read(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1]], "validation": [[1]]})
     write_records(root / "train-00000-of-00001", [encode_example({"image/class/label": [1]})])
     with pytest.raises(DataError, match="record has no image/encoded") as caught:
@@ -204,7 +204,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert caught.value.code == ExitCode.DATA
 
 
-def test_two_sets_in_one_folder_and_a_missing_split_are_refused(tmp_path: Path) -> None:
+def test_two_datasets_in_one_folder_and_a_missing_split_are_refused(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1]] * 2, "validation": [[1]]})
     write_set(root, {"train": [[1]] * 3})
     with pytest.raises(DataError, match="shards of more than one dataset: of 00002 and of 00003"):
@@ -214,7 +214,7 @@ def test_two_sets_in_one_folder_and_a_missing_split_are_refused(tmp_path: Path) 
         open_dataset("auto", alone, "val", DataConfig())
 
 
-def test_both_layouts_at_once_are_never_guessed_between(tmp_path: Path) -> None:
+def test_both_layouts_at_once_are_ambiguous(tmp_path: Path) -> None:
     root = write_set(tmp_path / "set", {"train": [[1]], "validation": [[1]]})
     write_set(root / "train", {"train": [[1]]})
     with pytest.raises(DataError, match="more than one place"):
@@ -237,20 +237,20 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.text(max_size=8), VALUES, max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_an_example_comes_back_as_it_was_written(features: dict[str, Any]) -> None:
+def test_an_example_round_trips(features: dict[str, Any]) -> None:
     assert {name: list(values) for name, values in parse_example(encode_example(features)).items()} == features
 
 
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
 @settings(max_examples=100, deadline=None)
-def test_no_bytes_make_the_parser_do_anything_but_answer_or_refuse(data: bytes, at: int, byte: int) -> None:
+def test_any_bytes_are_parsed_or_refused(data: bytes, at: int, byte: int) -> None:
     whole = bytearray(encode_example({"a": [1, 2], "b": [b"x" * 20], "c": [0.5]}) + data)
     whole[at % len(whole)] = byte
     with contextlib.suppress(MalformedError):
         assert isinstance(parse_example(bytes(whole)), dict)
 
 
-def test_the_index_reads_labels_without_reading_pictures(tmp_path: Path) -> None:
+def test_the_index_is_built_without_reading_images(tmp_path: Path) -> None:
     path = tmp_path / "train-00000-of-00001"
     big = encode_example({"image/encoded": [bytes(500_000)], "image/class/label": [4]})
     write_records(path, [big, big])

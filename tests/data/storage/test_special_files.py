@@ -1,4 +1,4 @@
-"""Named pipes, sockets and devices where files should be: nobody waits for them, and they are named."""
+"""Named pipes, sockets and devices in place of files: they are named and never waited for."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.usefixtures("no_blocking_pipe")
 
 def coco(root: Path) -> Path:
     boxes = [{"category_id": 1, "bbox": [1, 1, 5, 5]}]
-    pictures = [("a.jpg", 20, 20, boxes), ("b.jpg", 20, 20, boxes)]
-    return write_coco(root, {"train": pictures, "val": pictures}, {1: "cat"})
+    images = [("a.jpg", 20, 20, boxes), ("b.jpg", 20, 20, boxes)]
+    return write_coco(root, {"train": images, "val": images}, {1: "cat"})
 
 
 def voc(root: Path) -> Path:
     stems = ("a", "b")
-    pictures = {stem: (20, 20, [("cat", (1.0, 1.0, 5.0, 5.0), 0)]) for stem in stems}
-    return write_voc(root, {"train": stems, "val": stems}, pictures)
+    images = {stem: (20, 20, [("cat", (1.0, 1.0, 5.0, 5.0), 0)]) for stem in stems}
+    return write_voc(root, {"train": stems, "val": stems}, images)
 
 
 def yolo(root: Path) -> Path:
@@ -84,7 +84,7 @@ PLACES: dict[str, tuple[Callable[[Path], Path], bool, str]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_pipe_among_the_files_of_a_data_set_is_refused_by_name(place: str, tmp_path: Path) -> None:
+def test_a_pipe_in_a_dataset_is_refused_by_name(place: str, tmp_path: Path) -> None:
     write, has_boxes, pattern = PLACES[place]
     root = write(tmp_path / "data")
     [path] = root.glob(pattern)
@@ -94,15 +94,15 @@ def test_a_pipe_among_the_files_of_a_data_set_is_refused_by_name(place: str, tmp
         source = open_dataset("auto", root, "train", DataConfig(), boxes=has_boxes)
         for index in range(len(source)):
             source[index]
-    told = f"{caught.value.where} {caught.value.what} {caught.value.why}"
-    assert path.name in told and "a named pipe" in told
+    content = f"{caught.value.where} {caught.value.what} {caught.value.why}"
+    assert path.name in content and "a named pipe" in content
     try:
         assert not check(str(root), DataConfig(), 2).as_json()["ok"]
     except DataError as error:
         assert path.name in f"{error.where} {error.what}"
 
 
-def test_a_pipe_where_the_index_of_shards_should_lie_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_shard_index_does_not_block(tmp_path: Path) -> None:
     root = converted("tar")(tmp_path / "data")
     num_samples = len(open_dataset("auto", root, "train", DataConfig()))
     [index] = [path for path in root.rglob(".*") if path.is_file() and "train" in path.name]
@@ -113,7 +113,7 @@ def test_a_pipe_where_the_index_of_shards_should_lie_is_not_waited_for(tmp_path:
 
 @pytest.mark.parametrize("way", [read, MappedFile, taken, streamed])
 @pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe"])
-def test_what_is_no_file_is_refused_however_it_is_read(
+def test_special_files_are_refused_by_every_reader(
     kind: str, way: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, word = tmp_path / "a.jpg", "named pipe"
@@ -136,7 +136,7 @@ def test_what_is_no_file_is_refused_however_it_is_read(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_picture_that_became_a_pipe_after_it_was_listed_is_refused(tree: Path) -> None:
+def test_an_image_replaced_by_a_pipe_after_listing_is_refused(tree: Path) -> None:
     source = FolderDataset(tree, "train")
     path = Path(source.path(3))
     path.unlink()
@@ -146,7 +146,7 @@ def test_a_picture_that_became_a_pipe_after_it_was_listed_is_refused(tree: Path)
     assert caught.value.where == str(path)
 
 
-def test_check_tells_the_pipes_and_sockets_of_a_tree(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_pipes_and_sockets(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tree / "train" / "ant" / "pipe.jpg")
     monkeypatch.chdir(tree / "train" / "bee")
     with socket.socket(socket.AF_UNIX) as bound:
@@ -156,7 +156,7 @@ def test_check_tells_the_pipes_and_sockets_of_a_tree(tree: Path, monkeypatch: py
     assert [Path(path).name for path in issue.paths] == ["pipe.jpg", "socket.jpg"]
 
 
-def test_boxes_that_are_not_mounted_are_not_taken_for_none(tmp_path: Path) -> None:
+def test_a_broken_link_to_labels_is_an_error(tmp_path: Path) -> None:
     root = yolo(tmp_path / "data")
     file = root / "labels" / "train" / "b.txt"
     file.unlink()

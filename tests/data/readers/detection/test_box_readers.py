@@ -1,4 +1,4 @@
-"""Images with boxes in the forms people have them: what is read, and what is refused."""
+"""COCO, VOC and YOLO layouts: what is read and what is refused."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def opened(path: Path, split: Any = "train", kind: str = "auto", **data: Any) ->
 def rewrite(root: Path, change: Any, split: str = "train") -> None:
     """Change COCO's file in place."""
     file = root / "annotations" / f"instances_{split}2017.json"
-    told = json.loads(file.read_text())
-    change(told)
-    file.write_text(json.dumps(told))
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
 
 
-def test_coco_is_found_and_its_gappy_ids_become_classes(coco: Path) -> None:
+def test_coco_is_detected_and_ids_with_gaps_become_classes(coco: Path) -> None:
     assert detect(coco).kind == detect(coco.parent).kind == "coco"
     source = opened(coco)
     assert source.class_names == ("person", "dog", "toothbrush") and source.class_ids == (1, 18, 90)
@@ -65,10 +65,10 @@ def test_coco_is_found_and_its_gappy_ids_become_classes(coco: Path) -> None:
 
 
 def test_validation_has_the_classes_of_training_wherever_its_file_lists_them(coco: Path) -> None:
-    rewrite(coco, lambda told: told.update(categories=told["categories"][:1]), "val")
+    rewrite(coco, lambda content: content.update(categories=content["categories"][:1]), "val")
     assert opened(coco, "val").class_ids == (1, 18, 90)
     # A second word of that name, before the list: the whole file is read instead.
-    rewrite(coco, lambda told: told.update(info={"categories": [1, 2]}))
+    rewrite(coco, lambda content: content.update(info={"categories": [1, 2]}))
     assert opened(coco, "val").class_ids == (1, 18, 90)
 
 
@@ -81,7 +81,7 @@ def test_images_without_a_box_are_dropped_from_training_or_kept_as_the_recipe_sa
     assert dropped.fingerprint() != kept.fingerprint()
 
 
-def test_the_published_rule_skips_boxes_without_area_or_beyond_the_edge(tmp_path: Path) -> None:
+def test_boxes_without_area_or_outside_the_image_are_skipped(tmp_path: Path) -> None:
     train = [
         ("usable.jpg", 20, 20, [box(1, 0, 0, 20, 20), box(1, 5, 5, 0, 4), box(1, 5, 5, 15.5, 4)]),
         ("rounded.jpg", 20, 20, [box(1, 3.3, 3.3, 16.704, 16.704)]),
@@ -101,9 +101,9 @@ def test_the_published_rule_skips_boxes_without_area_or_beyond_the_edge(tmp_path
     assert "2 are clipped to the image" in clipped.origin
 
 
-def test_validation_keeps_every_box_that_can_be_scored(tmp_path: Path) -> None:
-    pictures = [("a.jpg", 20, 20, [box(1, 0, 0, 25, 5), box(1, 0, 0, 5, 5)])]
-    root = write_coco(tmp_path / "c", {"train": pictures, "val": pictures}, CATEGORIES)
+def test_validation_keeps_every_valid_box(tmp_path: Path) -> None:
+    images = [("a.jpg", 20, 20, [box(1, 0, 0, 25, 5), box(1, 0, 0, 5, 5)])]
+    root = write_coco(tmp_path / "c", {"train": images, "val": images}, CATEGORIES)
     assert opened(root, "val", bad_boxes="skip").box_counts().tolist() == [2]
     assert opened(root, "train", bad_boxes="skip").box_counts().tolist() == [1]
 
@@ -117,25 +117,25 @@ BAD_BOXES = {
 }
 
 
-@pytest.mark.parametrize("said", BAD_BOXES)
+@pytest.mark.parametrize("message", BAD_BOXES)
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_training_stops_at_a_bad_box_with_its_file_and_what_to_do(coco: Path, said: str, split: str) -> None:
-    rewrite(coco, lambda told: BAD_BOXES[said](told["annotations"][-1 if split == "val" else 1]), split)
+def test_a_bad_box_is_an_error_with_its_file_and_what_to_do(coco: Path, message: str, split: str) -> None:
+    rewrite(coco, lambda content: BAD_BOXES[message](content["annotations"][-1 if split == "val" else 1]), split)
     with pytest.raises(DataError) as caught:
         opened(coco, split)
-    expected = said.replace("box 2", "box 1") if split == "val" else said
+    expected = message.replace("box 2", "box 1") if split == "val" else message
     assert expected in caught.value.what and "reconv data check" in caught.value.then
     file = "v.jpg" if split == "val" else "b.jpg"
     assert file in caught.value.where
-    can_be_tolerated = "unknown class" not in said and "not finite" not in said
+    can_be_tolerated = "unknown class" not in message and "not finite" not in message
     if split == "val":
-        can_be_tolerated &= "swapped" not in said
+        can_be_tolerated &= "swapped" not in message
     assert ("data.bad_boxes=skip" in caught.value.then) == can_be_tolerated
     if can_be_tolerated:
         assert len(opened(coco, split, bad_boxes="skip"))
 
 
-FILE_FAULTS = {
+BAD_FILES = {
     "image id 1 occurs 2 times": lambda t: t["images"].append(dict(t["images"][0])),
     "annotation id 1 occurs 2 times": lambda t: t["annotations"].append(dict(t["annotations"][0])),
     "has an unknown image_id": lambda t: t["annotations"][0].update(image_id=999),
@@ -160,27 +160,27 @@ FILE_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("said", FILE_FAULTS)
-def test_a_faulty_coco_file_is_refused_by_name(coco: Path, said: str) -> None:
-    rewrite(coco, FILE_FAULTS[said])
-    with pytest.raises(DataError, match=said) as caught:
+@pytest.mark.parametrize("message", BAD_FILES)
+def test_an_invalid_coco_file_is_refused(coco: Path, message: str) -> None:
+    rewrite(coco, BAD_FILES[message])
+    with pytest.raises(DataError, match=message) as caught:
         opened(coco)
     assert caught.value.where.endswith("instances_train2017.json") and caught.value.then
 
 
-def test_a_number_that_means_another_class_in_validation_is_refused(coco: Path) -> None:
-    rewrite(coco, lambda told: told["categories"][1].update(name="wolf"), "val")
+def test_a_class_id_with_another_name_in_validation_is_refused(coco: Path) -> None:
+    rewrite(coco, lambda content: content["categories"][1].update(name="wolf"), "val")
     assert len(opened(coco)) == 2
     with pytest.raises(DataError, match="category 18 is 'wolf' here and 'dog' in training"):
         opened(coco, "val")
 
 
 def test_coco_files_may_leave_out_areas(coco: Path) -> None:
-    rewrite(coco, lambda told: told["annotations"][1].update(area=None))
+    rewrite(coco, lambda content: content["annotations"][1].update(area=None))
     assert opened(coco).annotation(0).area.tolist() == [100, 200]
 
 
-def test_coco_that_is_no_json_and_a_split_without_a_file_are_refused(coco: Path) -> None:
+def test_invalid_json_and_a_missing_coco_file_are_refused(coco: Path) -> None:
     (coco / "annotations" / "instances_val2017.json").unlink()
     with pytest.raises(DataError, match="no annotation file for val"):
         opened(coco, "val")
@@ -189,7 +189,7 @@ def test_coco_that_is_no_json_and_a_split_without_a_file_are_refused(coco: Path)
         opened(coco)
 
 
-def test_a_missing_picture_is_named_when_it_is_read(coco: Path) -> None:
+def test_a_missing_image_is_named_when_read(coco: Path) -> None:
     (coco / "train2017" / "a.jpg").unlink()
     with pytest.raises(DataError, match=r"a\.jpg"):
         opened(coco)[1]
@@ -203,42 +203,46 @@ def test_other_names_of_coco_files_and_folders_are_found(coco: Path, tmp_path: P
     inside = tmp_path / "inside"
     for split, name in (("train", "train"), ("val", "valid")):
         (inside / name).mkdir(parents=True)
-        told = json.loads((coco / "annotations" / f"instances_{split}2017.json").read_text())
-        (inside / name / "_annotations.coco.json").write_text(json.dumps(told))
-        for image in told["images"]:
+        content = json.loads((coco / "annotations" / f"instances_{split}2017.json").read_text())
+        (inside / name / "_annotations.coco.json").write_text(json.dumps(content))
+        for image in content["images"]:
             (inside / name / image["file_name"]).write_bytes(encode(noise(8, 8, 3, 0)))
     assert opened(inside)[0].name.endswith("train/b.jpg")
     assert opened(inside, "val")[0].name.endswith("valid/v.jpg")
 
 
 def test_voc_lists_boxes_and_difficult_flags_are_read(tmp_path: Path) -> None:
-    pictures = {
+    images = {
         "p1": (30, 40, [("dog", (1, 1, 40, 30), 0), ("cat", (11, 6, 20, 12), 1)]),
         "p2": (20, 20, [("person", (3, 3, 9, 9), 0)]),
     }
-    root = write_voc(tmp_path / "VOCdevkit" / "VOC2012", {"train": ["p1"], "val": ["p2"]}, pictures)
+    root = write_voc(tmp_path / "VOCdevkit" / "VOC2012", {"train": ["p1"], "val": ["p2"]}, images)
     assert detect(tmp_path / "VOCdevkit").kind == "voc"
     source = opened(root)
     assert len(source.class_names) == 20 and source.class_names[11] == "dog" and source.class_ids[11] == 12
-    said = source.annotation(0)
-    assert said.boxes_xyxy.tolist() == [[0, 0, 40, 30], [10, 5, 20, 12]]  # pixels count from 1, both ends inside
-    assert said.labels.tolist() == [11, 7] and said.difficult.tolist() == [False, True] and said.image_id == "p1"
+    annotation = source.annotation(0)
+    assert annotation.boxes_xyxy.tolist() == [[0, 0, 40, 30], [10, 5, 20, 12]]  # pixels count from 1, both ends inside
+    assert (
+        annotation.labels.tolist() == [11, 7]
+        and annotation.difficult.tolist() == [False, True]
+        and annotation.image_id == "p1"
+    )
     assert [opened(root, "val").annotation(0).image_id] == ["p2"]
 
 
-def test_voc_without_val_is_validated_on_test_and_other_classes_are_those_of_training(tmp_path: Path) -> None:
-    pictures = {name: (20, 20, [("screw", (1, 1, 5, 5), 0), ("nut", (0, 0, 5, 5), 0)]) for name in ("a", "b")}
-    root = write_voc(tmp_path / "v", {"trainval": ["a"], "test": ["b"]}, pictures)
+def test_voc_without_val_uses_test_and_custom_classes_come_from_training(tmp_path: Path) -> None:
+    images = {name: (20, 20, [("screw", (1, 1, 5, 5), 0), ("nut", (0, 0, 5, 5), 0)]) for name in ("a", "b")}
+    root = write_voc(tmp_path / "v", {"trainval": ["a"], "test": ["b"]}, images)
     assert opened(root).class_names == opened(root, "val").class_names == ("nut", "screw")
     assert "list test" in opened(root, "val").origin
     assert opened(root).annotation(0).boxes_xyxy[1].tolist() == [0, 0, 5, 5]
 
 
-def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
-    pictures = {"a": (20, 20, [("dog", (1, 1, 5, 5), 0)]), "b": (20, 20, [("dog", (1, 1, 5, 5), 0)])}
-    root = write_voc(tmp_path / "v", {"train": ["a"], "val": ["b"]}, pictures)
+def test_invalid_voc_files_are_refused(tmp_path: Path) -> None:
+    images = {"a": (20, 20, [("dog", (1, 1, 5, 5), 0)]), "b": (20, 20, [("dog", (1, 1, 5, 5), 0)])}
+    root = write_voc(tmp_path / "v", {"train": ["a"], "val": ["b"]}, images)
     good = (root / "Annotations" / "a.xml").read_text()
-    faults = {
+    bad = {
         "cannot be read: not valid XML": good[:-20],
         "a has no size": good.replace("<width>20</width>", ""),
         "a has no .?size": good.replace("<width>20</width>", "<width>inf</width>"),
@@ -246,9 +250,9 @@ def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
         "a box that has swapped corners": good.replace("<xmax>5</xmax>", "<xmax>-1</xmax>"),
         "a box that has a corner that is not finite": good.replace("<xmax>5</xmax>", "<xmax>wide</xmax>"),
     }
-    for said, text in faults.items():
+    for message, text in bad.items():
         (root / "Annotations" / "a.xml").write_text(text)
-        with pytest.raises(DataError, match=said) as caught:
+        with pytest.raises(DataError, match=message) as caught:
             opened(root)
         assert caught.value.where.endswith("a.xml")
     (root / "Annotations" / "a.xml").write_text(good)
@@ -264,16 +268,16 @@ def test_faulty_voc_files_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["images/train", "train/images"])
-def test_yolo_fractions_become_pixels_of_the_picture(tmp_path: Path, layout: str) -> None:
+def test_relative_yolo_boxes_become_pixels(tmp_path: Path, layout: str) -> None:
     lines = {"a": ["1 0.5 0.5 0.5 0.25", "0 0.1 0.1 0.3 0.2 0.2 0.4"], "b": None}
     root = write_yolo(tmp_path / "y", layout, lines, ["cat", "dog"], size=(20, 40))
     assert detect(root).kind == "yolo"
     source = opened(root, empty_images="keep")
     assert source.class_names == ("cat", "dog") and source.class_ids == (0, 1)
-    said = source.annotation(0)
-    assert said.boxes_xyxy == pytest.approx(np.array([[10, 7.5, 30, 12.5], [4, 2, 12, 8]]), abs=1e-4)
-    assert said.labels.tolist() == [1, 0] and (said.height, said.width) == (20, 40)
-    assert said.area == pytest.approx([100, 48], abs=1e-2)
+    annotation = source.annotation(0)
+    assert annotation.boxes_xyxy == pytest.approx(np.array([[10, 7.5, 30, 12.5], [4, 2, 12, 8]]), abs=1e-4)
+    assert annotation.labels.tolist() == [1, 0] and (annotation.height, annotation.width) == (20, 40)
+    assert annotation.area == pytest.approx([100, 48], abs=1e-2)
     assert len(source.annotation(1)) == 0 and len(opened(root)) == 1
     assert source[0].annotation is not None and len(opened(root, "val")) == 2
 
@@ -293,10 +297,10 @@ def test_yolo_lists_of_files_and_names_without_yaml_are_read(tmp_path: Path) -> 
     assert opened(root).class_names == ("cat",)
 
 
-def test_names_with_spaces_marks_and_other_letters_are_read(tmp_path: Path) -> None:
+def test_names_with_spaces_and_a_byte_order_mark_are_read(tmp_path: Path) -> None:
     stems = ["mein bild 1", "猫 2"]
-    pictures = {stem: (20, 20, [("große schraube", (1, 1, 5, 5), 0)]) for stem in stems}
-    voc = write_voc(tmp_path / "v", {"train": stems, "val": stems}, pictures)
+    images = {stem: (20, 20, [("große schraube", (1, 1, 5, 5), 0)]) for stem in stems}
+    voc = write_voc(tmp_path / "v", {"train": stems, "val": stems}, images)
     assert [opened(voc).annotation(i).image_id for i in range(2)] == stems
     assert opened(voc).class_names == ("große schraube",) and len(opened(voc)[1].data)
     (voc / "ImageSets" / "Main" / "train.txt").write_text("".join(f"{stem}  -1\n" for stem in stems))
@@ -312,7 +316,7 @@ def test_names_with_spaces_marks_and_other_letters_are_read(tmp_path: Path) -> N
         opened(yolo)
 
 
-def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
+def test_invalid_yolo_lines_are_refused_with_file_and_line(tmp_path: Path) -> None:
     not_a_box = "line 2 is neither a box nor a polygon"
     bad_lines = {
         "3 0.5 0.5 0.1 0.1": "class 3 is not one of 0 to 1",
@@ -329,7 +333,7 @@ def test_faulty_yolo_lines_are_refused_by_file_and_line(tmp_path: Path) -> None:
         assert "labels/train/a.txt" in caught.value.where
 
 
-def test_no_box_left_is_an_error_and_so_is_data_of_the_other_task(coco: Path, tmp_path: Path) -> None:
+def test_no_usable_box_and_data_of_another_task_are_errors(coco: Path, tmp_path: Path) -> None:
     empty = write_coco(tmp_path / "e", {"train": [("a.jpg", 9, 9, [])], "val": [("b.jpg", 9, 9, [])]}, CATEGORIES)
     with pytest.raises(DataError, match="no training image has a usable box"):
         opened(empty)
@@ -345,27 +349,27 @@ def test_no_box_left_is_an_error_and_so_is_data_of_the_other_task(coco: Path, tm
         opened(tree)
 
 
-def test_a_share_of_the_training_pictures_keeps_their_boxes(coco: Path) -> None:
+def test_a_subset_of_training_keeps_the_boxes(coco: Path) -> None:
     some = opened(coco, subset_percent=50)
     assert len(some) == 1 and len(some.annotation(0)) == 2 and "1 of 2 images" in some.origin
 
 
-def test_rows_of_every_form_have_the_same_boxes(coco: Path, tmp_path: Path) -> None:
+def test_every_layout_gives_the_same_boxes(coco: Path, tmp_path: Path) -> None:
     """The same image and boxes as COCO, VOC and YOLO say them."""
-    picture = (coco / "train2017" / "b.jpg").read_bytes()
+    image = (coco / "train2017" / "b.jpg").read_bytes()
     voc = write_voc(
         tmp_path / "v",
         {"train": ["b"], "val": ["b"]},
         {"b": (30, 40, [("person", (1, 1, 10, 10), 0), ("dog", (6.5, 7.25, 25.5, 16.25), 0)])},
     )
-    (voc / "JPEGImages" / "b.jpg").write_bytes(picture)
+    (voc / "JPEGImages" / "b.jpg").write_bytes(image)
     yolo = write_yolo(
         tmp_path / "y",
         "images/train",
         {"b": ["0 0.125 0.16666667 0.25 0.33333333", "1 0.3875 0.375 0.5 0.33333333"]},
         ["p", "d"],
     )
-    (yolo / "images" / "train" / "b.jpg").write_bytes(picture)
+    (yolo / "images" / "train" / "b.jpg").write_bytes(image)
     rows = []
     for root in (coco, voc, yolo):
         fetch = DetectionPipeline(opened(root), PreprocessConfig(size=32, resize=None), None, 4)
@@ -386,10 +390,10 @@ def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
     counts = []
     for index in range(40):
         sample = train[index]
-        said = sample.annotation
-        assert said is not None and isinstance(sample.data, np.ndarray) and sample.data.shape == (96, 96, 3)
+        annotation = sample.annotation
+        assert annotation is not None and isinstance(sample.data, np.ndarray) and sample.data.shape == (96, 96, 3)
         assert np.array_equal(sample.data, train[index].data)
-        boxes = said.boxes_xyxy.astype(int)
+        boxes = annotation.boxes_xyxy.astype(int)
         assert (boxes >= 0).all() and (boxes <= 96).all() and len(boxes) == train.box_counts()[index]
         outside = np.ones((96, 96), bool)
         for left, top, right, bottom in boxes:
@@ -402,7 +406,7 @@ def test_scattered_digits_are_fixed_and_boxes_hold_their_digits() -> None:
     assert train.fingerprint() != val.fingerprint()
 
 
-def test_digits_of_validation_are_never_painted_in_training() -> None:
+def test_digits_of_validation_never_occur_in_training() -> None:
     from reconv.data.readers.digits import open_digits
 
     train, val = open_digits("train").images, open_digits("val").images

@@ -1,4 +1,4 @@
-"""Records of images with boxes, in the layout of TensorFlow's object detection programs."""
+"""TFRecords with boxes, in the layout of TensorFlow's object detection programs."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def shards(tmp_path: Path) -> Path:
     return write(root, "val-00000-of-00001", [record("x9", [(3, 0.1, 0.1, 0.2, 0.2)]), record("x10", [])])
 
 
-def test_records_give_pictures_with_boxes_in_pixels(shards: Path) -> None:
+def test_records_give_images_with_boxes_in_pixels(shards: Path) -> None:
     assert detect(shards).kind == "tfrecord"
     source = opened(shards)
     assert source.class_ids == (1, 3, 90) and source.class_names == ("person", "car", "toothbrush")
     assert len(source) == 2 and source.box_counts().tolist() == [2, 1]
     assert "2 of 3 images have a usable box" in source.origin
     sample = source[0]
-    said = source.annotation(0)
+    annotation = source.annotation(0)
     assert sample.annotation is not None and sample.data == encode(noise(20, 40, 3, 2), "JPEG")
-    for one in (said, sample.annotation):
+    for one in (annotation, sample.annotation):
         assert one.boxes_xyxy.tolist() == [[10, 10, 20, 20], [0, 0, 40, 20]] and one.labels.tolist() == [2, 0]
         assert one.is_crowd.tolist() == [False, True] and one.difficult.tolist() == [True, False]
         assert one.area.tolist() == pytest.approx([70.5, 800]) and one.image_id == 17
@@ -79,7 +79,7 @@ def test_records_give_pictures_with_boxes_in_pixels(shards: Path) -> None:
     assert len(opened(shards, empty_images="keep")) == 3
 
 
-def test_the_names_of_tensorflows_own_converter_are_known(tmp_path: Path) -> None:
+def test_file_names_of_tensorflows_converter_are_detected(tmp_path: Path) -> None:
     root = tmp_path / "r"
     for split in ("train", "val"):
         write(root, f"coco_{split}.record-00000-of-00001", [record("1", [(1, 0.1, 0.1, 0.9, 0.9)])])
@@ -99,7 +99,7 @@ def test_bad_boxes_in_records_stop_are_skipped_or_clipped(tmp_path: Path) -> Non
     assert clipped.annotation(1).boxes_xyxy[:, 2].tolist() == pytest.approx([40, 8])
 
 
-def test_a_class_that_training_does_not_have_and_uneven_lists_are_refused(tmp_path: Path) -> None:
+def test_unknown_classes_and_uneven_lists_in_records_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "r"
     write(root, "train-00000-of-00001", [record("1", [(1, 0.1, 0.1, 0.9, 0.9)])])
     write(root, "val-00000-of-00001", [record("3", [(3, 0.1, 0.1, 0.9, 0.9)])])

@@ -1,4 +1,4 @@
-"""Made-up images with boxes: functions of their index, with the class of each box to be seen in it."""
+"""Generated images with boxes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(kind: str = "synthetic", split: Split = "train") -> DetectionDataset:
     return source
 
 
-def test_a_picture_and_its_boxes_are_functions_of_their_index() -> None:
+def test_an_image_and_its_boxes_depend_on_their_index() -> None:
     one, other = opened(), opened()
     assert len(one) == 40 and len(opened(split="val")) == 8
     for index in (7, 0, 39):
@@ -31,16 +31,16 @@ def test_a_picture_and_its_boxes_are_functions_of_their_index() -> None:
     assert one.fingerprint() != opened(split="val").fingerprint()
 
 
-def test_boxes_lie_in_the_picture_and_are_counted() -> None:
+def test_boxes_lie_within_the_image_and_are_counted() -> None:
     source = opened()
     counts = source.box_counts()
     labels = set()
     for index in range(len(source)):
-        said = source.annotation(index)
-        assert len(said) == counts[index]
-        assert (said.boxes_xyxy >= 0).all() and (said.boxes_xyxy <= 64).all()
-        assert (said.boxes_xyxy[:, 2:] - said.boxes_xyxy[:, :2] >= 2).all()
-        labels |= set(said.labels.tolist())
+        annotation = source.annotation(index)
+        assert len(annotation) == counts[index]
+        assert (annotation.boxes_xyxy >= 0).all() and (annotation.boxes_xyxy <= 64).all()
+        assert (annotation.boxes_xyxy[:, 2:] - annotation.boxes_xyxy[:, :2] >= 2).all()
+        labels |= set(annotation.labels.tolist())
     assert labels == {0, 1, 2}
     assert counts.min() >= 1 and counts.max() <= MAX_BOXES
 
@@ -55,7 +55,7 @@ def test_the_last_box_shows_the_pattern_of_its_class() -> None:
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "synthetic-device"])
-def test_the_kind_is_kept_by_parts_of_a_source(kind: str) -> None:
+def test_subsets_keep_the_kind_of_their_dataset(kind: str) -> None:
     source = subsample(opened(kind), 50)
     assert isinstance(source, DetectionDataset)
     assert (source.kind, len(source)) == (kind, 20)

@@ -1,4 +1,4 @@
-"""The archives ImageNet is handed out as, in miniature: nested tars, label lists, the development kit."""
+"""ImageNet's original archives in miniature: nested tars, lists of labels, the devkit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRUTH = ["n03000001", "n01440764", "n02119789", "n01440764"]
 EXPECTED: dict[Split, int] = {"train": 6, "val": 4}
 
 
-def picture(seed: int) -> bytes:
+def jpeg(seed: int) -> bytes:
     return encode(noise(12, 16, 3, seed), "JPEG")
 
 
@@ -48,10 +48,10 @@ def archives(tmp_path: Path) -> Path:
     folder.mkdir()
     inner = {}
     for number, synset in enumerate(SYNSETS):
-        files = {f"{synset}_{100 - image}.JPEG": picture(10 * number + image) for image in range(number + 1)}
+        files = {f"{synset}_{100 - image}.JPEG": jpeg(10 * number + image) for image in range(number + 1)}
         inner[f"{synset}.tar"] = write_tar(tmp_path / "inner.tar", files)
     write_tar(folder / TRAIN_FILE, dict(reversed(inner.items())))
-    images = {f"ILSVRC2012_val_{number:08}.JPEG": picture(50 + number) for number in (3, 1, 4, 2)}
+    images = {f"ILSVRC2012_val_{number:08}.JPEG": jpeg(50 + number) for number in (3, 1, 4, 2)}
     write_tar(folder / VAL_FILE, images)
     return folder
 
@@ -77,35 +77,35 @@ def write_meta(path: Path, compressed: bool = True) -> None:
     savemat(path, {"other": np.eye(3), "synsets": synsets}, do_compression=compressed)
 
 
-def write_labels(folder: Path, form: str) -> Path:
-    """What says which class each validation image has, in each form it is found in."""
+def write_labels(folder: Path, label_format: str) -> Path:
+    """What says which class each validation image has, in each label_format it is found in."""
     names = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, 5)]
     path = folder / "labels.txt"
-    if form == "list":
+    if label_format == "list":
         path.write_text("\n".join(TRUTH) + "\n")
-    elif form == "named":
+    elif label_format == "named":
         path.write_text(
             "".join(f"val/{name} {synset}\n" for name, synset in reversed([*zip(names, TRUTH, strict=True)]))
         )
-    elif form == "numbered":
+    elif label_format == "numbered":
         path.write_text("".join(f"{name} {SYNSETS.index(synset)}\n" for name, synset in zip(names, TRUTH, strict=True)))
-    elif form == "kit.tar.gz":
+    elif label_format == "kit.tar.gz":
         write_kit(folder / "kit" / "data", "meta.mat")
         path = folder / f"{DEVKIT_FOLDER}.tar.gz"
         with tarfile.open(path, "w:gz") as tar:
             tar.add(folder / "kit", DEVKIT_FOLDER)
     else:
-        write_kit(folder / DEVKIT_FOLDER / "data", form)
+        write_kit(folder / DEVKIT_FOLDER / "data", label_format)
         path = folder / DEVKIT_FOLDER
     return path
 
 
-FORMS = ("list", "named", "numbered", "synsets.txt", "meta.mat", "kit.tar.gz")
+LABEL_FORMATS = ("list", "named", "numbered", "synsets.txt", "meta.mat", "kit.tar.gz")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_labels_gives_the_same_classes(archives: Path, tmp_path: Path, form: str) -> None:
-    labels = write_labels(tmp_path, form)
+@pytest.mark.parametrize("label_format", LABEL_FORMATS)
+def test_every_format_of_labels_gives_the_same_classes(archives: Path, tmp_path: Path, label_format: str) -> None:
+    labels = write_labels(tmp_path, label_format)
     for source in (archives, archives / TRAIN_FILE):
         splits, root = open_splits(str(source), "auto", labels, EXPECTED)
         assert root == archives
@@ -113,7 +113,7 @@ def test_every_form_of_labels_gives_the_same_classes(archives: Path, tmp_path: P
         assert val.class_names == SYNSETS
         found = [val[index] for index in range(len(val))]
         assert [val.class_names[sample.target] for sample in found] == TRUTH
-        assert [sample.data for sample in found] == [picture(50 + number) for number in range(1, 5)]
+        assert [sample.data for sample in found] == [jpeg(50 + number) for number in range(1, 5)]
         assert found[0].name == f"val/{TRUTH[0]}/ILSVRC2012_val_00000001.JPEG"
 
 
@@ -124,9 +124,9 @@ def test_a_list_beside_the_archives_is_found(archives: Path, name: str) -> None:
     assert [val.class_names[val[index].target] for index in range(4)] == TRUTH
 
 
-@pytest.mark.parametrize("form", ["synsets.txt", "kit.tar.gz"])
-def test_a_kit_beside_the_archives_is_found(archives: Path, form: str) -> None:
-    write_labels(archives, form)
+@pytest.mark.parametrize("label_format", ["synsets.txt", "kit.tar.gz"])
+def test_a_devkit_beside_the_archives_is_found(archives: Path, label_format: str) -> None:
+    write_labels(archives, label_format)
     val = open_splits(str(archives), "auto", None, EXPECTED)[0]["val"]
     assert [val.class_names[val[index].target] for index in range(4)] == TRUTH
 
@@ -139,23 +139,23 @@ def test_training_images_are_in_the_order_of_class_and_name(archives: Path, tmp_
     assert names == sorted(names)
     assert names[0] == "train/n01440764/n01440764_100.JPEG"
     # By name 100 comes before 98: these are words, not numbers.
-    assert [sample.data for sample in found] == [picture(seed) for seed in (0, 10, 11, 20, 22, 21)]
+    assert [sample.data for sample in found] == [jpeg(seed) for seed in (0, 10, 11, 20, 22, 21)]
 
 
-def test_the_verb_makes_a_tree_of_the_archives(archives: Path, tmp_path: Path) -> None:
+def test_the_command_converts_the_archives_to_folders(archives: Path, tmp_path: Path) -> None:
     labels = write_labels(tmp_path, "kit.tar.gz")
     words = ["data", "convert", archives, tmp_path / "tree", "--to", "folder", "--labels", labels, "--expect", "6,4"]
     before = {path.name: path.read_bytes() for path in archives.iterdir()}
     with pytest.raises(SystemExit) as ended:
         main([str(word) for word in words])
     assert not ended.value.code
-    assert (tmp_path / "tree/train/n03000001/n03000001_99.JPEG").read_bytes() == picture(21)
-    assert (tmp_path / "tree/val/n03000001/ILSVRC2012_val_00000001.JPEG").read_bytes() == picture(51)
+    assert (tmp_path / "tree/train/n03000001/n03000001_99.JPEG").read_bytes() == jpeg(21)
+    assert (tmp_path / "tree/val/n03000001/ILSVRC2012_val_00000001.JPEG").read_bytes() == jpeg(51)
     assert len(FolderDataset(tmp_path / "tree", "train")) == 6
     assert {path.name: path.read_bytes() for path in archives.iterdir()} == before
 
 
-def test_counts_are_those_published_unless_others_are_named(archives: Path, tmp_path: Path) -> None:
+def test_counts_must_be_the_published_ones_unless_others_are_given(archives: Path, tmp_path: Path) -> None:
     labels = write_labels(tmp_path, "list")
     assert COUNTS == {"train": 1_281_167, "val": 50_000}
     cases: list[tuple[dict[Split, int] | None, str]] = [
@@ -163,8 +163,8 @@ def test_counts_are_those_published_unless_others_are_named(archives: Path, tmp_
         ({"train": 7, "val": 4}, "has 6 images instead of 7"),
         ({"train": 6, "val": 5}, "has 4 images instead of 5"),
     ]
-    for expected, said in cases:
-        with pytest.raises(DataError, match=said) as caught:
+    for expected, message in cases:
+        with pytest.raises(DataError, match=message) as caught:
             open_splits(str(archives), "auto", labels, expected)
         assert "--expect TRAIN,VAL" in caught.value.then
         assert caught.value.code == ExitCode.DATA
@@ -172,7 +172,7 @@ def test_counts_are_those_published_unless_others_are_named(archives: Path, tmp_
 
 @pytest.mark.parametrize("name", [TRAIN_FILE, VAL_FILE])
 @pytest.mark.parametrize("share", [0, 0.3, 0.6, 0.8])
-def test_a_cut_archive_is_refused(archives: Path, tmp_path: Path, name: str, share: float) -> None:
+def test_a_truncated_archive_is_refused(archives: Path, tmp_path: Path, name: str, share: float) -> None:
     labels = write_labels(tmp_path, "list")
     whole = (archives / name).read_bytes()
     end = whole.rstrip(b"\0")
@@ -181,7 +181,7 @@ def test_a_cut_archive_is_refused(archives: Path, tmp_path: Path, name: str, sha
         open_splits(str(archives), "auto", labels, EXPECTED)
 
 
-def test_validation_alone_or_missing_is_said(archives: Path, tmp_path: Path) -> None:
+def test_a_missing_archive_is_an_error(archives: Path, tmp_path: Path) -> None:
     (archives / VAL_FILE).unlink()
     with pytest.raises(DataError, match=f"no {VAL_FILE}"):
         open_splits(str(archives), "auto", write_labels(tmp_path, "list"), EXPECTED)
@@ -197,7 +197,7 @@ def test_validation_alone_or_missing_is_said(archives: Path, tmp_path: Path) -> 
         ("ILSVRC2012_val_00000001.JPEG 1\n" * 4, "no label for ILSVRC2012_val_00000002.JPEG (3 such images)"),
     ],
 )
-def test_wrong_labels_are_said_with_their_line(archives: Path, tmp_path: Path, text: str, why: str) -> None:
+def test_wrong_labels_are_reported_with_their_line(archives: Path, tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "labels.txt").write_text(text)
     with pytest.raises(DataError) as caught:
         open_splits(str(archives), "auto", tmp_path / "labels.txt", EXPECTED)
@@ -205,7 +205,7 @@ def test_wrong_labels_are_said_with_their_line(archives: Path, tmp_path: Path, t
     assert "--labels" in caught.value.then
 
 
-def test_without_labels_the_places_looked_at_are_named(archives: Path) -> None:
+def test_without_labels_the_error_names_the_searched_files(archives: Path) -> None:
     with pytest.raises(DataError, match=f"(?s)cannot read the labels.*{TRUTH_FILE}.*{DEVKIT_FOLDER}"):
         open_splits(str(archives), "auto", None, EXPECTED)
 
@@ -243,7 +243,7 @@ def test_without_scipy_the_error_says_what_to_install(devkit: Path, monkeypatch:
     assert "pip install 'reconv[imagenet]'" in caught.value.then
 
 
-def test_archives_beside_a_tree_are_not_guessed_between(archives: Path, tree: Path, tmp_path: Path) -> None:
+def test_archives_beside_image_folders_are_ambiguous(archives: Path, tree: Path, tmp_path: Path) -> None:
     labels = write_labels(tmp_path, "list")
     with pytest.raises(DataError, match=r"(?s)original ImageNet archives.*reconv data convert"):
         detect(archives)

@@ -1,4 +1,4 @@
-"""The index of shards: made once, kept beside the data or in the cache, and never believed when it is stale."""
+"""The index of shards: built once, stored beside the data or in the cache, rebuilt when out of date."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_an_index_is_made_once_and_then_mapped(shards: Path) -> None:
+def test_an_index_is_built_once_and_then_mapped(shards: Path) -> None:
     first, num_scanned = opened(shards)
     again, num_scanned_again = opened(shards)
     assert (num_scanned, num_scanned_again) == (5, 0)
@@ -68,7 +68,7 @@ def test_no_file_of_the_data_is_changed(shards: Path) -> None:
     assert after == before
 
 
-def test_where_the_data_cannot_be_written_the_cache_keeps_the_index(shards: Path, tmp_path: Path) -> None:
+def test_the_index_is_cached_if_the_data_folder_is_read_only(shards: Path, tmp_path: Path) -> None:
     (shards / ".reconv-kind-train.index").mkdir()  # a file cannot take the place of a folder, whoever asks
     first, num_scanned = opened(shards)
     again, num_scanned_again = opened(shards)
@@ -78,7 +78,7 @@ def test_where_the_data_cannot_be_written_the_cache_keeps_the_index(shards: Path
     assert [path.name for path in shards.iterdir() if path.name.startswith(".")] == [".reconv-kind-train.index"]
 
 
-def test_where_nothing_can_be_written_the_index_stays_in_memory(shards: Path, tmp_path: Path) -> None:
+def test_the_index_stays_in_memory_if_nothing_is_writable(shards: Path, tmp_path: Path) -> None:
     (shards / ".reconv-kind-train.index").mkdir()
     (tmp_path / "cache").write_text("a file, not a folder")
     index, num_scanned = opened(shards)
@@ -87,7 +87,7 @@ def test_where_nothing_can_be_written_the_index_stays_in_memory(shards: Path, tm
     assert "in memory" in index.stored
 
 
-def test_a_changed_added_or_removed_shard_makes_it_anew(shards: Path) -> None:
+def test_a_changed_added_or_removed_shard_rebuilds_the_index(shards: Path) -> None:
     digests = {opened(shards)[0].digest}
     (shards / "shard-2").write_text("xyz")
     index, num_scanned = opened(shards)
@@ -103,7 +103,7 @@ def test_a_changed_added_or_removed_shard_makes_it_anew(shards: Path) -> None:
     assert len(digests | {index.digest}) == 4
 
 
-def test_the_same_size_at_another_time_is_another_file(shards: Path) -> None:
+def test_another_modification_time_rebuilds_the_index(shards: Path) -> None:
     opened(shards)
     path = shards / "shard-0"
     path.write_text("zzz")
@@ -113,7 +113,7 @@ def test_the_same_size_at_another_time_is_another_file(shards: Path) -> None:
     assert index.rows["label"][:3].tolist() == [ord("z")] * 3
 
 
-def test_a_damaged_index_is_made_anew(shards: Path) -> None:
+def test_a_damaged_index_is_rebuilt(shards: Path) -> None:
     kept = Path(opened(shards)[0].stored)
     whole = kept.read_bytes()
     flipped = bytearray(whole)
@@ -128,7 +128,7 @@ def test_a_damaged_index_is_made_anew(shards: Path) -> None:
         assert kept.read_bytes() == whole
 
 
-def test_the_first_broken_shard_is_named_whatever_threads_do(shards: Path) -> None:
+def test_the_first_damaged_shard_is_named_first(shards: Path) -> None:
     for number in (3, 1, 4):
         (shards / f"shard-{number}").write_text("!")
     for _ in range(5):
@@ -139,14 +139,14 @@ def test_the_first_broken_shard_is_named_whatever_threads_do(shards: Path) -> No
     assert not list(shards.glob(".reconv*"))
 
 
-def test_empty_shards_are_no_data(shards: Path) -> None:
+def test_empty_shards_are_an_error(shards: Path) -> None:
     for path in shards.iterdir():
         path.write_text("")
     with pytest.raises(DataError, match="no samples"):
         opened(shards)
 
 
-def test_processes_that_make_it_at_once_leave_one_whole_index(shards: Path) -> None:
+def test_concurrent_processes_leave_one_complete_index(shards: Path) -> None:
     here = Path(__file__).parent
     code = f"import sys; sys.path.insert(0, {str(here)!r}); import test_shard_index as t; from pathlib import Path\n"
     code += f"print(t.opened(Path({str(shards)!r}))[0].digest)"
@@ -158,7 +158,7 @@ def test_processes_that_make_it_at_once_leave_one_whole_index(shards: Path) -> N
     assert [path.name for path in shards.iterdir() if path.name.startswith(".")] == [".reconv-kind-train.index"]
 
 
-def test_a_million_samples_cost_under_100_bytes_each_and_are_not_copied(tmp_path: Path) -> None:
+def test_a_million_samples_take_under_100_bytes_each_and_are_not_copied(tmp_path: Path) -> None:
     path = tmp_path / "shard-0"
     path.touch()
     samples = np.stack([np.arange(1_000_000) * 110_000, np.full(1_000_000, 110_000), np.arange(1_000_000) % 1000], 1)
@@ -172,7 +172,7 @@ def test_a_million_samples_cost_under_100_bytes_each_and_are_not_copied(tmp_path
     assert index.rows[999_999].item() == (999_999 * 110_000, 110_000, 0, 999)
 
 
-def test_the_first_name_of_a_label_stays(tmp_path: Path) -> None:
+def test_the_first_name_of_a_label_wins(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"shard-{number}").touch()
 
@@ -182,7 +182,7 @@ def test_the_first_name_of_a_label_stays(tmp_path: Path) -> None:
     assert open_index("kind", "train", tmp_path, [f"shard-{n}" for n in range(3)], named).names == {7: "0"}
 
 
-def test_a_window_gives_the_bytes_asked_for_in_any_order(tmp_path: Path) -> None:
+def test_a_window_reads_any_range_in_any_order(tmp_path: Path) -> None:
     data = bytes(range(256)) * 10
     (tmp_path / "file").write_bytes(data)
     window = ReadWindow(tmp_path / "file", chunk_bytes=100)
