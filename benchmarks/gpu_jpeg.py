@@ -24,14 +24,14 @@ from typing import Any
 import torch
 
 from benchmarks import as_overrides
-from reconv.bench.bench_target import Input, open_subject
+from reconv.bench.bench_run import Input, bench_args, open_bench_run
 from reconv.bench.bench_train import bench_train
-from reconv.bench.timing import Wish
+from reconv.bench.timing import TimingConfig
 from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.recipe.loader import Override
-from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.data_context import open_data_context
+from reconv.trainer.build.loaders import build_train_loader
 
 NUM_CLASSES, PER_CLASS = 1000, 13  # 50 steps of 256 per epoch
 RATE_S = 1.5  # of one measurement
@@ -87,17 +87,20 @@ def rate(work: Callable[[], object]) -> float:
 
 def loader_rate(overrides: list[Override], tree: Path, steps: int) -> float:
     """Images per second that reach the device while nothing trains."""
-    target = open_subject("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
-    with open_data_context(target.recipe, target.plan, target.device, StageTimes()) as context:
-        loader = parts.train_loader(target.recipe, target.plan, target.source, context)
+    args = bench_args("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
+    with (
+        open_bench_run(args) as run,
+        open_data_context(run.recipe, run.plan, run.device, StageTimes()) as context,
+    ):
+        loader = build_train_loader(run.recipe, run.plan, run.datasets.train, context)
         stream = loader.steps(0, sys.maxsize)
         for _ in islice(stream, 5):
             pass
         began_s = time.perf_counter()
         for _ in islice(stream, steps):
             pass
-        target.device.synchronize()
-        rate = steps * target.plan.global_batch / (time.perf_counter() - began_s)
+        run.device.synchronize()
+        rate = steps * run.plan.global_batch / (time.perf_counter() - began_s)
         stream.close()  # type: ignore[attr-defined]
     return rate
 
@@ -127,8 +130,8 @@ def measure_all(tree: Path, options: argparse.Namespace) -> dict[str, Any]:
 
     def train(overrides: list[Override], data: Path | None) -> dict[str, Any]:
         kind: Input = "device" if data is None else "real"
-        path, request = None if data is None else str(data), Wish(windows=4, steps=options.steps, warmup=10)
-        measured = bench_train("resnet50", input=kind, data=path, overrides=overrides, device="cuda", wish=request)
+        path, config = None if data is None else str(data), TimingConfig(windows=4, steps=options.steps, warmup=10)
+        measured = bench_train("resnet50", input=kind, data=path, overrides=overrides, device="cuda", config=config)
         return {name: measured[name] for name in ("images_per_s", "window_images_per_s", "step_ms")}
 
     add("decoder alone", decoder_rates(tree, 224))

@@ -36,18 +36,18 @@ from torch import Tensor, nn
 from benchmarks import as_overrides
 from benchmarks.train_variants import Result, for_images, parse_set, print_table, train_run, write_json
 from reconv.batch import Batch
-from reconv.bench.bench_target import BenchTarget, about, open_subject
+from reconv.bench.bench_run import bench_args, describe_setup, open_bench_run
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.stage_timing import StageTimes
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.detection.postprocess import Detections
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.recipe.loader import Override
-from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.data_context import open_data_context
-from reconv.trainer.build.datasets import data_path, open_split
-from reconv.trainer.build.task_builder import with_boxes
+from reconv.trainer.build.datasets import as_detection_dataset, data_path, open_split
+from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
 from reconv.trainer.lr_schedule import learning_rate
+from reconv.trainer.training_run import PreparedRun
 
 RECIPE = "ssd-resnet34-voc"
 METRIC = "voc10"
@@ -62,15 +62,15 @@ EVAL_S = 20.0  # reserved for each of their evaluations
 def main() -> None:
     given = _arguments()
     ends_s = time.perf_counter() + given.limit_s - EVAL_S * given.their_points
-    subject = _opened(given, given.images)
-    with open_data_context(subject.recipe, subject.plan, subject.device, StageTimes()) as context:
-        rate = Theirs(subject, context).probe(min(PROBE_STEPS, subject.plan.total_steps))
+    run = _opened(given, given.images)
+    with open_data_context(run.recipe, run.plan, run.device, StageTimes()) as context:
+        rate = Theirs(run, context).probe(min(PROBE_STEPS, run.plan.total_steps))
         images = min(given.images, int(rate * (ends_s - time.perf_counter() - given.ours_s)))
         if images < given.their_batch:
             raise SystemExit(f"no time left: theirs takes {given.images / rate:.0f} s at {rate:.0f} images/s")
         print(f"theirs: {rate:.0f} images/s; both get {images:,} images", flush=True)
         ours = _ours(given, images)
-        result = {**about(subject.recipe, subject.device), "ours": asdict(ours)}
+        result = {**describe_setup(run.recipe, run.device), "ours": asdict(ours)}
         write_json(given.json, result)
         theirs = Theirs(_opened(given, images), context, given.their_points).train(ends_s)
     write_json(given.json, {**result, "theirs": asdict(theirs)})
@@ -131,27 +131,29 @@ def _ours(given: argparse.Namespace, images: int) -> Result:
     return train_run(result, RECIPE, data=given.data, out=given.out, overrides=overrides, device=given.device)
 
 
-def _opened(given: argparse.Namespace, images: int) -> BenchTarget:
+def _opened(given: argparse.Namespace, images: int) -> PreparedRun:
     """Data and plan of theirs."""
     both = [override for override in parse_set(given.set) if override[0].startswith(("augment.", "data."))]
     overrides = [*_overrides(given.workers, given.their_batch, given.their_lr), *both]
     overrides = for_images(RECIPE, overrides, images, given.their_points)
-    return open_subject(RECIPE, input="real", data=given.data, overrides=overrides, device=given.device)
+    args = bench_args(RECIPE, input="real", data=given.data, overrides=overrides, device=given.device)
+    with open_bench_run(args) as run:
+        return run
 
 
 class Theirs:
     """torchvision's SSD300, trained on our batches."""
 
-    def __init__(self, subject: BenchTarget, context: DataContext, points: int = 1) -> None:
+    def __init__(self, run: PreparedRun, context: DataContext, points: int = 1) -> None:
         from torchvision.models.detection import ssd300_vgg16
 
-        recipe, self._device = subject.recipe, subject.device
+        recipe, self._device = run.recipe, run.device
         preprocess = recipe.data.preprocess
         torch.manual_seed(recipe.seed)
         self._model: nn.Module = ssd300_vgg16(
             weights=None,
             weights_backbone=None,
-            num_classes=len(subject.source.class_names) + 1,
+            num_classes=len(run.datasets.train.class_names) + 1,
             image_mean=list(preprocess.mean),
             image_std=list(preprocess.std),
         )
@@ -166,14 +168,14 @@ class Theirs:
             weight_decay=recipe.optimizer.weight_decay,
         )
         plain = preprocess.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})  # it expects 0 to 1
-        self._prepare = TrainPreprocess(plain, recipe.augment, subject.plan.num_classes, torch.float32)
+        self._prepare = TrainPreprocess(plain, recipe.augment, run.plan.num_classes, torch.float32)
         self._prepare_eval = EvalPreprocess(plain, torch.float32)
-        self._plan, self._side = subject.plan, preprocess.size
-        self._score_every = -(-subject.plan.total_steps // points)
-        self._loader = parts.train_loader(recipe, subject.plan, subject.source, context)
-        self._val = with_boxes(open_split(recipe, data_path(recipe), "val"))
-        self._val_loader = parts.eval_loader(
-            recipe, self._val, self._device, recipe.evaluate.batch_size, subject.plan.workers, context=context
+        self._plan, self._side = run.plan, preprocess.size
+        self._score_every = -(-run.plan.total_steps // points)
+        self._loader = build_train_loader(recipe, run.plan, run.datasets.train, context)
+        self._val = as_detection_dataset(open_split(recipe, data_path(recipe), "val"))
+        self._val_loader = build_eval_loader(
+            recipe, self._val, self._device, recipe.evaluate.batch_size, run.plan.workers, context=context
         )
 
     def probe(self, steps: int) -> float:

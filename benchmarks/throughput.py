@@ -36,13 +36,13 @@ import torch
 
 from benchmarks import as_overrides
 from benchmarks.throughput_tables import markdown, network_lines
-from reconv.bench.baselines import compare, find_peers
+from reconv.bench.baselines import compare, find_baselines
 from reconv.bench.bench_infer import bench_infer
-from reconv.bench.bench_target import num_classes_of, open_subject
-from reconv.bench.bench_train import bench_train, say_nothing
-from reconv.bench.inference_baselines import others
-from reconv.bench.roofline import Peak, bytes_share, layer_costs, least_s
-from reconv.bench.timing import Wish
+from reconv.bench.bench_run import bench_args, num_classes_of, open_bench_run
+from reconv.bench.bench_train import bench_train, no_log
+from reconv.bench.inference_baselines import inference_baselines
+from reconv.bench.roofline import Peak, layer_costs, memory_bound_fraction, min_time_s
+from reconv.bench.timing import TimingConfig
 from reconv.device import open_device
 from reconv.models import build_model
 from reconv.precision import build_precision
@@ -152,27 +152,27 @@ def measure_in_process(task: Task, turn: Any, messages: Any) -> None:
 def measure_training(task: Task, mode: str, is_measured: bool = True) -> Iterator[Measured]:
     """The throughput of a training step; then again, with that of the baseline."""
     name, overrides = task.recipe.split("+")[0], task.overrides(mode)
-    wish = Wish(WINDOWS) if is_measured else Wish(1, 1, 0)
-    result = bench_train(name, overrides=overrides, device=task.device, wish=wish)
+    config = TimingConfig(WINDOWS) if is_measured else TimingConfig(1, 1, 0)
+    result = bench_train(name, overrides=overrides, device=task.device, config=config)
     rates = result["window_images_per_s"]
     row = {"kind": "train", "mode": mode, "batch": result["batch"], "images_per_s": result["images_per_s"]}
     row |= {"lowest": min(rates), "highest": max(rates), "n": len(rates), "step_ms": result["step_ms"]["median"]}
     row |= {"device": result["device"], "model": result["recipe"]["model"]["name"], "image_size": result["image_size"]}
     row |= roofline(task, mode, result["batch"], result["step_ms"]["median"] / 1000, training=True)
     yield row, []
-    peers = find_baseline(task, mode, task.train_modes)
-    if peers is not None:
-        subject = open_subject(name, input="device", data=None, overrides=overrides, device=task.device)
-        theirs, notes = compare(subject, peers, wish, result["images_per_s"], say_nothing)
-        for peer_name, peer in theirs.items():
-            row |= {"baseline": peer["images_per_s"], "baseline_name": peer_name}
+    baselines = find_baseline(task, mode, task.train_modes)
+    if baselines is not None:
+        with open_bench_run(bench_args(name, overrides=overrides, device=task.device)) as run:
+            found, notes = compare(run, baselines, config, result["images_per_s"], no_log)
+        for baseline_name, baseline in found.items():
+            row |= {"baseline": baseline["images_per_s"], "baseline_name": baseline_name}
         yield row, notes
 
 
 def measure_inference(task: Task, mode: str, seconds: float = INFER_S) -> Iterator[Measured]:
     """Throughput and latency at each batch size, with cuDNN's heuristics instead of its benchmark mode."""
     overrides = [*task.overrides(mode), *as_overrides({"engine.cudnn_benchmark": "off"})]
-    peers = find_baseline(task, mode, task.infer_modes)
+    baselines = find_baseline(task, mode, task.infer_modes)
     for batch in task.infer_batches:
         result = bench_infer(
             task.recipe.split("+")[0],
@@ -180,13 +180,13 @@ def measure_inference(task: Task, mode: str, seconds: float = INFER_S) -> Iterat
             overrides=overrides,
             device=task.device,
             seconds=seconds,
-            peers=others(peers, peers[0].name) if peers else (),
+            baselines=inference_baselines(baselines, baselines[0].name) if baselines else (),
         )
         (own,) = result["batches"]
         row = {"kind": "infer", "mode": mode, "batch": batch, "images_per_s": own["images_per_s"]}
-        row |= {"latency_ms": own["latency_ms"], "n": own["answers"], "difference": own.get("difference")}
-        for theirs in (peer for found in result["peers"].values() for peer in found):
-            row["baseline"] = theirs["images_per_s"]
+        row |= {"latency_ms": own["latency_ms"], "n": own["iterations"], "difference": own.get("difference")}
+        for baseline in (row for rows in result["baselines"].values() for row in rows):
+            row["baseline"] = baseline["images_per_s"]
         row |= roofline(task, mode, batch, batch / own["images_per_s"], training=False)
         yield row, result["notes"]
 
@@ -196,7 +196,7 @@ def find_baseline(task: Task, mode: str, modes: Sequence[str]) -> list[Any] | No
     recipe = load(task.recipe.split("+")[0], task.overrides(mode)).recipe
     if not task.baseline or recipe.task == "detection" or mode != modes[0]:
         return None
-    return find_peers(recipe.model.name, task.baseline)[0][:1] or None
+    return find_baselines(recipe.model.name, task.baseline)[0][:1] or None
 
 
 def fill_caches(tasks: Sequence[Task], until_s: float) -> None:
@@ -245,9 +245,9 @@ def roofline(task: Task, mode: str, batch: int, taken_s: float, *, training: boo
     side = (recipe.augment.size if training else None) or recipe.data.preprocess.size
     costs = layer_costs(model, (recipe.data.preprocess.channels, side, side), training=training)
     peak = Peak(*task.peaks[mode], MODES[mode], "measured in this run")
-    by_bytes = bytes_share(costs, batch, peak, training=training)
+    by_bytes = memory_bound_fraction(costs, batch, peak, training=training)
     return {
-        "roofline_fraction": least_s(costs, batch, peak, training=training) / taken_s,
+        "roofline_fraction": min_time_s(costs, batch, peak, training=training) / taken_s,
         "limited_by": "bytes" if by_bytes > 0.5 else "operations",
         "bytes_share": by_bytes,
     }

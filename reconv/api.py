@@ -3,12 +3,13 @@
 from reconv.inference.evaluate_run import evaluate
 from reconv.inference.predict_files import predict
 from reconv.inference.predictor import ClassScore, DetectedBox, EvalResult, Prediction, Predictor
-from reconv.trainer.checkpoint_average import Averaged, average
+from reconv.trainer.checkpoint_average import AveragedWeights, average
 from reconv.trainer.dry_run import DryRunResult, dry_run
-from reconv.trainer.training_run import RunResult, train
+from reconv.trainer.run_finalizer import RunResult
+from reconv.trainer.training_run import TrainingRun, train
 
 __all__ = [
-    "Averaged",
+    "AveragedWeights",
     "ClassScore",
     "DetectedBox",
     "DryRunResult",
@@ -16,6 +17,7 @@ __all__ = [
     "Prediction",
     "Predictor",
     "RunResult",
+    "TrainingRun",
     "average",
     "dry_run",
     "evaluate",

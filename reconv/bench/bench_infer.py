@@ -1,9 +1,7 @@
-"""`bench infer`: how fast a network answers, batch size by batch size.
+"""`bench infer`: throughput and latency of a network's inference, by batch size.
 
-Owns the network as it would be served (norms folded, weights in the precision of the answer; on CUDA one recording of
-joint operations for each batch size) and the result's fields. Refuses to know files of images: decoding and
-normalising are not part of an answer here.
-Invariant: an answer's latency ends when the device has finished it.
+Batch norms are folded, weights have the precision of the recipe, and on CUDA each batch size is one captured graph.
+Images are already normalized on the device: reading and decoding are not measured.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reconv.bench.baselines import find_peers
-from reconv.bench.bench_target import about, num_classes_of
-from reconv.bench.inference_baselines import Launch, Other, Serving, others
-from reconv.bench.roofline import layer_costs, shares
+from reconv.bench.baselines import find_baselines
+from reconv.bench.bench_run import describe_setup, num_classes_of
+from reconv.bench.inference_baselines import FusedInference, InferenceBaseline, Run, inference_baselines
+from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
@@ -31,14 +29,14 @@ from reconv.inference.fold import fold_batch_norms
 from reconv.inference.load_model import build_saved_model, read_saved_model
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.network import Network, build_network, compiled, is_compiled
+from reconv.trainer.build.network import Network, build_network, compile_for, uses_compile
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-LEAST_ANSWERS, MOST_ANSWERS = 20, 500  # of one batch size, where their number is not given
+MIN_ITERATIONS, MAX_ITERATIONS = 20, 500  # of one batch size, where their number is not given
 SECONDS_PER_SIZE = 3.0
 WARMUP = 3
-_SETTLING_IMAGES = 4
-_DTYPES = {  # of weights and images; fp32 in the other modes
+_NORM_IMAGES = 4
+_DTYPES = {  # of weights and images; fp32 in the baseline modes
     "fp64": torch.float64,
     "bf16": torch.bfloat16,
     "bf16-all": torch.bfloat16,
@@ -47,7 +45,7 @@ _DTYPES = {  # of weights and images; fp32 in the other modes
     "16.32": torch.float16,
 }
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def bench_infer(
@@ -56,70 +54,72 @@ def bench_infer(
     batches: Sequence[int] = BATCHES,
     overrides: Sequence[Override] = (),
     device: str = "auto",
-    answers: int | None = None,
+    iterations: int | None = None,
     seconds: float = SECONDS_PER_SIZE,
-    peers: Sequence[Other] = (),
-    tell: Tell = lambda text: None,
+    baselines: Sequence[InferenceBaseline] = (),
+    log: Log = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure the answers of a recipe's network, or of a run's, and those of other packages' networks."""
+    """Measure inference of the network of a recipe or a run, and of baselines, at each batch size."""
     recipe, network, opened = _open(target, overrides, device)
     if recipe.precision.ops.float32 or recipe.precision.ops.low_precision:
         raise UsageError(
-            "the recipe gives single operations a type of their own",
+            "the recipe sets the dtype of single operations",
             where="precision.ops",
-            why="the network is measured in one type from end to end",
+            why="bench infer runs the whole network in one dtype",
             then="--set precision.ops.float32=[] --set precision.ops.low_precision=[]",
         )
     preprocess = recipe.data.preprocess
     shape = (preprocess.channels, preprocess.size, preprocess.size)
     dtype = _DTYPES.get(recipe.precision.mode, torch.float32)
-    model, exact, num_folded = _in_types(network, shape, dtype)
-    tell(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
-    recorder = _recorder(recipe, opened)
-    serving = None if recorder is None else Serving(model, recorder, exact)
+    model, exact, num_folded = _convert(network, shape, dtype)
+    log(f"{recipe.name}: {recipe.model.name}, {num_folded} norms folded, {opened.describe()}")
+    capture = _graph_capture(recipe, opened)
+    fused = None if capture is None else FusedInference(model, capture, exact)
     layout = torch.channels_last if network.channels_last else torch.contiguous_format
-    wish = _Wish(answers, seconds)
+    config = _LatencyConfig(iterations, seconds)
     rows, notes = [], []
-    found: dict[str, list[dict[str, Any]]] = {other.name: [] for other in peers}
+    found: dict[str, list[dict[str, Any]]] = {baseline.name: [] for baseline in baselines}
     for batch in batches:
         try:
             images = _images((batch, *shape), dtype, opened).contiguous(memory_format=layout)
-            launch, served, said = _ready(model, images, recipe, serving, opened)
-            rows.append(_row(batch, _latencies_s(launch, opened, wish)) | served)
-            notes += [f"batch {batch}: {said}"] if said else []
+            run, details, note = _prepare(model, images, recipe, fused, opened)
+            rows.append(_row(batch, _latencies_s(run, opened, config)) | details)
+            notes += [f"batch {batch}: {note}"] if note else []
         except Exception as error:
             if is_out_of_memory(error):
-                raise _too_large(batch, rows, opened) from error
+                raise _out_of_memory(batch, rows, opened) from error
             raise
-        tell(f"batch {batch}: {rows[-1]['images_per_s']:,.1f} images/s, p50 {rows[-1]['latency_ms']['p50']:.2f} ms")
-        for other in peers:
-            tell(f"batch {batch}: measuring {other.name}")
-            theirs, why = _measure_other(other, num_classes_of(recipe), images, opened, wish)
-            if theirs is None:
-                notes.append(f"{other.name} could not be measured at batch {batch}: {why}")
+        log(f"batch {batch}: {rows[-1]['images_per_s']:,.1f} images/s, p50 {rows[-1]['latency_ms']['p50']:.2f} ms")
+        for baseline in baselines:
+            log(f"batch {batch}: measuring {baseline.name}")
+            measured, why = _measure_baseline(baseline, num_classes_of(recipe), images, opened, config)
+            if measured is None:
+                notes.append(f"{baseline.name} could not be measured at batch {batch}: {why}")
             else:
-                found[other.name].append({**theirs, "ratio": rows[-1]["images_per_s"] / theirs["images_per_s"]})
+                found[baseline.name].append({**measured, "ratio": rows[-1]["images_per_s"] / measured["images_per_s"]})
     return {
         **_summary(recipe, rows),
         "norms_folded": num_folded,
-        "compiled": _wants_compiler(recipe, opened),
-        "recorded": recorder is not None,
-        "peers": found,
+        "compiled": _uses_compile(recipe, opened),
+        "cuda_graph": capture is not None,
+        "baselines": found,
         "notes": notes,
         "peak_memory_bytes": opened.peak_memory_bytes(),
-        **_shares(recipe, network, shape, rows, opened),
-        **about(recipe, opened),
+        **_utilization(recipe, network, shape, rows, opened),
+        **describe_setup(recipe, opened),
     }
 
 
-def find_others(target: str, overrides: Sequence[Override], named: str) -> tuple[list[Other], list[str]]:
-    """The ways in which other packages run this network, and why some are missing."""
+def find_inference_baselines(
+    target: str, overrides: Sequence[Override], named: str
+) -> tuple[list[InferenceBaseline], list[str]]:
+    """The baselines of installed packages for this network, and why others are missing."""
     if Path(target).is_dir():
         recipe = read_saved_model(locate(target), weights="auto", recipe=None).recipe
     else:
         recipe = load(target, overrides).recipe
-    peers, missing = find_peers(recipe.model.name)
-    return others(peers, named), missing
+    baselines, missing = find_baselines(recipe.model.name)
+    return inference_baselines(baselines, named), missing
 
 
 def _summary(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -136,51 +136,50 @@ def _summary(recipe: Recipe, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _shares(
+def _utilization(
     recipe: Recipe, network: Network, shape: tuple[int, int, int], rows: Sequence[dict[str, Any]], device: Device
 ) -> dict[str, Any]:
-    """What the fastest batch size reached of the device's peak."""
+    """The utilization of the device at the fastest batch size."""
     costs = layer_costs(network.model, shape, training=False)
     fastest = max(rows, key=lambda row: row["images_per_s"])
-    taken_s = fastest["batch"] / fastest["images_per_s"]
-    return shares(costs, fastest["batch"], taken_s, device.describe(), recipe.precision.mode, training=False)
+    seconds = fastest["batch"] / fastest["images_per_s"]
+    return utilization(costs, fastest["batch"], seconds, device.describe(), recipe.precision.mode, training=False)
 
 
 def _open(target: str, overrides: Sequence[Override], device: str) -> tuple[Recipe, Network, Device]:
-    """A run's or checkpoint's network with its weights, or a recipe's with those of its seed; not yet compiled."""
+    """The network of a run or checkpoint with its weights, or of a recipe with random ones; not yet compiled."""
     if Path(target).is_dir():
         located = locate(target)
         saved = read_saved_model(located, weights="auto", recipe=None)
-        recipe = _changed(saved.recipe, located, overrides)
+        recipe = _with_overrides(saved.recipe, located, overrides)
         opened = _open_device(recipe, device)
-        return recipe, build_saved_model(saved, _uncompiled(recipe), opened), opened
+        return recipe, build_saved_model(saved, _without_compile(recipe), opened), opened
     recipe = load(target, overrides).recipe
     opened = _open_device(recipe, device)
-    network = build_network(_uncompiled(recipe), num_classes_of(recipe), opened)
-    _settle_norms(network, recipe, opened)
+    network = build_network(_without_compile(recipe), num_classes_of(recipe), opened)
+    _init_norm_statistics(network, recipe, opened)
     return recipe, network, opened
 
 
-def _in_types(
+def _convert(
     network: Network, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> tuple[nn.Module, Callable[[Tensor], Any], int]:
-    """The network with its norms folded in the type of its answers, the same in one that rounds less where there is
-    one, and how many norms were folded."""
+    """The network with folded norms in `dtype`, the same in at least float32, and how many norms were folded."""
     model, num_folded = fold_batch_norms(network.model, shape)
     wide = torch.promote_types(dtype, torch.float32)
     exact = copy.deepcopy(model).to(wide)
     return model.to(dtype), lambda images: exact(images.to(wide)), num_folded
 
 
-def _settle_norms(network: Network, recipe: Recipe, device: Device) -> None:
-    """Give an untrained network's norms the statistics of some noise.
+def _init_norm_statistics(network: Network, recipe: Recipe, device: Device) -> None:
+    """Give the norms of an untrained network the statistics of random images.
 
-    With those they begin with, a deep network's answers vanish or explode, and a last bit decides them.
+    With their initial statistics the outputs of a deep network vanish or explode, and depend on rounding alone.
     """
     norms = [module for module in network.model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
     preprocess = recipe.data.preprocess
-    shape = (_SETTLING_IMAGES, preprocess.channels, preprocess.size, preprocess.size)
+    shape = (_NORM_IMAGES, preprocess.channels, preprocess.size, preprocess.size)
     network.model.eval()
     for norm in norms:
         norm.train().momentum = 1.0
@@ -190,8 +189,8 @@ def _settle_norms(network: Network, recipe: Recipe, device: Device) -> None:
         norm.eval().momentum = momentum
 
 
-def _changed(recipe: Recipe, located: LocatedWeights, overrides: Sequence[Override]) -> Recipe:
-    """A saved recipe with what the command line changes in how it computes."""
+def _with_overrides(recipe: Recipe, located: LocatedWeights, overrides: Sequence[Override]) -> Recipe:
+    """The recipe of a saved network with the overrides of the command line."""
     if not overrides:
         return recipe
     if located.run is None:
@@ -206,93 +205,93 @@ def _open_device(recipe: Recipe, name: str) -> Device:
     return opened
 
 
-def _uncompiled(recipe: Recipe) -> Recipe:
-    """The same recipe; what is compiled is the folded network, later."""
+def _without_compile(recipe: Recipe) -> Recipe:
+    """The recipe without torch.compile: the folded network is compiled later."""
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"compile": "off"})})
 
 
-def _wants_compiler(recipe: Recipe, device: Device) -> bool:
-    """Whether torch's compiler makes the answers: where the recipe insists, and on Gaudi."""
-    return is_compiled(recipe, device) and (recipe.engine.compile == "on" or device.kind != "cuda")
+def _uses_compile(recipe: Recipe, device: Device) -> bool:
+    """Whether the network is compiled by torch.compile: where the recipe insists, and on Gaudi."""
+    return uses_compile(recipe, device) and (recipe.engine.compile == "on" or device.kind != "cuda")
 
 
-def _recorder(recipe: Recipe, device: Device) -> CudaGraph | None:
-    """What records answers: where the device can, unless the recipe says no or wants a compiler."""
+def _graph_capture(recipe: Recipe, device: Device) -> CudaGraph | None:
+    """What captures inference as a CUDA graph; None if the recipe or the device has none."""
     if recipe.engine.cuda_graphs == "off" or recipe.engine.compile != "auto":
         return None
     return device.graph_capture()
 
 
-def _ready(
-    model: nn.Module, images: Tensor, recipe: Recipe, serving: Serving | None, device: Device
-) -> tuple[Launch, dict[str, Any], str]:
-    """The network as it answers one batch, what was done to it for that, and what a person should know."""
-    if serving is not None:
-        served = serving(images)
-        return served.launch, {"joined": served.num_joined, "difference": served.difference}, served.given_up
-    if not _wants_compiler(recipe, device):
+def _prepare(
+    model: nn.Module, images: Tensor, recipe: Recipe, fused: FusedInference | None, device: Device
+) -> tuple[Run, dict[str, Any], str]:
+    """Inference on one batch, fields for the result, and a note."""
+    if fused is not None:
+        captured = fused(images)
+        return captured.run, {"fused": captured.num_fused, "difference": captured.difference}, captured.note
+    if not _uses_compile(recipe, device):
         return lambda: model(images), {}, ""
-    torch.compiler.reset()  # a size is compiled once more after eight others, and then no more
+    torch.compiler.reset()  # torch.compile stops recompiling after eight batch sizes
     if device.kind == "cuda":
-        launched = torch.compile(model, dynamic=False, mode="reduce-overhead")
+        compiled = torch.compile(model, dynamic=False, mode="reduce-overhead")
     else:
-        launched = compiled(model, device)
-    return lambda: launched(images), {}, ""
+        compiled = compile_for(model, device)
+    return lambda: compiled(images), {}, ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
-    """How much is measured of one batch size: so many answers, else about so long."""
+class _LatencyConfig:
+    """How many iterations are measured per batch size, or for how many seconds."""
 
-    answers: int | None
+    iterations: int | None
     seconds: float
 
 
-def _latencies_s(launch: Launch, device: Device, wish: _Wish) -> list[float]:
-    """The time of each answer, from its call to its end on the device; warm-up left out."""
+def _latencies_s(run: Run, device: Device, config: _LatencyConfig) -> list[float]:
+    """The time of each iteration until the device has finished it, without the warm-up."""
 
-    def answer() -> float:
-        began_s = time.perf_counter()
-        launch()
+    def iterate() -> float:
+        start_s = time.perf_counter()
+        run()
         device.synchronize()
-        return time.perf_counter() - began_s
+        return time.perf_counter() - start_s
 
     with torch.no_grad() if device.kind == "hpu" else torch.inference_mode():
-        warm_s = [answer() for _ in range(WARMUP)][-1]
-        wanted = round(wish.seconds / max(warm_s, 1e-9))
-        return [answer() for _ in range(wish.answers or max(LEAST_ANSWERS, min(MOST_ANSWERS, wanted)))]
+        warm_s = [iterate() for _ in range(WARMUP)][-1]
+        wanted = round(config.seconds / max(warm_s, 1e-9))
+        return [iterate() for _ in range(config.iterations or max(MIN_ITERATIONS, min(MAX_ITERATIONS, wanted)))]
 
 
-def _measure_other(
-    other: Other, num_classes: int, images: Tensor, device: Device, wish: _Wish
+def _measure_baseline(
+    baseline: InferenceBaseline, num_classes: int, images: Tensor, device: Device, config: _LatencyConfig
 ) -> tuple[dict[str, Any] | None, str]:
-    """Another package's network on the same images; or None, and why."""
+    """A baseline on the same images; or None, and why it could not be measured."""
     try:
-        launch = other.ready(num_classes, images.contiguous(memory_format=torch.channels_last), device)
-        return _row(len(images), _latencies_s(launch, device, wish)), ""
-    except Exception as error:  # another package's failure must not lose what was measured
+        run = baseline.prepare(num_classes, images.contiguous(memory_format=torch.channels_last), device)
+        return _row(len(images), _latencies_s(run, device, config)), ""
+    except Exception as error:  # a failing baseline must not lose the results so far
         if not (is_out_of_memory(error) or isinstance(error, RuntimeError | ValueError | TypeError)):
             raise
         return None, repr(error).splitlines()[0]
 
 
 def _images(shape: Sequence[int], dtype: torch.dtype, device: Device) -> Tensor:
-    """The same noise at every call."""
+    """Random images, the same at every call."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(device.torch, dtype)
 
 
-def _too_large(batch: int, rows: Sequence[dict[str, Any]], device: Device) -> ResourceError:
-    """The error for a batch that does not fit, with the sizes that did."""
+def _out_of_memory(batch: int, rows: Sequence[dict[str, Any]], device: Device) -> ResourceError:
+    """The error for a batch that does not fit, with the sizes that do."""
     fitting = ",".join(str(row["batch"]) for row in rows)
     return ResourceError(
         "out of memory",
         where=device.describe(),
         why=f"a batch of {batch:,} images does not fit",
-        then=f"--batches {fitting}" if fitting else "smaller ones: --batches N,N",
+        then=f"--batches {fitting}" if fitting else "use smaller ones: --batches N,N",
     )
 
 
 def _row(batch: int, seconds: Sequence[float]) -> dict[str, Any]:
     latency_ms = {f"p{p}": 1000 * percentile(seconds, p) for p in (50, 95, 99)}
     images_per_s = batch * len(seconds) / sum(seconds)
-    return {"batch": batch, "images_per_s": images_per_s, "latency_ms": latency_ms, "answers": len(seconds)}
+    return {"batch": batch, "images_per_s": images_per_s, "latency_ms": latency_ms, "iterations": len(seconds)}

@@ -1,10 +1,7 @@
-"""What several devices give and what they cost: weak scaling, and the share of the reduction in a step.
+"""Weak scaling on several devices, and the cost of the gradient reduction.
 
-Owns the comparisons. Refuses to know how gradients travel. Invariant: everything is measured in one command with the
-same samples on a device, the same threads and the same number of windows; all processes ask in the same order.
-
-Three speeds are compared: together (one step of all devices), apart (all devices at once, each a step of its own that
-tells the others nothing) and alone (rank 0, while the others wait).
+Everything is measured in one command, with the same samples per device and the same threads: the step of all devices
+together; the steps of all devices at once, each without communication; and the step of rank 0 while the others wait.
 """
 
 from __future__ import annotations
@@ -14,77 +11,77 @@ from itertools import repeat
 from typing import Any
 
 from reconv.batch import Batch
-from reconv.bench.bench_target import BenchTarget
-from reconv.bench.measure_step import Own, measure_own
-from reconv.bench.timing import Marks, Windows, Wish, measure
+from reconv.bench.measure_step import MeasuredStep, measure_step
+from reconv.bench.timing import StepTimer, TimingConfig, measure
 from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, usable_cores
-from reconv.recipe.plan import Plan
+from reconv.trainer.training_run import PreparedRun
 
 
 def measure_scaling(
-    subject: BenchTarget, together: Own, process_group: ProcessGroup, wish: Wish, tell: Callable[[str], None]
+    run: PreparedRun, measured: MeasuredStep, config: TimingConfig, log: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[str]]:
-    """The numbers of a step of several devices beside those of one, and what a person should know of them."""
-    tell("measuring the reduction alone")
-    traffic = together.strategy.gradient_traffic()
-    reduced = _repeated(traffic.repeat, subject, process_group, wish)
-    plan = subject.plan.one_device()
-    tell("measuring all devices without the reduction")
-    apart_s = max(process_group.all_gather(_single(subject, plan, wish, process_group)))
-    tell("measuring one device alone")
-    alone_s = process_group.on_rank0(lambda: _single(subject, plan, wish, ProcessGroup.single()))
-    step_s = together.windows.median_s
+    """Compare the measured step of all devices with that of one; returns the numbers and notes on them."""
+    group = run.process_group
+    log("measuring the gradient reduction alone")
+    traffic = measured.strategy.gradient_traffic()
+    reduce_s = _measure_call(traffic.repeat, run, config)
+    single = run.on_one_device()
+
+    def single_step_s(concurrent: ProcessGroup) -> float:
+        return measure_step(single, config, lambda text: None, concurrent).timings.median_s
+
+    log("measuring all devices without the gradient reduction")
+    apart_s = max(group.all_gather(single_step_s(group)))
+    log("measuring one device alone")
+    alone_s = group.on_rank0(lambda: single_step_s(ProcessGroup.single()))
+    step_s = measured.timings.median_s
     numbers = {
         "weak_scaling": alone_s / step_s,
-        "alone_images_per_s": plan.global_batch / alone_s,
+        "alone_images_per_s": single.plan.global_batch / alone_s,
         "alone_step_ms": 1000 * alone_s,
         "apart_step_ms": 1000 * apart_s,
-        "reduce": subject.recipe.parallel.reduce,
-        "compress": subject.recipe.parallel.gradient_compression,
+        "reduce": run.recipe.parallel.reduce,
+        "compress": run.recipe.parallel.gradient_compression,
         "gradient_bytes": traffic.num_bytes,
         "buckets": traffic.num_buckets,
-        "reduce_ms": 1000 * reduced.median_s,
-        "reduce_share": reduced.median_s / step_s,
+        "reduce_ms": 1000 * reduce_s,
+        "reduce_share": reduce_s / step_s,
         "exposed_ms": 1000 * (step_s - apart_s),
         "exposed_share": (step_s - apart_s) / step_s,
     }
-    return numbers, _notes(subject, process_group)
+    return numbers, _notes(run)
 
 
-def _single(subject: BenchTarget, plan: Plan, wish: Wish, beside: ProcessGroup) -> float:
-    """The time of a step of one device that tells nobody anything, while those beside it measure theirs."""
-    return measure_own(subject, plan, ProcessGroup.single(), wish, lambda text: None, beside).windows.median_s
-
-
-class _NoBatches:
-    """A stream for what needs no samples."""
+class _EmptyBatches:
+    """A loader for calls that need no samples."""
 
     def steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
         return repeat(())
 
 
-def _repeated(work: Callable[[], None], subject: BenchTarget, process_group: ProcessGroup, wish: Wish) -> Windows:
-    """Windows of something that is no step."""
-    device = subject.device
-    return measure(
-        lambda number, batches: work(),
-        _NoBatches(),
+def _measure_call(function: Callable[[], None], run: PreparedRun, config: TimingConfig) -> float:
+    """The median time of a call, in seconds."""
+    device = run.device
+    timings = measure(
+        lambda step, batches: function(),
+        _EmptyBatches(),
         device,
-        wish,
-        Marks(device),
-        process_group.broadcast,
+        config,
+        StepTimer(device),
+        run.process_group.broadcast,
     )
+    return timings.median_s
 
 
-def _notes(subject: BenchTarget, process_group: ProcessGroup) -> list[str]:
-    """What makes these numbers less than they look."""
-    plan, notes = subject.plan, []
-    cores, threads = usable_cores(Machine()), process_group.launch_env.local_world_size * plan.threads
-    if subject.device.kind == "cpu" and threads > cores:
-        notes.append(f"{threads} threads share {cores} cores: this is no measure of scaling")
+def _notes(run: PreparedRun) -> list[str]:
+    """What limits the meaning of these numbers."""
+    plan, notes = run.plan, []
+    cores, threads = usable_cores(Machine()), run.process_group.launch_env.local_world_size * plan.threads
+    if run.device.kind == "cpu" and threads > cores:
+        notes.append(f"{threads} threads share {cores} cores: this does not measure scaling")
     if len({sum(groups) for groups in plan.device_groups}) > 1:
-        notes.append("devices have different numbers of samples: one alone is measured with those of the first")
+        notes.append("devices have different numbers of samples: one device alone is measured with those of the first")
     if plan.devices_per_group > 1:
-        notes.append("groups are spread over devices: what is not hidden holds the statistics of batch norm too")
+        notes.append("batch norm groups span several devices: the exposed time includes their statistics")
     return notes

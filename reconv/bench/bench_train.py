@@ -1,52 +1,31 @@
-"""`bench train`: the speed of a recipe's own training step, on one device or on several.
+"""`bench train`: the speed of a recipe's training step, on one device or several.
 
-Owns the result's fields and who measures. Refuses to know how a step works: it is built by the functions that `train`
-uses. Invariant: every number comes from steps that really trained; what cannot be known is null, with a reason.
+Every number comes from real training steps; what cannot be measured is null, with a note.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from reconv.bench.baselines import Peer, compare
+from reconv.bench.baselines import TrainBaseline, compare
+from reconv.bench.bench_run import Input, bench_args, describe_setup, open_bench_run
 from reconv.bench.bench_scaling import measure_scaling
-from reconv.bench.bench_target import BenchTarget, Input, about, open_subject
-from reconv.bench.measure_step import Own, job_of, measure_own
-from reconv.bench.roofline import layer_costs, shares
-from reconv.bench.timing import Windows, Wish, process_age_s
-from reconv.device import device_kind
-from reconv.device.affinity import cpu_affinity
-from reconv.distributed.environment import must_launch, read_launch_env
-from reconv.distributed.failure import report_failures
-from reconv.distributed.nic import choose_nic
-from reconv.distributed.process_group import ProcessGroup, open_process_group
+from reconv.bench.measure_step import MeasuredStep, measure_step
+from reconv.bench.roofline import layer_costs, utilization
+from reconv.bench.timing import TimingConfig, process_age_s
+from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
-from reconv.trainer.micro_batch import settle_micro
-from reconv.trainer.run_setup import refuse_devices, topology
+from reconv.trainer.run_setup import RunArgs, describe_ranks, run_on_devices
+from reconv.trainer.training_run import PreparedRun
 
-Tell = Callable[[str], None]
-
-
-def say_nothing(text: str) -> None:
-    """For those who want the result alone."""
+Log = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """What to measure, as a process that is started for it can be told."""
-
-    recipe: str
-    input: Input
-    data: str | None
-    overrides: tuple[Override, ...]
-    device: str
-    nic: str | None
-    wish: Wish
-    tell: Tell
+def no_log(text: str) -> None:
+    """Discards what is logged."""
 
 
 def bench_train(
@@ -58,144 +37,101 @@ def bench_train(
     device: str = "auto",
     devices: int | None = None,
     nic: str | None = None,
-    wish: Wish | None = None,
-    peers: Sequence[Peer] | None = None,
-    tell: Tell = say_nothing,
+    config: TimingConfig | None = None,
+    baselines: Sequence[TrainBaseline] | None = None,
+    log: Log = no_log,
 ) -> dict[str, Any]:
-    """Measure training steps of a recipe and, where `peers` is given, of others on the same data.
+    """Time the training steps of a recipe and, if given, of baselines on the same data.
 
-    With `devices`, so many processes measure together, and `tell` is a function of a module; rank 0's result returns.
+    With several `devices`, `log` must be importable; the result is that of rank 0.
     """
-    launch_env = read_launch_env()
-    ask = _Ask(recipe, input, data, tuple(overrides), device, nic, wish or Wish(), tell)
-    _refuse_with_several(ask, devices or launch_env.world_size, peers)
-    if devices is not None and must_launch(devices, launch_env):
-        from reconv.distributed.launcher import launch  # torch's launcher, which one process does not need
-
-        refuse_devices(devices, device, load(ask.recipe, ask.overrides).recipe)
-        return launch(devices, _bench, ask)
-    return _bench(ask, peers)
+    _check_can_measure(recipe, overrides, devices or read_launch_env().world_size, baselines)
+    args = bench_args(recipe, input=input, data=data, overrides=overrides, device=device, nic=nic)
+    return run_on_devices(devices, _bench, args, input, config or TimingConfig(), baselines, log)
 
 
-def _refuse_with_several(ask: _Ask, num_devices: int, peers: Sequence[Peer] | None) -> None:
-    """Refuse what several processes cannot measure, before any is started."""
-    parallel = load(ask.recipe, ask.overrides).recipe.parallel
-    if num_devices > 1 and peers is not None:
+def _check_can_measure(
+    recipe: str, overrides: Sequence[Override], num_devices: int, baselines: Sequence[TrainBaseline] | None
+) -> None:
+    """Refuse what several devices cannot measure, before any process is started."""
+    pipeline = load(recipe, overrides).recipe.parallel.pipeline_stages
+    if num_devices > 1 and baselines is not None:
         raise UsageError(
-            f"--compare with {num_devices} devices: peers are measured on one",
-            then="leave --compare out; ours is compared with itself on one device",
+            f"--compare with {num_devices} devices: baselines are measured on one device",
+            then="leave --compare out; the result compares several devices with one",
         )
-    if parallel.pipeline_stages > 1:
+    if pipeline > 1:
         raise UsageError(
-            f"parallel.pipeline_stages {parallel.pipeline_stages}: a pipeline has no device to be compared with",
-            why="one device of it does not have the whole network",
-            then=f"reconv train {ask.recipe} --devices N --dry-run 20 tells the speed of a pipeline",
+            f"parallel.pipeline_stages {pipeline}: bench train does not measure pipelines",
+            why="it compares with one device, which does not hold the whole network",
+            then=f"measure the speed of a pipeline with: reconv train {recipe} --devices N --dry-run 20",
         )
 
 
-def _bench(ask: _Ask, peers: Sequence[Peer] | None = None) -> dict[str, Any]:
-    """Measure in this process, alone or with the others."""
-    launch_env = read_launch_env()
-    choose_nic(ask.nic)
-    process_group = open_process_group(launch_env, device_kind(ask.device))
-
-    def open_here() -> BenchTarget:
-        return open_subject(
-            ask.recipe,
-            input=ask.input,
-            data=ask.data,
-            overrides=ask.overrides,
-            device=ask.device,
-            launch_env=launch_env,
-        )
-
-    with report_failures(process_group):
-        if process_group.world_size > 1:
-            process_group.on_rank0(lambda: bool(open_here()))  # what is refused is said once
-        subject = open_here()
-        subject = replace(subject, plan=settle_micro(job_of(subject, subject.plan, process_group)).plan)
-        wish = subject.recipe.engine.cpu_affinity
-        with cpu_affinity(
-            wish,
-            subject.device.pci_address,
-            local_rank=launch_env.local_rank,
-            local_world_size=launch_env.local_world_size,
-        ):
-            return _measure(subject, process_group, ask, peers)
+def _bench(
+    args: RunArgs, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: Log
+) -> dict[str, Any]:
+    with open_bench_run(args) as run:
+        return _measure(run, input, config, baselines, log if run.process_group.is_rank0 else no_log)
 
 
 def _measure(
-    subject: BenchTarget, process_group: ProcessGroup, ask: _Ask, peers: Sequence[Peer] | None
+    run: PreparedRun, input: Input, config: TimingConfig, baselines: Sequence[TrainBaseline] | None, log: Log
 ) -> dict[str, Any]:
-    """The whole result."""
-    tell = ask.tell if process_group.is_rank0 else say_nothing
-    tell(f"{subject.recipe.name}: {subject.recipe.model.name}, {subject.source.origin}, {subject.device.describe()}")
-    for line in topology(process_group, subject.device.describe()):
-        tell(line)
-    own = measure_own(subject, subject.plan, process_group, ask.wish, tell)
-    costs = layer_costs(own.model, _image(subject), training=True)
-    age_s, images_per_s = process_age_s(), subject.plan.global_batch / own.windows.median_s
+    recipe, plan, device, world_size = run.recipe, run.plan, run.device, run.process_group.world_size
+    log(f"{recipe.name}: {recipe.model.name}, {run.datasets.train.origin}, {device.describe()}")
+    for line in describe_ranks(run.process_group, device.describe()):
+        log(line)
+    measured = measure_step(run, config, log)
+    timings, size = measured.timings, plan.size_at(0)
+    age_s, images_per_s = process_age_s(), plan.global_batch / timings.median_s
     result: dict[str, Any] = {
         "bench": "train",
         "images_per_s": images_per_s,
-        **_speed(subject, own.windows),
-        "startup_s": None if age_s is None else age_s - (time.time() - own.windows.first_step_at_s),
-        "peak_memory_bytes": max(process_group.all_gather(subject.device.peak_memory_bytes())),
-        **shares(
-            costs,
-            subject.plan.micro_batch,
-            own.windows.median_s * subject.plan.micro_batch / subject.plan.batch_per_device,
-            subject.device.describe(),
-            subject.recipe.precision.mode,
-            training=True,
-        ),
-        "devices": process_group.world_size,
-        "images_per_s_per_device": images_per_s / process_group.world_size,
-        "scaling": None,
-        "peers": {},
-        "notes": [*own.notes, *_notes(subject, own)],
-        **about(subject.recipe, subject.device),
-    }
-    if process_group.world_size > 1:
-        result["scaling"], said = measure_scaling(subject, own, process_group, ask.wish, tell)
-        result["notes"] += said
-    if peers is not None:
-        result["peers"], said = compare(subject, peers, ask.wish, images_per_s, tell)
-        result["notes"] += said
-    return result
-
-
-def _speed(subject: BenchTarget, windows: Windows) -> dict[str, Any]:
-    """The windows, and what was measured in them."""
-    plan = subject.plan
-    return {
-        "step_ms": windows.step_ms(),
-        "window_images_per_s": [plan.global_batch / s for s in windows.step_s],
-        "windows": len(windows.step_s),
-        "steps_per_window": windows.steps,
+        "step_ms": timings.step_ms(),
+        "window_images_per_s": [plan.global_batch / s for s in timings.step_s],
+        "windows": len(timings.step_s),
+        "steps_per_window": timings.steps,
         "batch": plan.global_batch,
         "batch_per_device": plan.batch_per_device,
         "micro_batch": plan.micro_batch,
-        "image_size": plan.size_at(0),
-        "precision": subject.recipe.precision.mode,
-        "input": subject.input,
-        "data": subject.source.origin,
+        "image_size": size,
+        "precision": recipe.precision.mode,
+        "input": input,
+        "data": run.datasets.train.origin,
+        "startup_s": None if age_s is None else age_s - (time.time() - timings.first_step_at_s),
+        "peak_memory_bytes": max(run.process_group.all_gather(device.peak_memory_bytes())),
+        **utilization(
+            layer_costs(measured.model, (recipe.data.preprocess.channels, size, size), training=True),
+            plan.micro_batch,
+            timings.median_s * plan.micro_batch / plan.batch_per_device,
+            device.describe(),
+            recipe.precision.mode,
+            training=True,
+        ),
+        "devices": world_size,
+        "images_per_s_per_device": images_per_s / world_size,
+        "scaling": None,
+        "baselines": {},
+        "notes": [*measured.notes, *_notes(run, measured)],
+        **describe_setup(recipe, device),
     }
+    if world_size > 1:
+        result["scaling"], notes = measure_scaling(run, measured, config, log)
+        result["notes"] += notes
+    if baselines is not None:
+        result["baselines"], notes = compare(run, baselines, config, images_per_s, log)
+        result["notes"] += notes
+    return result
 
 
-def _image(subject: BenchTarget) -> tuple[int, int, int]:
-    """The shape of the first training images."""
-    side = subject.plan.size_at(0)
-    return subject.recipe.data.preprocess.channels, side, side
-
-
-def _notes(subject: BenchTarget, own: Own) -> list[str]:
-    """What a person should know of the numbers."""
-    plan, notes = subject.plan, []
-    if not own.windows.parts_s:
-        notes.append(f"the parts of a step cannot be told apart on {subject.device.kind}")
-    if own.has_teacher:
-        notes.append("the teacher's operations are timed, but not counted in the operations of an image")
+def _notes(run: PreparedRun, measured: MeasuredStep) -> list[str]:
+    """What the numbers do not include."""
+    plan, notes = run.plan, []
+    if not measured.timings.parts_s:
+        notes.append(f"the parts of a step cannot be timed on {run.device.kind}")
+    if measured.has_teacher:
+        notes.append("the teacher is part of the time, but not of the FLOPs")
     if len(plan.sizes) > 1:
-        notes.append(f"measured at {plan.size_at(0)} px; the run goes on to {plan.sizes[-1][1]} px and gets slower")
+        notes.append(f"measured at {plan.size_at(0)} px; the run goes up to {plan.sizes[-1][1]} px and gets slower")
     return notes

@@ -1,30 +1,40 @@
-"""The ways from stored images to training images that `bench data --compare` sets beside each other.
+"""The data pipelines that `bench data --compare` compares: Pillow with torchvision's transforms, and ours.
 
-Owns which ways there are for a data set, and the packed copies that some of them need. Refuses to time anything.
-Invariant: every way has the same images in the same order; copies lie in a temporary folder and are gone at the end.
+All of them make the same crops and flips of the same images in the same order. Packed copies of the images are in a
+temporary folder.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from reconv.bench.bench_target import BenchTarget
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
 from reconv.data.convert.convert import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
-from reconv.data.dataset import Dataset, Subset, evenly_spaced
+from reconv.data.dataset import Dataset, NamedArrays, Sample, Subset, evenly_spaced
+from reconv.data.decode.pillow import to_image
 from reconv.data.readers.packed import PackedDataset
+from reconv.data.transforms.geometry import random_resized_crop_box
+from reconv.recipe.data_fields import AugmentConfig
+from reconv.trainer.build.datasets import Datasets
+from reconv.trainer.training_run import PreparedRun
 
 AS_GIVEN, FAST = "as-given", "fast"
 PACKED = {
     "packed-320": TranscodeOptions(shortest=320, quality=90),
     "raw-400": TranscodeOptions(raw=True, longest=400),
 }
-WORDS = {
-    AS_GIVEN: "the data as they are",
+DESCRIPTIONS = {
+    AS_GIVEN: "the data as it is",
     FAST: "the same without antialiasing",
     "packed-320": "packed, short side 320, JPEG 90",
     "raw-400": "packed, raw pixels, long side 400",
@@ -32,43 +42,68 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way, by its name."""
+class DataPath:
+    """A dataset and how it is read, under the name of the result."""
 
     name: str
-    subject: BenchTarget
+    run: PreparedRun
 
 
 @contextmanager
-def open_ways(subject: BenchTarget, num_pictures: int, tell: Callable[[str], None]) -> Iterator[list[Way]]:
-    """The ways for some of the subject's images: as they are, sampled instead of averaged and, if they are files,
-    from packed copies of them."""
-    few = replace(subject, source=_few(subject.source, num_pictures))
-    found = [Way(AS_GIVEN, few)]
-    if subject.recipe.augment.antialias:
-        augment = subject.recipe.augment.model_copy(update={"antialias": False})
-        found.append(Way(FAST, replace(few, recipe=subject.recipe.model_copy(update={"augment": augment}))))
+def open_data_paths(run: PreparedRun, num_images: int, log: Callable[[str], None]) -> Iterator[list[DataPath]]:
+    """Some images of the run: as they are, without antialiasing and, if they are files, from packed copies."""
+    few = _with_dataset(run, _subset(run.datasets.train, num_images))
+    found = [DataPath(AS_GIVEN, few)]
+    if run.recipe.augment.antialias:
+        augment = run.recipe.augment.model_copy(update={"antialias": False})
+        found.append(DataPath(FAST, replace(few, recipe=run.recipe.model_copy(update={"augment": augment}))))
     with TemporaryDirectory(prefix="reconv-bench-") as folder:
-        for name, form in PACKED.items() if _are_files(few.source) else ():
-            tell(f"packing {len(few.source):,} images: {form.text}")
+        for name, form in PACKED.items() if _are_files(few.datasets.train) else ():
+            log(f"packing {len(few.datasets.train):,} images: {form.text}")
             copy = Path(folder) / name
             convert(
-                {"train": few.source}, None, copy, ConvertTarget("packed", form), subject.plan.workers or 1, _silent
+                {"train": few.datasets.train},
+                None,
+                copy,
+                ConvertTarget("packed", form),
+                run.plan.workers or 1,
+                _no_progress,
             )
-            found.append(Way(name, replace(few, source=PackedDataset(copy, "train"))))
+            found.append(DataPath(name, _with_dataset(few, PackedDataset(copy, "train"))))
         yield found
 
 
-def _few(source: Dataset, num_pictures: int) -> Dataset:
-    """So many images, from all over the data set."""
-    if len(source) <= num_pictures:
-        return source
-    return Subset(source, evenly_spaced(len(source), 100 * num_pictures / len(source)))
+def _with_dataset(run: PreparedRun, dataset: Dataset) -> PreparedRun:
+    return replace(run, datasets=Datasets(dataset, dataset))
 
 
-def _are_files(source: Dataset) -> bool:
-    return source.kind != PackedDataset.kind and isinstance(source[0].data, bytes)
+def _subset(dataset: Dataset, num_images: int) -> Dataset:
+    """At most `num_images` images, evenly spaced over the dataset."""
+    if len(dataset) <= num_images:
+        return dataset
+    return Subset(dataset, evenly_spaced(len(dataset), 100 * num_images / len(dataset)))
 
 
-def _silent(done: int, total: int) -> None:
-    """A conversion of a few images needs no bar."""
+def _are_files(dataset: Dataset) -> bool:
+    return dataset.kind != PackedDataset.kind and isinstance(dataset[0].data, bytes)
+
+
+def _no_progress(done: int, total: int) -> None:
+    """A conversion of a few images needs no progress bar."""
+
+
+def baseline_image(sample: Sample, size: int, augment: AugmentConfig, crop: NamedArrays, is_flipped: bool) -> Tensor:
+    """One training image [3, size, size] as torchvision makes it: uint8, after crop, antialiased resize and flip.
+
+    The whole image is decoded by Pillow, as in RandomResizedCrop, RandomHorizontalFlip and PILToTensor. The crop is
+    that of our own loader, so that both pipelines make the same image.
+    """
+    if isinstance(sample.data, bytes):
+        image = Image.open(io.BytesIO(sample.data)).convert("RGB")
+    else:
+        image = to_image(sample.data, 3)
+    box = random_resized_crop_box(image.width, image.height, crop, augment)
+    image = image.crop(box).resize((size, size), Image.Resampling.BILINEAR)
+    if is_flipped:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()

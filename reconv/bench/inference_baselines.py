@@ -1,127 +1,113 @@
-"""A network as it would be served, and other packages' networks as people run them, each ready for one batch.
+"""Networks ready for inference on one batch: ours, compiled and captured, and those of other packages.
 
-Owns how answers are launched and what other ways they are compared with. Refuses to time anything. Invariant: what is
-launched gives the answers of the plain network, and how far it is from them is told; joint operations that do not are
-given up for the plain ones.
+A compiled network must give the outputs of the plain one; if it does not, the plain one is measured, with a note.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from reconv.bench.baselines import Peer
+from reconv.bench.baselines import TrainBaseline, select_by_name
 from reconv.device import Device
-from reconv.errors import UsageError
 from reconv.inference.compiler import compile_inference
+from reconv.trainer.cuda_graph import GraphCapture
 
-MOST_DIFFERENT = 0.1  # of the largest value; in bf16 hundredths are usual
-MOST_SPREADS = 2.0  # or so many times what the plain answers are from exact ones: of untrained networks they may be far
-WARM_ANSWERS = 3  # given before the recording: they choose every algorithm that it must find
+MAX_DIFFERENCE = 0.1  # relative to the largest output; a few percent are normal in bf16
+MAX_ROUNDING_FACTOR = 2.0  # or relative to the plain network's own rounding, which is large in untrained networks
+WARMUP_RUNS = 3  # eager runs that choose every algorithm a capture must find
 
-Launch = Callable[[], Any]
-
-
-class InferenceRecord(Protocol):
-    """What is asked of a device that records."""
-
-    def run_on_stream(self, work: Launch) -> Any: ...
-    def capture(self, work: Launch) -> tuple[Any, Callable[[], None]]: ...
+Run = Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """Answers for one batch that lies on the device."""
+class CapturedInference:
+    """Inference on one batch on the device, as a CUDA graph."""
 
-    launch: Launch
-    num_joined: int  # convolutions that took in what follows them
-    difference: float  # from the plain network's answers, of their largest value
-    given_up: str = ""  # why joint operations were
+    run: Run
+    num_fused: int  # convolutions with fused bias, addition or activation
+    difference: float  # of the outputs from the plain network's, relative to the largest
+    note: str = ""  # why nothing is fused
 
 
-class Serving:
-    """A network's operations, listed once and joined where they can be; recorded as one for each batch."""
+class FusedInference:
+    """Compiles a network once, fusing operations into its convolutions, and captures it for each batch."""
 
-    def __init__(
-        self, model: nn.Module, recorder: InferenceRecord, exact: Callable[[Tensor], Any] | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, capture: GraphCapture, exact: Callable[[Tensor], Any] | None = None) -> None:
+        """`exact` is the same network in a dtype that rounds less."""
         self._model = model
-        self._recorder = recorder
-        self._exact = exact or model  # the same network in a type that rounds less
-        self._listed: tuple[Callable[[Tensor], Any], int] | None = None
+        self._capture = capture
+        self._exact = exact or model
+        self._compiled: tuple[Callable[[Tensor], Any], int] | None = None
 
     @torch.inference_mode()
-    def __call__(self, images: Tensor) -> Served:
-        """Answers for these images."""
-        expected = self._recorder.run_on_stream(lambda: self._model(images))
-        spread = _difference(expected, self._recorder.run_on_stream(lambda: self._exact(images)))
+    def __call__(self, images: Tensor) -> CapturedInference:
+        expected = self._capture.run_on_stream(lambda: self._model(images))
+        rounding = _difference(expected, self._capture.run_on_stream(lambda: self._exact(images)))
         try:
-            if self._listed is None:
-                self._listed = compile_inference(self._model, images)
-            served = self._recorded(*self._listed, images, expected)
-        except RuntimeError as error:  # a network that asks for values, or a list that holds its number of images
-            why = f"they fail: {str(error).splitlines()[0]}"
+            if self._compiled is None:
+                self._compiled = compile_inference(self._model, images)
+            captured = self._capture_run(*self._compiled, images, expected)
+        except RuntimeError as error:  # data-dependent control flow, or a fixed batch size
+            why = f"it fails: {str(error).splitlines()[0]}"
         else:
-            if served.difference <= max(MOST_DIFFERENT, MOST_SPREADS * spread):
-                return served
-            why = f"their answers are {served.difference:.2g} of the largest value from the plain ones"
+            if captured.difference <= max(MAX_DIFFERENCE, MAX_ROUNDING_FACTOR * rounding):
+                return captured
+            why = f"its outputs differ by {captured.difference:.2g} of the largest"
         return replace(
-            self._recorded(self._model, 0, images, expected), given_up=f"joint operations are given up: {why}"
+            self._capture_run(self._model, 0, images, expected), note=f"the fused network is not used: {why}"
         )
 
-    def _recorded(self, call: Callable[[Tensor], Any], num_joined: int, images: Tensor, expected: Any) -> Served:
-        for _ in range(WARM_ANSWERS):
-            self._recorder.run_on_stream(lambda: call(images))
-        given, launch = self._recorder.capture(lambda: call(images))
-        launch()
-        return Served(launch, num_joined, _difference(given, expected))
+    def _capture_run(
+        self, forward: Callable[[Tensor], Any], num_fused: int, images: Tensor, expected: Any
+    ) -> CapturedInference:
+        for _ in range(WARMUP_RUNS):
+            self._capture.run_on_stream(lambda: forward(images))
+        outputs, replay = self._capture.capture(lambda: forward(images))
+        replay()
+        return CapturedInference(replay, num_fused, _difference(outputs, expected))
 
 
-def _difference(given: Any, expected: Any) -> float:
-    """The largest difference of two answers, as a share of the largest value."""
-    pairs = list(zip(tree_leaves(given), tree_leaves(expected), strict=True))
-    if any(g.shape != e.shape for g, e in pairs):  # which a difference would broadcast
+def _difference(outputs: Any, expected: Any) -> float:
+    """The largest absolute difference, relative to the largest expected value."""
+    pairs = list(zip(tree_leaves(outputs), tree_leaves(expected), strict=True))
+    if any(o.shape != e.shape for o, e in pairs):  # they would be broadcast
         return math.inf
     largest = max(float(e.double().abs().max()) for _, e in pairs)
-    return max(float((g.double() - e.double()).abs().max()) for g, e in pairs) / max(largest, 1e-30)
+    return max(float((o.double() - e.double()).abs().max()) for o, e in pairs) / max(largest, 1e-30)
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """Another package's network in channels_last: each operation launched, or compiled and recorded by torch."""
+class InferenceBaseline:
+    """A network of another package in channels_last, eager or compiled with CUDA graphs."""
 
     name: str
-    build: Callable[[int], nn.Module]
+    build: Callable[[int], nn.Module]  # from the number of classes
     is_compiled: bool
 
-    def ready(self, num_classes: int, images: Tensor, device: Device) -> Launch:
-        """Its answers for a batch on the device."""
+    def prepare(self, num_classes: int, images: Tensor, device: Device) -> Run:
+        """Inference on a batch on the device."""
         model: nn.Module = self.build(num_classes).eval().requires_grad_(False)
         model = model.to(device.torch, images.dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if not self.is_compiled:
             return lambda: model(images)
-        torch.compiler.reset()  # as in a process of its own
+        torch.compiler.reset()  # as in a new process
         compiled = torch.compile(model, dynamic=False, mode="reduce-overhead")
         return lambda: compiled(images)
 
 
-def others(peers: Sequence[Peer], named: str = "") -> list[Other]:
-    """Both ways to run each package's network, of those whose name is, or else holds, `named`."""
-
-    def ways() -> Iterator[Other]:
-        for package, build in {peer.name.split()[0]: peer.build for peer in peers}.items():
-            yield Other(f"{package} channels_last", build, False)
-            yield Other(f"{package} channels_last compiled", build, True)
-
-    found = list(ways())
-    chosen = [way for way in found if way.name == named] or [way for way in found if named in way.name]
-    if found and not chosen:
-        names = ", ".join(way.name for way in found)
-        raise UsageError(f"no peer's name holds {named!r}", then=f"a part of one of these: {names}")
-    return chosen
+def inference_baselines(baselines: Sequence[TrainBaseline], named: str = "") -> list[InferenceBaseline]:
+    """The networks of these baselines, eager and compiled; `named` selects by the name or a part of it."""
+    builders = {baseline.name.split()[0]: baseline.build for baseline in baselines}
+    found = [
+        InferenceBaseline(f"{package} channels_last{' compiled' if is_compiled else ''}", build, is_compiled)
+        for package, build in builders.items()
+        for is_compiled in (False, True)
+    ]
+    return select_by_name(found, named)

@@ -1,7 +1,6 @@
-"""Windows of steps and the parts inside them, timed.
+"""Timing steps and their parts.
 
-Owns when a clock is read, and medians. Refuses to know what a step does. Invariant: the device is waited for only at
-the ends of a window, so that the host runs ahead of it as in training; warm-up counts in no number.
+The device is synchronized only at the ends of a window of steps, so that the host runs ahead as it does in training.
 """
 
 from __future__ import annotations
@@ -14,24 +13,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from reconv.batch import Batch
 from reconv.device import Device
-from reconv.trainer.protocols import TrainBatches
 
-WINDOW_S = 0.5  # what a window should last, where the number of its steps is not given
-MOST_STEPS = 100  # of a window whose steps are not counted by the caller
+WINDOW_S = 0.5  # the length of a window whose number of steps is not given
+MAX_STEPS = 100  # in such a window
 INPUT = "input"
 PARTS = ("forward", "backward", "optimizer", INPUT)
 
 Step = Callable[[int, Sequence[Batch]], object]
 
 
+class StepLoader(Protocol):
+    """A loader of the micro-batches of each step."""
+
+    def steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How much is measured; `steps` None: as many as make a window long enough."""
+class TimingConfig:
+    """How much is measured; `steps` per window, None: as many as make a window long enough."""
 
     windows: int = 7
     steps: int | None = None
@@ -39,16 +44,16 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class Timings:
     """The mean time of a step in each window."""
 
     step_s: tuple[float, ...]
     steps: int  # in each window
-    first_step_at_s: float  # time.time() when the first step was done
-    parts_s: dict[str, float]  # of one step, over all windows; empty where they cannot be told apart
+    first_step_at_s: float  # time.time() after the first step
+    parts_s: dict[str, float]  # of a step, mean over all windows; empty where they cannot be measured
 
     def step_ms(self) -> dict[str, float | None]:
-        """The contract's split of a step."""
+        """Median, 95th percentile and parts in milliseconds."""
         parts = {name: 1000 * self.parts_s[name] if self.parts_s else None for name in PARTS}
         return {"median": 1000 * self.median_s, "p95": 1000 * percentile(self.step_s, 95), **parts}
 
@@ -58,124 +63,122 @@ class Windows:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value below which so many percent lie, interpolated between neighbours."""
+    """The percentile of the values, interpolated linearly."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 @dataclass(slots=True)
-class Marks:
-    """The times of a step's parts: by the device's own clock on CUDA, by the host's on the CPU.
-
-    Other devices run behind the host and have no clock to ask here: their parts are not told apart.
-    """
+class StepTimer:
+    """Times the parts of a step: with CUDA events, or on the CPU with the host's clock; not on other devices."""
 
     device: Device
-    _taken: list[tuple[str, Callable[[], float]]] = field(default_factory=list)
-    _recorded: list[tuple[str, Callable[[], float]]] = field(default_factory=list)  # in a graph: of its last launch
+    _times: list[tuple[str, Callable[[], float]]] = field(default_factory=list)
+    _captured: list[tuple[str, Callable[[], float]]] = field(
+        default_factory=list
+    )  # in a CUDA graph: of its last replay
 
     @property
-    def can_tell(self) -> bool:
-        """Whether this device's parts can be timed."""
+    def can_measure(self) -> bool:
+        """Whether the parts of a step can be timed on this device."""
         return self.device.kind in ("cpu", "cuda")
 
-    def mark(self, name: str) -> AbstractContextManager[None]:
-        """Time what happens inside; waiting for input is the host's time on every device."""
-        if not self.can_tell:
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Time what runs inside; the wait for input is host time on every device."""
+        if not self.can_measure:
             return nullcontext()
-        return self._by_device(name) if self.device.kind == "cuda" and name != INPUT else self._by_host(name)
+        return self._device_time(name) if self.device.kind == "cuda" and name != INPUT else self._host_time(name)
 
     def clear(self) -> None:
-        """Forget what was taken so far."""
-        self._taken.clear()
+        """Drop all times so far."""
+        self._times.clear()
 
     @property
-    def has_recorded(self) -> bool:
-        """Whether parts are marked inside a graph, whose launches overwrite each other's times."""
-        return bool(self._recorded)
+    def has_captured(self) -> bool:
+        """Whether parts are timed inside a CUDA graph, where each replay overwrites the times of the one before."""
+        return bool(self._captured)
 
-    def take_recorded(self) -> None:
-        """Take the times of a graph's last launch, which the device must have finished."""
-        for name, spent_s in self._recorded:
-            taken_s = spent_s()
-            self._taken.append((name, lambda taken_s=taken_s: taken_s))  # type: ignore[misc]
+    def read_captured(self) -> None:
+        """Read the times of the last replay of a CUDA graph, which the device must have finished."""
+        for name, read_s in self._captured:
+            seconds = read_s()
+            self._times.append((name, lambda seconds=seconds: seconds))  # type: ignore[misc]
 
     def seconds(self, num_steps: int) -> dict[str, float]:
-        """The parts of one of so many steps; the device must have finished them."""
-        if not self.can_tell:
+        """The mean time of each part over so many steps, which the device must have finished."""
+        if not self.can_measure:
             return {}
         total_s = dict.fromkeys(PARTS, 0.0)
-        for name, spent_s in self._taken:
-            total_s[name] += spent_s()
-        return {name: spent_s / num_steps for name, spent_s in total_s.items()}
+        for name, read_s in self._times:
+            total_s[name] += read_s()
+        return {name: seconds / num_steps for name, seconds in total_s.items()}
 
     @contextmanager
-    def _by_device(self, name: str) -> Iterator[None]:
-        is_recorded = torch.cuda.is_current_stream_capturing()
-        began, ended = (torch.cuda.Event(enable_timing=True, external=is_recorded) for _ in range(2))
-        began.record()
+    def _device_time(self, name: str) -> Iterator[None]:
+        is_captured = torch.cuda.is_current_stream_capturing()
+        start, end = (torch.cuda.Event(enable_timing=True, external=is_captured) for _ in range(2))
+        start.record()
         yield
-        ended.record()
-        taken = self._recorded if is_recorded else self._taken
-        taken.append((name, lambda: began.elapsed_time(ended) / 1000))
+        end.record()
+        times = self._captured if is_captured else self._times
+        times.append((name, lambda: start.elapsed_time(end) / 1000))
 
     @contextmanager
-    def _by_host(self, name: str) -> Iterator[None]:
-        began_s = time.perf_counter()
+    def _host_time(self, name: str) -> Iterator[None]:
+        start_s = time.perf_counter()
         yield
-        spent_s = time.perf_counter() - began_s
-        self._taken.append((name, lambda: spent_s))
+        seconds = time.perf_counter() - start_s
+        self._times.append((name, lambda: seconds))
 
 
 def measure(
     step: Step,
-    batches: TrainBatches,
+    loader: StepLoader,
     device: Device,
-    wish: Wish,
-    marks: Marks,
-    agree: Callable[[int], int] = lambda num_steps: num_steps,
-) -> Windows:
-    """Warm up, then time whole windows of steps with their input; several processes `agree` on a window's steps."""
-    stream = batches.steps(0, sys.maxsize)
+    config: TimingConfig,
+    timer: StepTimer,
+    broadcast: Callable[[int], int] = lambda num_steps: num_steps,
+) -> Timings:
+    """Warm up, then time windows of steps with their input; with several ranks, rank 0 chooses the window's length."""
+    stream = loader.steps(0, sys.maxsize)
     number = 0
 
     def run(num_steps: int) -> float:
         nonlocal number
-        began_s = time.perf_counter()
+        start_s = time.perf_counter()
         for _ in range(num_steps):
-            with marks.mark(INPUT):
+            with timer.annotate(INPUT):
                 micro_batches = next(stream)
             step(number, micro_batches)
-            device.step_boundary()
             number += 1
         device.synchronize()
-        return time.perf_counter() - began_s
+        return time.perf_counter() - start_s
 
     run(1)
     first_step_at_s = time.time()
     last_s = 0.0
-    for _ in range(wish.warmup):
+    for _ in range(config.warmup):
         last_s = run(1)
-    num_steps = agree(wish.steps or max(1, min(MOST_STEPS, round(WINDOW_S / max(last_s, 1e-9)))))
-    marks.clear()
-    step_s = tuple(run(num_steps) / num_steps for _ in range(wish.windows))
-    parts_s = marks.seconds(num_steps * wish.windows)
-    if marks.has_recorded:  # one launch at a time, for the parts alone
-        marks.clear()
+    num_steps = broadcast(config.steps or max(1, min(MAX_STEPS, round(WINDOW_S / max(last_s, 1e-9)))))
+    timer.clear()
+    step_s = tuple(run(num_steps) / num_steps for _ in range(config.windows))
+    parts_s = timer.seconds(num_steps * config.windows)
+    if timer.has_captured:  # in separate steps, one replay at a time
+        timer.clear()
         for _ in range(num_steps):
             run(1)
-            marks.take_recorded()
-        parts_s |= {name: s for name, s in marks.seconds(num_steps).items() if name != INPUT}
-    return Windows(step_s, num_steps, first_step_at_s, parts_s)
+            timer.read_captured()
+        parts_s |= {name: s for name, s in timer.seconds(num_steps).items() if name != INPUT}
+    return Timings(step_s, num_steps, first_step_at_s, parts_s)
 
 
 def process_age_s() -> float | None:
-    """How long this process has lived; None where the system does not say."""
+    """Seconds since this process was started; None where the system does not say."""
     stat, uptime = Path("/proc/self/stat"), Path("/proc/uptime")
     if not stat.exists():
         return None
-    started_ticks = int(stat.read_text().rpartition(")")[2].split()[19])
-    return float(uptime.read_text().split()[0]) - started_ticks / os.sysconf("SC_CLK_TCK")
+    start_ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    return float(uptime.read_text().split()[0]) - start_ticks / os.sysconf("SC_CLK_TCK")

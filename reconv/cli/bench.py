@@ -1,8 +1,4 @@
-"""The verb `bench`: speed of training, of answers and of the loader.
-
-Owns the words about a result. Refuses to know how anything is measured. Invariant: `--json` holds every number that is
-printed; a number that is not known is printed as unknown, with the reason.
-"""
+"""`reconv bench`: speed of training, inference and data loading."""
 
 from __future__ import annotations
 
@@ -27,12 +23,12 @@ from reconv.cli.options import (
 from reconv.distributed.environment import read_launch_env
 from reconv.errors import UsageError
 
-LEAST_WINDOWS = 5
+MIN_WINDOWS = 5
 
 
 @click.group(cls=CommandGroup)
 def bench() -> None:
-    """Measure training, inference or the loader.
+    """Measure the speed of training, inference or data loading.
 
     \b
     Examples:
@@ -42,37 +38,53 @@ def bench() -> None:
     """
 
 
-@bench.command("train", cls=Command)
+@bench.command("train", cls=Command, renamed={"--peers": "--baselines"})
 @click.argument("recipe", shell_complete=complete_recipes)
 @click.option(
     "--input",
     "where",
     type=click.Choice(["device", "host", "real"]),
-    help="Made-up images lying on the device (default), made on the host, or the recipe's own data.",
+    help="Synthetic images on the device (default) or from the host, or the recipe's own data.",
 )
-@click.option("--data", metavar="DIR", type=click.Path(), help="Real data; means --input real.")
-@click.option("--compare", is_flag=True, help="Also the peers that are installed, on the same data.")
-@click.option("--peers", metavar="TEXT", help="Only the peer of this name, or those that hold it; means --compare.")
-@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch.")
-@click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="The same, counted on one device.")
-@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Decoding workers.")
+@click.option("--data", metavar="DIR", type=click.Path(), help="Real data; implies --input real.")
+@click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, on the same data.")
+@click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
+@click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size.")
+@click.option("--batch-per-device", metavar="N", type=click.IntRange(min=1), help="Batch size of one device.")
+@click.option("--workers", metavar="N", type=click.IntRange(min=0), help="Number of data loading workers.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option("--devices", metavar="N", type=click.IntRange(min=1), help="Processes on this machine, one a device.")
-@click.option("--nic", metavar="NAME|CIDR", help="The network between machines, as in eth1 or 10.0.0.0/16.")
-@click.option("--windows", metavar="N", type=click.IntRange(min=LEAST_WINDOWS), default=7, show_default=True)
 @click.option(
-    "--steps", metavar="N", type=click.IntRange(min=1), help="Of a window; else as many as last half a second."
+    "--devices", metavar="N", type=click.IntRange(min=1), help="Number of processes on this machine, one per device."
 )
-@click.option("--warmup", metavar="N", type=click.IntRange(min=0), default=5, show_default=True, help="Steps left out.")
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
-@click.option("--quiet", is_flag=True, help="Print the result only.")
+@click.option("--nic", metavar="NAME|CIDR", help="Network interface between machines, for example eth1 or 10.0.0.0/16.")
+@click.option(
+    "--windows",
+    metavar="N",
+    type=click.IntRange(min=MIN_WINDOWS),
+    default=7,
+    show_default=True,
+    help="Number of windows.",
+)
+@click.option(
+    "--steps", metavar="N", type=click.IntRange(min=1), help="Steps per window; default: half a second of them."
+)
+@click.option(
+    "--warmup",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    help="Steps before the first window.",
+)
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def train(
     recipe: str,
     where: str | None,
     data: str | None,
     compare: bool,
-    peers: str | None,
+    baselines: str | None,
     batch_size: int | None,
     batch_per_device: int | None,
     workers: int | None,
@@ -86,12 +98,11 @@ def train(
     quiet: bool,
     json_file: str | None,
 ) -> None:
-    """Measure real training steps of RECIPE: forward, loss, backward, optimizer, average.
+    """Measure training steps of RECIPE: forward, loss, backward, optimizer and EMA.
 
-    A window is some steps in a row; the median and the 95th percentile are over windows. The first step and the
-    warm-up count only in the time from the start of the process to the first step. With --devices, or started by
-    torchrun, mpirun or srun, also what one device reaches alone with the same samples, and what the reduction of
-    gradients takes.
+    Steps are timed in windows; median and 95th percentile are over windows. The warm-up is not part of a window. With
+    --devices, or when started by torchrun, mpirun or srun, one device alone and the gradient reduction are measured
+    too.
 
     \b
     Examples:
@@ -101,7 +112,7 @@ def train(
       reconv bench train resnet50 --data /imagenet --json result.json
     """
     if data is not None and where not in (None, "real"):
-        raise UsageError(f"--data is real data, --input {where} is made up", then="leave one of them out")
+        raise UsageError(f"--data is real data, and --input {where} is synthetic", then="leave one of them out")
     given = [
         batch_override(batch_size, batch_per_device, devices or read_launch_env().world_size),
         ("data.num_workers", workers, "--workers"),
@@ -109,13 +120,14 @@ def train(
     overrides = [override for override in given if override[1] is not None] + parse_settings(settings)
     start_kernel_compiler(device, devices)
 
-    from reconv.bench.baselines import find_peers
+    from reconv.bench.baselines import find_baselines
     from reconv.bench.bench_train import bench_train
-    from reconv.bench.timing import Wish
+    from reconv.bench.timing import TimingConfig
     from reconv.recipe.loader import load
 
-    compare = compare or peers is not None
-    found, missing = find_peers(load(recipe, overrides).recipe.model.name, peers or "") if compare else (None, [])
+    compare = compare or baselines is not None
+    model = load(recipe, overrides).recipe.model.name
+    found, missing = find_baselines(model, baselines or "") if compare else (None, [])
     result = bench_train(
         recipe,
         input="real" if data is not None or where == "real" else "host" if where == "host" else "device",
@@ -124,9 +136,9 @@ def train(
         device=device,
         devices=devices,
         nic=nic,
-        wish=Wish(windows, steps, warmup),
-        peers=found,
-        tell=_teller(quiet, json_file),
+        config=TimingConfig(windows, steps, warmup),
+        baselines=found,
+        log=_choose_log(quiet, json_file),
     )
     if read_launch_env().rank > 0:
         return
@@ -137,76 +149,90 @@ def train(
         click.echo("\n".join(train_lines(result, compare)))
 
 
-@bench.command("infer", cls=Command)
+@bench.command("infer", cls=Command, renamed={"--answers": "--iterations", "--peers": "--baselines"})
 @click.argument("target", metavar="RECIPE|RUN", shell_complete=complete_recipes)
-@click.option("--batches", metavar="N,N", help="Batch sizes; else 1, 2, 4 and so on to 256.")
-@click.option("--answers", metavar="N", type=click.IntRange(min=1), help="For each size; else about three seconds.")
+@click.option("--batches", metavar="N,N", help="Batch sizes; default: 1, 2, 4, ... 256.")
 @click.option(
-    "--compare", is_flag=True, help="Also the peers that are installed, eager and compiled, on the same images."
+    "--iterations",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Per batch size; default: about three seconds of them.",
 )
-@click.option("--peers", metavar="TEXT", help="Only the peer of this name, or those that hold it; means --compare.")
+@click.option("--compare", is_flag=True, help="Also measure torchvision and timm, if installed, eager and compiled.")
+@click.option("--baselines", metavar="NAME", help="Only baselines whose name contains NAME; implies --compare.")
 @click.option("--device", metavar="NAME", default="auto", show_default=True, help=DEVICE_HELP)
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
-@click.option("--quiet", is_flag=True, help="Print the result only.")
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def infer(
     target: str,
     batches: str | None,
-    answers: int | None,
+    iterations: int | None,
     compare: bool,
-    peers: str | None,
+    baselines: str | None,
     device: str,
     settings: tuple[str, ...],
     quiet: bool,
     json_file: str | None,
 ) -> None:
-    """Measure how fast the network of a recipe or a run answers, batch size by batch size.
+    """Measure inference of the network of a recipe or a run, by batch size.
 
-    Batch norms are folded into convolutions. On CUDA a convolution takes in the bias, sum and activation that follow
-    it, in the fastest of several forms, and all of an answer is launched as one graph; --set engine.compile=on has
-    torch's compiler do it instead. Images lie normalised on the device: reading and decoding are not measured here.
+    Batch norms are folded into convolutions. On CUDA, bias, addition and activation are fused into the convolutions
+    and the network runs as one CUDA graph; with --set engine.compile=on it is compiled by torch.compile instead.
+    Images are already normalized on the device: reading and decoding are not measured.
 
     \b
     Examples:
       reconv bench infer resnet50
       reconv bench infer runs/quickstart/1 --batches 1,8,64
       reconv bench infer resnet50 --set precision.mode=bf16 --json result.json
-      reconv bench infer resnet50 --batches 1,32 --peers "torchvision channels_last"
+      reconv bench infer resnet50 --batches 1,32 --baselines "torchvision channels_last"
     """
     sizes = _batch_sizes(batches)
 
-    from reconv.bench.bench_infer import BATCHES, bench_infer, find_others
+    from reconv.bench.bench_infer import BATCHES, bench_infer, find_inference_baselines
 
-    compare = compare or peers is not None
-    found, missing = find_others(target, parse_settings(settings), peers or "") if compare else ([], [])
+    compare, overrides = compare or baselines is not None, parse_settings(settings)
+    found, missing = find_inference_baselines(target, overrides, baselines or "") if compare else ([], [])
     result = bench_infer(
         target,
         batches=sizes or BATCHES,
-        overrides=parse_settings(settings),
+        overrides=overrides,
         device=device,
-        answers=answers,
-        peers=found,
-        tell=_teller(quiet, json_file),
+        iterations=iterations,
+        baselines=found,
+        log=_choose_log(quiet, json_file),
     )
     result["notes"] += missing
     if json_file is not None:
         emit_json(result, json_file)
         return
-    _print_answers(result)
-    if compare and not any(result["peers"].values()):
-        click.echo("no peer was measured")
+    _print_inference(result)
+    if compare and not any(result["baselines"].values()):
+        click.echo("no baseline was measured")
     click.echo("\n".join([*_roofline_lines(result), *result["notes"]]))
 
 
 @bench.command("data", cls=Command)
 @click.argument("recipe", default="resnet50", shell_complete=complete_recipes)
-@click.option("--data", metavar="DIR", type=click.Path(), envvar="DATA_DIR", help="The data set; else $DATA_DIR.")
-@click.option("--compare", is_flag=True, help="Also the ordinary pipeline: Pillow, RandomResizedCrop, flip.")
-@click.option("--workers", metavar="N", type=click.IntRange(min=1), help="Decoding workers; else the recipe's.")
-@click.option("--images", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Of a window.")
-@click.option("--windows", metavar="N", type=click.IntRange(min=LEAST_WINDOWS), default=5, show_default=True)
-@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; may be repeated.")
-@click.option("--quiet", is_flag=True, help="Print the result only.")
+@click.option("--data", metavar="DIR", type=click.Path(), envvar="DATA_DIR", help="The dataset; default: $DATA_DIR.")
+@click.option("--compare", is_flag=True, help="Also measure Pillow with torchvision's RandomResizedCrop and flip.")
+@click.option(
+    "--workers", metavar="N", type=click.IntRange(min=1), help="Number of data loading workers; default: the recipe's."
+)
+@click.option(
+    "--images", metavar="N", type=click.IntRange(min=1), default=256, show_default=True, help="Images per window."
+)
+@click.option(
+    "--windows",
+    metavar="N",
+    type=click.IntRange(min=MIN_WINDOWS),
+    default=5,
+    show_default=True,
+    help="Number of windows.",
+)
+@click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any recipe field; repeatable.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
 @json_option
 def data(
     recipe: str,
@@ -219,11 +245,11 @@ def data(
     quiet: bool,
     json_file: str | None,
 ) -> None:
-    """Measure the loader alone: files to batches of uint8 images, on one core and on all.
+    """Measure data loading alone: from files to batches of uint8 images, on one core and on all.
 
-    RECIPE says what becomes of an image; without it, a random part resized to 224 px and a flip. With --compare the
-    ordinary pipeline and ours make the same images in turn, on one core: from the data as they are, without
-    antialiasing and, where they are files, from packed copies of a window's images in a temporary folder.
+    RECIPE defines the augmentation; the default is RandomResizedCrop to 224 px and a flip. With --compare, a baseline
+    pipeline and ours make the same images alternately on one core: from the data as it is, without antialiasing, and
+    from packed copies of the images in a temporary folder.
 
     \b
     Examples:
@@ -231,9 +257,7 @@ def data(
       reconv bench data --data /imagenet --compare --json result.json
     """
     if data is None:
-        raise UsageError(
-            "bench data needs data", why="neither --data nor $DATA_DIR says where it is", then="--data DIR"
-        )
+        raise UsageError("bench data needs a dataset", why="neither --data nor $DATA_DIR is set", then="add --data DIR")
 
     from reconv.bench.bench_data import bench_data
 
@@ -245,18 +269,18 @@ def data(
         images=images,
         windows=windows,
         compare=compare,
-        tell=_teller(quiet, json_file),
+        log=_choose_log(quiet, json_file),
     )
     if json_file is not None:
         emit_json(result, json_file)
     else:
         click.echo("\n".join(data_lines(result)))
         if compare:
-            _print_ways(result)
+            _print_data_paths(result)
 
 
 def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
-    """The result of `bench train`, a line a matter."""
+    """The result of `bench train` as text."""
     from reconv.logging import formatting as fmt
 
     step_ms = result["step_ms"]
@@ -265,119 +289,120 @@ def train_lines(result: dict[str, Any], compare: bool) -> list[str]:
         for name in ("forward", "backward", "optimizer", "input")
     )
     startup_s = result["startup_s"]
-    said = [
+    lines = [
         f"{result['images_per_s']:,.1f} images/s at batch {result['batch']}, {result['image_size']} px, "
         f"{result['precision']}, input: {result['input']}",
         f"step {step_ms['median']:.2f} ms (median of {result['windows']} windows of {result['steps_per_window']} "
         f"steps), p95 {step_ms['p95']:.2f} ms",
         split,
         f"peak memory {fmt.size(result['peak_memory_bytes'])}; first step "
-        + ("at an unknown time" if startup_s is None else f"{startup_s:.1f} s after the start of the process"),
+        + ("at an unknown time" if startup_s is None else f"{startup_s:.1f} s after the process started"),
         *_roofline_lines(result),
     ]
     if result["scaling"] is not None:
-        said[1:1] = _scaling_lines(result)
-    if compare and not result["peers"]:
-        said.append("no peer was measured")
-    for name, peer in result["peers"].items():
-        said.append(
-            f"{name} ({peer['precision']}): {peer['images_per_s']:,.1f} images/s; ours is {peer['ratio']:.2f} x that"
+        lines[1:1] = _scaling_lines(result)
+    if compare and not result["baselines"]:
+        lines.append("no baseline was measured")
+    for name, baseline in result["baselines"].items():
+        lines.append(
+            f"{name} ({baseline['precision']}): {baseline['images_per_s']:,.1f} images/s; "
+            f"ours is {baseline['ratio']:.2f} x as fast"
         )
-    return [*said, *result["notes"]]
+    return [*lines, *result["notes"]]
 
 
 def _scaling_lines(result: dict[str, Any]) -> list[str]:
-    """What several devices give, and what their gradients take."""
+    """Weak scaling, and the cost of the gradient reduction."""
     from reconv.recipe.plan_text import count
 
     scaling, devices = result["scaling"], result["devices"]
-    way = scaling["reduce"] if scaling["compress"] == "off" else f"{scaling['reduce']}, {scaling['compress']}"
-    cut = count(scaling["buckets"], "bucket")
+    reduction = scaling["reduce"] if scaling["compress"] == "off" else f"{scaling['reduce']}, {scaling['compress']}"
+    buckets = count(scaling["buckets"], "bucket")
     return [
-        f"{devices} devices x {result['images_per_s_per_device']:,.1f} images/s; one alone with as many samples "
+        f"{devices} devices x {result['images_per_s_per_device']:,.1f} images/s; one device alone with the same batch "
         f"({result['batch_per_device']}): {scaling['alone_images_per_s']:,.1f}; weak scaling "
         f"{scaling['weak_scaling']:.3f}",
-        f"{scaling['gradient_bytes'] / 1e6:,.3g} MB of gradients a step in {cut} ({way}): "
-        f"{scaling['reduce_ms']:.2f} ms alone, {percent(scaling['reduce_share'])} of a step; not hidden "
-        f"{scaling['exposed_ms']:.2f} ms, {percent(scaling['exposed_share'])} (a step without them takes "
+        f"{scaling['gradient_bytes'] / 1e6:,.3g} MB of gradients per step in {buckets} ({reduction}): "
+        f"{scaling['reduce_ms']:.2f} ms alone, {percent(scaling['reduce_share'])} of a step; not overlapped "
+        f"{scaling['exposed_ms']:.2f} ms, {percent(scaling['exposed_share'])} (a step without reduction takes "
         f"{scaling['apart_step_ms']:.2f} ms)",
     ]
 
 
 def data_lines(result: dict[str, Any]) -> list[str]:
-    """The result of `bench data`, a line a matter."""
-    one, everyone = result["one_core"], result["all_cores"]
+    """The result of `bench data` as text."""
+    one, all_cores = result["one_core"], result["all_cores"]
     return [
         f"{one['images_per_s']:,.1f} images/s on one core ({one['lowest']:,.1f} to {one['highest']:,.1f} in "
         f"{one['windows']} windows of {result['images_per_window']} images; {result['jpeg_decoder']})",
-        f"{everyone['images_per_s']:,.1f} images/s with {result['workers']} workers ({everyone['lowest']:,.1f} to "
-        f"{everyone['highest']:,.1f}): {result['scaling']:.2f} x one core ({result['scaling_cpu']:.2f} x by processor "
+        f"{all_cores['images_per_s']:,.1f} images/s with {result['workers']} workers ({all_cores['lowest']:,.1f} to "
+        f"{all_cores['highest']:,.1f}): {result['scaling']:.2f} x one core ({result['scaling_cpu']:.2f} x by CPU "
         "time)",
-        "of an image on one core: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["stage_ms"].items()),
+        "time per image on one core: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in result["stage_ms"].items()),
     ]
 
 
-def _print_answers(result: dict[str, Any]) -> None:
-    """How the network answers at each batch size, and others beside it."""
-    how = ", compiled" if result["compiled"] else ", recorded" if result["recorded"] else ""
-    click.echo(f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded{how}")
+def _print_inference(result: dict[str, Any]) -> None:
+    """A table of our network and the baselines at each batch size."""
+    mode = ", torch.compile" if result["compiled"] else ", CUDA graph" if result["cuda_graph"] else ""
+    click.echo(f"{result['image_size']} px, {result['precision']}, {result['norms_folded']} norms folded{mode}")
 
     def row(name: str, row: dict[str, Any]) -> list[str]:
         latencies = [f"{row['latency_ms'][percentile]:.2f}" for percentile in ("p50", "p95", "p99")]
         ratio = f"{row['ratio']:.2f} x" if "ratio" in row else ""
-        return [str(row["batch"]), name, f"{row['images_per_s']:,.1f}", *latencies, str(row["answers"]), ratio]
+        return [str(row["batch"]), name, f"{row['images_per_s']:,.1f}", *latencies, str(row["iterations"]), ratio]
 
-    by_batch = [row("ours", own) for own in result["batches"]]
-    by_batch += [row(name, theirs) for name, found in result["peers"].items() for theirs in found]
-    by_batch.sort(key=lambda cells: int(cells[0]))
-    columns = ["batch", "network", "images/s", "p50 ms", "p95 ms", "p99 ms", "answers", "ours to it"]
-    if not any(result["peers"].values()):
-        by_batch = [[cells[0], *cells[2:-1]] for cells in by_batch]
+    rows = [row("ours", own) for own in result["batches"]]
+    rows += [row(name, measured) for name, found in result["baselines"].items() for measured in found]
+    rows.sort(key=lambda cells: int(cells[0]))
+    columns = ["batch", "network", "images/s", "p50 ms", "p95 ms", "p99 ms", "iterations", "our speedup"]
+    if not any(result["baselines"].values()):
+        rows = [[cells[0], *cells[2:-1]] for cells in rows]
         columns = [columns[0], *columns[2:-1]]
-    print_table(columns, by_batch)
+    print_table(columns, rows)
 
 
-def _print_ways(result: dict[str, Any]) -> None:
-    """The ordinary pipeline and every way of ours, on one core."""
-    from reconv.bench.data_paths import WORDS
+def _print_data_paths(result: dict[str, Any]) -> None:
+    """A table of the baseline and our data paths on one core."""
+    from reconv.bench.data_paths import DESCRIPTIONS
 
-    columns = ["one core", "images/s", "ratio", "lowest to highest", "by processor time", "grey levels apart"]
-    rows = [["the ordinary pipeline", f"{result['ordinary']['images_per_s']:,.1f}", "1.00 x", "", "1.00 x", ""]]
-    for name, way in result["paths"].items():
-        ratios = way["ratio_windows"]
+    columns = ["one core", "images/s", "speedup", "range", "by CPU time", "mean pixel difference"]
+    rows = [["baseline", f"{result['baseline']['images_per_s']:,.1f}", "1.00 x", "", "1.00 x", ""]]
+    for name, path in result["paths"].items():
+        ratios = path["ratio_windows"]
         rows.append(
             [
-                WORDS[name],
-                f"{way['images_per_s']:,.1f}",
-                f"{way['ratio']:.2f} x",
+                DESCRIPTIONS[name],
+                f"{path['images_per_s']:,.1f}",
+                f"{path['ratio']:.2f} x",
                 f"{min(ratios):.2f} to {max(ratios):.2f}",
-                f"{way['ratio_cpu']:.2f} x",
-                f"{way['mean_difference']:.3f}",
+                f"{path['ratio_cpu']:.2f} x",
+                f"{path['mean_difference']:.3f}",
             ]
         )
     print_table(columns, rows)
 
 
 def _roofline_lines(result: dict[str, Any]) -> list[str]:
-    """Operations, and what of the device's peak was reached."""
-    said = f"{result['flops_per_image'] / 1e9:,.3g} GFLOP an image ({result['flops_rule']})"
+    """FLOPs per image, and the utilization of the device."""
+    flops = f"{result['flops_per_image'] / 1e9:,.3g} GFLOPs per image ({result['flops_rule']})"
     if result["roofline_fraction"] is None:
-        return [f"{said}; share of the roofline unknown: {result['roofline_note']}"]
-    reached, share = result["flop_utilisation"], result["roofline_fraction"]
-    return [f"{said}; {100 * reached:.1f} % of the peak, {100 * share:.1f} % of the roofline"]
+        return [f"{flops}; roofline unknown: {result['roofline_note']}"]
+    peak, roofline = result["flop_utilization"], result["roofline_fraction"]
+    return [f"{flops}; {100 * peak:.1f} % of peak FLOPs, {100 * roofline:.1f} % of the roofline"]
 
 
-def _teller(quiet: bool, json_file: str | None) -> Callable[[str], None]:
-    """Prints what is going on, where a person reads along; a function that other processes can be handed."""
-    return _say_nothing if quiet or json_file is not None else click.echo
+def _choose_log(quiet: bool, json_file: str | None) -> Callable[[str], None]:
+    """Prints progress unless only the result is wanted; importable, so that other processes can use it."""
+    return _no_log if quiet or json_file is not None else click.echo
 
 
-def _say_nothing(text: str) -> None:
-    """The result is all that is wanted."""
+def _no_log(text: str) -> None:
+    """Discards what is logged."""
 
 
 def _batch_sizes(text: str | None) -> list[int]:
-    """`1,8,64` as numbers; none where nothing was given."""
+    """`1,8,64` as numbers; empty for None."""
     if text is None:
         return []
     words = text.split(",")

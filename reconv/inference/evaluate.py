@@ -12,8 +12,9 @@ from torch import nn
 
 from reconv.batch import Batch
 from reconv.inference.tta import average_views
+from reconv.precision import PrecisionPolicy
 from reconv.tasks.task import Metrics
-from reconv.trainer.protocols import PrecisionProtocol, Prepare
+from reconv.trainer.step import Preprocess
 
 AnyMetrics = TypeVar("AnyMetrics", bound=Metrics)
 
@@ -27,8 +28,8 @@ class InferenceStep:
     """From a batch on the device to the model's outputs: preprocessing, autocast, test-time augmentation."""
 
     model: nn.Module
-    preprocess: Prepare
-    precision: PrecisionProtocol
+    preprocess: Preprocess
+    precision: PrecisionPolicy
     tta: str = "none"
 
     def __call__(self, batch: Batch) -> tuple[Any, Batch]:

@@ -28,10 +28,10 @@ from reconv.inference.load_model import build_saved_model, find_weights, read_sa
 from reconv.metrics.coco_eval import INSTALL, has_coco_eval
 from reconv.precision.accumulate import to_accumulate_dtype
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build import loaders as build
-from reconv.trainer.build.datasets import open_datasets, part_of, refuse_unread_path
+from reconv.trainer.build.datasets import check_data_is_read, limit_samples, open_datasets
+from reconv.trainer.build.loaders import build_eval_loader, build_eval_preprocess
 from reconv.trainer.build.network import Network
-from reconv.trainer.build.task_builder import build_postprocess
+from reconv.trainer.build.task_builder import build_postprocess, build_task
 
 BATCH_SIZE = 64
 TOP_K = 5
@@ -163,7 +163,7 @@ class Predictor:
     @property
     def inference_step(self) -> InferenceStep:
         """From a batch on the device to the model's outputs."""
-        preprocess = build.eval_prepare(self.recipe, self.network)
+        preprocess = build_eval_preprocess(self.recipe, self.network)
         return InferenceStep(self.network.model, preprocess, self.network.precision, self.recipe.evaluate.tta)
 
     def predict(
@@ -203,14 +203,14 @@ class Predictor:
     ) -> EvalResult:
         """Evaluate on the whole validation set of `data`, else of the run's own data, or on `samples` images of it."""
         recipe, whole = self.recipe, validation_set(self.recipe, data)
-        dataset = part_of(whole, samples)
+        dataset = limit_samples(whole, samples)
         self._check_classes(dataset)
         if self.is_detector and not has_coco_eval():
             log(f"COCO metrics are not computed: {INSTALL}")
-        task = build.build_task(recipe, dataset, self.device)
+        task = build_task(recipe, dataset, self.device)
         bad = BadSamples(recipe.data.bad_images.limit, lambda bad: log(f"skipped {bad.path}: {bad.why}"))
         batch_size = batch_size or recipe.evaluate.batch_size
-        loader = build.eval_loader(recipe, dataset, self.device, batch_size, bad_samples=bad)
+        loader = build_eval_loader(recipe, dataset, self.device, batch_size, bad_samples=bad)
         metrics = evaluate(self.inference_step, task.metrics(), loader)
         return EvalResult(
             self.path,
@@ -286,7 +286,7 @@ def find_model(run: str | Path, best: bool, log: LogFunction) -> LocatedWeights:
 def validation_set(recipe: Recipe, data: str | Path | None) -> Dataset:
     """The whole validation set, even if the run evaluated on a part of it."""
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"num_samples": None})})
-    refuse_unread_path(recipe, data)
+    check_data_is_read(recipe, data)
     if data is not None:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": str(data)})})
     return open_datasets(recipe).val

@@ -24,8 +24,8 @@ from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build import loaders as build
-from reconv.trainer.build.datasets import Datasets, open_datasets, refuse_unread_path
+from reconv.trainer.build.datasets import Datasets, check_data_is_read, open_datasets
+from reconv.trainer.build.loaders import build_train_loader, sample_pipeline_maker
 
 _MAX_IMAGES = 128
 _DEFAULT_RECIPES = {
@@ -62,7 +62,7 @@ def show_batch(
     kind = data if is_built_in else _kind(detect(Path(data)))
     source: Override = ("data.source", data, "PATH") if is_built_in else ("data.path", data, "PATH")
     resolved = load(recipe or _DEFAULT_RECIPES.get(kind, _FALLBACK_RECIPE), [source, *overrides]).recipe
-    refuse_unread_path(resolved, None if is_built_in else data, "PATH")
+    check_data_is_read(resolved, None if is_built_in else data, "PATH")
     datasets = open_datasets(resolved)
     small = _with_small_batch(resolved, min(images, len(datasets.train)))
     train, val = _train_batch(small, datasets, step), _eval_batch(small, datasets, images)
@@ -97,7 +97,7 @@ def _train_batch(recipe: Recipe, datasets: Datasets, step: int) -> Batch:
     if step >= plan.total_steps:
         raise UsageError(f"there is no step {step}", why=f"with this batch size, a run has {plan.total_steps:,} steps")
     bad_samples = BadSamples(recipe.data.bad_images.limit)
-    loader = build.train_loader(recipe, plan, datasets.train, DataContext.on_host(), bad_samples)
+    loader = build_train_loader(recipe, plan, datasets.train, DataContext.on_host(), bad_samples)
     [micro_batches] = loader.steps(step, step + 1)
     prepare = TrainPreprocess(recipe.data.preprocess, recipe.augment, plan.num_classes, torch.float32)
     prepared = [prepare(batch, step) for batch in micro_batches]
@@ -115,7 +115,7 @@ def _eval_batch(recipe: Recipe, datasets: Datasets, images: int) -> Batch:
         len(subset),
         DataContext.on_host(),
         bad_samples=BadSamples(recipe.data.bad_images.limit),
-        make_pipeline=build.sample_pipeline_maker(recipe),
+        make_pipeline=sample_pipeline_maker(recipe),
     )
     [batch] = loader
     return EvalPreprocess(recipe.data.preprocess, torch.float32)(batch)

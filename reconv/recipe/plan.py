@@ -243,6 +243,12 @@ def with_micro(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
     return replace(smaller, lines=(*plan_lines(recipe, smaller), why))
 
 
+def with_gpu_share(recipe: Recipe, plan: Plan, share: float) -> Plan:
+    """The plan with the share of the training images that the GPU decodes."""
+    plan = replace(plan, gpu_share=share)
+    return replace(plan, lines=plan_lines(recipe, plan))
+
+
 def _steps_per_epoch(recipe: Recipe, facts: Facts) -> int:
     size = recipe.batch.size
     counted = min(facts.num_train, 1) * (recipe.data.epoch_samples or facts.num_train)

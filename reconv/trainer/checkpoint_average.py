@@ -1,8 +1,6 @@
-"""One set of weights from a run's checkpoints: at the end of a run that asks for it, or by command.
+"""Averaging the checkpoints of a run into one set of weights, at the end of training or by `reconv average`.
 
-Owns which checkpoints are taken and where the average goes. Refuses to know the arithmetic (checkpoint.average).
-Invariant: every checkpoint taken was checked in full, and the result does not depend on how often the run was
-interrupted.
+Every checkpoint is verified before it is averaged, and the result does not depend on how often a run was interrupted.
 """
 
 from __future__ import annotations
@@ -10,30 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from reconv.checkpoint import manifest
 from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights, uniform_weights
 from reconv.checkpoint.locate import EMA, MODEL, find_run
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, encode
-from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import CheckpointError, UsageError
 from reconv.io.atomic import disk_errors, write_atomic
-from reconv.logging.run_logger import RunLogger
 from reconv.recipe.loader import load
-from reconv.recipe.plan import Plan, averaging_window
-from reconv.recipe.schema import Recipe
+from reconv.recipe.plan import averaging_window
 from reconv.recipe.units import Duration
 from reconv.report.run_record import load_run_record
-from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.callbacks import Callback
+
+if TYPE_CHECKING:
+    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.training_run import TrainingRun
 
 AVERAGED = "averaged"
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
-    """Where the average lies and what went into it."""
+class AveragedWeights:
+    """An average of checkpoints and the file it is in."""
 
     path: Path
     steps: tuple[int, ...]
@@ -53,8 +52,8 @@ def average(
     decay: float = 0.99,
     weights: str = "raw",
     out: str | Path | None = None,
-) -> Averaged:
-    """Average the checkpoints that a run saved in its last epochs, steps or share, raw weights or EMA."""
+) -> AveragedWeights:
+    """Average the raw or EMA weights of the checkpoints of the last epochs, steps or percent of a run."""
     folder = find_run(run)
     store = CheckpointStore(folder.checkpoints)
     steps = _chosen_steps(folder, store, _duration(last))
@@ -62,47 +61,45 @@ def average(
     return _write(store, steps, target, kind, decay, EMA if weights == "ema" else MODEL)
 
 
-def average_at_end(
-    recipe: Recipe,
-    plan: Plan,
-    folder: RunDir,
-    process_group: ProcessGroup,
-    done: int,
-    evaluation: Evaluation,
-    logger: RunLogger,
-) -> dict[str, Any]:
-    """Average as the recipe says, score the result, and return what the summary should tell of it."""
-    if plan.average is None:
-        return {}
-    store, window = CheckpointStore(folder.checkpoints), plan.average
+@dataclass(frozen=True, slots=True)
+class CheckpointAveraging(Callback):
+    """After training, averages the last checkpoints as the recipe says and evaluates the result."""
 
-    def write() -> Averaged:
-        steps = [step for step in store.steps() if window.holds(step, done)]
-        return _write(
-            store, steps, folder.averaged, recipe.checkpoint_average.mode, recipe.checkpoint_average.decay, MODEL
-        )
+    run: TrainingRun
 
-    result = process_group.on_rank0(write)
-    logger.info(str(result), done)
-    told: dict[str, Any] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
-    if plan.evaluate is not None:
-        scored = evaluation.score_file(AVERAGED, result.path, done, done / plan.steps_per_epoch)
-        logger.log(scored)
-        told["metrics"] = dict(scored.metrics)
-    return {AVERAGED: told}
+    def on_fit_end(self, trainer: Trainer) -> None:
+        run, window, step = self.run, self.run.plan.average, trainer.counters.step
+        if window is None:
+            return
+        store, config = CheckpointStore(run.run_dir.checkpoints), run.recipe.checkpoint_average
+
+        def write() -> AveragedWeights:
+            steps = [saved for saved in store.steps() if window.holds(saved, step)]
+            return _write(store, steps, run.run_dir.averaged, config.mode, config.decay, MODEL)
+
+        result = run.process_group.on_rank0(write)
+        run.logger.info(str(result), step)
+        summary: dict[str, object] = {"path": result.path.name, "kind": result.kind, "steps": list(result.steps)}
+        if run.plan.evaluate is not None:
+            evaluation = trainer.evaluator.evaluate_file(AVERAGED, result.path, step)
+            run.logger.log(evaluation)
+            summary["metrics"] = dict(evaluation.metrics)
+        run.finalizer.fields[AVERAGED] = summary
 
 
-def _write(store: CheckpointStore, steps: Sequence[int], target: Path, kind: str, decay: float, part: str) -> Averaged:
+def _write(
+    store: CheckpointStore, steps: Sequence[int], target: Path, kind: str, decay: float, part: str
+) -> AveragedWeights:
     if kind not in ("mean", "exponential"):
-        raise UsageError(f"there is no average of kind {kind!r}", then="mean or exponential")
+        raise UsageError(f"unknown average {kind!r}", then="use mean or exponential")
     folders = [store.path(step) for step in steps]
     for folder in folders:
         manifest.verify(folder)
-    shares = uniform_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
-    tensors = average_checkpoints([folder / part for folder in folders], shares)
+    factors = uniform_weights(len(folders)) if kind == "mean" else exponential_weights(len(folders), decay)
+    tensors = average_checkpoints([folder / part for folder in folders], factors)
     with disk_errors(target):
         write_atomic(target, encode(tensors))
-    return Averaged(target, tuple(steps), kind)
+    return AveragedWeights(target, tuple(steps), kind)
 
 
 def _duration(last: str | Duration) -> Duration:
@@ -111,21 +108,23 @@ def _duration(last: str | Duration) -> Duration:
     except ValueError as error:
         raise UsageError(f"--last takes {error}, not {last!r}") from error
     if duration.unit == "min" or duration.value == 0:
-        raise UsageError(f"--last cannot be {duration}", then="epochs, steps or a share, as in 5ep, 1000step or 10%")
+        raise UsageError(
+            f"--last cannot be {duration}", then="use epochs, steps or percent, for example 5ep, 1000step or 10%"
+        )
     return duration
 
 
 def _chosen_steps(folder: RunDir, store: CheckpointStore, last: Duration) -> list[int]:
-    """The steps on disk that the run's own saving interval wrote within `last` of the newest."""
+    """The steps saved by the run's `save.every` within `last` of the newest."""
     present = store.steps()
     planned = load_run_record(folder.path).plan
     if not present or planned is None:
         raise CheckpointError(
-            "there is no checkpoint to average", where=str(folder.checkpoints), then="wait for the first save"
+            "the run has no checkpoint to average", where=str(folder.checkpoints), then="wait for its first checkpoint"
         )
     recipe = load(str(folder.recipe)).recipe
     window = averaging_window(recipe, int(planned.steps_per_epoch), planned.total_steps, last)
     if window is None or window.save.minutes is not None:
-        # CheckpointSaved by the clock or by hand: there is no interval to tell regular checkpoints from others.
+        # An interval in minutes does not tell regular checkpoints from others.
         return present
     return [step for step in present if window.holds(step, present[-1])]

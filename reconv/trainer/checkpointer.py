@@ -1,166 +1,181 @@
-"""The checkpoints of a run: what goes into one, what it says of itself, and which of them stay.
+"""The checkpoints of a run: when one is due, what it contains, and which are kept.
 
-Owns the one list of stateful parts. Refuses to know how files are written. Invariant: `restore` puts back what `parts`
-took; what is written is the state at the save, whatever training does meanwhile.
+A checkpoint holds the state at the call of `save`, whatever training does while it is written in the background.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.load_weights import load_weights
-from reconv.checkpoint.run_dir import BestCheckpoint, RunDir
+from reconv.checkpoint.run_dir import BestCheckpoint
 from reconv.checkpoint.store import CheckpointStore, SavedCheckpoint
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.device import Device
 from reconv.logging.events import CheckpointSaved
-from reconv.logging.run_logger import RunLogger
-from reconv.optim import ModelEma
-from reconv.recipe.plan import Plan
-from reconv.recipe.schema import Recipe
-from reconv.trainer.build.datasets import Datasets
-from reconv.trainer.build.network import Network
+from reconv.trainer.build.train_state import TrainState
 from reconv.trainer.oom import MicroBatchSize
-from reconv.trainer.trainer import Counters
+from reconv.trainer.progress import Counters
+
+if TYPE_CHECKING:
+    from reconv.trainer.training_run import TrainingRun
 
 
-@dataclass(frozen=True, slots=True)
 class Checkpointer:
-    """Writes a checkpoint, keeps the ones the recipe wants, and says so."""
+    """Saves checkpoints and deletes those that are no longer kept; `save` is called on all ranks, rank 0 writes."""
 
-    folder: RunDir
-    store: CheckpointStore
-    recipe: Recipe
-    plan: Plan
-    network: Network
-    optimizer: Any
-    average: ModelEma | None
-    about: Mapping[str, Any]  # what a checkpoint says of itself: classes, data, versions
-    metric: str
-    chosen_weights: str
-    logger: RunLogger
-    bad_samples: BadSamples
-    device: Device
-    writer: AsyncWriter
-    fitting: MicroBatchSize
+    def __init__(
+        self,
+        run: TrainingRun,
+        train_state: TrainState,
+        bad_samples: BadSamples,
+        micro_batch_size: MicroBatchSize,
+        writer: AsyncWriter,
+    ) -> None:
+        self._run = run
+        self._state = train_state
+        self._bad_samples = bad_samples
+        self._micro_batch_size = micro_batch_size
+        self._writer = writer
+        self._store = CheckpointStore(run.run_dir.checkpoints)
+        self._metadata = checkpoint_metadata(run, train_state)
+        self._last_save_s = time.monotonic()
+        self._due_by_clock = False
+        self.saved_step = run.restore_point.step
 
-    def __call__(self, counters: Counters, reason: str) -> None:
-        self.writer.wait()
+    def clock_is_due(self) -> bool:
+        """Whether an interval in minutes has passed on this rank."""
+        save = self._run.plan.save
+        return (
+            save is not None and save.minutes is not None and time.monotonic() - self._last_save_s >= 60 * save.minutes
+        )
+
+    def set_due_by_clock(self, due: bool) -> None:
+        """What the ranks have agreed on: whether an interval in minutes has passed on one of them."""
+        self._due_by_clock = due
+
+    def reason_to_save(self, step: int, *, is_last: bool, improved: bool) -> str:
+        """Why a checkpoint is due after `step` steps; empty if none is."""
+        plan = self._run.plan
+        if plan.save is None:
+            return ""
+        # With several ranks the agreement is one step old, and may date from before the last save.
+        due_by_clock = self._due_by_clock and (plan.world_size == 1 or step > self.saved_step + 1)
+        if is_last:
+            return "end"
+        if due_by_clock or plan.save.due(step, plan.total_steps):
+            return "interval"
+        if step in plan.keep_steps:
+            return "pinned"
+        return "best" if improved and self._run.recipe.save.keep_best else ""
+
+    def save(self, counters: Counters, reason: str) -> None:
+        """Save a checkpoint, in the background if the recipe allows it."""
+        if self._run.process_group.is_rank0:
+            self._save(counters, reason)
+        else:
+            self._state.optimizer.state_dict()  # a collective call where the optimizer is sharded
+        self.saved_step = counters.step
+        self._last_save_s = time.monotonic()
+
+    def poll(self) -> None:
+        """Log a background save that has ended, and raise its error if it failed."""
+        self._writer.wait(False)
+
+    def wait(self) -> None:
+        """Wait for the background save."""
+        self._writer.wait()
+
+    def _save(self, counters: Counters, reason: str) -> None:
+        self._writer.wait()
         start_s = time.perf_counter()
-        state = {
-            **self.about,
+        metadata = {
+            **self._metadata,
             "step": counters.step,
             "history": list(counters.history),
             "skipped": counters.skipped,
-            "micro_groups": self.fitting.most_groups,
-            "bad_images": self.bad_samples.state(counters.step),
+            "micro_groups": self._micro_batch_size.max_groups,
+            "bad_images": self._bad_samples.state(counters.step),
         }
-        step, best = counters.step, counters.best(self.metric, self.chosen_weights)
-        parts = snapshot(self.parts(), self.device)
-        copied_s = time.perf_counter() - start_s
+        step, best = counters.step, counters.best(self._state.task.metric, self._state.monitored_weights)
+        tensors = snapshot(self._state.state_dict(), self._run.device)
+        copy_s = time.perf_counter() - start_s
 
         def write() -> tuple[SavedCheckpoint, float]:
-            saved = self._write(step, parts(), state, best)
+            saved = self._write(step, tensors(), metadata, best)
             return saved, time.perf_counter() - start_s
 
-        def tell(written: tuple[SavedCheckpoint, float], waited_s: float) -> None:
+        def log(written: tuple[SavedCheckpoint, float], waited_s: float) -> None:
             saved, wall_s = written
-            relative = str(saved.path.relative_to(self.folder.path))
-            stall_s, write_s = copied_s + waited_s, wall_s - copied_s
-            self.logger.log(
-                CheckpointSaved(step, relative, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s)
+            path = str(saved.path.relative_to(self._run.run_dir.path))
+            stall_s, write_s = copy_s + waited_s, wall_s - copy_s
+            self._run.logger.log(
+                CheckpointSaved(step, path, saved.num_bytes, wall_s, reason, stall_s=stall_s, write_s=write_s)
             )
 
-        self.writer.submit(write, tell)
-        if not self.recipe.save.background:
-            self.writer.wait()
+        self._writer.submit(write, log)
+        if not self._run.recipe.save.background:
+            self._writer.wait()
 
     def _write(
         self,
         step: int,
-        parts: Mapping[str, Mapping[str, Tensor]],
-        state: Mapping[str, Any],
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        metadata: Mapping[str, Any],
         best: tuple[int, float] | None,
     ) -> SavedCheckpoint:
-        """Put a checkpoint on the disk; once it is whole, say which is the best and delete what is not kept."""
-        saved = self.store.save(step, parts, state)
+        saved = self._store.save(step, tensors, metadata)
         if best is not None:
-            self.folder.write_best(BestCheckpoint(best[0], self.metric, best[1], self.chosen_weights))
-        keep_best = best[0] if best is not None and self.recipe.save.keep_best else None
-        self.store.prune(self.recipe.save.keep_last, keep_best, self._pinned(step))
+            metric, weights = self._state.task.metric, self._state.monitored_weights
+            self._run.run_dir.write_best(BestCheckpoint(best[0], metric, best[1], weights))
+        config = self._run.recipe.save
+        keep_best = best[0] if best is not None and config.keep_best else None
+        self._store.prune(config.keep_last, keep_best, self._steps_to_keep(step))
         return saved
 
-    def take_part(self, counters: Counters, reason: str) -> None:
-        """What a process does that does not save: hand over its share of the optimizer's state, if it has one."""
-        self.optimizer.state_dict()
-
-    def _pinned(self, done: int) -> list[int]:
-        """The steps that must not be deleted: those the recipe pins, and those an average may still need."""
-        window = self.plan.average
-        averaged = [] if window is None else [s for s in self.store.steps() if window.holds(s, done)]
-        return [*self.plan.keep_steps, *averaged]
-
-    def parts(self) -> dict[str, dict[str, Tensor]]:
-        """Every stateful part of a run by the name of its file; the one list of them."""
-        parts = {"model": dict(self.network.model.state_dict())}
-        if self.average is not None:
-            parts["ema"] = self.average.state_dict()
-        scaler = {f"precision.{name}": value for name, value in self.network.precision.state_dict().items()}
-        parts["optimizer"] = {**self.optimizer.state_dict(), **scaler}
-        return parts
-
-    def restore(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Put a checkpoint's tensors back where `parts` took them from."""
-        load_weights(self.network.model, parts["model"], strict=True, source=str(self.store.folder))
-        if self.average is not None:
-            self.average.load_state_dict(parts["ema"])
-        prefix = "precision."
-        optimizer = {k: v for k, v in parts["optimizer"].items() if not k.startswith(prefix)}
-        self.optimizer.load_state_dict(optimizer)
-        self.network.precision.load_state_dict(
-            {k.removeprefix(prefix): v for k, v in parts["optimizer"].items() if k.startswith(prefix)}
-        )
+    def _steps_to_keep(self, step: int) -> list[int]:
+        """The steps that are never deleted: those the recipe names, and those to be averaged at the end."""
+        window = self._run.plan.average
+        averaged = [] if window is None else [s for s in self._store.steps() if window.holds(s, step)]
+        return [*self._run.plan.keep_steps, *averaged]
 
 
 def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Callable[[], dict[str, dict[str, Tensor]]]:
-    """Start to copy tensors as they are now to the host; call the result, in any thread, to wait for the copies."""
+    """Start copying tensors to the host as they are now; call the result, in any thread, to wait for the copies."""
     if any(tensor.device.type == "cpu" for part in parts.values() for tensor in part.values()):
-        device.synchronize()  # state kept on the host comes back to it by copies that nobody has waited for
+        device.synchronize()  # offloaded optimizer state comes back to the host by copies that may still be running
 
-    def taken(tensor: Tensor) -> Callable[[], Tensor]:
+    def copy(tensor: Tensor) -> Callable[[], Tensor]:
         if tensor.device.type != "cpu":
             return device.copy_to_host(tensor)
-        copy = tensor.detach().clone()
-        return lambda: copy
+        cloned = tensor.detach().clone()
+        return lambda: cloned
 
-    copies = {part: {name: taken(tensor) for name, tensor in tensors.items()} for part, tensors in parts.items()}
+    copies = {part: {name: copy(tensor) for name, tensor in tensors.items()} for part, tensors in parts.items()}
     return lambda: {part: {name: wait() for name, wait in waits.items()} for part, waits in copies.items()}
 
 
-def about_checkpoint(
-    recipe: Recipe, plan: Plan, sources: Datasets, device: Device, teacher: str | None = None
-) -> dict[str, Any]:
-    """What a checkpoint says of itself besides counters: enough to evaluate and predict without its run folder."""
+def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:
+    """What a checkpoint stores besides tensors and counters: enough to evaluate and predict without its run folder."""
+    plan, datasets = run.plan, run.datasets
     return {
         "format": 1,
-        "recipe": recipe.model_dump(mode="json"),
-        "class_names": list(sources.train.class_names),
-        **({"class_ids": list(sources.train.class_ids)} if isinstance(sources.train, DetectionDataset) else {}),
-        "data_fingerprint": sources.fingerprint(),
+        "recipe": run.recipe.model_dump(mode="json"),
+        "class_names": list(datasets.train.class_names),
+        **({"class_ids": list(datasets.train.class_ids)} if isinstance(datasets.train, DetectionDataset) else {}),
+        "data_fingerprint": datasets.fingerprint(),
         "total_steps": plan.total_steps,
         "threads": plan.threads,
         "decoder": plan.decoder,
         "gpu_share": plan.gpu_share,
-        "device": device.kind,
-        "teacher": teacher,  # what identifies the weights that were learned from
+        "device": run.device.kind,
+        "teacher": train_state.teacher_fingerprint,
         "versions": {"reconv": __version__, "torch": torch.__version__},
     }

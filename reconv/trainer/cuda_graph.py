@@ -1,88 +1,98 @@
-"""A whole step recorded once and launched again: what the host would do a thousand times costs one call.
+"""Training steps as CUDA graphs: the first steps run eagerly, later ones replay a captured graph.
 
-Owns which steps share a recording, and the places where a recording finds its batch and leaves its results. Refuses to
-know how a device records. Invariant: a launched recording computes what the plain step would, from the batch and the
-step's number alone; what it returned earlier is not overwritten.
+A replayed step computes what the eager one would, from the batch and the step's scalars alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.trainer.protocols import Captures
-from reconv.trainer.step import StepResult, StepScalars, TrainStep
+from reconv.trainer.step import StepResult, StepScalars
 
-WARM_STEPS = 3  # done plainly first: they make every tensor and choose every algorithm a recording must find
-MOST_RECORDINGS = 16  # kinds of steps; each holds the memory of its activations
+WARMUP_STEPS = 3  # eager steps first: they allocate every tensor and choose every algorithm that a capture must find
+MAX_GRAPHS = 16  # each keeps the memory of its activations
 
-Kind = tuple[object, ...]
+BatchShape = tuple[object, ...]
+RunStep = Callable[[StepScalars, Sequence[Batch]], StepResult]
+T = TypeVar("T")
+
+
+class GraphCapture(Protocol):
+    """A device that captures work and replays it as a whole."""
+
+    def run_on_stream(self, work: Callable[[], T]) -> T:
+        """Run work on the stream that is captured, so that a later capture finds everything it needs."""
+        ...
+
+    def capture(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Capture work without running it; returns its output tensors and the call that replays it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
-    """A captured step: where its values go in, how it is launched, where its results lie."""
+class _CapturedStep:
+    """A captured step with the tensors that hold its inputs and outputs."""
 
-    scalars: tuple[Tensor, Tensor, Tensor]  # those of the moment
+    scalars: tuple[Tensor, Tensor, Tensor]
     batches: tuple[Batch, ...]
     result: StepResult
-    launch: Callable[[], None]
+    replay: Callable[[], None]
 
-    def __call__(self, moment: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
-        for place, value in zip(self.scalars, (moment.step, moment.rate, moment.share), strict=True):
-            place.fill_(value)
-        for mine, theirs in zip(self.batches, micro_batches, strict=True):
-            for name, place in mine.tensors.items():
-                place.copy_(theirs[name], non_blocking=True)
-            mine.positions.copy_(theirs.positions, non_blocking=True)
-        self.launch()
-        return _copied(self.result)
+    def __call__(self, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
+        for tensor, value in zip(self.scalars, (scalars.step, scalars.lr, scalars.ema_weight), strict=True):
+            tensor.fill_(value)
+        for own, batch in zip(self.batches, micro_batches, strict=True):
+            for name, tensor in own.tensors.items():
+                tensor.copy_(batch[name], non_blocking=True)
+            own.positions.copy_(batch.positions, non_blocking=True)
+        self.replay()
+        return _cloned(self.result)
 
 
 @dataclass(slots=True)
-class CapturedStep:
-    """A plain step that is recorded after its first few times, one recording for each kind of batch."""
+class StepGraphs:
+    """One captured graph for each shape of batch."""
 
-    plain: TrainStep
-    device: Captures
-    _times: dict[Kind, int] = field(default_factory=dict)
-    _recordings: dict[Kind, _Recording] = field(default_factory=dict)
+    device: GraphCapture
+    _num_runs: dict[BatchShape, int] = field(default_factory=dict)
+    _captured: dict[BatchShape, _CapturedStep] = field(default_factory=dict)
 
-    def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
-        """Train on one global batch."""
-        kind = tuple(_kind(batch) for batch in micro_batches)
-        if kind not in self._recordings:
-            times = self._times[kind] = self._times.get(kind, 0) + 1
-            if times <= WARM_STEPS or len(self._recordings) == MOST_RECORDINGS:
-                return self.device.run_on_stream(lambda: self.plain(step, micro_batches))
-            self._recordings[kind] = self._record(step, micro_batches)
-        return self._recordings[kind](self.plain.moment(step), micro_batches)
+    def run(self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
+        """Run a step eagerly the first times it sees a shape of batch, then capture and replay it."""
+        shape = tuple(_shape(batch) for batch in micro_batches)
+        if shape not in self._captured:
+            num_runs = self._num_runs[shape] = self._num_runs.get(shape, 0) + 1
+            if num_runs <= WARMUP_STEPS or len(self._captured) == MAX_GRAPHS:
+                return self.device.run_on_stream(lambda: run_eager(scalars, micro_batches))
+            self._captured[shape] = self._capture(run_eager, scalars, micro_batches)
+        return self._captured[shape](scalars, micro_batches)
 
-    def _record(self, step: int, micro_batches: Sequence[Batch]) -> _Recording:
-        on = micro_batches[0].positions.device
+    def _capture(self, run_eager: RunStep, scalars: StepScalars, micro_batches: Sequence[Batch]) -> _CapturedStep:
+        device = micro_batches[0].positions.device
         batches = tuple(batch.map(torch.clone) for batch in micro_batches)
-        values = self.plain.moment(step)
-        scalars = (
-            torch.tensor(values.step, dtype=torch.int64, device=on),
-            torch.tensor(values.rate, dtype=torch.float64, device=on),
-            torch.tensor(values.share, dtype=torch.float64, device=on),
+        tensors = (
+            torch.tensor(scalars.step, dtype=torch.int64, device=device),
+            torch.tensor(scalars.lr, dtype=torch.float64, device=device),
+            torch.tensor(scalars.ema_weight, dtype=torch.float64, device=device),
         )
-        result, launch = self.device.capture(lambda: self.plain.run(StepScalars(*scalars), batches))
-        return _Recording(scalars, batches, result, launch)
+        result, replay = self.device.capture(lambda: run_eager(StepScalars(*tensors), batches))
+        return _CapturedStep(tensors, batches, result, replay)
 
 
-def _kind(batch: Batch) -> Kind:
-    """What a recording fixes of a batch: groups, and each tensor's name, shape, type and layout."""
+def _shape(batch: Batch) -> BatchShape:
+    """What a capture fixes: the groups, and each tensor's name, shape, dtype and strides."""
     described = ((name, t.shape, t.dtype, t.stride()) for name, t in sorted(batch.tensors.items()))
     return (batch.groups, *described)
 
 
-def _copied(result: StepResult) -> StepResult:
-    """The results in memory of their own: the next launch overwrites the recording's."""
+def _cloned(result: StepResult) -> StepResult:
+    """The result in memory of its own: the next replay overwrites that of the graph."""
     weight = result.weight.clone() if isinstance(result.weight, Tensor) else result.weight
     return replace(
         result,

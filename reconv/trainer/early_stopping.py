@@ -1,24 +1,45 @@
-"""Ending a run before its length: by a target, or when evaluations stop getting better.
+"""Early stopping: end a run when a metric reaches its target or stops improving.
 
-Owns the two rules. Refuses to know what is measured. Invariant: a pure function of the evaluations so far, so a
-resumed run ends where the run left alone does.
+The decision depends only on the evaluations so far, so a resumed run stops where an uninterrupted one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from reconv.recipe.schema import EarlyStoppingConfig
+from reconv.trainer.callbacks import Callback
+
+if TYPE_CHECKING:
+    from reconv.trainer.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyStopping:
-    """When to end; None: never for that reason."""
+class EarlyStopping(Callback):
+    """Stops at a target value, or after `patience` evaluations without improvement; None: never."""
 
     target: float | None = None
-    patience: int | None = None  # evaluations
+    patience: int | None = None
+
+    @classmethod
+    def from_config(cls, config: EarlyStoppingConfig) -> EarlyStopping:
+        return cls(
+            None if config.target == "off" else config.target, None if config.patience == "off" else config.patience
+        )
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.on_evaluate_end(trainer)
+
+    def on_evaluate_end(self, trainer: Trainer) -> None:
+        counters, evaluator = trainer.counters, trainer.evaluator
+        if counters.step < trainer.plan.total_steps and counters.evaluated_at(counters.step):
+            values = counters.values(evaluator.metric, evaluator.monitored_weights)
+            trainer.stop_reason = trainer.stop_reason or self.reason(evaluator.metric, values)
 
     def reason(self, metric: str, values: Sequence[float]) -> str:
-        """Why a run with these evaluations, in order, should end now; empty: it should not."""
+        """Why a run with these evaluations, in order, should stop now; empty if it should not."""
         if not values:
             return ""
         best = max(values)

@@ -1,7 +1,6 @@
-"""The evaluations of a run: each scores the raw weights and the averaged ones, over all processes.
+"""The evaluations of a run on its validation set.
 
-Owns that pass and the count of what it saw. Refuses to know how a score is computed. Invariant: each sample of the
-validation set is in the result exactly once, or known to be bad.
+Every sample counts once, whatever the batch size and the number of ranks; images that cannot be read are counted.
 """
 
 from __future__ import annotations
@@ -9,95 +8,88 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from reconv.checkpoint.load_weights import load_weights, read_weights
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
-from reconv.distributed.process_group import ProcessGroup
 from reconv.inference.evaluate import EvaluationStopped, InferenceStep, evaluate
 from reconv.logging.events import EvalFinished
 from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.metrics.topk import ClassificationMetrics
-from reconv.optim import ModelEma
 from reconv.tasks.task import Metrics
-from reconv.trainer.build.loaders import AnyTask
-from reconv.trainer.build.network import Network
-from reconv.trainer.protocols import Prepare
+from reconv.trainer.build.loaders import build_eval_preprocess
+from reconv.trainer.build.train_state import TrainState
+
+if TYPE_CHECKING:
+    from reconv.trainer.training_run import TrainingRun
 
 
-@dataclass(slots=True)
-class Evaluation:
-    """Scores the raw weights, and the averaged ones where there are some."""
+class Evaluator:
+    """Evaluates the weights of a run, and their EMA if there is one, on all ranks."""
 
-    network: Network
-    average: ModelEma | None
-    task: AnyTask
-    loader: EvalLoader
-    prepare: Prepare
-    num_samples: int
-    bad_samples: BadSamples
-    process_group: ProcessGroup
-    tta: str = "none"  # the views of an image whose answers are averaged
-    is_partial: bool = False  # not all of the validation set is scored
-    boundary: Callable[[], None] = lambda: None  # of the device
-    last: ClassificationMetrics | DetectionMetrics | None = None
-    last_weights: str = ""  # whose it is
+    def __init__(self, run: TrainingRun, train_state: TrainState, loader: EvalLoader, bad_samples: BadSamples) -> None:
+        self._run = run
+        self._state = train_state
+        self._loader = loader
+        self._bad_samples = bad_samples
+        self._preprocess = build_eval_preprocess(run.recipe, train_state.network)
+        self.metric = train_state.task.metric  # decides which checkpoint is best
+        self.monitored_weights = train_state.monitored_weights
+        self.is_partial = run.plan.num_val_left_out > 0
+        self.last_metrics: ClassificationMetrics | DetectionMetrics | None = None
+        self.last_weights = ""  # raw, ema or averaged
 
-    @property
-    def chosen_weights(self) -> str:
-        return "raw" if self.average is None else "ema"
-
-    def __call__(self, done: int, epoch: float, stop_requested: Callable[[], bool]) -> list[EvalFinished]:
-        results = [self._score("raw", self.network.model, done, epoch, stop_requested)]
-        if self.average is not None:
-            results.append(self._score("ema", self.average.model, done, epoch, stop_requested))
+    def evaluate(self, step: int, stop_requested: Callable[[], bool]) -> list[EvalFinished]:
+        """Evaluate after `step` steps; raises `EvaluationStopped` on all ranks if one was asked to stop."""
+        results = [self._evaluate("raw", self._state.network.model, step, stop_requested)]
+        if self._state.ema is not None:
+            results.append(self._evaluate("ema", self._state.ema.model, step, stop_requested))
         return results
 
-    def score_file(self, weights: str, path: Path, done: int, epoch: float) -> EvalFinished:
-        """Score other weights of this network, under the name they go by."""
-        model = copy.deepcopy(self.network.model).requires_grad_(False)
-        tensors = self.process_group.on_rank0(lambda: read_weights(path))
+    def evaluate_file(self, weights: str, path: Path, step: int) -> EvalFinished:
+        """Evaluate the weights in a file; `weights` is what the result calls them."""
+        model = copy.deepcopy(self._state.network.model).requires_grad_(False)
+        tensors = self._run.process_group.on_rank0(lambda: read_weights(path))
         load_weights(model, tensors, strict=True, source=str(path))
-        return self._score(weights, model, done, epoch, lambda: False)
+        return self._evaluate(weights, model, step, lambda: False)
 
-    def _score(
-        self, weights: str, model: nn.Module, done: int, epoch: float, stop_requested: Callable[[], bool]
-    ) -> EvalFinished:
+    def _evaluate(self, weights: str, model: nn.Module, step: int, stop_requested: Callable[[], bool]) -> EvalFinished:
         start_s = time.perf_counter()
-        evaluator = self.task.metrics()
+        run, task = self._run, self._state.task
+        metrics = task.metrics()
         was_stopped = False
         try:
-            step = InferenceStep(model, self.prepare, self.network.precision, self.tta)
-            evaluate(step, evaluator, self.loader.after(done), stop_requested, self.boundary)
+            precision = self._state.network.precision
+            inference_step = InferenceStep(model, self._preprocess, precision, run.recipe.evaluate.tta)
+            evaluate(inference_step, metrics, self._loader.after(step), stop_requested, run.device.step_boundary)
         except EvaluationStopped:
             was_stopped = True
-        self._meet(evaluator, was_stopped)
-        skipped = len(self.bad_samples.known("val"))
-        if evaluator.num_samples + skipped != self.num_samples:
-            raise AssertionError(f"evaluated {evaluator.num_samples} of {self.num_samples} samples")
-        self.last, self.last_weights = evaluator, weights
-        metrics = evaluator.compute()
-        wall_s = time.perf_counter() - start_s
+        self._merge_ranks(metrics, was_stopped)
+        skipped = len(self._bad_samples.known("val"))
+        if metrics.num_samples + skipped != run.plan.num_val:
+            raise AssertionError(f"evaluated {metrics.num_samples} of {run.plan.num_val} samples")
+        self.last_metrics, self.last_weights = metrics, weights
+        values = metrics.compute()
         return EvalFinished(
-            done,
-            epoch,
+            step,
+            step / run.plan.steps_per_epoch,
             weights,
-            metrics,
-            evaluator.num_samples,
-            wall_s,
+            values,
+            metrics.num_samples,
+            wall_s=time.perf_counter() - start_s,
             best=False,
             partial=self.is_partial,
             skipped=skipped,
         )
 
-    def _meet(self, evaluator: Metrics, was_stopped: bool) -> None:
-        """Put together what all processes have found; if one was asked to stop, all have stopped."""
-        if any(self.process_group.all_gather(was_stopped)):
+    def _merge_ranks(self, metrics: Metrics, was_stopped: bool) -> None:
+        process_group = self._run.process_group
+        if any(process_group.all_gather(was_stopped)):
             raise EvaluationStopped
-        self.bad_samples.sync()
-        if self.process_group.world_size > 1:
-            evaluator.merge(self.process_group.all_gather(evaluator.state()))
+        self._bad_samples.sync()
+        if process_group.world_size > 1:
+            metrics.merge(process_group.all_gather(metrics.state()))

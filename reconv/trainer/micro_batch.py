@@ -1,145 +1,138 @@
-"""The micro-batch of `batch.micro: auto`: the most samples of a device's share that one forward pass has memory for.
+"""The micro-batch of `batch.micro: auto`: the largest that fits into memory, chosen before the first step.
 
-Owns how it is found before the first step. Refuses to know how a step works, and what happens when memory runs out
-later (engine). Invariant: the global batch and its groups stay; all processes take the same; a run that goes on keeps
-what it had.
+The global batch and its groups stay as they are, all ranks take the same size, and a resumed run keeps its own.
 
-Where an error tells that memory is full, steps of a network that is thrown away afterwards are tried, upwards from
-what the plan would take. A host ends a process that takes too much: there it is counted what an image keeps, and
-nothing above the plan is taken, since larger passes are slower there (measured: ResNet-20 takes 1.8 times as long for
-512 images of 32 px at once as in four passes).
+On devices that raise an error when their memory is full, steps of a temporary network are tried, from the planned size
+upwards. A host kills a process that uses too much memory: there the activations are estimated instead, and nothing
+above the planned size is used, because larger passes are slower (measured: ResNet-20 takes 1.8 times as long for 512
+images of 32 px in one pass as in four).
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.device import is_out_of_memory
-from reconv.distributed.process_group import ProcessGroup
 from reconv.environment_checks import Machine, available_memory_bytes
-from reconv.errors import ResourceError
 from reconv.logging import formatting as fmt
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build import loaders as parts
-from reconv.trainer.build.network import build_recorder, is_network_compiled, kept_bytes
-from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step
-from reconv.trainer.oom import largest_that_fits
-from reconv.trainer.step import unmarked
-from reconv.trainer.trainer import Counters
+from reconv.trainer.build.loaders import build_bad_samples, build_train_loader
+from reconv.trainer.build.network import build_graph_capture, compiles_network, memory_estimate
+from reconv.trainer.build.train_state import build_train_state, build_train_step
 
-FULL = 0.9  # of a device's memory: the rest is for fragments, buckets and what evaluations keep
-FULL_IF_RECORDED = 0.45  # a recorded step has memory of its own beside that of the steps before it
-FREE_SHARE = 0.5  # of a host's free memory: others live there too
-BACKWARD = 1.25  # measured: peaks of ResNet-50 and MobileNetV2 grow by 1.2 times what is kept for gradients
-COPIES = 4  # of the weights: themselves, gradients, optimizer state, an average
+if TYPE_CHECKING:
+    from reconv.trainer.training_run import PreparedRun
+
+MAX_MEMORY_FRACTION = 0.9  # of the device: the rest is for fragmentation, gradient buckets and evaluation
+MAX_MEMORY_FRACTION_CAPTURED = 0.45  # a CUDA graph has its own memory pool beside that of the eager steps
+MAX_HOST_FRACTION = 0.5  # of the available host memory
+BACKWARD_FACTOR = 1.25  # measured: peaks of ResNet-50 and MobileNetV2 grow by 1.2 times the saved activations
+WEIGHT_COPIES = 4  # weights, gradients, optimizer state, EMA
+
+Run = TypeVar("Run", bound="PreparedRun")
 
 
-def settle_micro(job: TrainingRun, machine: Machine | None = None) -> TrainingRun:
-    """The job with the micro-batch that fits, or that it had before."""
-    recipe, plan, state = job.recipe, job.plan, job.point.state
-    if not is_open(recipe, plan):
-        return job
+def choose_micro_batch(run: Run, machine: Machine | None = None) -> Run:
+    """The run with a plan whose micro-batch fits into memory."""
+    recipe, plan, state = run.recipe, run.plan, run.restore_point.state
+    if not _can_change(recipe, plan):
+        return run
     if state:
-        kept = int(state.get("micro_groups", plan.micro_groups))
-        return job if kept == plan.micro_groups else replace(job, plan=_taken(recipe, plan, kept, "kept since before"))
+        return _with_micro_groups(run, int(state.get("micro_groups", plan.micro_groups)), "as before the resume")
     num_groups = len(plan.device_groups[0])
     choices = [k for k in range(1, num_groups + 1) if num_groups % k == 0]
     if recipe.parallel.reduce == "ordered" or len(choices) == 1:  # ordered: each pass is one group anyway
-        return job
-    if job.device.raises_oom:
-        found, why = _tried(job, choices)
+        return run
+    if run.device.raises_oom:
+        found, why = _try_sizes(run, choices)
     else:
-        found, why = _counted(job, choices, machine or Machine())
-    agreed = min(job.process_group.all_gather(found))
-    return job if agreed == plan.micro_groups else replace(job, plan=_taken(recipe, plan, agreed, why))
+        found, why = _estimate_size(run, choices, machine or Machine())
+    return _with_micro_groups(run, min(run.process_group.all_gather(found)), why)
 
 
-def out_of_memory(job: TrainingRun) -> ResourceError:
-    """What to say of a step that does not fit, and the size to type next: whole groups, or what saves memory in one."""
-    recipe, plan = job.recipe, job.plan
-    is_halved = (
-        recipe.batch.micro == "auto" and job.process_group.world_size == 1
-    )  # down to one group, before this came
-    if plan.micro_groups > 1 and not is_halved:
-        why = f"micro-batches of {plan.micro_batch} images do not fit"
-        then = f"smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
-    elif recipe.batch.group == "micro":
-        why = f"micro-batches of {plan.micro_batch} images do not fit"
-        then = (
-            f"smaller ones: --set batch.micro={max(1, plan.micro_batch // 2)} (they are groups: it changes batch norm)"
-        )
-    else:
-        why = f"a group of {min(plan.group, plan.micro_batch)} images does not fit, and groups are not cut"
-        saving = (
-            "" if recipe.memory.activation_checkpointing != "off" else "--set memory.activation_checkpointing=auto, or "
-        )
-        then = f"{saving}smaller groups: --set batch.group=N (it changes batch norm)"
-    return ResourceError("out of memory", where=job.device.describe(), why=why, then=then)
+def largest_that_fits(choices: Sequence[int], start: int, fits: Callable[[int], bool]) -> int:
+    """The largest of the ascending choices that fits, tried from `start` upwards, or downwards; else the smallest."""
+    index = choices.index(start)
+    if not fits(start):
+        return next((size for size in reversed(choices[:index]) if fits(size)), choices[0])
+    found = start
+    for size in choices[index + 1 :]:
+        if not fits(size):
+            break
+        found = size
+    return found
 
 
-def is_open(recipe: Recipe, plan: Plan) -> bool:
-    """Whether another micro-batch is the same run: it is not a group of its own, a part of one or a pipeline's."""
-    is_bound = recipe.batch.group == "micro" or recipe.parallel.pipeline_stages > 1 or plan.devices_per_group > 1
-    return recipe.batch.micro == "auto" and not is_bound
+def _can_change(recipe: Recipe, plan: Plan) -> bool:
+    """Whether the micro-batch is free: not where it is a batch norm group, a part of one, or fixed by a pipeline."""
+    is_fixed = recipe.batch.group == "micro" or recipe.parallel.pipeline_stages > 1 or plan.devices_per_group > 1
+    return recipe.batch.micro == "auto" and not is_fixed
 
 
-def _taken(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
+def _with_micro_groups(run: Run, num_groups: int, why: str) -> Run:
+    plan = run.plan
+    if num_groups == plan.micro_groups:
+        return run
     samples = min(num_groups, len(plan.device_groups[0])) * plan.group
-    return with_micro(recipe, plan, num_groups, f"batch.micro: auto takes {samples} samples at a time: {why}")
+    text = f"batch.micro: auto uses micro-batches of {samples} samples: {why}"
+    return replace(run, plan=with_micro(run.recipe, plan, num_groups, text))
 
 
-def _counted(job: TrainingRun, choices: list[int], machine: Machine) -> tuple[int, str]:
-    """The most, up to what is planned, by what an image keeps and the memory that is free; as planned if unknown."""
-    plan, free = job.plan, available_memory_bytes(machine)
-    known = kept_bytes(job.recipe, plan.num_classes, job.device)
-    if free is None or known is None or job.device.kind != "cpu":
+def _estimate_size(run: PreparedRun, choices: Sequence[int], machine: Machine) -> tuple[int, str]:
+    """The largest size up to the planned one whose estimate fits into the available host memory, and why."""
+    plan, available = run.plan, available_memory_bytes(machine)
+    estimate = memory_estimate(run.recipe, plan.num_classes, run.device)
+    if available is None or estimate is None or run.device.kind != "cpu":
         return plan.micro_groups, "as planned"
-    each, weights = int(BACKWARD * known[0]), COPIES * known[1]
-    room = int(FREE_SHARE * free / job.process_group.launch_env.local_world_size)
-    fitting = [k for k in choices if k <= plan.micro_groups and weights + k * plan.group * each <= room]
-    why = f"about {fmt.size(each)} each, where {fmt.size(room)} may be taken"
+    image_bytes, weight_bytes = int(BACKWARD_FACTOR * estimate[0]), WEIGHT_COPIES * estimate[1]
+    limit = int(MAX_HOST_FRACTION * available / run.process_group.launch_env.local_world_size)
+    fitting = [k for k in choices if k <= plan.micro_groups and weight_bytes + k * plan.group * image_bytes <= limit]
+    why = f"about {fmt.size(image_bytes)} per image, and {fmt.size(limit)} may be used"
     return max(fitting, default=choices[0]), why
 
 
-def _tried(job: TrainingRun, choices: list[int]) -> tuple[int, str]:
-    """By steps of a network that is thrown away; where there is nothing larger, a process alone can wait and see."""
-    start, is_alone = job.plan.micro_groups, job.process_group.world_size == 1
-    if is_alone and start == choices[-1]:
+def _try_sizes(run: PreparedRun, choices: Sequence[int]) -> tuple[int, str]:
+    """The largest size for which a step of a temporary network fits, and why."""
+    start, is_single = run.plan.micro_groups, run.process_group.world_size == 1
+    if is_single and start == choices[-1]:  # nothing larger to try, and a step that does not fit is repeated
         return start, "as planned"
-    if is_network_compiled(job.recipe, job.plan.num_classes, job.device):  # anew for each size: minutes
+    if compiles_network(run.recipe, run.plan.num_classes, run.device):  # every size would compile for minutes
         return start, "as planned"
-    return largest_that_fits(choices, start, lambda num_groups: _fits(job, num_groups)), "the most that fitted"
+    return largest_that_fits(choices, start, lambda num_groups: _fits(run, num_groups)), "the largest that fits"
 
 
-def _fits(job: TrainingRun, num_groups: int) -> bool:
-    """Whether one step of this device alone, in passes of so many groups, leaves some memory free."""
-    plan = with_micro(job.recipe, job.plan.one_device(), num_groups, "")
-    alone = replace(job, plan=plan, process_group=ProcessGroup.single())
-    share = FULL if build_recorder(job.recipe, job.device, job.process_group) is None else FULL_IF_RECORDED
+def _fits(run: PreparedRun, num_groups: int) -> bool:
+    """Whether one step on this device alone, with micro-batches of so many groups, leaves enough memory free."""
+    is_captured = build_graph_capture(run.recipe, run.device, run.process_group) is not None
+    limit = MAX_MEMORY_FRACTION_CAPTURED if is_captured else MAX_MEMORY_FRACTION
+    single = run.on_one_device()
+    single = replace(single, plan=with_micro(run.recipe, single.plan, num_groups, ""))
     try:
-        _step_once(alone)
-        return job.device.peak_memory_bytes() <= share * job.device.total_memory_bytes()
+        _run_one_step(single)
+        return run.device.peak_memory_bytes() <= limit * run.device.total_memory_bytes()
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     finally:
-        gc.collect()  # a network and what runs it refer to each other
-        job.device.release_memory()
+        gc.collect()  # the temporary network is part of reference cycles
+        run.device.release_memory()
     return False
 
 
-def _step_once(job: TrainingRun) -> None:
-    """The first step of a job, of which nothing is kept."""
-    logger = RunLogger()  # the run itself will log the same
-    learner = build_learner(job, logger)
-    step = build_step(job, learner, Counters(step=1), logger, unmarked)
-    bad_samples = parts.build_bad_samples(job.recipe, {}, logger, job.process_group)
-    context = DataContext(BlockingTransfer(job.device.move))
-    [batches] = parts.train_loader(job.recipe, job.plan, job.sources.train, context, bad_samples).steps(0, 1)
-    step(0, batches)
-    job.device.synchronize()
+def _run_one_step(run: PreparedRun) -> None:
+    logger = RunLogger()  # silent: the run will log the same again
+    train_state = build_train_state(run, logger)
+    step = build_train_step(run, train_state, logger)
+    bad_samples = build_bad_samples(run.recipe, {}, logger, run.process_group)
+    context = DataContext(BlockingTransfer(run.device.move))
+    loader = build_train_loader(run.recipe, run.plan, run.datasets.train, context, bad_samples)
+    [micro_batches] = loader.steps(0, 1)
+    step(0, micro_batches)
+    run.device.synchronize()

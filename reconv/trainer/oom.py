@@ -1,83 +1,84 @@
-"""A step that fits: the largest micro-batch is looked for, and one that does not fit is halved and the step done again.
+"""Out of memory: a step is repeated with smaller micro-batches, and the error says what to change.
 
-Owns the search and the halving. Refuses to know devices and batches' meaning. Invariant: the global batch and its
-groups stay, a micro-batch is a whole number of groups, and a step that ran out of memory has changed nothing before it
-is done again.
+The global batch and its groups stay as they are; a micro-batch is always a whole number of groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from reconv.batch import Batch
-from reconv.trainer.protocols import Layers, OptimizerProtocol
-from reconv.trainer.step import UPDATING, StepResult
+from reconv.device import is_out_of_memory
+from reconv.errors import ResourceError
+from reconv.trainer.step import UPDATE_STARTED, StepResult, TrainStep
 
-
-class _Step(Protocol):
-    def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult: ...
+if TYPE_CHECKING:
+    from reconv.trainer.training_run import PreparedRun
 
 
 @dataclass(slots=True)
 class MicroBatchSize:
-    """How many groups fit into one forward pass, as far as is known; a checkpoint tells the next start."""
+    """The largest micro-batch known to fit, in groups; saved in checkpoints."""
 
-    most_groups: int
+    max_groups: int
 
     def halve(self, tried: int) -> None:
-        """Take half of the groups that were tried, or what is nearest below it and divides them.
+        """Take half of the groups that were tried, or the next smaller number that divides them.
 
-        Parts of parts are then cut where the whole would be, so that a run that goes on adds in the same order.
+        Splitting again then splits at the same places, so a resumed run adds gradients in the same order.
         """
-        self.most_groups = next(size for size in range(tried // 2, 0, -1) if tried % size == 0)
-
-
-def largest_that_fits(choices: Sequence[int], start: int, fits: Callable[[int], bool]) -> int:
-    """The largest of the rising choices that fits, looked for from one of them; where none does, the smallest."""
-    at = choices.index(start)
-    if not fits(start):
-        return next((size for size in reversed(choices[:at]) if fits(size)), choices[0])
-    found = start
-    for size in choices[at + 1 :]:
-        if not fits(size):
-            break
-        found = size
-    return found
+        self.max_groups = next(size for size in range(tried // 2, 0, -1) if tried % size == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class OomRetry:
-    """A step whose micro-batches may be halved."""
+    """Repeats a step that ran out of memory with micro-batches of half the size."""
 
-    step: _Step
-    fitting: MicroBatchSize
-    layers: Layers
-    optimizer: OptimizerProtocol
-    is_out_of_memory: Callable[[BaseException], bool]
-    release: Callable[[], None]  # gives back what the device holds in reserve
-    tell: Callable[[int, str], None]
+    micro_batch_size: MicroBatchSize
+    release_memory: Callable[[], None]  # returns the allocator's cached memory to the device
+    warn: Callable[[str, int], None]  # text, step
 
-    def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
-        """Train on one global batch."""
+    def run(self, train_step: TrainStep, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+        """Run the step, with smaller and smaller micro-batches until it fits."""
         while True:
-            cut = self._cut(micro_batches)
+            split = self._split(micro_batches)
             try:
-                return self.step(step, cut)
+                return train_step.execute(step, split)
             except Exception as error:
-                most = max(len(part.groups) for part in cut)
-                is_whole = UPDATING not in getattr(error, "__notes__", ())
-                if not (self.is_out_of_memory(error) and is_whole and most > 1):
+                num_groups = max(len(batch.groups) for batch in split)
+                can_repeat = UPDATE_STARTED not in getattr(error, "__notes__", ())
+                if not (is_out_of_memory(error) and can_repeat and num_groups > 1):
                     raise
-            # Out of the handler: the error's traceback holds the activations that did not fit.
-            before = max(len(part) for part in cut)
-            self.fitting.halve(most)
-            self.layers.discard()
-            self.optimizer.zero_grad()
-            self.release()
-            after = max(len(part) for part in self._cut(micro_batches))
-            self.tell(step, f"out of memory: micro-batches of {before} are halved to {after}; the step is done again")
+            # Outside the handler: the traceback of the error holds the activations that did not fit.
+            before = max(len(batch) for batch in split)
+            self.micro_batch_size.halve(num_groups)
+            train_step.reset()
+            self.release_memory()
+            after = max(len(batch) for batch in self._split(micro_batches))
+            self.warn(f"out of memory with micro-batches of {before}: repeating the step with {after}", step)
 
-    def _cut(self, micro_batches: Sequence[Batch]) -> list[Batch]:
-        return [part for batch in micro_batches for part in batch.split(self.fitting.most_groups)]
+    def _split(self, micro_batches: Sequence[Batch]) -> list[Batch]:
+        return [part for batch in micro_batches for part in batch.split(self.micro_batch_size.max_groups)]
+
+
+def out_of_memory_error(run: PreparedRun) -> ResourceError:
+    """The error for a run that does not fit, with the largest micro-batch to try next."""
+    recipe, plan = run.recipe, run.plan
+    # With one process `auto` has already tried every size down to one group.
+    is_smallest = recipe.batch.micro == "auto" and run.process_group.world_size == 1
+    if plan.micro_groups > 1 and not is_smallest:
+        why = f"micro-batches of {plan.micro_batch} images do not fit"
+        then = f"use smaller ones, also with --resume: --set batch.micro={plan.micro_groups // 2 * plan.group}"
+    elif recipe.batch.group == "micro":
+        why = f"micro-batches of {plan.micro_batch} images do not fit"
+        smaller = max(1, plan.micro_batch // 2)
+        then = f"use smaller ones: --set batch.micro={smaller} (each is a batch norm group: results change)"
+    else:
+        why = f"a batch norm group of {min(plan.group, plan.micro_batch)} images does not fit, and groups are not split"
+        saving = (
+            "" if recipe.memory.activation_checkpointing != "off" else "--set memory.activation_checkpointing=auto, or "
+        )
+        then = f"{saving}smaller groups: --set batch.group=N (results change)"
+    return ResourceError("out of memory", where=run.device.describe(), why=why, then=then)

@@ -1,8 +1,6 @@
-"""A trace of some steps: what the operators did when, for a timeline viewer, and where the steps' time went.
+"""Profiling of some training steps: a trace for timeline viewers and a table of where the time went.
 
-Owns the profiler and the arithmetic of its table. Refuses to know what a step does: it wraps the step and the stream
-of batches from outside, and the step names its own parts through `mark`. Invariant: no number of the run depends on
-whether it is traced; outside the range nothing is measured.
+Profiling changes no result, and steps outside the range are not measured.
 """
 
 from __future__ import annotations
@@ -12,71 +10,97 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from reconv.batch import Batch
+from reconv.device import Device
+from reconv.errors import UsageError
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.protocols import DeviceProtocol, TrainBatches
+from reconv.recipe.plan import Plan
+from reconv.recipe.schema import Recipe
+from reconv.trainer.callbacks import Callback
 from reconv.trainer.step import StepResult
-from reconv.trainer.trainer import Step
+
+if TYPE_CHECKING:
+    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.training_run import TrainingRun
 
 DATA_WAIT = "data wait"
-NUM_OPERATORS = 10
+MAX_OPERATORS = 10
+_NO_STEPS = (0, 0)  # steps count from 1
+
+
+def check_profile_range(recipe: Recipe, plan: Plan) -> None:
+    """Refuse to profile steps that the run will not reach."""
+    if recipe.profile != "off" and recipe.profile[1] > plan.total_steps:
+        raise UsageError(
+            f"step {recipe.profile[1]} cannot be profiled",
+            where="profile",
+            why=f"the run has {plan.total_steps:,} steps",
+            then=f"--profile {max(1, plan.total_steps - 3)},{plan.total_steps}",
+        )
 
 
 @dataclass(slots=True)
-class StepProfiler:
-    """Steps `first` to `last`, counted from 1 and both included, traced into a file."""
+class StepProfiler(Callback):
+    """Profiles steps `first` to `last`, counted from 1 and both included."""
 
     first: int
     last: int
-    folder: Path
-    device: DeviceProtocol
+    out_dir: Path
+    device: Device
     logger: RunLogger
-    paused: Callable[[], AbstractContextManager[Any]] = nullcontext  # what the trace itself costs is not the step's
+    paused: Callable[[], AbstractContextManager[Any]] = nullcontext  # keeps the profiler's own cost out of step times
     _profiler: Any = None
-    _began_s: float = 0.0
-    _from_step: int = 0
+    _start_s: float = 0.0
+    _first_step: int = 0
     _last_step: int = 0
+    _data_wait: AbstractContextManager[None] | None = None
     _parts: list[tuple[str, Callable[[], float]]] = field(default_factory=list)
 
-    def mark(self, name: str) -> AbstractContextManager[None]:
-        """Name what happens inside, while a traced step runs."""
+    @classmethod
+    def for_run(cls, run: TrainingRun) -> StepProfiler:
+        """The profiler a recipe asks for; with `profile: off` it never starts."""
+        first, last = _NO_STEPS if run.recipe.profile == "off" else run.recipe.profile
+        step = run.restore_point.step
+        if (first, last) != _NO_STEPS and last <= step:
+            run.logger.warning(f"nothing is profiled: steps {first} to {last} are already done", step)
+        return cls(first, last, run.run_dir.path / "traces", run.device, run.logger, run.clock.paused)
+
+    def annotate(self, name: str) -> AbstractContextManager[None]:
+        """Name and time what runs inside, while a step is profiled."""
         return self._timed(name) if self._profiler is not None else nullcontext()
 
-    def batches(self, inner: TrainBatches) -> TrainBatches:
-        """The same stream; waiting for the batches of traced steps is measured."""
-        return _TracedBatches(inner, self)
-
-    def step(self, inner: Step) -> Step:
-        """The same step; the profiler ends after the last one of the range."""
-
-        def traced(step: int, micro_batches: Sequence[Batch]) -> StepResult:
-            result = inner(step, micro_batches)
-            if self._profiler is not None:
-                self._last_step = step + 1
-                if step + 1 == self.last:
-                    self.close()
-            return result
-
-        return traced
-
-    def fetching(self, step: int) -> None:
-        """The batches of a step (counted from 0) are about to be asked for."""
+    def on_fetch_start(self, trainer: Trainer, step: int) -> None:
         if self._profiler is None and self.first <= step + 1 <= self.last:
-            self._from_step = step + 1
+            self._first_step = step + 1
             with self.paused():
                 self._start()
+        self._data_wait = self.annotate(DATA_WAIT)
+        self._data_wait.__enter__()
 
-    def close(self) -> None:
-        """End the trace, if one is under way, and write what it holds; harmless when called twice."""
+    def on_fetch_end(self, trainer: Trainer, step: int) -> None:
+        assert self._data_wait is not None
+        self._data_wait.__exit__(None, None, None)
+
+    def on_step_end(self, trainer: Trainer, step: int, result: StepResult, micro_batches: Sequence[Batch]) -> None:
+        if self._profiler is not None:
+            self._last_step = step + 1
+            if step + 1 == self.last:
+                self.stop()
+
+    def close(self, trainer: Trainer) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Write the trace and the table of what was profiled, if anything was."""
         try:
             with self.paused():
                 self._finish()
-        except OSError as error:  # a full disk must not end the run that is measured
+        except OSError as error:  # a full disk must not end the run that is profiled
             self.logger.warning(f"the trace could not be written: {error}", self._last_step)
 
     def _finish(self) -> None:
@@ -84,17 +108,17 @@ class StepProfiler:
         if profiler is None:
             return
         self.device.synchronize()
-        wall_s = time.perf_counter() - self._began_s
+        wall_s = time.perf_counter() - self._start_s
         profiler.stop()
-        num_steps = self._last_step - self._from_step + 1
+        num_steps = self._last_step - self._first_step + 1
         if num_steps <= 0:
-            return  # stopped before the first traced step was done
-        self.folder.mkdir(parents=True, exist_ok=True)
-        name = f"steps-{self._from_step}-{self._last_step}"
-        profiler.export_chrome_trace(str(self.folder / f"{name}.json"))
+            return  # training ended before the first profiled step did
+        self.out_dir.mkdir(parents=True, exist_ok=True)
+        name = f"steps-{self._first_step}-{self._last_step}"
+        profiler.export_chrome_trace(str(self.out_dir / f"{name}.json"))
         text = "\n".join(self._table(profiler, wall_s, num_steps))
-        (self.folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
-        where = self.folder / f"{name}.json"
+        (self.out_dir / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+        where = self.out_dir / f"{name}.json"
         self.logger.info(f"{text}\ntrace: {where} (open it in https://ui.perfetto.dev)", self._last_step)
 
     def _start(self) -> None:
@@ -106,33 +130,33 @@ class StepProfiler:
         profiler.start()
         self._profiler = profiler
         self._parts.clear()
-        self._began_s = time.perf_counter()
+        self._start_s = time.perf_counter()
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         with record_function(name):
-            # Waiting for data is the host's time; the rest is the device's, read from its own clock so that the
-            # host is never made to wait and the trace shows the step as it is.
+            # The wait for data is host time. The rest is device time, read from CUDA events so that the host does not
+            # synchronize and the trace shows the step as it normally runs.
             if self.device.kind == "cuda" and name != DATA_WAIT:
-                began, ended = (torch.Event("cuda", enable_timing=True) for _ in range(2))
-                began.record()
+                start, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+                start.record()
                 yield
-                ended.record()
-                self._parts.append((name, lambda: began.elapsed_time(ended) / 1000))
+                end.record()
+                self._parts.append((name, lambda: start.elapsed_time(end) / 1000))
             else:
-                began_s = time.perf_counter()
+                start_s = time.perf_counter()
                 yield
-                spent_s = time.perf_counter() - began_s
+                spent_s = time.perf_counter() - start_s
                 self._parts.append((name, lambda: spent_s))
 
     def _table(self, profiler: Any, wall_s: float, num_steps: int) -> list[str]:
-        """Where the steps' time went: their parts, then the operators that took most."""
+        """The time of the parts of a step, then of the operators that took most."""
         parts: dict[str, float] = {}
         for name, read_s in self._parts:
             parts[name] = parts.get(name, 0.0) + read_s()
         rest_s = wall_s - sum(parts.values())
         rows = [*parts.items(), ("everything else", max(0.0, rest_s))]
-        steps = f"step {self._from_step}" if num_steps == 1 else f"steps {self._from_step} to {self._last_step}"
+        steps = f"step {self._first_step}" if num_steps == 1 else f"steps {self._first_step} to {self._last_step}"
         on_device = self.device.kind == "cuda"
         lines = [f"{steps}: {1000 * wall_s / num_steps:.2f} ms a step"]
         lines += [_row(name, spent_s, wall_s, num_steps) for name, spent_s in rows]
@@ -142,7 +166,7 @@ class StepProfiler:
         lines.append(f"operators by {where} time, {1000 * total_s / num_steps:.2f} ms a step in all:")
         lines += [
             f"{_row(name, spent_s, total_s, num_steps)}  x {calls / num_steps:g}"
-            for name, spent_s, calls in found[:NUM_OPERATORS]
+            for name, spent_s, calls in found[:MAX_OPERATORS]
         ]
         return lines
 
@@ -153,24 +177,10 @@ def _row(name: str, spent_s: float, total_s: float, num_steps: int) -> str:
 
 
 def _operators(profiler: Any, parts: set[str], on_device: bool) -> list[tuple[str, float, int]]:
-    """Operators by the time spent in themselves, the greatest first: name, seconds, calls."""
+    """Operators by self time, largest first: name, seconds, calls."""
     found = [
         (str(e.key), (e.self_device_time_total if on_device else e.self_cpu_time_total) / 1e6, int(e.count))
         for e in profiler.key_averages()
         if e.key not in parts
     ]
     return sorted((o for o in found if o[1] > 0), key=lambda operator: -operator[1])
-
-
-@dataclass(frozen=True, slots=True)
-class _TracedBatches:
-    inner: TrainBatches
-    trace: StepProfiler
-
-    def steps(self, start: int, stop: int) -> Iterator[Sequence[Batch]]:
-        stream = self.inner.steps(start, stop)
-        for step in range(start, stop):
-            self.trace.fetching(step)
-            with self.trace.mark(DATA_WAIT):
-                micro_batches = next(stream)
-            yield micro_batches

@@ -1,122 +1,175 @@
-"""Which run folder a command means, and whether an existing run may be gone on with.
+"""Resuming a run: which run folder a command means, whether it may be resumed, and from which checkpoint.
 
-Owns the rules of `--out` and `--resume`. Refuses to know how a run works. Invariant: a folder that holds a run is
-never written to unless resuming was asked for and the recipe is the same where it must be.
+A folder that holds a run is written to only with --resume, with a recipe that leaves it the same run, and by the
+process that has its lock.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore, LoadedCheckpoint
-from reconv.errors import CheckpointError, RecipeError, UsageError
+from reconv.distributed.environment import LaunchEnv
+from reconv.errors import CheckpointError, ExitCode, RecipeError, ReconvError, RemoteRankError, UsageError
+from reconv.io.atomic import write_atomic
 from reconv.recipe.loader import differences, load, may_change
 from reconv.recipe.schema import Recipe
+from reconv.report.summary import read_summary
+
+# An elastic agent restarts processes whatever their exit code was; after these a restart would end the same way.
+PERMANENT = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERGED, ExitCode.PREEMPTED)
 
 
 @dataclass(frozen=True, slots=True)
-class ChosenRunDir:
-    """The folder of a run, whether a run is in it already, and what should be said about that."""
+class ExistingRun:
+    """A run that is resumed, with its folder locked."""
 
-    folder: RunDir
-    exists: bool
+    run_dir: RunDir
+    notes: tuple[str, ...]  # settings that have changed
+    is_finished: bool = False
+    summary: dict[str, Any] = field(default_factory=dict)  # of a finished run
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """The checkpoint a run continues from, or nothing."""
+
+    loaded: LoadedCheckpoint | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the checkpoint stores besides tensors; empty without one."""
+        return dict(self.loaded.state) if self.loaded is not None else {}
 
-def existing_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunDir | None:
-    """The run that `--resume` means, if there is one: the one in `--out`, else the newest, unfinished ones first."""
+    @property
+    def step(self) -> int:
+        """The number of steps done."""
+        return int(self.state.get("step", 0))
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.loaded is not None
+
+
+def find_run(recipe: Recipe, *, out: Path | None, runs: Path) -> RunDir | None:
+    """The run that --resume means: the one in --out, else the newest one of this recipe, unfinished ones first."""
     if out is not None:
         return RunDir(out) if RunDir(out).is_run() else None
     return RunDir.newest_unfinished(runs, recipe.name) or next(iter(RunDir.all(runs, recipe.name)), None)
 
 
-def known_data_path(folder: RunDir) -> str | None:
-    """Where a run found its data."""
-    return load(str(folder.recipe)).recipe.data.path if folder.recipe.is_file() else None
+def read_data_path(run_dir: RunDir) -> str | None:
+    """Where a run read its data from."""
+    return load(str(run_dir.recipe)).recipe.data.path if run_dir.recipe.is_file() else None
 
 
-def refuse_taken(out: Path | None, resume: bool) -> None:
-    """Refuse a folder that holds a run, unless that run is to go on."""
+def check_out_is_free(out: Path | None, resume: bool) -> None:
+    """Refuse a folder that holds a run, unless that run is resumed."""
     if out is not None and RunDir(out).is_run() and not resume:
         raise UsageError(
-            f"{out} already holds a run",
+            f"{out} already contains a run",
             where=str(RunDir(out).recipe),
-            then="add --resume to go on with it, or choose another --out",
+            then="add --resume to continue it, or choose another --out",
         )
 
 
-def choose_folder(recipe: Recipe, *, out: Path | None, resume: bool, runs: Path) -> ChosenRunDir:
-    """The folder a command means."""
-    if out is not None:
-        refuse_taken(out, resume)
-        exists = RunDir(out).is_run()
-        nothing = (f"nothing to resume in {out}: starting afresh",) if resume and not exists else ()
-        return ChosenRunDir(RunDir.at(out), exists, nothing)
-    if resume:
-        found = existing_run(recipe, out=None, runs=runs)
-        if found is not None:
-            return ChosenRunDir(found, exists=True)
-        return ChosenRunDir(
-            RunDir.create(runs, recipe.name), False, (f"no run of {recipe.name} in {runs}: starting afresh",)
-        )
-    return ChosenRunDir(RunDir.create(runs, recipe.name), exists=False)
+def open_existing(
+    recipe: Recipe, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv
+) -> tuple[ExistingRun | None, tuple[str, ...]]:
+    """Lock the run to resume until the stack is closed, and check the recipe; without one, a note for the log."""
+    run_dir = find_run(recipe, out=out, runs=runs)
+    if run_dir is None:
+        where = f"no run to resume in {out}" if out is not None else f"no run of {recipe.name} in {runs}"
+        return None, (f"{where}: starting a new one",)
+    lock_run_dir(run_dir, stack, launch_env)
+    notes, is_longer = check_same_run(run_dir, recipe)
+    if run_dir.is_finished() and not is_longer:
+        return ExistingRun(run_dir, notes, is_finished=True, summary=read_summary(run_dir.path)), ()
+    return ExistingRun(run_dir, notes), ()
 
 
-def check_same_run(folder: RunDir, recipe: Recipe) -> tuple[str, ...]:
-    """Refuse a recipe that would make it another run; say which harmless settings changed."""
-    old = load(str(folder.recipe)).recipe
-    changed = differences(old, recipe)
-    said: list[str] = []
+def create_run_dir(recipe: Recipe, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv) -> RunDir:
+    """Create the folder of a new run and lock it until the stack is closed."""
+    run_dir = RunDir.create(runs, recipe.name) if out is None else RunDir.at(out)
+    lock_run_dir(run_dir, stack, launch_env)
+    return run_dir
+
+
+def lock_run_dir(run_dir: RunDir, stack: ExitStack, launch_env: LaunchEnv) -> None:
+    """Lock a run folder, and refuse to restart a run that has ended with a permanent error."""
+    stack.enter_context(run_dir.lock())
+    stack.push(_record_permanent_error(run_dir, launch_env))
+
+
+def _record_permanent_error(
+    run_dir: RunDir, launch_env: LaunchEnv
+) -> Callable[[object, BaseException | None, object], None]:
+    """Raise the error a previous attempt has recorded; the result, an exit function, records that of this attempt."""
+    file = run_dir.path / f"ended-{os.environ.get('TORCHELASTIC_RUN_ID', 'alone')}.json"
+    if launch_env.restart_count == 0:
+        file.unlink(missing_ok=True)
+    elif file.exists():
+        raise RemoteRankError.from_dict(json.loads(file.read_text()))
+
+    def record(kind: object, error: BaseException | None, trace: object) -> None:
+        may_restart = "TORCHELASTIC_RUN_ID" in os.environ and not launch_env.failure_dir
+        if isinstance(error, ReconvError) and error.code in PERMANENT and may_restart:
+            write_atomic(file, json.dumps(error.to_dict()))
+
+    return record
+
+
+def check_same_run(run_dir: RunDir, recipe: Recipe) -> tuple[tuple[str, ...], bool]:
+    """Refuse settings that would make it another run; returns notes on the others, and whether the run gets longer."""
+    old = load(str(run_dir.recipe)).recipe
+    notes: list[str] = []
     refused: list[str] = []
-    for name, (before, after) in sorted(changed.items()):
-        if name == "length" and _longer(old, recipe):
-            said.append(f"length: {before} -> {after}; the run is extended and its schedule stretched")
+    is_longer = False
+    for name, (before, after) in sorted(differences(old, recipe).items()):
+        if name == "length" and _is_longer(old, recipe):
+            is_longer = True
+            notes.append(f"length: {before} -> {after}; the run is extended and its schedule stretched")
         elif name == "batch.micro" and recipe.batch.group != "micro":
-            order = "" if recipe.parallel.reduce == "ordered" else "; from here on sums are added in another order"
-            said.append(f"{name}: {before} -> {after}{order}")
+            order = "" if recipe.parallel.reduce == "ordered" else "; from here on gradients are added in another order"
+            notes.append(f"{name}: {before} -> {after}{order}")
         elif may_change(name):
-            said.append(f"{name}: {before} -> {after}")
+            notes.append(f"{name}: {before} -> {after}")
         else:
-            refused.append(f"{name}: the run has {before}, the command says {after}")
+            refused.append(f"{name}: {before} in the run, {after} in this command")
     if refused:
         raise RecipeError(
-            "the recipe has changed since this run was started:\n" + "\n".join(f"    {line}" for line in refused),
-            where=str(folder.recipe),
-            then="repeat the settings of the first command, name another run with --out, or start a new one",
+            "the recipe has changed since the run was started:\n" + "\n".join(f"    {line}" for line in refused),
+            where=str(run_dir.recipe),
+            then="repeat the settings of the first command, resume another run with --out, or start a new run",
         )
-    return tuple(said)
+    return tuple(notes), is_longer
 
 
-def _longer(old: Recipe, new: Recipe) -> bool:
+def _is_longer(old: Recipe, new: Recipe) -> bool:
     return old.length.unit == new.length.unit and new.length.value > old.length.value
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePoint:
-    """The newest valid checkpoint, or nothing when the run was ended before its first save."""
-
-    loaded: LoadedCheckpoint | None
-    notes: tuple[str, ...]
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return dict(self.loaded.state) if self.loaded is not None else {}
-
-
 def find_restore_point(store: CheckpointStore) -> RestorePoint:
-    """The newest checkpoint that is whole; torn ones are named."""
+    """Load the newest intact checkpoint; damaged ones are skipped with a note."""
     newest = store.newest()
-    notes = tuple(f"checkpoint {path.name} is not usable ({reason}); fell back" for path, reason in newest.skipped)
+    notes = tuple(
+        f"checkpoint {path.name} is damaged ({reason}): using an older one" for path, reason in newest.skipped
+    )
     if newest.path is None:
         if newest.skipped:
             path, reason = newest.skipped[0]
             raise CheckpointError(
-                f"no checkpoint of this run is usable; the newest is not ({reason})",
+                f"all checkpoints of this run are damaged; the newest: {reason}",
                 where=str(path),
                 then="start a new run without --resume; nothing was deleted",
             )
-        return RestorePoint(None, ("no checkpoint was written yet: starting from step 0",))
+        return RestorePoint(None, ("the run has no checkpoint yet: starting from step 0",))
     return RestorePoint(store.load(newest.path), notes)

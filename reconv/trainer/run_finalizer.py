@@ -1,8 +1,4 @@
-"""How a run ends: one `end` event with a code and a reason, then the summary and the report.
-
-Owns what each error is called at the end of a run, and that the end is told once. Refuses to know what was run.
-Invariant: whatever ends the work, and whoever tells it first, there is one `end` event, and the error goes on its way.
-"""
+"""How a run ends: one `RunEnded` event with exit code and reason, then the summary and the report."""
 
 from __future__ import annotations
 
@@ -10,7 +6,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from reconv.checkpoint.run_dir import RunDir
 from reconv.device import is_out_of_memory
@@ -19,88 +17,116 @@ from reconv.logging.clock import RunClock
 from reconv.logging.events import RunEnded
 from reconv.logging.run_logger import RunLogger
 from reconv.report.html import write_report
-from reconv.report.summary import write_summary
-from reconv.trainer.build.train_state import TrainingRun
-from reconv.trainer.micro_batch import out_of_memory
-from reconv.trainer.trainer import Counters
+from reconv.report.summary import read_summary, write_summary
+from reconv.trainer.oom import out_of_memory_error
+
+if TYPE_CHECKING:
+    from reconv.trainer.trainer import Trainer
+    from reconv.trainer.training_run import PreparedRun
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The folder of a run, its summary and its exit code."""
+
+    folder: Path
+    summary: dict[str, Any]
+    exit_code: int
+    was_finished: bool = False  # before this command, which had nothing to do
 
 
 class RunFinalizer:
-    """What will be told when a run ends; whoever works on the run keeps it current."""
+    """Logs the end of a run, once, in whatever way it ends."""
 
-    def __init__(self, job: TrainingRun, clock: RunClock, logger: RunLogger) -> None:
-        self._job = job
+    def __init__(self, run: PreparedRun, run_dir: RunDir, clock: RunClock, logger: RunLogger) -> None:
+        self._run = run
+        self._run_dir = run_dir
         self._clock = clock
         self._logger = logger
         self._start_s = time.perf_counter()
-        self._has_been_told = False
-        self.first_step = int(job.point.state.get("step", 0))
-        self.counters = Counters(self.first_step)
-        self.ended_early = ""  # why, if it did
-        self.fields: dict[str, Any] = {}  # of the end event
-        self.code: int = ExitCode.UNEXPECTED
+        self._is_logged = False
+        self._first_step = run.restore_point.step
+        self.trainer: Trainer | None = None
+        self.result: RunResult | None = None  # None until the run has ended
+        self.fields: dict[str, Any] = {}  # further fields of the event and the summary
+        self.exit_code = ExitCode.UNEXPECTED
         self.reason = "unexpected error"
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Keep code and reason of how the work inside ends; an error that has better words is raised in those."""
+    def finalize(self) -> Iterator[None]:
+        """Log how the code inside ends, write summary and report, and keep the result."""
+        try:
+            with self.handle_errors():
+                yield
+        finally:
+            self.log_end()
+        path = self._run_dir.path
+        summary = self._run.process_group.on_rank0(lambda: read_summary(path))
+        self.result = RunResult(path, summary, int(self.exit_code))
+
+    @contextmanager
+    def handle_errors(self) -> Iterator[None]:
+        """Remember how the code inside ends; a lost rank and an out-of-memory error are raised as what they are."""
         try:
             yield
         except ReconvError as error:
-            self.code, self.reason = error.code, error.what
+            self.exit_code, self.reason = error.code, error.what
             raise
         except KeyboardInterrupt:
-            self.code, self.reason = ExitCode.INTERRUPTED, "interrupted without a save"
+            self.exit_code, self.reason = ExitCode.INTERRUPTED, "interrupted without saving a checkpoint"
             raise
         except Exception as error:
-            lost = self._job.process_group.diagnose(error)
+            lost = self._run.process_group.diagnose(error)
             if lost is not None:
-                self.code, self.reason = lost.code, lost.what
+                self.exit_code, self.reason = lost.code, lost.what
                 raise lost from error
             if is_out_of_memory(error):
-                self.code, self.reason = ExitCode.RESOURCES, "out of memory"
-                raise out_of_memory(self._job) from error
+                self.exit_code, self.reason = ExitCode.RESOURCES, "out of memory"
+                raise out_of_memory_error(self._run) from error
             raise
-        self.code = ExitCode.OK
-        self.reason = f"finished early: {self.ended_early}" if self.ended_early else "finished"
+        stopped_early = self.trainer.stop_reason if self.trainer is not None else ""
+        self.fields["stopped_early"] = stopped_early or None
+        self.exit_code = ExitCode.OK
+        self.reason = f"stopped early: {stopped_early}" if stopped_early else "finished"
 
-    def tell(self) -> None:
-        """Tell how the work ended."""
-        self._tell(self.code, self.reason)
+    def log_end(self) -> None:
+        """Log how the run ended and write its summary and report."""
+        self._log_end(self.exit_code, self.reason)
 
-    def tell_error(self, error: ReconvError) -> None:
-        """Tell that this error has ended the run, whatever becomes of the work."""
-        self._tell(error.code, error.what)
+    def log_error(self, error: ReconvError) -> None:
+        """Log that this error ends the run; called from another thread when a rank is lost."""
+        self._log_end(error.code, error.what)
 
-    def _tell(self, code: int, reason: str) -> None:
-        if self._has_been_told:  # another thread was faster: it has noticed that a process is lost
+    def _log_end(self, exit_code: ExitCode, reason: str) -> None:
+        if self._is_logged:
             return
-        self._has_been_told = True
+        self._is_logged = True
+        step = self._first_step if self.trainer is None else self.trainer.counters.step
         self._logger.log(
             RunEnded(
-                step=self.counters.step,
-                exit_code=int(code),
+                step=step,
+                exit_code=int(exit_code),
                 reason=reason,
                 wall_s=time.perf_counter() - self._start_s,
-                images=max(0, self.counters.step - self.first_step) * self._job.plan.global_batch,
-                peak_memory_bytes=self._job.device.peak_memory_bytes(),
+                images=max(0, step - self._first_step) * self._run.plan.global_batch,
+                peak_memory_bytes=self._run.device.peak_memory_bytes(),
                 train_s=self._clock.train_s,
                 wait_s=self._clock.wait_s,
                 timed_images=self._clock.timed_images,
                 fields=self.fields,
             )
         )
-        if self._job.process_group.is_rank0:
-            _write_results(self._job.folder)
+        if self._run.process_group.is_rank0:
+            _write_results(self._run_dir)
 
 
-def _write_results(folder: RunDir) -> None:
-    """The summary and the report; a disk that has no room for them must not hide why the run ended."""
-    ending = sys.exc_info()[1]
+def _write_results(run_dir: RunDir) -> None:
+    """Write the summary and the report; a full disk must not hide the error that ended the run."""
+    error = sys.exc_info()[1]
     try:
-        write_summary(folder.path)
-        write_report(folder.path)
-    except OSError as error:
-        if ending is None:
+        write_summary(run_dir.path)
+        write_report(run_dir.path)
+    except OSError as write_error:
+        if error is None:
             raise
-        ending.add_note(f"the summary and report could not be written: {error}")
+        error.add_note(f"the summary and report could not be written: {write_error}")

@@ -1,8 +1,7 @@
-"""One optimizer step: micro-batches in, updated parameters out.
+"""The training step: forward and backward of every micro-batch, gradient reduction and the optimizer update.
 
-Owns the order of forward, backward, reduction, gate and update, and the one division of the loss: by the weight of
-the whole global batch. Refuses to know what a batch or a model is. Invariant: no host read; a step whose loss or
-gradient is not finite changes nothing.
+A step never reads a value back to the host. Where the loss or the gradient norm is not finite, no weight, buffer or
+optimizer state changes.
 """
 
 from __future__ import annotations
@@ -10,140 +9,163 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.distributed.strategy import ParallelStrategy
+from reconv.models.layers.batch_norm import LayerState
+from reconv.optim import ModelEma, Optimizer
+from reconv.precision import PrecisionPolicy
 from reconv.tasks.task import LossSums, Task
-from reconv.trainer.protocols import (
-    EmaProtocol,
-    Layers,
-    OptimizerProtocol,
-    PrecisionProtocol,
-    Prepare,
-)
 
-_LOSS = "the loss"  # among a pass's sums: no metric's name
-UPDATING = "this happened while weights were being updated"  # so that the step cannot be done again
+if TYPE_CHECKING:
+    from reconv.trainer.cuda_graph import StepGraphs
+    from reconv.trainer.oom import OomRetry
+
+Preprocess = Callable[[Batch, int | Tensor], Batch]  # on the device: normalize, flip, mix; a pure function
+Annotate = Callable[[str], AbstractContextManager[None]]  # names a part of the step for profilers and timers
+
+_LOSS = "loss "  # the key of the loss among metric sums; the space keeps it apart from any metric
+UPDATE_STARTED = "the weights were being updated"  # a note on errors after which a step cannot be repeated
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step leaves on the device: sums over the global batch and whether the update was applied."""
+    """Sums over the global batch and whether the update was applied, all left on the device."""
 
-    loss: Tensor  # sum over the global batch
-    weight: Tensor | float
+    loss: Tensor  # summed over the global batch
+    weight: Tensor | float  # what the loss is divided by
     metrics: dict[str, Tensor]
     grad_norm: Tensor
-    ok: Tensor
+    ok: Tensor  # bool: loss and gradient norm are finite, the update was applied
 
 
 @dataclass(frozen=True, slots=True)
 class StepScalars:
-    """What a step takes from its number: host values, or scalars on the device where the step is a captured graph."""
+    """What depends on the step number: Python numbers, or 0-d tensors on the device in a captured step."""
 
     step: int | Tensor
-    rate: float | Tensor  # of learning
-    share: float | Tensor  # of the network in its moving average
+    lr: float | Tensor
+    ema_weight: float | Tensor  # of the new weights in the moving average
 
 
-def unmarked(name: str) -> AbstractContextManager[None]:
-    """Nobody wants to know which part of a step runs."""
+def no_annotation(name: str) -> AbstractContextManager[None]:
+    """Annotates nothing."""
     return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class TrainStep:
-    """The step of one model on one device, in one or several micro-batches."""
+    """Trains a model on one global batch, given as micro-batches.
+
+    `graphs` captures the step as a CUDA graph and replays it; `oom_retry` repeats it with smaller micro-batches after
+    running out of memory. Without them every operation is launched eagerly and errors are raised.
+    """
 
     model: Callable[..., Any]
     task: Task
-    prepare: Prepare
-    layers: Layers
-    precision: PrecisionProtocol
-    optimizer: OptimizerProtocol
-    average: EmaProtocol | None
+    preprocess: Preprocess
+    layers: LayerState
+    precision: PrecisionPolicy
+    optimizer: Optimizer
+    ema: ModelEma | None
     strategy: ParallelStrategy
-    rate: Callable[[int], float]
-    ordered: bool  # each group its own forward and backward, so that any split adds gradients in the same order
-    mark: Callable[[str], AbstractContextManager[None]] = unmarked  # names the part of the step that runs inside
-    boundary: Callable[[], None] = lambda: None  # after each backward pass: devices that gather work launch it
+    lr: Callable[[int], float]
+    ordered: bool  # each group has its own pass, so that gradients are added in the same order on any number of ranks
+    annotate: Annotate = no_annotation
+    step_boundary: Callable[[], None] = lambda: None  # for devices that collect lazy operations into graphs
+    graphs: StepGraphs | None = None
+    oom_retry: OomRetry | None = None
 
     def __call__(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
         """Train on one global batch."""
-        return self.run(self.moment(step), micro_batches)
+        if self.oom_retry is None:
+            result = self.execute(step, micro_batches)
+        else:
+            result = self.oom_retry.run(self, step, micro_batches)
+        self.step_boundary()
+        return result
 
-    def moment(self, step: int) -> StepScalars:
-        """The host's values at a step."""
-        return StepScalars(step, self.rate(step), 0.0 if self.average is None else self.average.weight_at(step))
+    def execute(self, step: int, micro_batches: Sequence[Batch]) -> StepResult:
+        """Run the step once, eagerly or as a captured graph."""
+        ema_weight = 0.0 if self.ema is None else self.ema.weight_at(step)
+        scalars = StepScalars(step, self.lr(step), ema_weight)
+        if self.graphs is None:
+            return self.run_eager(scalars, micro_batches)
+        return self.graphs.run(self.run_eager, scalars, micro_batches)
 
-    def run(self, moment: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
-        """Train on one global batch with the values of a moment; nothing else of the step's number is used."""
+    def run_eager(self, scalars: StepScalars, micro_batches: Sequence[Batch]) -> StepResult:
+        """Launch every operation of the step; nothing but `scalars` depends on the step number."""
         weight = self.strategy.all_reduce(sum(self.task.weight(batch) for batch in micro_batches))
         self.optimizer.zero_grad()
-        passes = list(self._passes(micro_batches))
+        passes = list(self.passes(micro_batches))
         if self.strategy.is_pipeline:
-            sums = self._through_parts(moment.step, passes, weight)
+            sums = self._run_pipeline(scalars.step, passes, weight)
         else:
-            sums = [self._forward_backward(moment.step, batch, weight, batch is passes[-1]) for batch in passes]
+            sums = [self._forward_backward(scalars.step, batch, weight, batch is passes[-1]) for batch in passes]
         totals = self.strategy.sum_metrics([{_LOSS: s.loss.detach(), **s.metrics} for s in sums])
         loss = totals.pop(_LOSS)
-
         try:
-            grad_norm, ok = self._update(moment, loss)
+            grad_norm, ok = self._update(scalars, loss)
         except Exception as error:
-            error.add_note(UPDATING)
+            error.add_note(UPDATE_STARTED)
             raise
         return StepResult(loss, weight, totals, grad_norm, ok)
 
-    def _update(self, moment: StepScalars, loss: Tensor) -> tuple[Tensor, Tensor]:
-        """Move weights, statistics and average by the gradients; their norm, and whether anything was moved."""
-        with self.mark("optimizer"):
+    def reset(self) -> None:
+        """Drop the gradients and batch statistics of a step that did not reach its update."""
+        self.layers.discard()
+        self.optimizer.zero_grad()
+
+    def passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
+        """The batches that go through the model one after another."""
+        for batch in micro_batches:
+            yield from batch.by_group() if self.ordered else (batch,)
+
+    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> LossSums:
+        with self.strategy.no_sync(enabled=not is_last):
+            with self.annotate("forward"):
+                prepared = self.preprocess(batch, step)
+                self.layers.set_micro_batch(prepared, step)
+                with self.precision.autocast():
+                    outputs = self.model(prepared["images"])
+                sums = self.task.loss(outputs, prepared)
+            with self.annotate("backward"):
+                self.precision.scale(sums.loss / weight).backward()
+            self.step_boundary()
+        return sums
+
+    def _run_pipeline(self, step: int | Tensor, passes: Sequence[Batch], weight: Tensor | float) -> list[LossSums]:
+        """All passes through a model whose stages are on several ranks; the last stage returns the sums."""
+        prepared = [self.preprocess(batch, step) for batch in passes]
+        sums: list[LossSums] = []
+
+        def loss(outputs: Any, number: int) -> Tensor:
+            sums.append(self.task.loss(outputs, prepared[number]))
+            return self.precision.scale(sums[-1].loss / weight)
+
+        images = [batch["images"] for batch in prepared]
+        self.strategy.pipeline_step(
+            images, lambda n: self.layers.set_micro_batch(prepared[n], step), loss, self.precision.autocast
+        )
+        self.step_boundary()
+        return sums
+
+    def _update(self, scalars: StepScalars, loss: Tensor) -> tuple[Tensor, Tensor]:
+        """Update weights, running statistics and EMA; returns the gradient norm and whether all was finite."""
+        with self.annotate("optimizer"):
             self.strategy.reduce_gradients()
             grads = self.optimizer.grads()
             self.precision.unscale(grads)
             grad_norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             ok = torch.isfinite(loss) & torch.isfinite(grad_norm)
 
-            self.optimizer.step(moment.rate, ok)
+            self.optimizer.step(scalars.lr, ok)
             self.layers.commit(ok)
-            if self.average is not None:
-                self.average.update(moment.share, ok)
+            if self.ema is not None:
+                self.ema.update(scalars.ema_weight, ok)
             self.precision.update(ok)
         return grad_norm, ok
-
-    def _passes(self, micro_batches: Sequence[Batch]) -> Iterator[Batch]:
-        for batch in micro_batches:
-            yield from batch.by_group() if self.ordered else (batch,)
-
-    def _through_parts(self, step: int | Tensor, passes: Sequence[Batch], weight: Tensor | float) -> list[LossSums]:
-        """All passes, where this process has a part of the network; sums where it is the last."""
-        prepared = [self.prepare(batch, step) for batch in passes]
-        kept: list[LossSums] = []
-
-        def loss(outputs: Any, number: int) -> Tensor:
-            kept.append(self.task.loss(outputs, prepared[number]))
-            return self.precision.scale(kept[-1].loss / weight)
-
-        images = [batch["images"] for batch in prepared]
-        self.strategy.pipeline_step(
-            images, lambda n: self.layers.set_micro_batch(prepared[n], step), loss, self.precision.autocast
-        )
-        self.boundary()
-        return kept
-
-    def _forward_backward(self, step: int | Tensor, batch: Batch, weight: Tensor | float, is_last: bool) -> LossSums:
-        with self.strategy.no_sync(enabled=not is_last):
-            with self.mark("forward"):
-                prepared = self.prepare(batch, step)
-                self.layers.set_micro_batch(prepared, step)
-                with self.precision.autocast():
-                    outputs = self.model(prepared["images"])
-                sums = self.task.loss(outputs, prepared)
-            with self.mark("backward"):
-                self.precision.scale(sums.loss / weight).backward()
-            self.boundary()
-        return sums

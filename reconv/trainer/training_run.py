@@ -1,28 +1,37 @@
-"""`train`: a recipe becomes a plan, parts, a loop, and a run folder with a summary and a report.
+"""A training run: set up once, for training, dry runs, benchmarks and Python.
 
-Owns the order in which a run is set up and wound down. Refuses to know how any part works. Invariant: whatever
-happens after the run folder is claimed ends with an `end` event, a summary and a report.
+    with TrainingRun.open("quickstart", data="images/", out="runs/mine") as run:
+        run.trainer().fit()
+    print(run.result.summary)
+
+What cannot be planned or built leaves no run folder behind. Once there is one, the run ends with a `RunEnded` event, a
+summary and a report, whatever happens.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from reconv import __version__
 from reconv.checkpoint.async_writer import AsyncWriter
+from reconv.checkpoint.run_dir import RunDir
 from reconv.checkpoint.store import CheckpointStore
 from reconv.data.decode.native import choose_decoder, native_support
+from reconv.data.pipeline.bad_samples import BadSamples
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.pipeline.train_loader import TrainLoader
 from reconv.data.stage_timing import StageTimes
-from reconv.device import configure_algorithms, device_kind, open_device
+from reconv.device import Device, configure_algorithms, device_kind, open_device
 from reconv.device.affinity import cpu_affinity
-from reconv.distributed.environment import LaunchEnv, must_launch, read_launch_env
+from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
@@ -32,46 +41,43 @@ from reconv.io.atomic import write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.events import AttemptStarted, Event, read_events
 from reconv.logging.run_logger import RunLogger, open_run_logger
-from reconv.metrics.detection_metrics import DetectionMetrics
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
-from reconv.recipe.plan import Facts, make_plan
+from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_share
 from reconv.recipe.schema import Recipe
-from reconv.report.summary import read_summary
 from reconv.trainer.build.data_context import DataWaitLogger, gpu_decode_share, open_data_context
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
+from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.trainer.build.network import check_model
-from reconv.trainer.build.task_builder import check_scores, with_boxes
-from reconv.trainer.build.train_state import TrainingRun, assemble
-from reconv.trainer.checkpoint_average import average_at_end
-from reconv.trainer.detection_findings import tell_findings
-from reconv.trainer.evaluator import Evaluation
-from reconv.trainer.micro_batch import settle_micro
-from reconv.trainer.profile_steps import build_trace, refuse_profile_beyond_end
-from reconv.trainer.report_images import picture_mistakes
-from reconv.trainer.resume import ChosenRunDir, RestorePoint, find_restore_point, refuse_taken
-from reconv.trainer.run_finalizer import RunFinalizer
-from reconv.trainer.run_setup import (
-    RunArgs,
-    claim_folder,
-    refuse_devices,
-    refuse_different_data,
-    resolve,
-    topology,
+from reconv.trainer.build.task_builder import check_metric
+from reconv.trainer.build.train_state import TrainState, build_train_state, build_train_step
+from reconv.trainer.callbacks import Callback
+from reconv.trainer.checkpoint_average import CheckpointAveraging
+from reconv.trainer.checkpointer import Checkpointer
+from reconv.trainer.early_stopping import EarlyStopping
+from reconv.trainer.evaluator import Evaluator
+from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.nan_guard import NanGuard
+from reconv.trainer.oom import MicroBatchSize
+from reconv.trainer.profiler import StepProfiler, check_profile_range
+from reconv.trainer.progress import Counters, ProgressLogger
+from reconv.trainer.report_images import ReportImages
+from reconv.trainer.resume import (
+    ExistingRun,
+    RestorePoint,
+    check_out_is_free,
+    create_run_dir,
+    find_restore_point,
+    open_existing,
 )
+from reconv.trainer.run_finalizer import RunFinalizer, RunResult
+from reconv.trainer.run_setup import RunArgs, check_same_data, describe_ranks, resolve_recipe, run_on_devices
 from reconv.trainer.stop_signal import StopSignal
+from reconv.trainer.trainer import Trainer
 
-_SAVE_LINGERS_S = 20.0  # of a process that ends because another is lost; survivors end within a minute
+_MAX_SAVE_S = 20.0  # to finish a checkpoint when another rank is lost; the surviving ranks exit within a minute
 
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a finished `train` leaves behind."""
-
-    folder: Path
-    summary: dict[str, Any]
-    exit_code: int
-    was_finished: bool = False  # before: nothing was done
+Prepared = TypeVar("Prepared", bound="PreparedRun")
 
 
 def train(
@@ -89,241 +95,389 @@ def train(
     runs: str | Path = "runs",
     command: Sequence[str] = (),
 ) -> RunResult:
-    """Train a recipe (a preset's name or a YAML file) and return where the run lies and what it reached."""
-    start = RunArgs(str(recipe), data, tuple(overrides), resume, _path(out), Path(runs))
+    """Train a recipe, a preset's name or a YAML file, and return its run folder and summary."""
+    if on_event is not None and must_launch(devices, read_launch_env()):
+        raise UsageError(
+            "on_event cannot observe several processes", then="read events.jsonl of the run folder instead"
+        )
+    out = None if out is None else Path(out)
+    args = RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, nic, console, tuple(command))
+    return run_on_devices(devices, _train, args, on_event)
+
+
+def _train(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult:
+    with TrainingRun.from_args(args, on_event) as run:
+        if not run.is_finished:
+            run.trainer().fit()
+    return run.result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRun:
+    """A run without a folder: what training and benchmarks share."""
+
+    recipe: Recipe
+    plan: Plan
+    datasets: Datasets
+    device: Device
+    process_group: ProcessGroup
+    restore_point: RestorePoint = field(default_factory=RestorePoint)
+    existing: ExistingRun | None = None  # the run that is resumed
+    notes: tuple[str, ...] = ()  # for the log
+
+    def on_one_device(self: Prepared) -> Prepared:
+        """The same on this device alone, with its part of the batch."""
+        return replace(self, plan=self.plan.one_device(), process_group=ProcessGroup.single())
+
+
+def open_cached_datasets(recipe: Recipe, process_group: ProcessGroup) -> Datasets:
+    """The datasets of a run, cached in memory if the recipe asks for it."""
+    available_bytes = available_memory_bytes(Machine())
+    return with_cache(recipe, open_datasets(recipe), available_bytes, process_group.world_size)
+
+
+@contextmanager
+def prepare_run(
+    args: RunArgs, open_data: Callable[[Recipe, ProcessGroup], Datasets] = open_cached_datasets
+) -> Iterator[PreparedRun]:
+    """Join the process group, open data and device and make the plan; nothing is written."""
     launch_env = read_launch_env()
-    if devices is not None and must_launch(devices, launch_env):
-        return _launch(devices, start, device, nic, console, on_event, tuple(command))
-    choose_nic(nic)
-    return _train(start, launch_env, device, console, on_event, command)
-
-
-def _launch(
-    devices: int,
-    start: RunArgs,
-    device: str,
-    nic: str | None,
-    console: str | None,
-    on_event: Callable[[Event], None] | None,
-    command: Sequence[str],
-) -> RunResult:
-    """Train in so many processes of this machine."""
-    from reconv.distributed.launcher import launch  # torch's launcher, which one process does not need
-
-    if on_event is not None:
-        raise UsageError("events of several processes cannot be observed from here", then="read events.jsonl instead")
-    refuse_devices(devices, device, resolve(start))
-    refuse_taken(start.out, start.resume)
-    return launch(devices, _train_rank, start, device, nic, console, command)
-
-
-def _train_rank(start: RunArgs, device: str, nic: str | None, console: str | None, command: Sequence[str]) -> RunResult:
-    """One of several processes that were started here."""
-    choose_nic(nic)
-    return _train(start, read_launch_env(), device, console, None, command)
-
-
-def _train(
-    start: RunArgs,
-    launch_env: LaunchEnv,
-    device: str,
-    console: str | None,
-    on_event: Callable[[Event], None] | None,
-    command: Sequence[str],
-) -> RunResult:
-    """Train in this process, alone or with the others."""
-    start = start.again(launch_env)
-    process_group = open_process_group(launch_env, device_kind(device))
+    if launch_env.restart_count:  # an elastic agent has restarted the processes
+        args = replace(args, resume=True)
+    choose_nic(args.nic)
+    process_group = open_process_group(launch_env, device_kind(args.device))
     with ExitStack() as stack:
         stack.enter_context(report_failures(process_group))
-        resolved = process_group.on_rank0(lambda: resolve(start))
+        recipe = process_group.on_rank0(lambda: resolve_recipe(args))
         process_group.set_phase("opening the data")
-        sources = open_kept_sources(resolved, process_group)
-        refuse_different_data(process_group, sources)
-        process_group.on_rank0(lambda: refuse_unplannable(resolved, sources, process_group))
-        # What cannot be planned or built leaves no run folder behind.
-        opened = open_device(device, local_rank=launch_env.local_rank)
+        datasets = open_data(recipe, process_group)
+        check_same_data(process_group, datasets)
+        existing, restore_point, notes = _open_existing(args, recipe, datasets, process_group, stack)
         cpus = stack.enter_context(
             cpu_affinity(
-                resolved.engine.cpu_affinity,
-                opened.pci_address,
+                recipe.engine.cpu_affinity,
+                open_device(args.device, local_rank=launch_env.local_rank).pci_address,
                 local_rank=launch_env.local_rank,
                 local_world_size=launch_env.local_world_size,
             )
         )
-        process_group.set_phase("opening the run folder")
-        claim = process_group.on_rank0(lambda: claim_folder(start, resolved, stack, launch_env))
-        if claim.is_finished:
-            return RunResult(claim.choice.folder.path, claim.summary, ExitCode.OK, was_finished=True)
-        stop = stack.enter_context(StopSignal())
-        job = prepare_job(resolved, sources, claim.choice, device, process_group)
-        logger = stack.enter_context(
-            open_run_logger(
-                job.folder,
-                resolved,
-                rank=process_group.rank,
-                world_size=process_group.world_size,
-                console=console,
-                on_event=on_event,
-            )
+        plan = make_plan(recipe, _facts(recipe, datasets, process_group, restore_point.state, args.device))
+        process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
+        device = open_device(args.device, plan.threads, launch_env.local_rank)
+        if existing is None or not existing.is_finished:
+            plan = _with_gpu_share(recipe, plan, datasets, device, process_group, restore_point.state)
+            configure_algorithms(device, recipe.engine)
+        notes = (*notes, cpus) if cpus else notes
+        yield PreparedRun(
+            recipe=recipe,
+            plan=plan,
+            datasets=datasets,
+            device=device,
+            process_group=process_group,
+            restore_point=restore_point,
+            existing=existing,
+            notes=notes,
         )
-        for line in topology(process_group, job.device.describe()):
-            logger.info(line)
-        _announce(job, (*claim.choice.notes, *claim.said, *filter(None, [cpus])), command, logger)
-        return run_job(job, stop, logger)
 
 
-def refuse_unplannable(recipe: Recipe, sources: Datasets, process_group: ProcessGroup) -> None:
-    """Refuse what cannot be planned or built."""
-    plan = make_plan(recipe, _facts(sources, process_group, {}, choose_decoder(recipe.augment.decoder)))
-    refuse_profile_beyond_end(recipe, plan)
-    check_model(recipe, plan.num_classes)
-    check_scores(recipe)
-
-
-def _path(value: str | Path | None) -> Path | None:
-    return None if value is None else Path(value)
-
-
-def open_kept_sources(recipe: Recipe, process_group: ProcessGroup) -> Datasets:
-    """The sets a run reads, kept in memory where the recipe wants that."""
-    return with_cache(recipe, open_datasets(recipe), available_memory_bytes(Machine()), process_group.world_size)
+def _open_existing(
+    args: RunArgs, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
+) -> tuple[ExistingRun | None, RestorePoint, tuple[str, ...]]:
+    """The run to resume, locked until the stack is closed, its checkpoint, and notes for the log."""
+    process_group.set_phase("opening the run folder")
+    if not args.resume:
+        process_group.on_rank0(lambda: check_out_is_free(args.out, resume=False))
+        return None, RestorePoint(), ()
+    existing, notes = process_group.on_rank0(
+        lambda: open_existing(recipe, out=args.out, runs=args.runs, stack=stack, launch_env=process_group.launch_env)
+    )
+    if existing is None or existing.is_finished:
+        return existing, RestorePoint(), notes
+    restore_point = process_group.on_rank0(lambda: find_restore_point(CheckpointStore(existing.run_dir.checkpoints)))
+    if restore_point.is_resumed and restore_point.state["data_fingerprint"] != datasets.fingerprint():
+        raise RecipeError(
+            "the data has changed since the run was started",
+            where=str(data_path(recipe) or recipe.data.source),
+            why="files were added, removed or relabelled",
+            then="use --data with the data of the first command, or start a new run without --resume",
+        )
+    return existing, restore_point, (*restore_point.notes, *existing.notes)
 
 
 def _facts(
-    sources: Datasets, process_group: ProcessGroup, state: Mapping[str, Any], decoder: Decoder, device: str = ""
+    recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, state: Mapping[str, Any], device: str
 ) -> Facts:
+    """What the plan needs to know besides the recipe; a resumed run keeps its threads and its JPEG decoder."""
+    # Checkpoints without a decoder are older than the native one.
+    kept: Decoder | None = state.get("decoder", "pillow") if state else None
     return Facts(
-        num_train=len(sources.train),
-        num_val=len(sources.val),
-        num_val_left_out=sources.num_val_left_out,
-        num_classes=len(sources.train.class_names),
+        num_train=len(datasets.train),
+        num_val=len(datasets.val),
+        num_val_left_out=datasets.num_val_left_out,
+        num_classes=len(datasets.train.class_names),
         world_size=process_group.world_size,
-        source=sources.train.kind,
+        source=datasets.train.kind,
         cores=state.get("threads") or cores_of_one(Machine(), process_group.launch_env.local_world_size),
-        cache=cache_size(sources),
-        decoder=decoder,
-        device=device,
+        cache=cache_size(datasets),
+        decoder=choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(native_support())),
+        device=device_kind(device),
     )
 
 
-def prepare_job(
-    recipe: Recipe, sources: Datasets, choice: ChosenRunDir, device_name: str, process_group: ProcessGroup
-) -> TrainingRun:
-    """Find the point to resume from, make the plan and open the device."""
-    point = RestorePoint(None, ())
-    if choice.exists:
-        point = process_group.on_rank0(lambda: find_restore_point(CheckpointStore(choice.folder.checkpoints)))
-    state = point.state
-    if state and state["data_fingerprint"] != sources.fingerprint():
-        raise RecipeError(
-            "the data has changed since this run was started",
-            where=str(data_path(recipe) or recipe.data.source),
-            why="files were added, removed or relabelled",
-            then="point --data at the data of the first command, or start a new run without --resume",
+def _with_gpu_share(
+    recipe: Recipe,
+    plan: Plan,
+    datasets: Datasets,
+    device: Device,
+    process_group: ProcessGroup,
+    state: Mapping[str, Any],
+) -> Plan:
+    """The plan with the share of images that the GPU decodes: measured now, or that of the checkpoint."""
+    kept = state.get("gpu_share", 0.0) if state else None
+    share = process_group.on_rank0(lambda: gpu_decode_share(recipe, plan, datasets.train, device, kept))
+    is_open = plan.backend == "gpu" and recipe.data.gpu_decode_fraction == "auto"
+    return with_gpu_share(recipe, plan, share) if is_open else plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun(PreparedRun):
+    """A run with its folder and logger; `trainer` builds what trains it."""
+
+    run_dir: RunDir
+    logger: RunLogger
+    clock: RunClock
+    stop_signal: StopSignal
+    finalizer: RunFinalizer
+    stack: ExitStack  # closes what `trainer` opens
+
+    @classmethod
+    def open(
+        cls,
+        recipe: str | Path,
+        overrides: Sequence[Override] = (),
+        *,
+        data: str | Path | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        runs: str | Path = "runs",
+        device: str = "auto",
+        console: str | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> AbstractContextManager[TrainingRun]:
+        """Set up a run of a recipe, a preset's name or a YAML file; its folder is `out` or a new one in `runs`."""
+        out = None if out is None else Path(out)
+        return cls.from_args(
+            RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, console=console), on_event
         )
-    # Checkpoints that do not tell their decoder are older than the compiled one.
-    kept = state.get("decoder", "pillow") if state else None
-    decoder = choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(native_support()))
-    facts = _facts(sources, process_group, state, decoder, device_kind(device_name))
-    plan = make_plan(recipe, facts)
-    device = open_device(device_name, plan.threads, process_group.launch_env.local_rank)
-    kept_share = state.get("gpu_share", 0.0) if state else None
-    share = process_group.on_rank0(lambda: gpu_decode_share(recipe, plan, sources.train, device, kept_share))
-    plan = make_plan(recipe, replace(facts, gpu_share=share))
-    configure_algorithms(device, recipe.engine)
-    if process_group.is_rank0:
-        write_atomic(choice.folder.recipe, dump(recipe))
-        choice.folder.summary.unlink(missing_ok=True)  # what an earlier attempt reached says nothing of this one
-    return settle_micro(TrainingRun(recipe, plan, sources, device, process_group, choice.folder, point))
+
+    @classmethod
+    @contextmanager
+    def from_args(cls, args: RunArgs, on_event: Callable[[Event], None] | None = None) -> Iterator[TrainingRun]:
+        """Set up the run that a command describes."""
+        with ExitStack() as stack:
+            prepared = stack.enter_context(prepare_run(args))
+            if prepared.existing is not None and prepared.existing.is_finished:
+                yield cls._open_finished(prepared, prepared.existing, stack)
+                return
+            group = prepared.process_group
+            group.on_rank0(lambda: _check_recipe(prepared))
+            stop_signal = stack.enter_context(StopSignal())
+            prepared = choose_micro_batch(prepared)
+            run_dir = group.on_rank0(lambda: _open_run_dir(args, prepared, stack))
+            logger = stack.enter_context(
+                open_run_logger(
+                    run_dir,
+                    prepared.recipe,
+                    rank=group.rank,
+                    world_size=group.world_size,
+                    console=args.console,
+                    on_event=on_event,
+                )
+            )
+            _log_start(prepared, run_dir, args.command, logger)
+            clock = RunClock()
+            finalizer = RunFinalizer(prepared, run_dir, clock, logger)
+            stack.enter_context(finalizer.finalize())
+            yield cls(
+                **_fields(prepared),
+                run_dir=run_dir,
+                logger=logger,
+                clock=clock,
+                stop_signal=stop_signal,
+                finalizer=finalizer,
+                stack=stack,
+            )
+
+    @classmethod
+    def _open_finished(cls, prepared: PreparedRun, existing: ExistingRun, stack: ExitStack) -> TrainingRun:
+        """A run that has nothing left to do; nothing is logged."""
+        logger, clock = RunLogger(), RunClock()
+        finalizer = RunFinalizer(prepared, existing.run_dir, clock, logger)
+        finalizer.result = RunResult(existing.run_dir.path, existing.summary, ExitCode.OK, was_finished=True)
+        return cls(
+            **_fields(prepared),
+            run_dir=existing.run_dir,
+            logger=logger,
+            clock=clock,
+            stop_signal=StopSignal(),
+            finalizer=finalizer,
+            stack=stack,
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run that was to be resumed is already finished."""
+        return self.existing is not None and self.existing.is_finished
+
+    @property
+    def result(self) -> RunResult:
+        """How the run ended; available after the `with` block."""
+        if self.finalizer.result is None:
+            raise RuntimeError("a run has no result before it is closed")
+        return self.finalizer.result
+
+    def trainer(self) -> Trainer:
+        """Build the trainer; that of a resumed run continues from its checkpoint."""
+        if self.is_finished:
+            raise UsageError(f"{self.run_dir.path} is finished", then="start a new run, or extend it with --epochs")
+        stage_times = StageTimes()
+        writer = AsyncWriter()
+        self._exit_when_rank_is_lost(writer)
+        context = self.stack.enter_context(open_data_context(self.recipe, self.plan, self.device, stage_times))
+        self.stack.enter_context(writer)
+
+        profiler = StepProfiler.for_run(self)
+        train_state = build_train_state(self, self.logger)
+        bad_samples = build_bad_samples(self.recipe, self.restore_point.state, self.logger, self.process_group)
+        micro_batch_size = MicroBatchSize(self.plan.micro_groups)
+        counters = self._restore(train_state)
+        step = build_train_step(
+            self, train_state, self.logger, annotate=profiler.annotate, micro_batch_size=micro_batch_size
+        )
+        trainer = Trainer(
+            plan=self.plan,
+            step=step,
+            loader=self._train_loader(bad_samples, context),
+            evaluator=Evaluator(self, train_state, self._eval_loader(bad_samples, context), bad_samples),
+            checkpointer=Checkpointer(self, train_state, bad_samples, micro_batch_size, writer),
+            progress=ProgressLogger(self, train_state),
+            logger=self.logger,
+            clock=self.clock,
+            process_group=self.process_group,
+            stop_signal=self.stop_signal,
+            callbacks=[profiler, self._nan_guard(train_state, counters), *self._callbacks(stage_times)],
+            counters=counters,
+        )
+        self.finalizer.trainer = trainer
+        return trainer
+
+    def _exit_when_rank_is_lost(self, writer: AsyncWriter) -> None:
+        def on_lost_rank(error: ReconvError) -> None:
+            writer.join(_MAX_SAVE_S)
+            self.finalizer.log_error(error)
+
+        self.process_group.on_lost_rank(self.recipe.parallel.heartbeat_timeout_s, on_lost_rank)
+
+    def _restore(self, train_state: TrainState) -> Counters:
+        """Load the checkpoint into the train state; returns the counters to continue with."""
+        if self.restore_point.loaded is None:
+            return Counters()
+        train_state.load_state_dict(self.restore_point.loaded.parts, source=str(self.run_dir.checkpoints))
+        state = self.restore_point.state
+        return Counters(state["step"], list(state["history"]), state["skipped"])
+
+    def _train_loader(self, bad_samples: BadSamples, context: DataContext) -> TrainLoader:
+        replica = (
+            self.process_group.rank // self.recipe.parallel.pipeline_stages
+        )  # all stages of a pipeline read the same
+        return build_train_loader(self.recipe, self.plan, self.datasets.train, context, bad_samples, replica)
+
+    def _eval_loader(self, bad_samples: BadSamples, context: DataContext) -> EvalLoader:
+        plan = self.plan
+        return build_eval_loader(
+            self.recipe,
+            self.datasets.val,
+            self.device,
+            plan.eval_batch,
+            plan.workers,
+            bad_samples,
+            self.process_group,
+            context,
+        )
+
+    def _nan_guard(self, train_state: TrainState, counters: Counters) -> NanGuard:
+        config, precision = self.recipe.engine.non_finite, train_state.network.precision
+        return NanGuard(
+            self.device,
+            self.logger,
+            policy=config.policy,
+            budget=config.max_skipped,
+            loss_scale=lambda: precision.loss_scale if precision.expects_overflow else None,
+            skipped=counters.skipped,
+            all_gather=self.process_group.all_gather,
+        )
+
+    def _callbacks(self, stage_times: StageTimes) -> list[Callback]:
+        source, cores = self.datasets.train.kind, usable_cores(Machine())
+        return [
+            EarlyStopping.from_config(self.recipe.early_stopping),
+            DataWaitLogger(self.recipe, self.plan, source, cores, self.clock, stage_times, self.logger),
+            CheckpointAveraging(self),
+            ReportImages(self),
+        ]
 
 
-def _announce(job: TrainingRun, notes: Sequence[str], command: Sequence[str], logger: RunLogger) -> None:
-    """Record the attempt, the plan and what a person should know before the first step."""
-    state = job.point.state
+def _fields(prepared: PreparedRun) -> dict[str, Any]:
+    return {f.name: getattr(prepared, f.name) for f in fields(PreparedRun)}
+
+
+def _check_recipe(run: PreparedRun) -> None:
+    """Refuse what could only fail later in a run."""
+    check_profile_range(run.recipe, run.plan)
+    check_metric(run.recipe)
+
+
+def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:
+    """The folder of the resumed run or a new one, with the recipe of this attempt."""
+    if run.existing is not None:
+        run_dir = run.existing.run_dir
+    else:
+        launch_env = run.process_group.launch_env
+        run_dir = create_run_dir(run.recipe, out=args.out, runs=args.runs, stack=stack, launch_env=launch_env)
+    write_atomic(run_dir.recipe, dump(run.recipe))
+    run_dir.summary.unlink(missing_ok=True)  # that of an earlier attempt
+    return run_dir
+
+
+def _log_start(run: PreparedRun, run_dir: RunDir, command: Sequence[str], logger: RunLogger) -> None:
+    """Log the ranks, the attempt, and what should be known before the first step."""
+    state, step = run.restore_point.state, run.restore_point.step
+    for line in describe_ranks(run.process_group, run.device.describe()):
+        logger.info(line)
     attempts = 0
-    if job.process_group.is_rank0:
-        attempts = sum(isinstance(event, AttemptStarted) for event in read_events(job.folder.events))
-    logger.log(AttemptStarted(attempts + 1, int(state.get("step", 0)), tuple(command), _environment(job)))
+    if run.process_group.is_rank0:
+        attempts = sum(isinstance(event, AttemptStarted) for event in read_events(run_dir.events))
+    logger.log(AttemptStarted(attempts + 1, step, tuple(command), _environment(run)))
     changed = [
-        f"{name} was {state[name]}, is {now}: bitwise equality with the first attempt is not promised"
-        for name, now in (("threads", job.plan.threads), ("device", job.device.kind))
+        f"{name} was {state[name]} and is now {now}: results may differ in the last bits"
+        for name, now in (("threads", run.plan.threads), ("device", run.device.kind))
         if state and state[name] != now
     ]
-    for text in (*job.point.notes, *notes, *changed):
-        logger.info(text, int(state.get("step", 0)))
+    for text in (*run.notes, *changed):
+        logger.info(text, step)
 
 
-def _environment(job: TrainingRun) -> dict[str, Any]:
+def _environment(run: PreparedRun) -> dict[str, Any]:
     return {
         "reconv": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": job.device.describe(),
-        "threads": job.plan.threads,
-        "JPEG decoder": job.plan.decoder,
-        **({"share of the GPU's JPEG engine": job.plan.gpu_share} if job.plan.gpu_share else {}),
+        "device": run.device.describe(),
+        "threads": run.plan.threads,
+        "JPEG decoder": run.plan.decoder,
+        **({"share of the GPU's JPEG engine": run.plan.gpu_share} if run.plan.gpu_share else {}),
         "host": platform.node(),
         "system": platform.platform(),
-        "data": job.sources.train.origin,
-        "data fingerprint": job.sources.train.fingerprint()[:16],
+        "data": run.datasets.train.origin,
+        "data fingerprint": run.datasets.train.fingerprint()[:16],
     }
-
-
-def run_job(job: TrainingRun, stop: StopSignal, logger: RunLogger) -> RunResult:
-    """Build the parts, run the loop, and wind down whatever happens."""
-    clock, writer = RunClock(), AsyncWriter()
-    ending = RunFinalizer(job, clock, logger)
-    trace = build_trace(job.recipe, job.folder, job.device, ending.first_step, logger, clock)
-    waiting = _waiting(job, clock, logger)
-    logger.subscribe(waiting.on_event)
-
-    def end_without_peer(error: ReconvError) -> None:
-        writer.join(_SAVE_LINGERS_S)
-        ending.tell_error(error)
-
-    job.process_group.on_lost_rank(job.recipe.parallel.heartbeat_timeout_s, end_without_peer)
-    with ExitStack() as winding_down:  # what comes last is done first
-        winding_down.callback(ending.tell)
-        winding_down.callback(lambda: waiting.log(ending.counters.step))
-        winding_down.callback(trace.close)
-        with (
-            ending.named(),
-            open_data_context(job.recipe, job.plan, job.device, waiting.stage_times) as context,
-            writer,
-        ):
-            fit, evaluation = assemble(job, stop, logger, clock, trace, context, writer)
-            ending.counters = fit.counters
-            fit.run()
-            ending.ended_early = fit.ended_early
-            _finish(job, evaluation, ending, logger)
-    return RunResult(
-        job.folder.path, job.process_group.on_rank0(lambda: read_summary(job.folder.path)), int(ending.code)
-    )
-
-
-def _finish(job: TrainingRun, evaluation: Evaluation, ending: RunFinalizer, logger: RunLogger) -> None:
-    """What is done once after the last step."""
-    step = ending.counters.step
-    if ending.ended_early:
-        logger.info(f"ended early: {ending.ended_early}", step)
-    ending.fields = {
-        "stopped_early": ending.ended_early or None,
-        **average_at_end(job.recipe, job.plan, job.folder, job.process_group, step, evaluation, logger),
-    }
-    if job.plan.evaluate is not None and job.process_group.is_rank0:
-        _show_mistakes(job, evaluation, step, logger)
-
-
-def _show_mistakes(job: TrainingRun, evaluation: Evaluation, step: int, logger: RunLogger) -> None:
-    """What the report shows of the last evaluation besides numbers."""
-    if isinstance(evaluation.last, DetectionMetrics):
-        source, weights = with_boxes(job.sources.val), evaluation.last_weights
-        tell_findings(evaluation.last, source, job.folder, step, weights, evaluation.is_partial, logger)
-    else:
-        picture_mistakes(evaluation, job.sources, job.folder, job.recipe, step, logger)
-
-
-def _waiting(job: TrainingRun, clock: RunClock, logger: RunLogger) -> DataWaitLogger:
-    source, cores = job.sources.train.kind, usable_cores(Machine())
-    return DataWaitLogger(job.recipe, job.plan, source, cores, clock, StageTimes(), logger)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from reconv.bench.roofline import LayerCost, Peak, bytes_share, find_peak, forward_flops, layer_costs, least_s, shares
+from reconv.bench.roofline import (
+    LayerCost,
+    Peak,
+    find_peak,
+    forward_flops,
+    layer_costs,
+    memory_bound_fraction,
+    min_time_s,
+    utilization,
+)
 from reconv.models import build_model
 
 # Multiplications and additions of the forward pass at 224 px, in millions, as torchvision publishes them (GFLOPS).
@@ -41,34 +50,34 @@ def test_counting_leaves_the_network_alone() -> None:
 def test_the_least_time_is_the_greater_of_operations_and_bytes() -> None:
     cost = [LayerCost(flops=1000, inputs=10, outputs=20, weights=5)]
     slow_memory, slow_arithmetic = Peak(1e9, 1e3, 2, ""), Peak(1e3, 1e9, 2, "")
-    assert least_s(cost, 4, slow_memory, training=False) == pytest.approx((4 * 30 + 5) * 2 / 1e3)
-    assert least_s(cost, 4, slow_memory, training=True) == pytest.approx((4 * 30 + 5 + 4 * 40 + 10) * 2 / 1e3)
-    assert least_s(cost, 4, slow_arithmetic, training=False) == pytest.approx(4.0)
-    assert least_s(cost, 4, slow_arithmetic, training=True) == pytest.approx(12.0)
+    assert min_time_s(cost, 4, slow_memory, training=False) == pytest.approx((4 * 30 + 5) * 2 / 1e3)
+    assert min_time_s(cost, 4, slow_memory, training=True) == pytest.approx((4 * 30 + 5 + 4 * 40 + 10) * 2 / 1e3)
+    assert min_time_s(cost, 4, slow_arithmetic, training=False) == pytest.approx(4.0)
+    assert min_time_s(cost, 4, slow_arithmetic, training=True) == pytest.approx(12.0)
 
 
 def test_what_limits_is_told_by_the_share_of_the_least_time() -> None:
     wide, narrow = (LayerCost(flops=flops, inputs=10, outputs=20, weights=0) for flops in (3000, 0))
     peak = Peak(1e3, 60, 2, "")  # 3 s of operations; 1 s of bytes
-    assert bytes_share([wide], 1, peak, training=False) == 0
-    assert bytes_share([narrow], 1, peak, training=True) == 1
-    assert bytes_share([wide, narrow], 1, peak, training=False) == pytest.approx(1 / 4)
+    assert memory_bound_fraction([wide], 1, peak, training=False) == 0
+    assert memory_bound_fraction([narrow], 1, peak, training=True) == 1
+    assert memory_bound_fraction([wide, narrow], 1, peak, training=False) == pytest.approx(1 / 4)
 
 
 def test_the_shares_of_a_known_device_follow_from_its_peak() -> None:
     peak = find_peak("cuda:0, NVIDIA H200", "bf16")
     assert peak is not None
     cost = [LayerCost(flops=1e9, inputs=10, outputs=20, weights=5)]
-    found = shares(cost, 100, 0.001, "cuda:0, NVIDIA H200", "bf16", training=True)
+    found = utilization(cost, 100, 0.001, "cuda:0, NVIDIA H200", "bf16", training=True)
     assert found["flops_per_image"] == 3e9
-    assert found["flop_utilisation"] == pytest.approx(3e9 * 100 / 0.001 / peak.flops_per_s)
-    assert found["roofline_fraction"] == pytest.approx(found["flop_utilisation"])
+    assert found["flop_utilization"] == pytest.approx(3e9 * 100 / 0.001 / peak.flops_per_s)
+    assert found["roofline_fraction"] == pytest.approx(found["flop_utilization"])
 
 
 @pytest.mark.parametrize(("device", "precision"), [("cpu, 1 thread", "bf16"), ("cuda:0, NVIDIA H200", "fp32")])
 def test_an_unknown_peak_gives_no_share_and_says_so(device: str, precision: str) -> None:
-    found = shares([LayerCost(1e9, 1, 1, 1)], 1, 1.0, device, precision, training=True)
+    found = utilization([LayerCost(1e9, 1, 1, 1)], 1, 1.0, device, precision, training=True)
     assert found["roofline_fraction"] is None
-    assert found["flop_utilisation"] is None
+    assert found["flop_utilization"] is None
     assert device in found["roofline_note"]
     assert found["flops_per_image"] == 3e9

@@ -15,15 +15,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reconv.bench.bench_data import BATCH, _cpu_s, _mean_difference, _ordinary, _ours, bench_data
-from reconv.bench.bench_target import BenchTarget, open_subject
-from reconv.bench.data_paths import open_ways
+from reconv.bench.bench_data import BATCH, _baseline_batches, _cpu_s, _mean_difference, _our_batches, bench_data
+from reconv.bench.bench_run import bench_args, open_bench_run
+from reconv.bench.data_paths import open_data_paths
 from reconv.cli import main
 from reconv.data.decode.native import choose_decoder
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.thread_pool import InlineWorker
 from reconv.errors import UsageError
+from reconv.trainer.training_run import PreparedRun
 
 SMALL = ["--set", "data.preprocess.size=32", "--set", "data.preprocess.resize=36"]
 
@@ -42,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def _subject(tree: Path) -> BenchTarget:
+def _open_run(tree: Path) -> PreparedRun:
     wanted = {
         "data.preprocess.size": 32,
         "data.preprocess.resize": 36,
@@ -51,7 +52,9 @@ def _subject(tree: Path) -> BenchTarget:
         "batch.group": "all",
     }
     given = [(field, value, "--set") for field, value in wanted.items()]
-    return open_subject("resnet50", input="real", data=str(tree), overrides=given, device="cpu")
+    args = bench_args("resnet50", input="real", data=str(tree), overrides=given, device="cpu")
+    with open_bench_run(args) as run:
+        return run
 
 
 def _run(words: list[str], code: int = 0) -> None:
@@ -61,21 +64,21 @@ def _run(words: list[str], code: int = 0) -> None:
 
 
 def test_both_pipelines_make_the_same_pictures(tree: Path) -> None:
-    subject = _subject(tree)
-    ours, theirs = _ours(subject, 0), _ordinary(subject)
+    run = _open_run(tree)
+    ours, theirs = _our_batches(run, 0), _baseline_batches(run)
     for _ in range(2):
         mine, other = next(ours), next(theirs)
         assert mine.shape == other.shape == (BATCH, 3, 32, 32)
         assert (mine.float() - other.float()).abs().mean() <= 0.5
-    assert _mean_difference(subject) <= 0.5
+    assert _mean_difference(run) <= 0.5
 
 
 def test_flips_are_part_of_what_is_compared(tree: Path) -> None:
-    subject = _subject(tree)
-    augment = subject.recipe.augment.model_copy(update={"hflip": 0.0})
-    unflipped = replace(subject, recipe=subject.recipe.model_copy(update={"augment": augment}))
-    assert (next(_ordinary(subject)) != next(_ordinary(unflipped))).any()
-    assert (next(_ours(subject, 0)) != next(_ours(unflipped, 0))).any()
+    run = _open_run(tree)
+    augment = run.recipe.augment.model_copy(update={"hflip": 0.0})
+    unflipped = replace(run, recipe=run.recipe.model_copy(update={"augment": augment}))
+    assert (next(_baseline_batches(run)) != next(_baseline_batches(unflipped))).any()
+    assert (next(_our_batches(run, 0)) != next(_our_batches(unflipped, 0))).any()
 
 
 def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(
@@ -96,7 +99,7 @@ def test_the_json_file_has_the_ratio_of_ours_to_the_ordinary_pipeline(
     assert result["jpeg_decoder"] == ("simplejpeg" if choose_decoder("auto") == "pillow" else "native")
     assert result["workers"] == 2
     assert result["scaling"] == pytest.approx(statistics.median(result["scaling_windows"]))
-    assert result["num_pictures"] == 9
+    assert result["num_images"] == 9
     assert not list(tmp_path.glob("reconv-bench-*"))
 
 
@@ -110,23 +113,23 @@ def test_packed_data_are_compared_with_the_ordinary_pipeline_on_them(
     capsys.readouterr()
     _run(["bench", "data", "--data", str(tree), *SMALL, "--images", "32", "--compare", "--quiet"])
     out = capsys.readouterr().out
-    assert "the ordinary pipeline" in out
+    assert "baseline" in out
     assert "packed, short side 320" in out
 
 
 def test_every_way_makes_pictures_of_the_same_samples(tree: Path) -> None:
-    with open_ways(_subject(tree), 6, lambda text: None) as ways:
-        assert len(ways) == 4
-        targets = {way.name: [way.subject.source[i].target for i in range(6)] for way in ways}
+    with open_data_paths(_open_run(tree), 6, lambda text: None) as paths:
+        assert len(paths) == 4
+        targets = {path.name: [path.run.datasets.train[i].target for i in range(6)] for path in paths}
         assert len({tuple(of_way) for of_way in targets.values()}) == 1
-        assert {len(way.subject.source) for way in ways} == {6}
+        assert {len(path.run.datasets.train) for path in paths} == {6}
 
 
 def test_without_comparing_there_is_no_ratio(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _run(["bench", "data", "--data", str(tree), *SMALL, "--images", "32", "--quiet"])
     out = capsys.readouterr().out
     assert "images/s on one core" in out
-    assert "ordinary" not in out
+    assert "baseline" not in out
 
 
 def test_a_pipeline_that_makes_other_pictures_is_not_compared(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,9 +159,9 @@ def test_the_time_of_a_picture_is_told_by_stage(tree: Path) -> None:
 
 
 def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
-    subject, workers = _subject(tree), ProcessPool(1)
+    run, workers = _open_run(tree), ProcessPool(1)
     try:
-        assert len(next(_ours(subject, 1, 1, DataContext(subject.device, workers)))) == BATCH
+        assert len(next(_our_batches(run, 1, 1, DataContext(run.device, workers)))) == BATCH
         before_s = time.process_time()
         assert _cpu_s(workers) > before_s + 0.1  # a worker that has answered has imported torch
         assert before_s <= _cpu_s(InlineWorker()) <= time.process_time()
@@ -167,6 +170,6 @@ def test_the_processor_time_of_worker_processes_is_counted(tree: Path) -> None:
 
 
 def test_the_gpus_back_end_is_sent_to_the_bench_that_has_a_gpu(tree: Path) -> None:
-    with pytest.raises(UsageError, match="measures the host's loader") as caught:
+    with pytest.raises(UsageError, match="measures the loader on the host") as caught:
         bench_data(str(tree), overrides=[("data.backend", "gpu", "test")])
     assert caught.value.then is not None and "bench train resnet50 --input real" in caught.value.then

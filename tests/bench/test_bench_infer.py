@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import reconv
-from reconv.bench.baselines import Peer
-from reconv.bench.bench_infer import _DTYPES, BATCHES, _in_types, _open, bench_infer
-from reconv.bench.inference_baselines import Other, Serving, others
+from reconv.bench.baselines import TrainBaseline
+from reconv.bench.bench_infer import _DTYPES, BATCHES, _convert, _open, bench_infer
+from reconv.bench.inference_baselines import FusedInference, InferenceBaseline, inference_baselines
 from reconv.checkpoint.locate import locate
 from reconv.cli import main
 from reconv.errors import UsageError
@@ -30,12 +30,12 @@ def _run(words: list[str], code: int = 0) -> None:
 
 
 def test_the_json_has_a_row_for_each_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
-    _run(["bench", "infer", "quickstart", "--batches", "1,3,8", "--answers", "5", "--json"])
+    _run(["bench", "infer", "quickstart", "--batches", "1,3,8", "--iterations", "5", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert [row["batch"] for row in result["batches"]] == [1, 3, 8]
     for row in result["batches"]:
         assert 0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p95"] <= row["latency_ms"]["p99"]
-        assert row["answers"] == 5
+        assert row["iterations"] == 5
     assert result["latency_ms"] == result["batches"][0]["latency_ms"]
     assert result["images_per_s"] == max(row["images_per_s"] for row in result["batches"])
     assert result["norms_folded"] == 7
@@ -55,11 +55,11 @@ def test_a_run_is_measured_with_its_own_network(capsys: pytest.CaptureFixture[st
     ]
     run = reconv.train("quickstart", overrides=given).folder
     before = sorted(path for path in Path().rglob("*"))
-    result = bench_infer(str(run), batches=(2,), answers=2)
+    result = bench_infer(str(run), batches=(2,), iterations=2)
     assert result["recipe"]["length"] == "2step"
-    changed = bench_infer(str(run), batches=(2,), answers=2, overrides=[("precision.mode", "fp64", "--set")])
+    changed = bench_infer(str(run), batches=(2,), iterations=2, overrides=[("precision.mode", "fp64", "--set")])
     assert (result["precision"], changed["precision"]) == ("fp32", "fp64")
-    _run(["bench", "infer", str(run), "--batches", "2", "--answers", "2"])
+    _run(["bench", "infer", str(run), "--batches", "2", "--iterations", "2"])
     assert "7 norms folded" in capsys.readouterr().out
     assert sorted(path for path in Path().rglob("*")) == before
     _, network, _ = _open(str(run), (), "cpu")
@@ -76,14 +76,14 @@ def test_sizes_that_are_none_are_refused(text: str, capsys: pytest.CaptureFixtur
 
 
 def test_a_batch_that_does_not_fit_is_told_with_those_that_do(capsys: pytest.CaptureFixture[str]) -> None:
-    _run(["bench", "infer", "quickstart", "--batches", f"1,2,{10**12}", "--answers", "1"], code=6)
+    _run(["bench", "infer", "quickstart", "--batches", f"1,2,{10**12}", "--iterations", "1"], code=6)
     told = capsys.readouterr().err
     assert "a batch of 1,000,000,000,000 images does not fit" in told and "--batches 1,2\n" in told
 
 
 @pytest.mark.parametrize("mode", ["fp64", "32.32", "bf16", "bf16-all", "16.32", "16.16"])
 def test_every_precision_answers_in_one_type(mode: str) -> None:
-    result = bench_infer("quickstart", batches=(2,), answers=1, overrides=[("precision.mode", mode, "--set")])
+    result = bench_infer("quickstart", batches=(2,), iterations=1, overrides=[("precision.mode", mode, "--set")])
     assert result["precision"] == mode
 
 
@@ -115,13 +115,13 @@ class Repeats:
 def test_a_recorded_answer_is_the_networks_and_its_convolutions_took_in_what_follows() -> None:
     model, num_folded = fold_batch_norms(build_model("resnet8_cifar", num_classes=10), (3, 32, 32))
     recorder = Repeats()
-    serving = Serving(model, recorder)
+    fused = FusedInference(model, recorder)
     for rows in (2, 1):
-        served = serving(torch.randn(rows, 3, 32, 32))
-        assert served.num_joined == num_folded == 7
+        served = fused(torch.randn(rows, 3, 32, 32))
+        assert served.num_fused == num_folded == 7
         assert served.difference < 1e-5
         with torch.inference_mode():
-            served.launch()
+            served.run()
     assert recorder.num_launched == 4
 
 
@@ -130,10 +130,10 @@ def test_recorded_answers_of_every_precision_have_exact_ones_beside_them(mode: s
     recipe, network, _ = _open("quickstart", [("precision.mode", mode, "test")], "cpu")
     size = recipe.data.preprocess.size
     dtype = _DTYPES.get(mode, torch.float32)
-    model, exact, _ = _in_types(network, (1, size, size), dtype)
+    model, exact, _ = _convert(network, (1, size, size), dtype)
     images = torch.randn(2, 1, size, size).to(dtype)
-    served = Serving(model, Repeats(), exact)(images)
-    assert (served.num_joined, served.given_up) == (7, "")
+    served = FusedInference(model, Repeats(), exact)(images)
+    assert (served.num_fused, served.note) == (7, "")
     assert served.difference < 0.01
     with torch.inference_mode():
         answers, wide = model(images), exact(images)
@@ -158,26 +158,26 @@ class Rows(nn.Module):
 @pytest.mark.parametrize(
     "how, rows, why",
     [
-        ("scaled", 6, "from the plain ones"),
-        ("shaped", 6, "they fail: "),
-        ("asking", 3, "they fail: "),
-        ("shaped", 1, "inf of the largest value from the plain ones"),  # one image is broadcast to those of the list
+        ("scaled", 6, "its outputs differ by"),
+        ("shaped", 6, "it fails: "),
+        ("asking", 3, "it fails: "),
+        ("shaped", 1, "differ by inf of the largest"),  # one image is broadcast to those of the list
     ],
 )
 def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly_and_why_is_told(
     how: str, rows: int, why: str
 ) -> None:
     model = Rows(how).eval()
-    served = Serving(model, Repeats())(torch.randn(rows, 3, 8, 8))
-    assert (served.num_joined, served.difference) == (0, 0.0)
-    assert served.given_up.startswith("joint operations are given up: ") and why in served.given_up
+    served = FusedInference(model, Repeats())(torch.randn(rows, 3, 8, 8))
+    assert (served.num_fused, served.difference) == (0, 0.0)
+    assert served.note.startswith("joint operations are given up: ") and why in served.note
 
 
 def test_answers_may_differ_as_far_as_rounding_moves_them_anyhow() -> None:
     model, images = Rows("scaled").eval(), torch.randn(6, 3, 8, 8)  # a list of 3 rows gives twice the answers of 6
-    assert Serving(model, Repeats(), lambda x: 1.4 * model(x))(images).given_up
-    served = Serving(model, Repeats(), lambda x: 3 * model(x))(images)
-    assert (served.num_joined, served.given_up) == (1, "")
+    assert FusedInference(model, Repeats(), lambda x: 1.4 * model(x))(images).note
+    served = FusedInference(model, Repeats(), lambda x: 3 * model(x))(images)
+    assert (served.num_fused, served.note) == (1, "")
     assert served.difference == pytest.approx(1)
 
 
@@ -201,12 +201,12 @@ def _broken(num_classes: int) -> nn.Module:
 
 
 def test_others_answer_the_same_batches_and_one_that_cannot_is_told() -> None:
-    peers = [Other("small", _small, False), Other("broken", _broken, False)]
-    result = bench_infer("quickstart", batches=(1, 4), answers=2, peers=peers)
-    assert [row["batch"] for row in result["peers"]["small"]] == [1, 4]
-    for ours, theirs in zip(result["batches"], result["peers"]["small"], strict=True):
+    baselines = [InferenceBaseline("small", _small, False), InferenceBaseline("broken", _broken, False)]
+    result = bench_infer("quickstart", batches=(1, 4), iterations=2, baselines=baselines)
+    assert [row["batch"] for row in result["baselines"]["small"]] == [1, 4]
+    for ours, theirs in zip(result["batches"], result["baselines"]["small"], strict=True):
         assert theirs["ratio"] == pytest.approx(ours["images_per_s"] / theirs["images_per_s"])
-    assert result["peers"]["broken"] == []
+    assert result["baselines"]["broken"] == []
     assert [note.split(":")[0] for note in result["notes"]] == [
         "broken could not be measured at batch 1",
         "broken could not be measured at batch 4",
@@ -214,19 +214,21 @@ def test_others_answer_the_same_batches_and_one_that_cannot_is_told() -> None:
 
 
 def test_each_package_is_run_eager_and_compiled_and_a_whole_name_wins() -> None:
-    peers = [
-        Peer("torchvision", _small, "fp16", False),
-        Peer("torchvision channels_last compiled", _small, "bf16", True),
+    baselines = [
+        TrainBaseline("torchvision", _small, "fp16", False),
+        TrainBaseline("torchvision channels_last compiled", _small, "bf16", True),
     ]
     names = ["torchvision channels_last", "torchvision channels_last compiled"]
-    assert [(other.name, other.is_compiled) for other in others(peers)] == list(zip(names, (False, True), strict=True))
-    assert [other.name for other in others(peers, names[0])] == names[:1]
-    assert [other.name for other in others(peers, "compiled")] == names[1:]
-    with pytest.raises(UsageError, match="no peer's name"):
-        others(peers, "timm")
+    assert [(baseline.name, baseline.is_compiled) for baseline in inference_baselines(baselines)] == list(
+        zip(names, (False, True), strict=True)
+    )
+    assert [baseline.name for baseline in inference_baselines(baselines, names[0])] == names[:1]
+    assert [baseline.name for baseline in inference_baselines(baselines, "compiled")] == names[1:]
+    with pytest.raises(UsageError, match="no baseline is called"):
+        inference_baselines(baselines, "timm")
 
 
 def test_a_comparison_without_peers_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    _run(["bench", "infer", "quickstart", "--batches", "2", "--answers", "1", "--compare"])
+    _run(["bench", "infer", "quickstart", "--batches", "2", "--iterations", "1", "--compare"])
     said = capsys.readouterr().out
-    assert "no peer was measured" in said and "torchvision" in said
+    assert "no baseline was measured" in said and "torchvision" in said

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from ranks import in_ranks
 
-from reconv.bench.baselines import Peer
-from reconv.bench.bench_target import open_subject
+from reconv.bench.baselines import TrainBaseline
 from reconv.bench.bench_train import bench_train
-from reconv.bench.timing import Wish
+from reconv.bench.timing import TimingConfig
 from reconv.cli import main
 from reconv.cli.bench import train_lines
-from reconv.distributed.environment import LaunchEnv
 from reconv.errors import UsageError
 from reconv.models import build_model
+from reconv.recipe.loader import load
+from reconv.recipe.plan import Facts, make_plan
 
-QUICK = Wish(windows=5, steps=1, warmup=0)
+QUICK = TimingConfig(windows=5, steps=1, warmup=0)
 GROUPS = {"batch.size": "48", "batch.group": "16"}  # two groups and one
 
 
 def measured(settings: dict[str, str]) -> dict[str, Any]:
-    return bench_train("quickstart", overrides=[(k, v, "--set") for k, v in settings.items()], wish=QUICK)
+    return bench_train("quickstart", overrides=[(k, v, "--set") for k, v in settings.items()], config=QUICK)
 
 
 def num_parameters() -> int:
@@ -54,22 +54,24 @@ def test_two_devices_are_measured_beside_one_and_their_gradients_counted(
     assert scaling["alone_step_ms"] == second["scaling"]["alone_step_ms"]  # rank 0's, while the other waited
     assert any("different numbers of samples" in note for note in first["notes"])
     printed = "\n".join(train_lines(first, compare=False))
-    for words in ("2 devices x", "one alone with as many samples (32)", "weak scaling", "of gradients a step in"):
+    for words in (
+        "2 devices x",
+        "one device alone with the same batch (32)",
+        "weak scaling",
+        "of gradients per step in",
+    ):
         assert words in printed
 
 
 def test_a_batch_of_one_group_is_measured_on_two_devices() -> None:
     first, _ = in_ranks(2, measured, {})
     assert (first["devices"], first["batch_per_device"]) == (2, 32) and first["flops_per_image"] > 0
-    assert any("groups are spread over devices" in note for note in first["notes"])
+    assert any("batch norm groups span several devices" in note for note in first["notes"])
 
 
 def test_one_device_of_several_keeps_its_groups_and_micro_batches() -> None:
     given = [("batch.size", 96, "--set"), ("batch.group", 8, "--set"), ("batch.micro", 16, "--set")]
-    launch_env = LaunchEnv(rank=1, world_size=3, local_rank=1, local_world_size=3)
-    plan = open_subject(
-        "quickstart", input="device", data=None, overrides=given, device="cpu", launch_env=launch_env
-    ).plan
+    plan = make_plan(load("quickstart", given).recipe, Facts(num_train=960, num_val=96, num_classes=10, world_size=3))
     alone = plan.one_device()
     assert (alone.world_size, alone.global_batch, alone.rows()) == (1, 32, slice(0, 32))
     assert alone.micro_batches() == plan.micro_batches(0) == ((8, 8), (8, 8))
@@ -82,10 +84,12 @@ def test_one_device_has_nothing_to_be_scaled() -> None:
 
 
 def test_what_several_devices_cannot_measure_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="peers are measured on one"):
-        bench_train("quickstart", devices=2, peers=[Peer("none", lambda n: pytest.fail("built"), "bf16", False)])
+    with pytest.raises(UsageError, match="baselines are measured on one"):
+        bench_train(
+            "quickstart", devices=2, baselines=[TrainBaseline("none", lambda n: pytest.fail("built"), "bf16", False)]
+        )
     for words, said in (
-        (["--devices", "2", "--set", "parallel.pipeline_stages=2"], "a pipeline has no device to be compared with"),
+        (["--devices", "2", "--set", "parallel.pipeline_stages=2"], "does not measure pipelines"),
         (["--devices", "2", "--batch-size", "64", "--batch-per-device", "32"], "32 per device x 2 = 64"),
         (["--nic", "no-such-network"], "there is no such network here"),
     ):
@@ -101,5 +105,5 @@ def test_processes_are_not_started_by_processes_that_a_launcher_started(
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(UsageError, match=f"torchrun has started {size} processes"):
+    with pytest.raises(UsageError, match=f"already started {size} processes"):
         bench_train("quickstart", devices=2)

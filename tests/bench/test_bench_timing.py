@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reconv.batch import Batch
-from reconv.bench.timing import MOST_STEPS, PARTS, Marks, Windows, Wish, measure, percentile, process_age_s
+from reconv.bench.timing import MAX_STEPS, PARTS, StepTimer, TimingConfig, Timings, measure, percentile, process_age_s
 from reconv.device import Cpu
 
 
@@ -31,31 +31,37 @@ def test_percentiles_are_numpys(percent: float) -> None:
 def test_warm_up_counts_in_no_window_and_steps_follow_each_other() -> None:
     done: list[int] = []
     device = Cpu()
-    marks = Marks(device)
+    timer = StepTimer(device)
 
     def step(number: int, micro_batches: Sequence[Batch]) -> None:
-        with marks.mark("forward"):
+        with timer.annotate("forward"):
             done.append(number)
 
-    windows = measure(step, _Batches(), device, Wish(windows=5, steps=3, warmup=4), marks)
+    windows = measure(step, _Batches(), device, TimingConfig(windows=5, steps=3, warmup=4), timer)
     assert done == list(range(1 + 4 + 5 * 3))
     assert (len(windows.step_s), windows.steps) == (5, 3)
-    assert len(marks._taken) == 2 * 5 * 3  # input and forward of every step in a window
+    assert len(timer._times) == 2 * 5 * 3  # input and forward of every step in a window
 
 
 def test_a_window_without_a_number_of_steps_is_bounded() -> None:
     done: list[int] = []
     device = Cpu()
-    measure(lambda number, batches: done.append(number), _Batches(), device, Wish(windows=5, warmup=2), Marks(device))
-    assert len(done) <= 1 + 2 + 5 * MOST_STEPS
+    measure(
+        lambda number, batches: done.append(number),
+        _Batches(),
+        device,
+        TimingConfig(windows=5, warmup=2),
+        StepTimer(device),
+    )
+    assert len(done) <= 1 + 2 + 5 * MAX_STEPS
 
 
 def test_the_split_of_a_step_is_the_mean_over_all_steps() -> None:
-    marks = Marks(Cpu())
-    marks._taken += [("forward", lambda: 1.0), ("forward", lambda: 3.0), ("input", lambda: 0.5)]
-    parts_s = marks.seconds(2)
+    timer = StepTimer(Cpu())
+    timer._times += [("forward", lambda: 1.0), ("forward", lambda: 3.0), ("input", lambda: 0.5)]
+    parts_s = timer.seconds(2)
     assert parts_s == {"forward": 2.0, "backward": 0.0, "optimizer": 0.0, "input": 0.25}
-    step_ms = Windows((0.002, 0.004, 0.003), 2, 0.0, parts_s).step_ms()
+    step_ms = Timings((0.002, 0.004, 0.003), 2, 0.0, parts_s).step_ms()
     assert step_ms["median"] == 3.0
     assert step_ms["forward"] == 2000.0
 
@@ -65,10 +71,10 @@ class _Unclocked(Cpu):
 
 
 def test_parts_of_a_device_without_a_clock_are_unknown_not_zero() -> None:
-    marks = Marks(_Unclocked())
-    with marks.mark("forward"):
+    timer = StepTimer(_Unclocked())
+    with timer.annotate("forward"):
         pass
-    step_ms = Windows((0.001,), 1, 0.0, marks.seconds(1)).step_ms()
+    step_ms = Timings((0.001,), 1, 0.0, timer.seconds(1)).step_ms()
     assert [step_ms[name] for name in PARTS] == [None] * 4
     assert step_ms["median"] == 1.0
 

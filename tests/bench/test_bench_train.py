@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,23 @@ import pytest
 import torch
 from torch import nn
 
-from reconv.bench.baselines import Peer, PeerStep, find_peers
-from reconv.bench.bench_target import open_subject
+from reconv.bench.baselines import BaselineStep, TrainBaseline, find_baselines
+from reconv.bench.bench_run import Input, bench_args, open_bench_run
 from reconv.bench.bench_train import bench_train
-from reconv.bench.timing import Wish
+from reconv.bench.timing import TimingConfig
 from reconv.cli import main
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.transforms.device_transforms import TrainPreprocess
+from reconv.device import open_device
 from reconv.errors import UsageError
 from reconv.metrics import coco_eval
 from reconv.recipe.loader import Override, load
-from reconv.trainer import dry_run as rehearse
-from reconv.trainer.build.task_builder import check_scores
+from reconv.trainer.build.task_builder import check_metric
+from reconv.trainer.dry_run import dry_run
+from reconv.trainer.training_run import PreparedRun
 
-QUICK = Wish(windows=5, steps=2, warmup=1)
+QUICK = TimingConfig(windows=5, steps=2, warmup=1)
 FEW = ["--steps", "2", "--windows", "5", "--warmup", "1"]
 
 
@@ -47,23 +50,28 @@ def test_the_json_file_has_every_field_of_the_contract() -> None:
     assert result["peak_memory_bytes"] > 0
     assert result["flops_per_image"] == 3 * 2 * 747136  # resnet8 of 8 px and one channel, counted by hand
     assert result["roofline_fraction"] is None
-    assert "not known" in result["roofline_note"]
-    assert result["peers"] == {}
+    assert "unknown" in result["roofline_note"]
+    assert result["baselines"] == {}
     assert result["device"].startswith("cpu")
     assert result["versions"]["torch"] == torch.__version__
     assert result["recipe"]["optimizer"]["momentum"] == 0.9
     assert [path.name for path in Path().iterdir()] == ["result.json"]  # no run folder
 
 
+def opened(recipe: str, input: Input, overrides: Sequence[Override]) -> PreparedRun:
+    with open_bench_run(bench_args(recipe, input=input, overrides=overrides, device="cpu")) as run:
+        return run
+
+
 def test_made_up_images_have_the_size_channels_and_classes_of_the_recipe() -> None:
-    subject = open_subject("quickstart", input="device", data=None, overrides=[], device="cpu")
-    [batch] = next(make_train_loader(subject.source, subject.recipe, subject.plan, DataContext.on_host()).steps(0, 1))
+    run = opened("quickstart", "device", [])
+    [batch] = next(make_train_loader(run.datasets.train, run.recipe, run.plan, DataContext.on_host()).steps(0, 1))
     assert batch["images"].shape == (64, 1, 8, 8)
-    assert subject.plan.num_classes == 10
+    assert run.plan.num_classes == 10
     big = [("batch.size", 2, "--set"), ("batch.group", "all", "--set")]
-    subject = open_subject("resnet50", input="host", data=None, overrides=big, device="cpu")
-    assert subject.plan.num_classes == 1000
-    assert subject.source.kind == "synthetic"
+    run = opened("resnet50", "host", big)
+    assert run.plan.num_classes == 1000
+    assert run.datasets.train.kind == "synthetic"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +86,7 @@ def test_the_data_is_what_was_asked_for(words: list[str], kind: str, capsys: pyt
 
 def test_the_step_that_is_measured_trains_and_averages() -> None:
     given = [("ema.decay", 0.9, "--set"), ("batch.size", 32, "--set"), ("batch.group", 16, "--set")]
-    result = bench_train("quickstart", overrides=given, wish=QUICK)
+    result = bench_train("quickstart", overrides=given, config=QUICK)
     assert result["recipe"]["ema"]["decay"] == 0.9
     assert result["batch"] == 32
     assert math.isfinite(result["images_per_s"])
@@ -93,10 +101,13 @@ def _broken(num_classes: int) -> nn.Module:
 
 
 def test_a_peer_is_measured_beside_ours_and_one_that_fails_is_said() -> None:
-    peers = [Peer("small", _linear, "bf16", channels_last=True), Peer("wrong", _broken, "bf16", channels_last=False)]
-    result = bench_train("quickstart", wish=QUICK, peers=peers)
-    assert set(result["peers"]) == {"small"}
-    small = result["peers"]["small"]
+    baselines = [
+        TrainBaseline("small", _linear, "bf16", channels_last=True),
+        TrainBaseline("wrong", _broken, "bf16", channels_last=False),
+    ]
+    result = bench_train("quickstart", config=QUICK, baselines=baselines)
+    assert set(result["baselines"]) == {"small"}
+    small = result["baselines"]["small"]
     assert small["ratio"] == pytest.approx(result["images_per_s"] / small["images_per_s"])
     assert small["precision"] == "fp32"  # on the CPU
     assert any(note.startswith("wrong could not be measured") for note in result["notes"])
@@ -104,10 +115,10 @@ def test_a_peer_is_measured_beside_ours_and_one_that_fails_is_said() -> None:
 
 def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
     given = [("batch.group", 16, "--set"), ("batch.micro", 16, "--set")]
-    subject = open_subject("quickstart", input="real", data=None, overrides=given, device="cpu")
-    recipe = subject.recipe
+    run = opened("quickstart", "real", given)
+    recipe = run.recipe
     prepare = TrainPreprocess(recipe.data.preprocess, recipe.augment, 10, torch.float32)
-    micro_batches = next(make_train_loader(subject.source, recipe, subject.plan, DataContext.on_host()).steps(0, 1))
+    micro_batches = next(make_train_loader(run.datasets.train, recipe, run.plan, DataContext.on_host()).steps(0, 1))
     assert len(micro_batches) == 4
     model = _linear(10)
     expected = [p.clone() for p in model.parameters()]
@@ -115,13 +126,13 @@ def test_the_peers_own_step_is_an_ordinary_step_over_the_whole_batch() -> None:
     prepared = [prepare(batch, 0) for batch in micro_batches]
     images, targets = (torch.cat([batch[name] for batch in prepared]) for name in ("images", "targets"))
     grads = torch.autograd.grad(loss(model(images), targets), list(model.parameters()))
-    step = PeerStep(
+    step = BaselineStep(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
         loss=loss,
-        prepare=prepare,
-        device_kind="cpu",
-        half=None,
+        preprocess=prepare,
+        device=open_device("cpu"),
+        dtype=None,
     )
     step(0, micro_batches)
     for now, old, grad in zip(model.parameters(), expected, grads, strict=True):
@@ -132,12 +143,12 @@ def test_peers_that_are_not_installed_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.path", [])
-    peers, missing = find_peers("resnet50")
-    assert peers == []
+    baselines, missing = find_baselines("resnet50")
+    assert baselines == []
     assert missing == ["torchvision is not installed", "timm is not installed"]
     monkeypatch.undo()
     _run(["bench", "train", "quickstart", *FEW, "--compare"])  # nobody else has the network of this recipe
-    assert "no peer was measured" in capsys.readouterr().out
+    assert "no baseline was measured" in capsys.readouterr().out
 
 
 def test_an_installed_package_is_a_peer_for_the_networks_it_has(
@@ -152,18 +163,18 @@ def test_an_installed_package_is_a_peer_for_the_networks_it_has(
     )
     monkeypatch.setattr("sys.path", [str(package.parent)])
     monkeypatch.delitem(__import__("sys").modules, "timm", raising=False)
-    peers, missing = find_peers("mobilenet_v2")
-    assert [peer.name for peer in peers] == ["timm channels_last", "timm channels_last compiled"]
-    assert [peer.compiled for peer in peers] == [False, True]
-    built = peers[0].build(5)
+    baselines, missing = find_baselines("mobilenet_v2")
+    assert [baseline.name for baseline in baselines] == ["timm channels_last", "timm channels_last compiled"]
+    assert [baseline.compiled for baseline in baselines] == [False, True]
+    built = baselines[0].build(5)
     assert isinstance(built, nn.Linear) and built.out_features == 5
     assert missing == ["torchvision is not installed"]
-    assert [peer.name for peer in find_peers("mobilenet_v2", "compiled")[0]] == ["timm channels_last compiled"]
-    assert [peer.name for peer in find_peers("mobilenet_v2", "timm channels_last")[0]] == ["timm channels_last"]
-    assert len(find_peers("mobilenet_v2", "timm channels")[0]) == 2
+    assert [b.name for b in find_baselines("mobilenet_v2", "compiled")[0]] == ["timm channels_last compiled"]
+    assert [b.name for b in find_baselines("mobilenet_v2", "timm channels_last")[0]] == ["timm channels_last"]
+    assert len(find_baselines("mobilenet_v2", "timm channels")[0]) == 2
     with pytest.raises(UsageError, match="timm channels_last compiled"):
-        find_peers("mobilenet_v2", "torchvision")
-    assert find_peers("resnet8_cifar")[1][1] == "timm has no resnet8_cifar"
+        find_baselines("mobilenet_v2", "torchvision")
+    assert find_baselines("resnet8_cifar")[1][1] == "timm has no resnet8_cifar"
     monkeypatch.delitem(__import__("sys").modules, "timm")
 
 
@@ -187,9 +198,9 @@ def test_a_detector_can_be_measured_without_the_library_that_scores_it_and_not_t
 ) -> None:
     monkeypatch.setattr(coco_eval, "PACKAGE", "a_package_that_is_not_there")
     small: list[Override] = [("batch", {"size": 2, "group": "all"}, "--set")]
-    subject = open_subject("ssd-resnet34", input="device", data=None, overrides=small, device="cpu")
-    assert subject.recipe.detection.metric == "ap" and len(subject.source.class_names) == 80
+    run = opened("ssd-resnet34", "device", small)
+    assert run.recipe.detection.metric == "ap" and len(run.datasets.train.class_names) == 80
     with pytest.raises(UsageError, match=r"detection\.metric: ap is one of the 12 COCO numbers"):
-        rehearse("quickstart-detection", steps=1, overrides=[("detection.metric", "ap", "--set")])
+        dry_run("quickstart-detection", steps=1, overrides=[("detection.metric", "ap", "--set")])
     unscored: list[Override] = [("detection.metric", "ap", "--set"), ("evaluate.every", "off", "--set")]
-    check_scores(load("quickstart-detection", [*unscored, ("expect", None, "--set")]).recipe)
+    check_metric(load("quickstart-detection", [*unscored, ("expect", None, "--set")]).recipe)

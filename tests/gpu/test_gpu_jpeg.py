@@ -15,12 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reconv.bench.bench_target import BenchTarget, open_subject
+from reconv.bench.bench_run import bench_args, open_bench_run
 from reconv.data.stage_timing import StageTimes
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.kernels.crop.ops import crop, crop_reference
-from reconv.trainer.build import loaders as parts
 from reconv.trainer.build.data_context import open_data_context
+from reconv.trainer.build.loaders import build_eval_loader, build_train_loader
+from reconv.trainer.training_run import PreparedRun
 
 NUM_IMAGES, BATCH = 64, 32
 
@@ -41,22 +42,24 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def opened(tree: Path, **data: object) -> BenchTarget:
+def opened(tree: Path, **data: object) -> PreparedRun:
     given = {"batch.size": BATCH, "batch.group": "all", "data.num_workers": 2, "augment.decoder": "pillow"}
     given |= {f"data.{name}": value for name, value in data.items()}
     overrides = [(field, value, "test") for field, value in given.items()]
-    return open_subject("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
+    args = bench_args("resnet50", input="real", data=str(tree), overrides=overrides, device="cuda")
+    with open_bench_run(args) as run:
+        return run
 
 
-def images(target: BenchTarget, *, training: bool) -> Tensor:
+def images(run: PreparedRun, *, training: bool) -> Tensor:
     """The images of an epoch's first steps or of the evaluation, as the loader gives them."""
-    recipe, plan, device = target.recipe, target.plan, target.device
+    recipe, plan, device = run.recipe, run.plan, run.device
     with open_data_context(recipe, plan, device, StageTimes()) as context:
         if training:
-            loader = parts.train_loader(recipe, plan, target.source, context)
+            loader = build_train_loader(recipe, plan, run.datasets.train, context)
             batches = [batch for pieces in loader.steps(0, NUM_IMAGES // BATCH) for batch in pieces]
         else:
-            batches = list(parts.eval_loader(recipe, target.source, device, BATCH, plan.workers, context=context))
+            batches = list(build_eval_loader(recipe, run.datasets.train, device, BATCH, plan.workers, context=context))
         return torch.cat([batch["images"].cpu().float() for batch in batches])
 
 

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
-from reconv.bench.bench_target import open_subject
-from reconv.bench.timing import Marks
-from reconv.checkpoint.run_dir import RunDir
+from reconv.bench.bench_run import bench_args, open_bench_run
+from reconv.bench.timing import StepTimer
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.distributed.process_group import ProcessGroup
 from reconv.logging.run_logger import RunLogger
-from reconv.trainer.build import loaders as parts
-from reconv.trainer.build.datasets import Datasets
-from reconv.trainer.build.train_state import TrainingRun, build_learner, build_step
-from reconv.trainer.resume import RestorePoint
-from reconv.trainer.trainer import Counters
+from reconv.trainer.build.loaders import build_train_loader
+from reconv.trainer.build.train_state import build_train_state, build_train_step
 
 RECIPE, BATCH, STEPS = "resnet50-habana-1card-bf16", 128, 10
 WARM_STEPS = 5
@@ -40,19 +34,18 @@ def train(settings: Mapping[str, object]) -> Trained:
     """Train on images that lie on the device; after the first steps, waiting for the device is an error."""
     given = {"batch.size": BATCH, "batch.group": "all", **settings}
     overrides = [(field, value, "test") for field, value in given.items()]
-    target = open_subject(RECIPE, input="device", data=None, overrides=overrides, device="cuda")
-    recipe, plan, device = target.recipe, target.plan, target.device
-    sources = Datasets(target.source, target.source)
-    job = TrainingRun(recipe, plan, sources, device, ProcessGroup.single(), RunDir(Path("run")), RestorePoint(None, ()))
-    learner = build_learner(job, RunLogger())
-    step = build_step(job, learner, Counters(step=1), RunLogger(), Marks(device).mark)
-    context, losses = DataContext(BlockingTransfer(device.move)), []
-    for number, batches in enumerate(parts.train_loader(recipe, plan, target.source, context).steps(0, STEPS)):
+    with open_bench_run(bench_args(RECIPE, overrides=overrides, device="cuda")) as run:
+        train_state = build_train_state(run, RunLogger())
+        step = build_train_step(run, train_state, RunLogger(), annotate=StepTimer(run.device).annotate)
+        context = DataContext(BlockingTransfer(run.device.move))
+        loader = build_train_loader(run.recipe, run.plan, run.datasets.train, context)
+    losses = []
+    for number, batches in enumerate(loader.steps(0, STEPS)):
         torch.cuda.set_sync_debug_mode("error" if number >= WARM_STEPS else "default")
         losses.append(step(number, batches).loss)
         torch.cuda.set_sync_debug_mode("default")
     digest = hashlib.sha256()
-    for tensor in learner.network.model.state_dict().values():
+    for tensor in train_state.network.model.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return Trained([float(loss) / BATCH for loss in losses], digest.hexdigest())
 

@@ -18,7 +18,8 @@ from reconv.inference.evaluate import evaluate
 from reconv.inference.predictor import DetectedBox, ImageInput, Predictor, boxes_in_pixels, to_pil
 from reconv.tasks.detection import DetectionTask
 from reconv.trainer.build.datasets import open_datasets
-from reconv.trainer.build.loaders import build_task, eval_loader
+from reconv.trainer.build.loaders import build_eval_loader
+from reconv.trainer.build.task_builder import build_task
 
 
 def test_predictions_agree_with_the_metrics_of_evaluation(classifier: Path) -> None:
@@ -126,7 +127,7 @@ def test_a_validation_image_gets_the_boxes_that_evaluation_found(detector: Path)
     dataset = open_datasets(predictor.recipe).val
     task = build_task(predictor.recipe, dataset, predictor.device)
     assert isinstance(task, DetectionTask)
-    loader = eval_loader(predictor.recipe, dataset, predictor.device, 3)
+    loader = build_eval_loader(predictor.recipe, dataset, predictor.device, 3)
     evaluated = evaluate(predictor.inference_step, task.metrics(), loader).images()
     assert len(evaluated) == 8
     pixels = [dataset[image.index].data for image in evaluated]

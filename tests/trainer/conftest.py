@@ -28,24 +28,24 @@ class Parts:
         self.model.fc = nn.Sequential(Dropout(dropout), self.model.fc)
         self.precision = build_precision(schema.PrecisionConfig(mode=precision), "cpu")
         self.model = self.precision.cast_model(self.model).train()
-        self.average = ModelEma(self.model, 0.9)
+        self.ema = ModelEma(self.model, 0.9)
         self.optimizer = build_optimizer(optimizer or schema.OptimizerConfig(), self.model)
         self.step = TrainStep(
             model=self.model,
             task=ClassificationTask(10),
-            prepare=lambda batch, step: batch,
+            preprocess=lambda batch, step: batch,
             layers=LayerState(self.model),
             precision=self.precision,
             optimizer=self.optimizer,
-            average=self.average,
+            ema=self.ema,
             strategy=ParallelStrategy(),
-            rate=lambda step: 0.1 / (1 + step),
+            lr=lambda step: 0.1 / (1 + step),
             ordered=False,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        found |= {f"average.{k}": v for k, v in self.average.state_dict().items()}
+        found |= {f"average.{k}": v for k, v in self.ema.state_dict().items()}
         return {k: v.clone() for k, v in (found | self.optimizer.state_dict()).items()}
 
 

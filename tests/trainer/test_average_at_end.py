@@ -129,7 +129,7 @@ def test_moving_averages_can_be_averaged_too(tmp_path: Path) -> None:
     raw = average(tmp_path / "run", out=tmp_path / "raw.safetensors").path.read_bytes()
     ema = average(tmp_path / "run", weights="ema", out=tmp_path / "ema.safetensors").path.read_bytes()
     assert raw != ema
-    with pytest.raises(CheckpointError, match="no average of checkpoints"):
+    with pytest.raises(CheckpointError, match="no averaged checkpoint"):
         reconv.evaluate(tmp_path / "run", weights="averaged")
 
 

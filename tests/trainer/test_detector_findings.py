@@ -19,8 +19,8 @@ from reconv.data.dataset import Sample
 from reconv.errors import DataError, ExitCode, UsageError
 from reconv.logging.events import EvalFinished, ImageLogged, read_events
 from reconv.metrics import coco_eval as coco
-from reconv.trainer.build import task_builder as detection
-from reconv.trainer.detection_findings import NUM_IMAGES, TILE_PX
+from reconv.trainer.build.datasets import check_has_objects
+from reconv.trainer.report_images import NUM_DETECTION_IMAGES, TILE_PX
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_the_findings_and_the_pictures_are_those_of_the_last_evaluation(result: 
         for e in read_events(result.folder / "events.jsonl")
         if isinstance(e, ImageLogged) and e.title == "Ground truth beside prediction"
     ]
-    assert len(pictured.captions) == NUM_IMAGES
+    assert len(pictured.captions) == NUM_DETECTION_IMAGES
     with Image.open(result.folder / pictured.path) as sheet:
         assert sheet.size == (2 * (2 * TILE_PX + 4) + 2, 6 * TILE_PX + 5 * 2)
         assert len(np.unique(np.asarray(sheet).reshape(-1, 3), axis=0)) > 1000
@@ -127,6 +127,6 @@ def test_a_validation_set_without_an_object_to_find_is_refused() -> None:
     empty, crowd = make_annotation([], [], 1, 40, 40), make_annotation(box, [0], 2, 40, 40, is_crowd=[True])
     hard, plain = make_annotation(far, [1], 3, 40, 40, difficult=[True]), make_annotation(box, [0], 4, 40, 40)
     with pytest.raises(DataError, match="no object") as refusal:
-        detection.refuse_nothing_to_find(Pictures(empty, crowd, hard))
+        check_has_objects(Pictures(empty, crowd, hard))
     assert refusal.value.code == ExitCode.DATA
-    detection.refuse_nothing_to_find(Pictures(empty, crowd, plain))
+    check_has_objects(Pictures(empty, crowd, plain))

@@ -56,8 +56,8 @@ def test_patience_ends_the_run_with_0_says_why_and_leaves_it_finished(tmp_path: 
     assert summary["resume_command"] is None
     assert RunDir(tmp_path / "run").is_finished()
     events = read_events(tmp_path / "run/events.jsonl")
-    assert any("ended early" in e.text for e in events if isinstance(e, LogMessage))
-    assert [e.reason for e in events if isinstance(e, RunEnded)] == [f"finished early: {summary['stopped_early']}"]
+    assert any("stopped early" in e.text for e in events if isinstance(e, LogMessage))
+    assert [e.reason for e in events if isinstance(e, RunEnded)] == [f"stopped early: {summary['stopped_early']}"]
     assert [(e.step, e.reason) for e in events if isinstance(e, CheckpointSaved)][-1] == (15, "end")
     assert [e.step for e in events if isinstance(e, TrainProgress)] == [7, 14, 15]
     assert "It stopped early at step 15 of 40" in (tmp_path / "run/report.html").read_text()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reconv.trainer.oom import MicroBatchSize, largest_that_fits
+from reconv.trainer.micro_batch import largest_that_fits
+from reconv.trainer.oom import MicroBatchSize
 
 
 @pytest.mark.parametrize(
@@ -34,4 +35,4 @@ def test_the_largest_that_fits_is_found_upwards_and_downwards(
 def test_halves_divide_what_was_tried(tried: int, left: int) -> None:
     fitting = MicroBatchSize(tried)
     fitting.halve(tried)
-    assert fitting.most_groups == left
+    assert fitting.max_groups == left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.recipe import schema
-from reconv.trainer.cuda_graph import MOST_RECORDINGS, WARM_STEPS, CapturedStep
+from reconv.trainer.cuda_graph import MAX_GRAPHS, WARMUP_STEPS, StepGraphs
 from reconv.trainer.step import StepResult
 
 from .conftest import Parts, batch
@@ -57,8 +57,8 @@ def test_launched_steps_end_with_the_weights_of_plain_ones(name: str, precision:
     """Rates and the average's share fall with the step and dropout hashes it: a frozen number would show."""
     plain, recorded = (Parts(precision, optimizer=OPTIMIZERS[name], dropout=0.5) for _ in range(2))
     recorder = Repeats()
-    graphed = CapturedStep(recorded.step, recorder)
-    for step in range(WARM_STEPS + 4):
+    graphed = replace(recorded.step, graphs=StepGraphs(recorder))
+    for step in range(WARMUP_STEPS + 4):
         samples = batch(first=8 * step, dtype=plain.precision.input_dtype)
         expected, got = plain.step(step, [samples]), graphed(step, [samples])
         assert precision == "fp32" or torch.allclose(got.loss, expected.loss, rtol=1e-5)
@@ -71,18 +71,18 @@ def test_launched_steps_end_with_the_weights_of_plain_ones(name: str, precision:
 
 
 def test_what_a_launch_returned_is_not_overwritten_by_the_next() -> None:
-    graphed = CapturedStep(Parts().step, Repeats())
-    results = [graphed(step, [batch(first=8 * step)]) for step in range(WARM_STEPS + 3)]
+    graphed = replace(Parts().step, graphs=StepGraphs(Repeats()))
+    results = [graphed(step, [batch(first=8 * step)]) for step in range(WARMUP_STEPS + 3)]
     assert len({float(result.loss) for result in results}) == len(results)
     assert {f.name for f in fields(StepResult)} == {"loss", "weight", "metrics", "grad_norm", "ok"}
 
 
 def test_each_kind_of_batch_has_a_recording_of_its_own() -> None:
     recorder = Repeats()
-    graphed = CapturedStep(Parts().step, recorder)
+    graphed = replace(Parts().step, graphs=StepGraphs(recorder))
     whole = batch()
     halves = Batch(whole.tensors, whole.positions, (4, 4))
-    for step in range(WARM_STEPS + 2):
+    for step in range(WARMUP_STEPS + 2):
         for kind in (whole, halves):
             graphed(2 * step, [kind])
     assert recorder.num_captured == 2
@@ -91,8 +91,8 @@ def test_each_kind_of_batch_has_a_recording_of_its_own() -> None:
 
 def test_beyond_the_last_recording_steps_are_plain() -> None:
     recorder = Repeats()
-    graphed = CapturedStep(Parts().step, recorder)
-    for rows in range(2, 2 + MOST_RECORDINGS + 2):
-        for step in range(WARM_STEPS + 1):
+    graphed = replace(Parts().step, graphs=StepGraphs(recorder))
+    for rows in range(2, 2 + MAX_GRAPHS + 2):
+        for step in range(WARMUP_STEPS + 1):
             assert bool(graphed(step, [batch(rows=rows)]).ok)
-    assert recorder.num_captured == MOST_RECORDINGS
+    assert recorder.num_captured == MAX_GRAPHS

@@ -97,11 +97,11 @@ NAN = float("nan")
 
 def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> None:
     watcher, events = watch("stop")
-    watcher.started(0, result(1.0, True), [batch(first=0)])
-    watcher.started(1, result(NAN, False), [batch(first=8)])
+    watcher.add(0, result(1.0, True), [batch(first=0)])
+    watcher.add(1, result(NAN, False), [batch(first=8)])
     assert events == []
     with pytest.raises(DivergedError, match="step 2") as stopped:
-        watcher.started(2, result(1.0, True), [batch(first=16)])
+        watcher.add(2, result(1.0, True), [batch(first=16)])
     assert stopped.value.code == 5
     assert "8, 9, 10" in stopped.value.where
     [event] = events
@@ -112,20 +112,20 @@ def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> No
 def test_bad_steps_are_skipped_within_the_budget_and_then_stop() -> None:
     watcher, events = watch("skip", budget=2)
     for step in range(2):
-        watcher.started(step, result(NAN, False), [batch()])
-    watcher.settle()
+        watcher.add(step, result(NAN, False), [batch()])
+    watcher.flush()
     assert watcher.skipped == 2
     assert [e.action for e in events if isinstance(e, NonFiniteStep)] == ["skip", "skip"]
-    watcher.started(2, result(NAN, False), [batch()])
+    watcher.add(2, result(NAN, False), [batch()])
     with pytest.raises(DivergedError, match="not finite"):
-        watcher.settle()
+        watcher.flush()
 
 
 def test_settle_waits_for_the_last_step() -> None:
     watcher, _ = watch("stop")
-    watcher.started(0, result(NAN, False), [batch()])
+    watcher.add(0, result(NAN, False), [batch()])
     with pytest.raises(DivergedError):
-        watcher.settle()
+        watcher.flush()
 
 
 @pytest.mark.parametrize("loss,scale,stops", [(1.0, 1024.0, False), (NAN, 1024.0, True), (1.0, 1.0, True)])
@@ -133,10 +133,10 @@ def test_an_overflow_is_no_incident_while_a_dynamic_loss_scale_can_still_fall(
     loss: float, scale: float, stops: bool
 ) -> None:
     watcher, _ = watch("stop", scale=scale)
-    watcher.started(0, result(loss, False), [batch()])
+    watcher.add(0, result(loss, False), [batch()])
     if stops:
         with pytest.raises(DivergedError):
-            watcher.settle()
+            watcher.flush()
     else:
-        watcher.settle()
+        watcher.flush()
         assert watcher.skipped == 0

@@ -9,7 +9,7 @@ from reconv.errors import RecipeError, UsageError
 from reconv.kernels.fused_modules.fused_norm import FusedBatchNorm2d
 from reconv.models.layers.batch_norm import BatchNorm2d
 from reconv.recipe.loader import Override, load
-from reconv.trainer.build.network import build_network, wants_kernels
+from reconv.trainer.build.network import build_network, uses_fused_kernels
 
 
 class Gpu:
@@ -27,7 +27,7 @@ def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused(
     network = build_network(recipe(), 10, open_device("cpu"))
     norms = [module for module in network.model.modules() if isinstance(module, BatchNorm2d)]
     assert len(norms) > 5 and not any(isinstance(norm, FusedBatchNorm2d) for norm in norms)
-    with pytest.raises(UsageError, match=r"engine\.fused_kernels: nothing of resnet20_cifar"):
+    with pytest.raises(UsageError, match=r"engine\.fused_kernels: no layer of resnet20_cifar"):
         build_network(recipe(engine__fused_kernels="on"), 10, open_device("cpu"))
 
 
@@ -45,7 +45,7 @@ def test_on_the_cpu_nothing_is_computed_by_kernels_and_asking_for_it_is_refused(
     ],
 )
 def test_on_a_gpu_they_are_the_default_where_types_are_torchs_own(settings: dict[str, str], wanted: bool) -> None:
-    assert wants_kernels(recipe(**settings), Gpu()) is wanted  # type: ignore[arg-type]
+    assert uses_fused_kernels(recipe(**settings), Gpu()) is wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("other", [{"engine__compile": "on"}, {"precision__mode": "fp64"}])

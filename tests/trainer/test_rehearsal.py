@@ -103,7 +103,7 @@ def test_too_few_steps_give_no_speed_and_say_so() -> None:
 
 def test_records_are_not_written_by_a_dry_run() -> None:
     seen: list[Event] = []
-    dry_run("quickstart", steps=2, overrides=[*GIVEN, ("records", "wandb,csv", "--set")], on_event=seen.append)
+    dry_run("quickstart", steps=2, overrides=[*GIVEN, ("loggers", "wandb,csv", "--set")], on_event=seen.append)
     assert not any(isinstance(e, LogMessage) and e.level == "warning" for e in seen)
     assert list(Path().iterdir()) == []
 
@@ -157,7 +157,7 @@ def test_compiling_alone_keeps_nothing_and_evaluates_and_saves_nothing(
 ) -> None:
     seen: list[Event] = []
     dry_run("quickstart", overrides=GIVEN, on_event=seen.append)
-    assert {e.kind for e in seen} <= {"plan", "train", "image", "end", "message", "data_wait"}
+    assert {e.kind for e in seen} <= {"attempt", "plan", "train", "image", "end", "message", "data_wait"}
     _run(["train", "quickstart", "--set", "data.subset_percent=20", "--compile-only", "--out", "here"])
     assert "nothing was trained, nothing was kept" in capsys.readouterr().out
     assert sorted(path.name for path in Path().iterdir()) == ["temporary"]

@@ -11,7 +11,7 @@ from PIL import Image
 
 import reconv
 from reconv.bench.bench_train import bench_train
-from reconv.bench.timing import Wish
+from reconv.bench.timing import TimingConfig
 from reconv.checkpoint.locate import locate
 from reconv.errors import DataError, ReconvError
 from reconv.inference.load_model import read_saved_model
@@ -87,7 +87,7 @@ def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) 
 
 def test_the_speed_of_a_detector_is_measured_on_made_up_boxes() -> None:
     result = bench_train(
-        "quickstart-detection", overrides=small(), device="cpu", wish=Wish(windows=5, steps=1, warmup=0)
+        "quickstart-detection", overrides=small(), device="cpu", config=TimingConfig(windows=5, steps=1, warmup=0)
     )
     assert result["images_per_s"] > 0
     assert "with boxes in 10 classes" in result["data"]
@@ -97,7 +97,7 @@ def test_the_speed_of_a_detector_is_measured_on_made_up_boxes() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"model__name": "resnet10", "model__options": {}}, "resnet10 does not answer with boxes"),
+        ({"model__name": "resnet10", "model__options": {}}, "resnet10 is not a detector"),
         ({"model__options": {"boxes_per_cell": [4]}}, "follows from detection.anchors.aspect_ratios"),
         ({"model__options": {"extra_widths": [16, 16]}}, "boxes for 4 maps in all"),
         ({"model__options": {"extra_widths": [16, 16, 16], "num_halved": 0}}, "too small for 4 maps"),
@@ -114,7 +114,7 @@ def test_networks_that_do_not_fit_the_boxes_are_refused_before_a_run(
 
 def test_a_detector_is_no_classifier(tmp_path: Path) -> None:
     given: list[Override] = [("model.name", "ssd_resnet34", "test"), ("model.options", {}, "test")]
-    with pytest.raises(ReconvError, match="finds boxes, and the task is classification"):
+    with pytest.raises(ReconvError, match="is a detector, and the task is classification"):
         reconv.train("quickstart", out=tmp_path / "run", overrides=given, device="cpu")
 
 

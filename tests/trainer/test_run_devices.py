@@ -25,7 +25,7 @@ def test_more_devices_than_the_batch_has_groups_are_refused(start: Callable[...,
 
 @pytest.mark.parametrize(
     ("device", "words"),
-    [("cpu", "do not fit into memory"), ("cuda", r"this machine has \d+ cuda device"), ("cuda:1", "names one device")],
+    [("cpu", "not enough memory"), ("cuda", r"this machine has \d+ cuda device"), ("cuda:1", "is a single device")],
 )
 def test_more_devices_than_the_machine_has_are_refused(device: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -34,5 +34,5 @@ def test_more_devices_than_the_machine_has_are_refused(device: str, words: str) 
 
 def test_a_folder_that_holds_a_run_is_refused_as_for_one_process(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("")
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already contains a run"):
         reconv.train("quickstart", out=tmp_path, devices=2)

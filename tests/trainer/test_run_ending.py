@@ -7,16 +7,9 @@ from pathlib import Path
 import pytest
 
 import reconv
-from reconv.checkpoint.run_dir import RunDir
-from reconv.distributed.process_group import ProcessGroup
 from reconv.errors import ExitCode
-from reconv.logging.clock import RunClock
 from reconv.logging.events import Event, RunEnded, TrainProgress, read_events
-from reconv.logging.run_logger import open_run_logger
-from reconv.recipe.loader import load
-from reconv.trainer.resume import ChosenRunDir
-from reconv.trainer.run_finalizer import RunFinalizer
-from reconv.trainer.training_run import open_kept_sources, prepare_job
+from reconv.trainer.training_run import TrainingRun
 
 SETTINGS = {"length": "2step", "schedule.warmup": "0step", "log.every": "1step", "evaluate.every": "off"}
 GIVEN = [(field, value, "test") for field, value in SETTINGS.items()]
@@ -34,7 +27,7 @@ def test_a_finished_run_has_one_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "end"),
     [
-        (KeyboardInterrupt(), (ExitCode.INTERRUPTED, "interrupted without a save")),
+        (KeyboardInterrupt(), (ExitCode.INTERRUPTED, "interrupted without saving a checkpoint")),
         (MemoryError(), (ExitCode.RESOURCES, "out of memory")),
         (ValueError("a bug"), (ExitCode.UNEXPECTED, "unexpected error")),
         (reconv.errors.DataError("a bad file"), (ExitCode.DATA, "a bad file")),
@@ -64,14 +57,8 @@ def test_a_summary_that_cannot_be_written_does_not_hide_why_the_run_ended(tmp_pa
     assert len(ends(tmp_path / "run")) == 1
 
 
-def test_whoever_is_first_tells_the_end_and_nobody_after(tmp_path: Path) -> None:
-    process_group, recipe = ProcessGroup.single(), load("quickstart", GIVEN).recipe
-    choice = ChosenRunDir(RunDir.at(tmp_path / "run"), exists=False)
-    job = prepare_job(recipe, open_kept_sources(recipe, process_group), choice, "cpu", process_group)
-    with open_run_logger(job.folder, recipe) as logger:
-        ending = RunFinalizer(job, RunClock(), logger)
-        ending.tell_error(reconv.errors.ResourceError("a process is lost"))
-        with pytest.raises(ValueError, match="what that led to"), ending.named():
-            raise ValueError("what that led to")
-        ending.tell()
+def test_the_first_report_of_the_end_wins(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="what that led to"), TrainingRun.open("quickstart", GIVEN, out="run") as run:
+        run.finalizer.log_error(reconv.errors.ResourceError("a process is lost"))
+        raise ValueError("what that led to")
     assert ends(tmp_path / "run") == [(ExitCode.RESOURCES, "a process is lost")]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from reconv.device import open_device
 from reconv.errors import RecipeError, UsageError
 from reconv.logging.clock import RunClock
 from reconv.logging.console import ConsoleLines
-from reconv.logging.events import DataWait, EvalFinished, Event, read_events
+from reconv.logging.events import DataWait, Event, read_events
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
@@ -28,6 +29,7 @@ from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.data_context import DataWaitLogger, data_wait_advice, gpu_decode_share, slowest_stage
 from reconv.trainer.dry_run import dry_run
+from reconv.trainer.progress import Counters
 
 SMALL = {
     "data.source": "folder",
@@ -207,10 +209,8 @@ def clock_that_waited(share: float) -> RunClock:
 def test_waiting_is_told_after_the_first_evaluation_and_at_the_end() -> None:
     events: list[Event] = []
     watch = waiting(clock_that_waited(0.4), events)
-    evaluated = EvalFinished(5, 1.0, "raw", {}, 10, 0.1, best=False)
-    watch.on_event(evaluated)
-    watch.on_event(evaluated)
-    watch.log(9)
+    for step, hook in ((5, watch.on_evaluate_end), (7, watch.on_evaluate_end), (9, watch.close)):
+        hook(Mock(counters=Counters(step)))
     told = [event for event in events if isinstance(event, DataWait)]
     assert [(event.step, event.fraction, event.bottleneck, event.advice) for event in told] == [
         (5, 0.4, "decode", "--workers 4"),

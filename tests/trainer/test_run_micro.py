@@ -11,18 +11,15 @@ from ranks import in_ranks
 from torch import Tensor
 
 import reconv
-from reconv.bench.bench_target import open_subject
-from reconv.bench.measure_step import job_of
+from reconv.bench.bench_run import bench_args
 from reconv.checkpoint.store import CheckpointStore
 from reconv.device import Cpu
-from reconv.distributed.environment import read_launch_env
-from reconv.distributed.process_group import ProcessGroup, open_process_group
 from reconv.environment_checks import Machine
 from reconv.logging.events import LogMessage, read_events
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
-from reconv.trainer.build.train_state import TrainingRun
-from reconv.trainer.micro_batch import settle_micro
+from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.training_run import PreparedRun, prepare_run
 
 LARGE = {"batch.size": "512", "batch.group": "64"}  # 8 groups, of which a plan takes 4 at a time
 
@@ -31,17 +28,9 @@ def given(settings: dict[str, str]) -> list[Override]:
     return [(field, value, "--set") for field, value in settings.items()]
 
 
-def a_job(settings: dict[str, str], process_group: ProcessGroup | None = None) -> TrainingRun:
-    process_group = process_group or ProcessGroup.single()
-    subject = open_subject(
-        "quickstart",
-        input="host",
-        data=None,
-        overrides=given(settings),
-        device="cpu",
-        launch_env=process_group.launch_env,
-    )
-    return job_of(subject, subject.plan, process_group)
+def prepared(settings: dict[str, str]) -> PreparedRun:
+    with prepare_run(bench_args("quickstart", input="host", overrides=given(settings), device="cpu")) as run:
+        return run
 
 
 def machine_with(folder: Path, free_bytes: int) -> Machine:
@@ -71,7 +60,7 @@ class Small(Cpu):
         return self.most
 
 
-def on_small(job: TrainingRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainingRun, Small]:
+def on_small(job: PreparedRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tuple[PreparedRun, Small]:
     """The same job on a device of that kind."""
     device, plain = Small(most), ResNet.forward
 
@@ -85,13 +74,13 @@ def on_small(job: TrainingRun, most: int, monkeypatch: pytest.MonkeyPatch) -> tu
 
 @pytest.mark.parametrize(("free_bytes", "micro"), [(10**11, 256), (16_000_000, 128), (1000, 64)])
 def test_a_host_takes_what_its_free_memory_holds(tmp_path: Path, free_bytes: int, micro: int) -> None:
-    job = a_job(LARGE)
+    job = prepared(LARGE)
     assert job.plan.micro_batch == 256
-    found = settle_micro(job, machine_with(tmp_path, free_bytes)).plan
+    found = choose_micro_batch(job, machine_with(tmp_path, free_bytes)).plan
     assert (found.micro_batch, found.num_micro_batches) == (micro, 512 // micro)
     assert sum(map(sum, found.micro_batches())) == 512
     assert (found is job.plan) == (micro == 256)
-    assert micro == 256 or any(f"auto takes {micro} samples at a time: about" in line for line in found.lines)
+    assert micro == 256 or any(f"auto uses micro-batches of {micro} samples: about" in line for line in found.lines)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +95,8 @@ def test_a_host_takes_what_its_free_memory_holds(tmp_path: Path, free_bytes: int
 def test_a_device_that_says_when_it_is_full_is_tried(
     most: int, micro: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, device = on_small(a_job(LARGE), most, monkeypatch)
-    assert settle_micro(job).plan.micro_batch == micro
+    job, device = on_small(prepared(LARGE), most, monkeypatch)
+    assert choose_micro_batch(job).plan.micro_batch == micro
     assert device.tried == tried
 
 
@@ -122,25 +111,21 @@ def test_a_device_that_says_when_it_is_full_is_tried(
     ],
 )
 def test_nothing_is_tried_where_nothing_is_open(settings: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    job, device = on_small(a_job(settings), 10**6, monkeypatch)
-    assert settle_micro(job) is job
+    job, device = on_small(prepared(settings), 10**6, monkeypatch)
+    assert choose_micro_batch(job) is job
     assert device.tried == []
 
 
-def settled(most: int) -> tuple[int, list[int]]:
-    """What one of two processes takes, whose device is as small as its rank is large."""
-    process_group = open_process_group(read_launch_env(), "cpu")
-    with pytest.MonkeyPatch.context() as patch:
-        job, device = on_small(
-            a_job({**LARGE, "batch.size": "1024"}, process_group), most // (1 + process_group.rank), patch
-        )
-        found = settle_micro(job).plan
-    process_group.close()
-    return found.micro_batch, sorted(set(device.tried))
+def chosen_on_rank(most: int) -> tuple[int, list[int]]:
+    """What one of two ranks chooses, whose device is as small as its rank is large."""
+    args = bench_args("quickstart", input="host", overrides=given({**LARGE, "batch.size": "1024"}), device="cpu")
+    with prepare_run(args) as run, pytest.MonkeyPatch.context() as patch:
+        run, device = on_small(run, most // (1 + run.process_group.rank), patch)
+        return choose_micro_batch(run).plan.micro_batch, sorted(set(device.tried))
 
 
 def test_all_processes_take_what_fits_the_smallest() -> None:
-    assert in_ranks(2, settled, 700) == [(256, [256, 512])] * 2
+    assert in_ranks(2, chosen_on_rank, 700) == [(256, [256, 512])] * 2
 
 
 def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> None:
@@ -158,4 +143,4 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
     longer = given({**settings, "length": "3step", "batch.micro": "128"})
     reconv.train("quickstart", out="found", overrides=longer, resume=True)
     said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, LogMessage)]
-    assert "batch.micro: auto -> 128; from here on sums are added in another order" in said
+    assert "batch.micro: auto -> 128; from here on gradients are added in another order" in said

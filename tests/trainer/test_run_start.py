@@ -68,7 +68,7 @@ def test_a_run_says_what_was_kept_new_and_dropped(run: Run, tmp_path: Path) -> N
     assert "tensors loaded" in text
     assert "1 unexpected: extra" in text
     assert "2 with another shape: fc.weight [4, 64] -> [10, 64], fc.bias [4] -> [10]" in text
-    assert "new, drawn from the seed: fc.weight, fc.bias" in notes
+    assert "initialized from the seed: fc.weight, fc.bias" in notes
 
 
 def test_freezing_trains_a_new_head_and_nothing_else_and_the_checkpoint_is_complete(run: Run, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_tensorflow_weights_start_a_run_that_is_told_about_the_padding(run: Run,
 def test_weights_that_are_not_there_end_a_run_with_code_4_and_leave_no_folder(
     run: Run, tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(CheckpointError, match="no such weights") as caught:
+    with pytest.raises(CheckpointError, match="initial weights were not found") as caught:
         run("a", model__init=name)
     assert caught.value.code == ExitCode.CHECKPOINT
     assert not (tmp_path / "a").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.buffers import with_transfer_dtype
@@ -19,11 +20,15 @@ from reconv.device import Device
 from reconv.device.nvjpeg import NvJpegDecoder
 from reconv.errors import RecipeError
 from reconv.logging.clock import RunClock
-from reconv.logging.events import DataWait, EvalFinished, Event
+from reconv.logging.events import DataWait
 from reconv.logging.run_logger import RunLogger
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
+from reconv.trainer.callbacks import Callback
+
+if TYPE_CHECKING:
+    from reconv.trainer.trainer import Trainer
 
 MIN_WAIT_FRACTION = 0.05  # of the time of steps; less than that is noise
 
@@ -61,7 +66,7 @@ def gpu_decode_share(recipe: Recipe, plan: Plan, dataset: Dataset, device: Devic
 
 
 @dataclass(slots=True)
-class DataWaitLogger:
+class DataWaitLogger(Callback):
     """Logs how long training waits for data and why: after the first evaluation, and at the end."""
 
     recipe: Recipe
@@ -73,10 +78,12 @@ class DataWaitLogger:
     logger: RunLogger
     is_logged: bool = False
 
-    def on_event(self, event: Event) -> None:
-        """Log after the first evaluation, when it is not too late to change a setting."""
-        if isinstance(event, EvalFinished) and not self.is_logged:
-            self.log(event.step)
+    def on_evaluate_end(self, trainer: Trainer) -> None:
+        if not self.is_logged:  # the first evaluation is early enough to change a setting
+            self.log(trainer.counters.step)
+
+    def close(self, trainer: Trainer) -> None:
+        self.log(trainer.counters.step)
 
     def log(self, step: int) -> None:
         """Log what was measured so far."""

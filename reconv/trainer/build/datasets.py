@@ -1,8 +1,4 @@
-"""The data of a run: where they lie, opened as a training and a validation set, kept in memory where told.
-
-Owns their opening. Refuses to know how samples become batches. Invariant: training, evaluation, rehearsals and benches
-open data by the same functions.
-"""
+"""The datasets of a run: where they are, opening them, and caching their samples in memory."""
 
 from __future__ import annotations
 
@@ -10,17 +6,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconv.data.dataset import Dataset, Split
+import numpy as np
+
+from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.dataset import Dataset, LabelError, Split
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
 from reconv.data.readers.factory import NEED_NO_PATH, open_dataset, subsample
 from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe
 from reconv.recipe.workers import IN_MEMORY
-from reconv.trainer.build.task_builder import (
-    refuse_nothing_to_find,
-    with_boxes,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,74 +29,121 @@ class Datasets:
 
 
 def open_split(recipe: Recipe, path: Path | None, split: Split) -> Dataset:
-    """One split of the data at a path, of the kind and for the task the recipe names."""
-    wants_boxes = recipe.task == "detection"
-    source = open_dataset(recipe.data.source, path, split, recipe.data, boxes=wants_boxes)
-    return with_boxes(source) if wants_boxes else source
+    """One split of the dataset at a path."""
+    is_detection = recipe.task == "detection"
+    dataset = open_dataset(recipe.data.source, path, split, recipe.data, boxes=is_detection)
+    return as_detection_dataset(dataset) if is_detection else dataset
 
 
 def open_datasets(recipe: Recipe) -> Datasets:
-    """The training and validation sets the recipe names, at its path or else at $DATA_DIR."""
+    """The training and validation sets of a recipe, at its `data.path` or else at $DATA_DIR."""
     path = data_path(recipe)
     train, val = (open_split(recipe, path, split) for split in ("train", "val"))
     if len(train) == 0 or len(val) == 0:
         raise DataError(f"the {'training' if len(train) == 0 else 'validation'} set is empty", where=str(path))
-    some = part_of(val, recipe.evaluate.num_samples)
+    subset = limit_samples(val, recipe.evaluate.num_samples)
     if recipe.task == "detection" and recipe.evaluate.every != "off":
-        refuse_nothing_to_find(with_boxes(some))
-    return Datasets(train, some, len(val) - len(some))
+        check_has_objects(as_detection_dataset(subset))
+    return Datasets(train, subset, len(val) - len(subset))
 
 
-def part_of(source: Dataset, num_samples: int | None) -> Dataset:
-    """So many samples of a source, evenly spread; all of it where there are no more."""
-    if num_samples is None or num_samples >= len(source):
-        return source
-    return subsample(source, 100 * num_samples / len(source))
+def limit_samples(dataset: Dataset, num_samples: int | None) -> Dataset:
+    """At most `num_samples` samples, evenly spaced over the dataset; None: all of them."""
+    if num_samples is None or num_samples >= len(dataset):
+        return dataset
+    return subsample(dataset, 100 * num_samples / len(dataset))
 
 
-def with_cache(recipe: Recipe, sources: Datasets, available_bytes: int | None, num_ranks: int) -> Datasets:
-    """The same sets, their samples kept in memory as far as this rank's share of half of what is free goes."""
-    if recipe.data.cache == "off" or sources.train.kind in IN_MEMORY:
-        return sources
+def with_cache(recipe: Recipe, datasets: Datasets, available_bytes: int | None, num_ranks: int) -> Datasets:
+    """The datasets with their samples cached in memory, up to this rank's share of half of what is available."""
+    if recipe.data.cache == "off" or datasets.train.kind in IN_MEMORY:
+        return datasets
     if available_bytes is None:
         raise ResourceError(
-            "how much memory is free cannot be told here, so nothing limits a cache",
+            "the available memory is unknown on this system, so the size of a cache cannot be limited",
             where="data.cache",
             then="--set data.cache=off",
         )
-    room = CacheBudget(available_bytes // 2 // num_ranks)
-    return Datasets(cache_samples(sources.train, room), cache_samples(sources.val, room), sources.num_val_left_out)
+    budget = CacheBudget(available_bytes // 2 // num_ranks)
+    return Datasets(
+        cache_samples(datasets.train, budget), cache_samples(datasets.val, budget), datasets.num_val_left_out
+    )
 
 
-def cache_size(sources: Datasets) -> CacheSize | None:
-    """What a cache of these sets would hold and may hold; None where they have none."""
-    kept = [source for source in (sources.train, sources.val) if isinstance(source, CachedDataset)]
-    return CacheSize(sum(source.estimated_bytes for source in kept), kept[0].budget_bytes) if kept else None
+def cache_size(datasets: Datasets) -> CacheSize | None:
+    """How much a cache of these datasets needs and may use; None if they are not cached."""
+    caches = [dataset for dataset in (datasets.train, datasets.val) if isinstance(dataset, CachedDataset)]
+    return CacheSize(sum(cache.estimated_bytes for cache in caches), caches[0].budget_bytes) if caches else None
 
 
 def data_path(recipe: Recipe) -> Path | None:
-    """Where the data lies: the recipe's path, else $DATA_DIR."""
+    """The recipe's `data.path`, else $DATA_DIR."""
     text = recipe.data.path or os.environ.get("DATA_DIR")
     return Path(text).expanduser() if text else None
 
 
-def refuse_unread_path(recipe: Recipe, data: object, option: str = "--data") -> None:
-    """Refuse a folder that a person names for a recipe that reads none: they would take its score for theirs."""
+def check_data_is_read(recipe: Recipe, data: object, option: str = "--data") -> None:
+    """Refuse a folder given to a recipe that generates its own data, which would ignore it."""
     if data is not None and recipe.data.source in NEED_NO_PATH:
         raise UsageError(
-            f"{option} {data}: {recipe.name} makes its own data and would not read it",
+            f"{option} {data}: {recipe.name} generates its own data and would ignore it",
             where="data.source",
             why=f"it is {recipe.data.source}",
-            then=f"leave {option} out; to train on a folder: --set data.source=auto",
+            then=f"leave {option} out, or train on the folder with --set data.source=auto",
         )
 
 
-def with_data_path(recipe: Recipe, known: str | None) -> Recipe:
-    """The recipe with the place of its data filled in, so that the run's own copy of it says where that was."""
+def with_data_path(recipe: Recipe, default: str | None) -> Recipe:
+    """The recipe with the absolute path of its data, for the run folder's copy; `default` is used without $DATA_DIR."""
     if recipe.data.path is not None or recipe.data.source in NEED_NO_PATH:
         return recipe
-    path = os.environ.get("DATA_DIR") or known
+    path = os.environ.get("DATA_DIR") or default
     if path is None:
         return recipe
     data = recipe.data.model_copy(update={"path": str(Path(path).expanduser().absolute())})
     return recipe.model_copy(update={"data": data})
+
+
+def as_detection_dataset(dataset: Dataset) -> DetectionDataset:
+    """The dataset as one with boxes; raises an error if it has none."""
+    if not isinstance(dataset, DetectionDataset):
+        raise DataError(
+            "this dataset has no boxes",
+            where=dataset.origin,
+            why="it has one class per image, and the task is detection",
+            then="choose a classification recipe: reconv recipes",
+        )
+    return dataset
+
+
+def check_has_objects(dataset: DetectionDataset) -> None:
+    """Refuse a validation set without an object that counts in the metrics."""
+    unreadable: DataError | None = None
+    for index in range(len(dataset)):
+        try:
+            annotation = dataset.annotation(index)
+        except LabelError:
+            raise
+        except DataError as error:  # whether the run tolerates it is decided when the image is evaluated
+            unreadable = unreadable or error
+            continue
+        if (~annotation.is_crowd & ~annotation.difficult).any():
+            return
+    raise unreadable or DataError(
+        "the validation set has no objects to find",
+        where=dataset.origin,
+        why="its images have no boxes, or only crowds and difficult objects",
+        then="see what is in the data: reconv data check PATH; or raise evaluate.num_samples if it is set",
+    )
+
+
+def describe_dropped_boxes(dataset: Dataset, max_boxes: int) -> str:
+    """How many boxes do not fit into a batch; empty if all do."""
+    counts = dataset.box_counts() if isinstance(dataset, DetectionDataset) else np.zeros(0, np.int64)
+    dropped = np.maximum(counts - max_boxes, 0)
+    if not dropped.any():
+        return ""
+    return (
+        f"{int((dropped > 0).sum()):,} training images have more than {max_boxes:,} boxes (detection.max_gt_boxes): "
+        f"up to {int(dropped.sum()):,} of {int(counts.sum()):,} boxes are dropped, the last of each image"
+    )

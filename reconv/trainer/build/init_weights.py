@@ -1,7 +1,6 @@
-"""What a run starts from: weights by any name a person may give them, and the part of the network that is trained.
+"""The initial weights of a run (`model.init`), and which of them are trained (`model.freeze_backbone`, `trainable`).
 
-Implements `model.init`, `model.freeze_backbone` and `model.trainable`. Whatever was kept, new or dropped is logged.
-A run that goes on from its own checkpoint does not need the weights it once started from.
+A run that resumes from its own checkpoint does not need the weights it started from.
 """
 
 from __future__ import annotations
@@ -19,37 +18,37 @@ from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network
 
 
-def refuse_absent_weights(recipe: Recipe) -> None:
-    """Refuse weights that are not on this machine and have no name to fetch them by."""
+def check_weights_exist(recipe: Recipe) -> None:
+    """Refuse initial weights that are neither on this machine nor can be downloaded."""
     name = recipe.model.init
     if name is not None and not (is_remote(name) or Path(name).exists() or is_tensorflow(Path(name))):
         raise CheckpointError(
-            "there are no such weights",
+            "the initial weights were not found",
             where=name,
-            why="neither a file, a run nor a TensorFlow checkpoint has this name",
-            then=f"ls '{Path(name).parent}'; or a published set by name, as in torchvision:resnet50",
+            why="there is no file, run or TensorFlow checkpoint of this name",
+            then=f"ls '{Path(name).parent}'; or use published weights, for example torchvision:resnet50",
         )
 
 
-def refuse_unusable_weights(recipe: Recipe) -> None:
-    """Refuse weights of this machine that are absent or cannot be read, while there is no run folder yet.
+def check_weights_readable(recipe: Recipe) -> None:
+    """Refuse local initial weights that cannot be read, before a run folder is created.
 
-    That they are read twice takes 0.1 s for a ResNet-50; what must be fetched is looked at when it was.
+    Reading them twice takes 0.1 s for a ResNet-50. Remote weights are checked when they are downloaded.
     """
-    refuse_absent_weights(recipe)
+    check_weights_exist(recipe)
     name = recipe.model.init
     if name is not None and not is_remote(name):
         read_weights(_file(find_weights(name)))
 
 
-def start_network(
-    network: Network, recipe: Recipe, num_classes: int, *, is_resumed: bool, tell: Callable[[str], None]
+def init_weights(
+    network: Network, recipe: Recipe, num_classes: int, *, is_resumed: bool, log: Callable[[str], None]
 ) -> list[str]:
-    """Load the weights a recipe starts from and fix what it does not train; what a person should know of that."""
+    """Load the initial weights and freeze what is not trained; returns notes for the log."""
     notes: list[str] = []
     if recipe.model.init is not None and not is_resumed:
-        refuse_absent_weights(recipe)
-        notes += _load(network, recipe, recipe.model.init, num_classes, tell)
+        check_weights_exist(recipe)
+        notes += _load(network, recipe, recipe.model.init, num_classes, log)
     patterns = head_patterns(network.model) if recipe.model.freeze_backbone else recipe.model.trainable
     if patterns:
         notes.append(str(freeze_except(network.model, patterns)))
@@ -57,26 +56,28 @@ def start_network(
 
 
 def _file(found: FoundWeights) -> Path:
-    """The averaged weights where there are some."""
+    """The EMA weights if there are some."""
     return found.located.ema or found.located.weights
 
 
-def _load(network: Network, recipe: Recipe, name: str, num_classes: int, tell: Callable[[str], None]) -> list[str]:
-    found = find_weights(name, log=tell)
+def _load(network: Network, recipe: Recipe, name: str, num_classes: int, log: Callable[[str], None]) -> list[str]:
+    found = find_weights(name, log=log)
     path = _file(found)
     tensors = read_weights(path, num_classes=num_classes)
     report = load_weights(network.model, tensors, strict=False, source=str(path))
     if report.is_mostly_new and recipe.model.freeze_backbone:
         raise CheckpointError(
-            "these weights are of another network: frozen, most of it would stay as it was drawn",
+            "the initial weights are of another network: most frozen layers would keep random weights",
             where=name,
             why=str(report),
-            then="name weights of this network, or leave --freeze out",
+            then="use weights of this network, or leave --freeze out",
         )
     notes = [*found.notes, f"weights from {name}: {report}"]
     new = [*report.missing, *(changed for changed, _, _ in report.reshaped)]
     if new:
-        notes.append(f"new, drawn from the seed: {first_few(new)}")
+        notes.append(f"initialized from the seed: {first_few(new)}")
     if is_tensorflow(path) and recipe.model.options.get("padding") != "same":
-        notes.append("TensorFlow's networks pad strided layers otherwise: --set model.options.padding=same is theirs")
+        notes.append(
+            "TensorFlow networks pad strided layers differently: --set model.options.padding=same does as they do"
+        )
     return notes

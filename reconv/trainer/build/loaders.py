@@ -1,17 +1,10 @@
-"""Builders, each named after the part it builds from a recipe.
-
-Owns the wiring of the task, the loaders and the small parts of a run. Refuses to know the order of a run. Invariant:
-evaluation and prediction of a saved run are built by the same functions as training.
-"""
+"""Data loaders of a run, built from its recipe; training, evaluation and prediction share them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
-
-from torch import nn
 
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -24,73 +17,17 @@ from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
 from reconv.data.transforms.device_transforms import EvalPreprocess
 from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
-from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.logging.events import BadImageSkipped
 from reconv.logging.run_logger import RunLogger
-from reconv.optim import Optimizer, Rounding, build_optimizer, optimizer_groups
 from reconv.recipe.plan import Plan
 from reconv.recipe.schema import Recipe
-from reconv.tasks.classification import ClassificationTask
-from reconv.tasks.detection import DetectionTask
-from reconv.tasks.distillation import Teacher
-from reconv.trainer.build.network import Network, compiled, is_compiled
-from reconv.trainer.build.task_builder import (
-    build_detection,
-)
-from reconv.trainer.early_stopping import EarlyStopping
-
-AnyTask = ClassificationTask | DetectionTask
-
-
-def build_task(recipe: Recipe, source: Dataset, device: Device, teacher: Teacher | None = None) -> AnyTask:
-    """The recipe's task; a validation set tells its classes and, for detection, the boxes to score against."""
-    if recipe.task == "detection":
-        return build_detection(
-            recipe, source, device, partial(compiled, device=device) if is_compiled(recipe, device) else None
-        )
-    loss = recipe.loss
-    return ClassificationTask(len(source.class_names), loss.label_smoothing, loss.smooth_over, teacher=teacher)
-
-
-def build_rounding(recipe: Recipe) -> Rounding | None:
-    """How updated weights are rounded where they are halves; None where they are not."""
-    if recipe.precision.mode != "16.16":
-        return None
-    return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
-
-
-def build_run_optimizer(
-    recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, process_group: ProcessGroup
-) -> Optimizer:
-    """The recipe's optimizer, sharded over the ranks or not, its state on the device or on the host."""
-    is_sharded = recipe.memory.shard_optimizer and process_group.world_size > 1
-    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
-    owner = shard_owners(sizes, process_group.world_size) if is_sharded else dict.fromkeys(sizes, process_group.rank)
-    optimizer = build_optimizer(
-        recipe.optimizer,
-        model,
-        alpha=alpha,
-        rounding=build_rounding(recipe),
-        sgd=device.sgd_implementation(),
-        only=[name for name in sizes if owner[name] == process_group.rank],
-    )
-    if recipe.memory.offload_optimizer:
-        optimizer.offload()
-    if not is_sharded:
-        return optimizer
-    groups = optimizer_groups(recipe.optimizer, model)
-    return ShardedOptimizer(optimizer, groups.all(), owner, process_group.rank)
-
-
-def build_early_stop(recipe: Recipe) -> EarlyStopping:
-    target, patience = recipe.early_stopping.target, recipe.early_stopping.patience
-    return EarlyStopping(None if target == "off" else target, None if patience == "off" else patience)
+from reconv.trainer.build.network import Network
 
 
 def build_bad_samples(
     recipe: Recipe, state: Mapping[str, Any], logger: RunLogger, process_group: ProcessGroup
 ) -> BadSamples:
-    """How many bad images a run tolerates, and those it knows from its checkpoint."""
+    """The unreadable images a run tolerates; `state` is the checkpoint it resumes from, or empty."""
     bad_samples = BadSamples(
         recipe.data.bad_images.limit,
         lambda f: logger.log(BadImageSkipped(f.step, f.split, f.index, f.path, f.why)),
@@ -106,7 +43,7 @@ def sample_pipeline_maker(recipe: Recipe) -> MakeSamplePipeline:
     return make_detection_pipeline(recipe) if recipe.task == "detection" else make_sample_pipeline
 
 
-def train_loader(
+def build_train_loader(
     recipe: Recipe,
     plan: Plan,
     dataset: Dataset,
@@ -117,7 +54,7 @@ def train_loader(
     return make_train_loader(dataset, recipe, plan, context, rank, bad_samples, sample_pipeline_maker(recipe))
 
 
-def eval_loader(
+def build_eval_loader(
     recipe: Recipe,
     dataset: Dataset,
     device: Device,
@@ -147,5 +84,5 @@ def eval_loader(
     )
 
 
-def eval_prepare(recipe: Recipe, network: Network) -> EvalPreprocess:
+def build_eval_preprocess(recipe: Recipe, network: Network) -> EvalPreprocess:
     return EvalPreprocess(recipe.data.preprocess, network.precision.input_dtype, network.channels_last)

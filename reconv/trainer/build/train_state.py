@@ -1,155 +1,89 @@
-"""A job becomes a loop: the parts of a run, built one by one and restored to where the run left off.
+"""What is trained: the network with its task, optimizer and EMA, and the training step on them.
 
-Owns the order of building. Refuses to know folders, consoles and endings (train). Invariant: a resumed run is built
-from the recipe exactly as a new one, and then takes the checkpoint's tensors.
+A resumed run is built from its recipe exactly like a new one, and then loads the tensors of the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
-from reconv.checkpoint.async_writer import AsyncWriter
-from reconv.checkpoint.run_dir import RunDir
-from reconv.checkpoint.store import CheckpointStore
-from reconv.data.pipeline.bad_samples import BadSamples
-from reconv.data.pipeline.prefetcher import DataContext
-from reconv.device import Device, is_out_of_memory
+from torch import Tensor, nn
+
+from reconv.checkpoint.load_weights import load_weights
+from reconv.device import Device
 from reconv.distributed.process_group import ProcessGroup
+from reconv.distributed.sharded_optimizer import ShardedOptimizer, shard_owners
 from reconv.distributed.strategy import ParallelStrategy, PipelineConfig, StrategyConfig
-from reconv.logging.clock import RunClock
 from reconv.logging.events import RunPlanned
 from reconv.logging.run_logger import RunLogger
 from reconv.models.pipeline_split import split_stages
-from reconv.optim import ModelEma
-from reconv.recipe.plan import Plan
+from reconv.optim import ModelEma, Optimizer, Rounding, build_optimizer, optimizer_groups
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build import loaders as parts
-from reconv.trainer.build.datasets import Datasets
-from reconv.trainer.build.init_weights import start_network
-from reconv.trainer.build.network import Network, build_network, build_recorder, compile_ahead, train_prepare, whiten
-from reconv.trainer.build.task_builder import boxes_left_out
+from reconv.trainer.build.datasets import describe_dropped_boxes
+from reconv.trainer.build.init_weights import init_weights
+from reconv.trainer.build.network import (
+    Network,
+    build_graph_capture,
+    build_network,
+    build_train_preprocess,
+    compile_ahead,
+    init_whitening,
+)
+from reconv.trainer.build.task_builder import AnyTask, build_task
 from reconv.trainer.build.teacher import open_teacher
-from reconv.trainer.checkpointer import Checkpointer, about_checkpoint
-from reconv.trainer.cuda_graph import CapturedStep
-from reconv.trainer.evaluator import Evaluation
+from reconv.trainer.cuda_graph import StepGraphs
 from reconv.trainer.lr_schedule import learning_rate
-from reconv.trainer.nan_guard import NanGuard
 from reconv.trainer.oom import MicroBatchSize, OomRetry
-from reconv.trainer.profiler import StepProfiler
-from reconv.trainer.protocols import OptimizerProtocol
-from reconv.trainer.report_images import PicturedFirstBatch
-from reconv.trainer.resume import RestorePoint
-from reconv.trainer.step import TrainStep
-from reconv.trainer.stop_signal import StopSignal
-from reconv.trainer.trainer import Counters, Trainer
+from reconv.trainer.step import Annotate, TrainStep, no_annotation
 
-P = ParamSpec("P")
-R = TypeVar("R")
-Mark = Callable[[str], AbstractContextManager[None]]  # names the part of a step that runs inside
+if TYPE_CHECKING:
+    from reconv.trainer.training_run import PreparedRun
 
-
-AnyStep = TrainStep | CapturedStep
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRun:
-    """Everything decided before the first part is built."""
-
-    recipe: Recipe
-    plan: Plan
-    sources: Datasets
-    device: Device
-    process_group: ProcessGroup
-    folder: RunDir
-    point: RestorePoint
+_SCALER = "precision."  # prefix of the loss scaler's tensors in the optimizer's file
 
 
 @dataclass(frozen=True, slots=True)
 class TrainState:
-    """What learns: the network, its task, and what moves its weights."""
+    """The network and everything that changes with it."""
 
     network: Network
-    task: parts.AnyTask
-    optimizer: OptimizerProtocol
-    average: ModelEma | None
+    task: AnyTask
+    optimizer: Optimizer
+    ema: ModelEma | None
     teacher_fingerprint: str | None
 
+    @property
+    def monitored_weights(self) -> str:
+        """Whose metric decides which checkpoint is best: ema where there is one, else raw."""
+        return "raw" if self.ema is None else "ema"
 
-def assemble(
-    job: TrainingRun,
-    stop: StopSignal,
-    logger: RunLogger,
-    clock: RunClock,
-    trace: StepProfiler,
-    context: DataContext,
-    writer: AsyncWriter,
-) -> tuple[Trainer, Evaluation]:
-    """The loop of a run and its evaluation, restored to where the run left off."""
-    learner = build_learner(job, logger)
-    bad_samples = parts.build_bad_samples(job.recipe, job.point.state, logger, job.process_group)
-    evaluation = build_evaluation(job, learner, bad_samples, context)
-    fitting = MicroBatchSize(job.plan.micro_groups)
-    saver = build_saver(job, learner, evaluation, logger, writer, fitting)
-    counters = _restore(job, saver)
-    network, recipe = learner.network, job.recipe
-    step = fit_step(job, learner, build_step(job, learner, counters, logger, trace.mark), fitting, logger)
-    copy_number = (
-        job.process_group.rank // recipe.parallel.pipeline_stages
-    )  # the processes of a pipeline read the same samples
-    fit = Trainer(
-        plan=job.plan,
-        task=learner.task,
-        step=_in_phase(job.process_group, "training", trace.step(step)),
-        rate=lambda step: learning_rate(job.plan.schedule, step),
-        batches=trace.batches(
-            parts.train_loader(recipe, job.plan, job.sources.train, context, bad_samples, copy_number)
-        ),
-        evaluate=_in_phase(job.process_group, "evaluating", evaluation),
-        save=None if job.plan.save is None else _saving(job.process_group, saver),
-        settle_save=writer.wait,
-        watch=build_watch(job, network, counters, logger),
-        clock=clock,
-        device=job.device,
-        logger=logger,
-        stop=stop,
-        counters=counters,
-        metric=learner.task.metric,
-        chosen_weights=evaluation.chosen_weights,
-        metrics_note="on mixed images" if recipe.augment.mixes else "",
-        keep_best=recipe.save.keep_best,
-        loss_scale=lambda: network.precision.loss_scale,
-        early=parts.build_early_stop(recipe),
-        agree=job.process_group.all_reduce_max,
-    )
-    return fit, evaluation
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Every tensor that a checkpoint needs, by the name of its file."""
+        parts = {"model": dict(self.network.model.state_dict())}
+        if self.ema is not None:
+            parts["ema"] = self.ema.state_dict()
+        scaler = {_SCALER + name: value for name, value in self.network.precision.state_dict().items()}
+        parts["optimizer"] = {**self.optimizer.state_dict(), **scaler}
+        return parts
+
+    def load_state_dict(self, parts: Mapping[str, Mapping[str, Tensor]], source: str) -> None:
+        """Load the tensors of a checkpoint; `source` names it in errors."""
+        load_weights(self.network.model, parts["model"], strict=True, source=source)
+        if self.ema is not None:
+            self.ema.load_state_dict(parts["ema"])
+        optimizer = parts["optimizer"]
+        self.optimizer.load_state_dict({k: v for k, v in optimizer.items() if not k.startswith(_SCALER)})
+        scaler = {k.removeprefix(_SCALER): v for k, v in optimizer.items() if k.startswith(_SCALER)}
+        self.network.precision.load_state_dict(scaler)
 
 
-def _in_phase(process_group: ProcessGroup, phase: str, call: Callable[P, R]) -> Callable[P, R]:
-    """The same, told to the other processes while it runs; between phases a process waits for data."""
-
-    def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        process_group.set_phase(phase)
-        try:
-            return call(*args, **kwargs)
-        finally:
-            process_group.set_phase("waiting for data")
-
-    return run
-
-
-def _saving(process_group: ProcessGroup, saver: Checkpointer) -> Callable[[Counters, str], None]:
-    """Rank 0 saves; all processes hold the same, but for shares of the optimizer's state."""
-    return _in_phase(process_group, "saving", saver if process_group.is_rank0 else saver.take_part)
-
-
-def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
-    """The network with its starting weights, its task and its optimizer; what a person should know of it is told."""
-    recipe, plan = job.recipe, job.plan
-    network = build_network(recipe, plan.num_classes, job.device)
+def build_train_state(run: PreparedRun, logger: RunLogger) -> TrainState:
+    """Build the network with its initial weights, its task and its optimizer, and log the plan."""
+    recipe, plan, device = run.recipe, run.plan, run.device
+    network = build_network(recipe, plan.num_classes, device)
     logger.log(
         RunPlanned(
             recipe=recipe.name,
@@ -160,152 +94,108 @@ def build_learner(job: TrainingRun, logger: RunLogger) -> TrainState:
             global_batch_size=plan.global_batch,
             lines=plan.lines,
             num_parameters=sum(p.numel() for p in network.model.parameters()),
-            num_devices=job.process_group.world_size,
+            num_devices=run.process_group.world_size,
         )
     )
-    teacher = open_teacher(recipe, tuple(job.sources.train.class_names), job.device, job.point.state)
-    for text in (*_start(job, network, logger), *([teacher.note] if teacher else [])):
-        logger.info(text, int(job.point.state.get("step", 0)))
+    teacher = open_teacher(recipe, tuple(run.datasets.train.class_names), device, run.restore_point.state)
+    for text in (*_init(run, network, logger), *([teacher.note] if teacher else [])):
+        logger.info(text, run.restore_point.step)
     network.model.train()
-    if job.device.kind == "cuda" and job.process_group.world_size == 1 and network.forward is network.model:
-        # Not with other processes, who add the gradients of one layer beside the backward pass of the next.
+    if device.kind == "cuda" and run.process_group.world_size == 1 and network.forward is network.model:
+        # Not with several ranks: they reduce the gradients of one layer during the backward pass of the next.
         network.precision.cast_weights_once(network.model)
-    prepare = train_prepare(network, recipe, plan.num_classes, job.device)
-    compile_ahead(network, prepare, recipe, job.device, plan.size_at(0), logger.warning)
-    task = parts.build_task(recipe, job.sources.val, job.device, teacher.teacher if teacher else None)
-    optimizer = parts.build_run_optimizer(recipe, plan.alpha, network.model, job.device, job.process_group)
-    average = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
-    return TrainState(network, task, optimizer, average, teacher.fingerprint if teacher else None)
+    preprocess = build_train_preprocess(network, recipe, plan.num_classes, device)
+    compile_ahead(network, preprocess, recipe, device, plan.size_at(0), logger.warning)
+    task = build_task(recipe, run.datasets.val, device, teacher.teacher if teacher else None)
+    optimizer = build_run_optimizer(recipe, plan.alpha, network.model, device, run.process_group)
+    ema = ModelEma(network.model, recipe.ema.decay, recipe.ema.warmup) if recipe.ema.decay > 0 else None
+    return TrainState(network, task, optimizer, ema, teacher.fingerprint if teacher else None)
 
 
-def _start(job: TrainingRun, network: Network, logger: RunLogger) -> list[str]:
-    """Give the network the weights it starts from."""
-    recipe, is_resumed = job.recipe, job.point.loaded is not None
-    notes = start_network(network, recipe, job.plan.num_classes, is_resumed=is_resumed, tell=logger.info)
-    if recipe.model.init is None and not is_resumed and (said := whiten(network, recipe, job.sources.train)):
-        notes.append(said)
-    if said := boxes_left_out(job.sources.train, recipe.detection.max_gt_boxes):
-        notes.append(said)
+def _init(run: PreparedRun, network: Network, logger: RunLogger) -> list[str]:
+    """Initialize the weights of the network; returns notes for the log."""
+    recipe, is_resumed = run.recipe, run.restore_point.is_resumed
+    notes = init_weights(network, recipe, run.plan.num_classes, is_resumed=is_resumed, log=logger.info)
+    if recipe.model.init is None and not is_resumed and (note := init_whitening(network, recipe, run.datasets.train)):
+        notes.append(note)
+    if note := describe_dropped_boxes(run.datasets.train, recipe.detection.max_gt_boxes):
+        notes.append(note)
     if network.recomputed is not None:
-        notes.append(network.recomputed.describe(job.plan.micro_batch))
+        notes.append(network.recomputed.describe(run.plan.micro_batch))
     return notes
 
 
-def build_evaluation(
-    job: TrainingRun, learner: TrainState, bad_samples: BadSamples, context: DataContext
-) -> Evaluation:
-    recipe, plan = job.recipe, job.plan
-    return Evaluation(
-        network=learner.network,
-        average=learner.average,
-        task=learner.task,
-        loader=parts.eval_loader(
-            recipe, job.sources.val, job.device, plan.eval_batch, plan.workers, bad_samples, job.process_group, context
-        ),
-        prepare=parts.eval_prepare(recipe, learner.network),
-        num_samples=plan.num_val,
-        bad_samples=bad_samples,
-        process_group=job.process_group,
-        tta=recipe.evaluate.tta,
-        is_partial=plan.num_val_left_out > 0,
-        boundary=job.device.step_boundary,
+def build_run_optimizer(
+    recipe: Recipe, alpha: float | None, model: nn.Module, device: Device, process_group: ProcessGroup
+) -> Optimizer:
+    """The optimizer, sharded over the ranks or not, with its state on the device or offloaded to the host."""
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    is_sharded = recipe.memory.shard_optimizer and process_group.world_size > 1
+    owner = shard_owners(sizes, process_group.world_size) if is_sharded else dict.fromkeys(sizes, process_group.rank)
+    optimizer = build_optimizer(
+        recipe.optimizer,
+        model,
+        alpha=alpha,
+        rounding=_build_rounding(recipe),
+        sgd=device.sgd_implementation(),
+        only=[name for name in sizes if owner[name] == process_group.rank],
     )
+    if recipe.memory.offload_optimizer:
+        optimizer.offload()
+    if not is_sharded:
+        return optimizer
+    groups = optimizer_groups(recipe.optimizer, model)
+    return ShardedOptimizer(optimizer, groups.all(), owner, process_group.rank)
 
 
-def build_saver(
-    job: TrainingRun,
-    learner: TrainState,
-    evaluation: Evaluation,
+def _build_rounding(recipe: Recipe) -> Rounding | None:
+    """How updated half-precision weights are rounded; None where weights are float32."""
+    if recipe.precision.mode != "16.16":
+        return None
+    return Rounding(is_stochastic=recipe.precision.rounding != "nearest", seed=recipe.seed)
+
+
+def build_train_step(
+    run: PreparedRun,
+    train_state: TrainState,
     logger: RunLogger,
-    writer: AsyncWriter,
-    fitting: MicroBatchSize,
-) -> Checkpointer:
-    return Checkpointer(
-        folder=job.folder,
-        store=CheckpointStore(job.folder.checkpoints),
-        recipe=job.recipe,
-        plan=job.plan,
-        network=learner.network,
-        optimizer=learner.optimizer,
-        average=learner.average,
-        about=about_checkpoint(job.recipe, job.plan, job.sources, job.device, learner.teacher_fingerprint),
-        metric=learner.task.metric,
-        chosen_weights=evaluation.chosen_weights,
-        logger=logger,
-        bad_samples=evaluation.bad_samples,
-        device=job.device,
-        writer=writer,
-        fitting=fitting,
-    )
-
-
-def _restore(job: TrainingRun, saver: Checkpointer) -> Counters:
-    """Put the checkpoint's tensors back, if there is one, and return the counters to go on from."""
-    if job.point.loaded is None:
-        return Counters()
-    saver.restore(job.point.loaded.parts)
-    state = job.point.state
-    return Counters(state["step"], list(state["history"]), state["skipped"])
-
-
-def build_step(
-    job: TrainingRun,
-    learner: TrainState,
-    counters: Counters,
-    logger: RunLogger,
-    mark: Mark,
+    *,
+    annotate: Annotate = no_annotation,
+    micro_batch_size: MicroBatchSize | None = None,
     strategy: ParallelStrategy | None = None,
-) -> AnyStep:
-    """The step of a run, recorded as a graph where the device can and the recipe lets it."""
-    recipe, plan, network = job.recipe, job.plan, learner.network
-    prepare = train_prepare(network, recipe, plan.num_classes, job.device)
-    strategy = strategy or parallelize(job, network)
-    plain = TrainStep(
+) -> TrainStep:
+    """The training step: captured as a CUDA graph and repeated after running out of memory where that is possible.
+
+    Without `micro_batch_size` an out-of-memory error is raised.
+    """
+    recipe, plan, network = run.recipe, run.plan, train_state.network
+    strategy = strategy or parallelize(run, network)
+    capture = build_graph_capture(recipe, run.device, run.process_group)
+    oom_retry = None
+    # One of several ranks cannot repeat a step on its own: the others are in the middle of theirs.
+    if micro_batch_size is not None and recipe.batch.micro == "auto" and run.process_group.world_size == 1:
+        oom_retry = OomRetry(micro_batch_size, run.device.release_memory, logger.warning)
+    return TrainStep(
         model=strategy.wrap(network.forward),
-        task=learner.task,
-        prepare=PicturedFirstBatch(
-            prepare=prepare,
-            recipe=recipe,
-            folder=job.folder,
-            class_names=tuple(job.sources.train.class_names),
-            logger=logger,
-            done=counters.step > 0 or not job.process_group.is_rank0,
-        ),
+        task=train_state.task,
+        preprocess=build_train_preprocess(network, recipe, plan.num_classes, run.device),
         layers=network.layers,
         precision=network.precision,
-        optimizer=learner.optimizer,
-        average=learner.average,
+        optimizer=train_state.optimizer,
+        ema=train_state.ema,
         strategy=strategy,
-        rate=lambda step: learning_rate(plan.schedule, step),
+        lr=partial(learning_rate, plan.schedule),
         ordered=recipe.parallel.reduce == "ordered",
-        mark=mark,
-        boundary=job.device.step_boundary,
-    )
-    recorder = build_recorder(recipe, job.device, job.process_group)
-    return plain if recorder is None else CapturedStep(plain, recorder)
-
-
-def fit_step(
-    job: TrainingRun, learner: TrainState, step: AnyStep, fitting: MicroBatchSize, logger: RunLogger
-) -> AnyStep | OomRetry:
-    """The step with micro-batches halved where they do not fit, if the recipe leaves their size open."""
-    # Among several processes one alone cannot do a step again: the others are in the middle of theirs.
-    if job.recipe.batch.micro != "auto" or job.process_group.world_size > 1:
-        return step
-    return OomRetry(
-        step=step,
-        fitting=fitting,
-        layers=learner.network.layers,
-        optimizer=learner.optimizer,
-        is_out_of_memory=is_out_of_memory,
-        release=job.device.release_memory,
-        tell=lambda step, text: logger.warning(text, step),
+        annotate=annotate,
+        step_boundary=run.device.step_boundary,
+        graphs=None if capture is None else StepGraphs(capture),
+        oom_retry=oom_retry,
     )
 
 
-def parallelize(job: TrainingRun, network: Network) -> ParallelStrategy:
+def parallelize(run: PreparedRun, network: Network) -> ParallelStrategy:
     """How the ranks train the network together."""
-    parallel, plan = job.recipe.parallel, job.plan
+    parallel, plan = run.recipe.parallel, run.plan
     ordered = parallel.reduce == "ordered"
     ranks = range(plan.world_size)
     passes = tuple(len(plan.device_groups[rank] if ordered else plan.micro_batches(rank)) for rank in ranks)
@@ -317,20 +207,7 @@ def parallelize(job: TrainingRun, network: Network) -> ParallelStrategy:
             config,
             pipeline=PipelineConfig(partial(split_stages, splits=parallel.pipeline_splits), parallel.pipeline_schedule),
         )
-    strategy = job.process_group.parallelize(network.model, config)
+    strategy = run.process_group.parallelize(network.model, config)
     group_all_reduce = strategy.group_all_reduce if plan.devices_per_group > 1 else None
     network.layers.connect(strategy.gather_stats, group_all_reduce, strategy.sync_buffers)
     return strategy
-
-
-def build_watch(job: TrainingRun, network: Network, counters: Counters, logger: RunLogger) -> NanGuard:
-    policy = job.recipe.engine.non_finite
-    return NanGuard(
-        job.device,
-        logger,
-        policy=policy.policy,
-        budget=policy.max_skipped,
-        loss_scale=lambda: network.precision.loss_scale if network.precision.expects_overflow else None,
-        skipped=counters.skipped,
-        gather=job.process_group.all_gather,
-    )
