@@ -1,4 +1,4 @@
-"""Every way a command line can fail ends with the documented code and a message for a person."""
+"""Exit codes and messages of everything that can go wrong on the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reconv.errors import DataError, ExitCode, ReconvError
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
-    """A verb `fail` that raises what the test puts under "error"."""
+    """A command `fail` that raises what the test puts under "error"."""
     box: dict[str, BaseException] = {}
 
     @click.command(cls=Command)
@@ -33,14 +33,14 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
     return box
 
 
-def _code(words: list[str]) -> int:
+def _code(args: list[str]) -> int:
     with pytest.raises(SystemExit) as end:
-        cli.main(words)
+        cli.main(args)
     assert isinstance(end.value.code, int)
     return end.value.code
 
 
-def test_every_reconv_error_ends_with_its_own_code(failing: dict[str, BaseException]) -> None:
+def test_every_reconv_error_has_its_exit_code(failing: dict[str, BaseException]) -> None:
     kinds = [kind for kind in ReconvError.__subclasses__() if kind.__module__ == ReconvError.__module__]
     assert len(kinds) >= 7
     for kind in kinds:
@@ -48,7 +48,7 @@ def test_every_reconv_error_ends_with_its_own_code(failing: dict[str, BaseExcept
         assert _code(["fail"]) == kind.code
 
 
-def test_a_reconv_error_is_printed_whole_on_stderr_without_a_traceback(
+def test_a_reconv_error_is_printed_to_stderr_without_a_traceback(
     failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing["error"] = DataError("no images", where="/data/train", why="the folder is empty", then="reconv data get")
@@ -67,7 +67,7 @@ def test_debug_adds_the_traceback_and_keeps_the_code(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_an_unexpected_error_ends_with_1_and_says_how_to_see_more(
+def test_an_unexpected_error_exits_with_1_and_names_debug(
     failing: dict[str, BaseException], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing["error"] = KeyError("weights")
@@ -89,15 +89,13 @@ def test_an_unexpected_error_ends_with_1_and_says_how_to_see_more(
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],
 )
-def test_system_errors_have_their_codes(
-    failing: dict[str, BaseException], error: BaseException, code: ExitCode
-) -> None:
+def test_system_errors_have_exit_codes(failing: dict[str, BaseException], error: BaseException, code: ExitCode) -> None:
     failing["error"] = error
     assert _code(["fail"]) == code
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ["trian", "quickstart"],
         ["train"],
@@ -116,17 +114,17 @@ def test_system_errors_have_their_codes(
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_2_and_no_traceback(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _code(words) == ExitCode.USAGE
+def test_wrong_usage_exits_with_2_without_a_traceback(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _code(args) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert err
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("trian", "train"), ("docter", "doctor"), ("reprot", "report")])
-def test_a_misspelt_verb_names_the_nearest(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _code([typed]) == ExitCode.USAGE
-    assert f"'{meant}'" in capsys.readouterr().err
+def test_a_misspelled_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, meant in (("trian", "train"), ("docter", "doctor"), ("reprot", "report")):
+        assert _code([typed]) == ExitCode.USAGE
+        assert f"'{meant}'" in capsys.readouterr().err
 
 
 def test_a_renamed_option_names_its_successor(
@@ -142,21 +140,21 @@ def test_a_renamed_option_names_its_successor(
     assert "--pictures is now --save-images" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_no_run_ends_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_exits_with_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.png").touch()
-    for words in (["report", str(tmp_path)], ["eval", str(tmp_path)], ["predict", str(tmp_path), "a.png"]):
-        assert _code(words) == ExitCode.CHECKPOINT
+    for args in (["report", str(tmp_path)], ["eval", str(tmp_path)], ["predict", str(tmp_path), "a.png"]):
+        assert _code(args) == ExitCode.CHECKPOINT
         assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_a_bare_json_option_does_not_swallow_the_argument_after_it() -> None:
+def test_a_bare_json_option_does_not_take_the_next_argument() -> None:
     assert bind_bare_json(["--json", "quickstart"]) == ["--json=-", "quickstart"]
     assert bind_bare_json(["quickstart", "--json"]) == ["quickstart", "--json=-"]
     assert bind_bare_json(["--json", "out.json", "quickstart"]) == ["--json", "out.json", "quickstart"]
     assert bind_bare_json(["--json=out.txt"]) == ["--json=out.txt"]
 
 
-def test_a_reader_that_closes_the_pipe_causes_no_traceback() -> None:
+def test_a_closed_stdout_causes_no_traceback() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(
@@ -167,28 +165,30 @@ def test_a_reader_that_closes_the_pipe_causes_no_traceback() -> None:
     assert done.returncode == 1
 
 
-def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
+def test_ctrl_c_exits_with_130() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        words = [sys.executable, "-m", "reconv", "data", "get", "cifar10", "--base-url", url]
-        heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where these tests run in the background
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as child:
+        args = [sys.executable, "-m", "reconv", "data", "get", "cifar10", "--base-url", url]
+        use_default_handler = partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        )  # it is ignored where tests run in the background
+        with subprocess.Popen(args, stderr=subprocess.PIPE, text=True, preexec_fn=use_default_handler) as child:
             try:
                 connection, _ = server.accept()
                 with connection:
                     connection.settimeout(60)
-                    assert connection.recv(3) == b"GET"  # now the verb surely waits for an answer that never comes
+                    assert connection.recv(3) == b"GET"  # now the command waits for a response
                     child.send_signal(signal.SIGINT)
                     _, err = child.communicate(timeout=60)
             finally:
-                child.kill()  # or it would be found in another test
+                child.kill()
     assert child.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "expected"),
     [
         (["train", "quickstart"], "to continue, run the same command with --resume.\n"),
         (["train", "quickstart", "--resume"], "to continue, run the same command.\n"),
@@ -197,23 +197,22 @@ def test_ctrl_c_before_the_run_starts_ends_with_130() -> None:
     ],
     ids=" ".join,
 )
-def test_an_interrupt_says_what_stands_and_how_to_go_on(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_interrupt_names_the_command_to_continue(
+    args: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(context: click.Context) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.reconv.commands[words[0]], "invoke", interrupt)
-    assert _code(words) == ExitCode.INTERRUPTED
+    monkeypatch.setattr(cli.reconv.commands[args[0]], "invoke", interrupt)
+    assert _code(args) == ExitCode.INTERRUPTED
     err = capsys.readouterr().err
-    assert said in err
-    assert "before anything" not in err
+    assert expected in err
 
 
-def test_an_error_that_nobody_can_read_keeps_its_code() -> None:
+def test_an_error_with_closed_streams_keeps_its_exit_code() -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    words = [sys.executable, "-m", "reconv", "train", "no-such-recipe"]
-    done = subprocess.run(words, stdout=write_end, stderr=write_end, timeout=60)
+    args = [sys.executable, "-m", "reconv", "train", "no-such-recipe"]
+    done = subprocess.run(args, stdout=write_end, stderr=write_end, timeout=60)
     os.close(write_end)
     assert done.returncode == ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""The help is instant and complete: nothing heavy is imported, every verb has examples."""
+"""Help is fast and complete: nothing heavy is imported, every command has examples."""
 
 from __future__ import annotations
 
@@ -6,80 +6,82 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import click
-import pytest
 
 from reconv.cli import reconv
 
-HEAVY = ("torch", "numpy", "pydantic", "PIL", "yaml", "rich", "safetensors")
+HEAVY = {"torch", "numpy", "pydantic", "PIL", "yaml", "rich", "safetensors"}
 
 _PROBE = """
-import json, sys
+import contextlib, io, json, sys
 from reconv.cli import main
-try:
-    main(json.loads(sys.argv[1]))
-except SystemExit as end:
-    code = end.code
-print("\\n" + json.dumps({"code": code, "modules": sorted(sys.modules)}))
+results = []
+for args in json.loads(sys.argv[1]):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        try:
+            main(args)
+        except SystemExit as end:
+            code = end.code
+    results.append({"code": code, "modules": sorted(sys.modules), "text": out.getvalue()})
+print(json.dumps(results))
 """
 
 
-def _verbs(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every way to a verb, groups included."""
+def _commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The path of every command, groups included."""
     children = command.commands if isinstance(command, click.Group) else {}
-    return [path, *(found for name, child in children.items() for found in _verbs(child, (*path, name)))]
+    return [path, *(found for name, child in children.items() for found in _commands(child, (*path, name)))]
 
 
-VERBS = _verbs(reconv)
+COMMANDS = _commands(reconv)
 
 
-def _modules_after(words: list[str]) -> tuple[int, set[str], str]:
+def _run(*command_lines: list[str]) -> list[dict[str, Any]]:
+    """Run command lines in one new process: exit code, imported modules and stdout of each."""
     done = subprocess.run(
-        [sys.executable, "-c", _PROBE, json.dumps(words)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _PROBE, json.dumps(command_lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
-    text, _, last = done.stdout.rstrip().rpartition("\n")
-    probe = json.loads(last)
-    return probe["code"], set(probe["modules"]), text
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
 
 
-def test_the_verbs_of_the_contract_are_all_there() -> None:
+def test_all_documented_commands_exist() -> None:
     expected = ["train", "eval", "predict", "average", "recipes", "report", "data", "bench", "doctor", "completion"]
     assert sorted(reconv.commands) == sorted(expected)
-    assert ("recipes", "show") in VERBS
-    assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert")} <= set(VERBS)
-    assert {("bench", "train"), ("bench", "infer"), ("bench", "data")} <= set(VERBS)
-    assert len(VERBS) == 1 + len(expected) + 8
+    assert ("recipes", "show") in COMMANDS
+    assert {("data", "get"), ("data", "check"), ("data", "show"), ("data", "convert")} <= set(COMMANDS)
+    assert {("bench", "train"), ("bench", "infer"), ("bench", "data")} <= set(COMMANDS)
+    assert len(COMMANDS) == 1 + len(expected) + 8
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: " ".join(verb) or "reconv")
-def test_help_imports_nothing_heavy_and_shows_examples(verb: tuple[str, ...]) -> None:
-    code, modules, text = _modules_after([*verb, "--help"])
-    assert code == 0
-    assert not modules.intersection(HEAVY)
-    assert "Examples:" in text
-    assert f"reconv {' '.join(verb)}".rstrip() in text.partition("Examples:")[2]
+def test_help_and_version_import_nothing_heavy_and_help_shows_examples() -> None:
+    *helps, version = _run(*([*command, "--help"] for command in COMMANDS), ["--version"])
+    for command, result in zip(COMMANDS, helps, strict=True):
+        assert result["code"] == 0
+        assert not HEAVY.intersection(result["modules"]), command
+        assert f"reconv {' '.join(command)}".rstrip() in result["text"].partition("Examples:")[2]
+    assert version["text"].startswith("reconv 0.")
+    assert not HEAVY.intersection(version["modules"])
 
 
-def test_version_imports_nothing_heavy() -> None:
-    code, modules, text = _modules_after(["--version"])
-    assert code == 0
-    assert text.strip().startswith("reconv 0.")
-    assert not modules.intersection(HEAVY)
-
-
-def test_importing_the_package_imports_no_torch_until_a_function_is_used() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     script = "import sys, reconv; print('torch' in sys.modules, 'train' in dir(reconv))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_script_is_for_the_shell_and_calls_reconv(shell: str) -> None:
-    _, _, text = _modules_after(["completion", shell])
-    assert "_RECONV_COMPLETE" in text
-    assert f"{shell}_complete" in text
-    assert "reconv" in text
+def test_completion_scripts_are_for_their_shell_and_call_reconv() -> None:
+    shells = ("bash", "zsh", "fish")
+    for shell, result in zip(shells, _run(*(["completion", shell] for shell in shells)), strict=True):
+        assert "_RECONV_COMPLETE" in result["text"]
+        assert f"{shell}_complete" in result["text"]
 
 
 def test_completion_offers_the_preset_names_without_importing_a_recipe() -> None:

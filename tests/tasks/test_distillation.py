@@ -1,4 +1,4 @@
-"""The loss between student and teacher, against its definition."""
+"""The distillation loss against its definition."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NUM_CLASSES = 5
 
 
 def batch_of(num: int) -> Batch:
-    draw = torch.Generator().manual_seed(num)
-    images = torch.randn(num, 3, 4, 4, generator=draw, dtype=torch.float64)
-    targets = torch.randint(NUM_CLASSES, (num,), generator=draw)
+    generator = torch.Generator().manual_seed(num)
+    images = torch.randn(num, 3, 4, 4, generator=generator, dtype=torch.float64)
+    targets = torch.randint(NUM_CLASSES, (num,), generator=generator)
     return Batch({"images": images, "targets": targets}, torch.arange(num), (num,))
 
 
-def answer(images: Tensor) -> Tensor:
+def teacher_logits(images: Tensor) -> Tensor:
     return images.flatten(1)[:, :NUM_CLASSES] * 3
 
 
@@ -31,16 +31,16 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float) -> float:
     return total
 
 
-def test_the_loss_is_the_weighted_sum_of_both_at_every_share_and_temperature() -> None:
+def test_the_loss_is_the_weighted_sum_at_every_alpha_and_temperature() -> None:
     batch = batch_of(4)
     logits = torch.randn(4, NUM_CLASSES, dtype=torch.float64)
     plain = ClassificationTask(NUM_CLASSES, 0.1).loss(logits, batch).loss
     num_cases = 0
     for alpha in (0.0, 0.3, 1.0):
         for temperature in (0.5, 1.0, 4.0):
-            task = ClassificationTask(NUM_CLASSES, 0.1, teacher=Teacher(answer, alpha, temperature))
+            task = ClassificationTask(NUM_CLASSES, 0.1, teacher=Teacher(teacher_logits, alpha, temperature))
             expected = (1 - alpha) * float(plain) + alpha * temperature**2 * divergence(
-                logits, answer(batch["images"]), temperature
+                logits, teacher_logits(batch["images"]), temperature
             )
             torch.testing.assert_close(task.loss(logits, batch).loss.item(), expected, rtol=1e-10, atol=1e-10)
             num_cases += 1
@@ -50,7 +50,7 @@ def test_the_loss_is_the_weighted_sum_of_both_at_every_share_and_temperature() -
 def test_the_loss_is_a_sum_over_samples() -> None:
     batch = batch_of(6)
     logits = torch.randn(6, NUM_CLASSES, dtype=torch.float64)
-    task = ClassificationTask(NUM_CLASSES, teacher=Teacher(answer, 0.5, 2.0))
+    task = ClassificationTask(NUM_CLASSES, teacher=Teacher(teacher_logits, 0.5, 2.0))
     rows = [slice(0, 2), slice(2, 6)]
     parts = [
         task.loss(logits[r], Batch({k: t[r] for k, t in batch.tensors.items()}, batch.positions[r], (len(logits[r]),)))
@@ -59,14 +59,14 @@ def test_the_loss_is_a_sum_over_samples() -> None:
     torch.testing.assert_close(sum(p.loss for p in parts), task.loss(logits, batch).loss, rtol=1e-12, atol=0)
 
 
-def test_the_teacher_gets_no_gradient_and_evaluation_does_not_ask_it() -> None:
+def test_the_teacher_gets_no_gradient_and_is_not_evaluated() -> None:
     weight = torch.ones(NUM_CLASSES, requires_grad=True)
     calls = 0
 
     def counted(images: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        return answer(images) * weight
+        return teacher_logits(images) * weight
 
     task = ClassificationTask(NUM_CLASSES, teacher=Teacher(counted, 0.5, 2.0))
     logits = torch.randn(4, NUM_CLASSES, requires_grad=True)

@@ -1,4 +1,4 @@
-"""`reconv data check` and `reconv data show` as a person runs them."""
+"""`reconv data check` and `reconv data show` on the command line."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def flowers(tmp_path: Path) -> Path:
     return root
 
 
-def run(*words: str) -> int:
+def run(*args: str) -> int:
     with pytest.raises(SystemExit) as end:
-        main(list(words))
+        main(list(args))
     return int(end.value.code or 0)
 
 
 def size_of(path: Path) -> tuple[int, int]:
-    with Image.open(io.BytesIO(path.read_bytes())) as picture:
-        picture.load()
-        assert picture.format == "PNG"
-        return picture.size
+    with Image.open(io.BytesIO(path.read_bytes())) as image:
+        image.load()
+        assert image.format == "PNG"
+        return image.size
 
 
-def test_check_of_good_data_ends_with_0_and_leaves_a_table_json_and_picture(
+def test_check_of_good_data_writes_a_table_json_and_an_image(
     flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -52,7 +52,7 @@ def test_check_of_good_data_ends_with_0_and_leaves_a_table_json_and_picture(
     assert size_of(out / "contact.png")[0] > 400
 
 
-def test_check_of_faulty_data_ends_with_3_and_names_the_files(
+def test_check_of_bad_data_exits_with_3_and_names_the_files(
     flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = flowers / "train/daisy/3.jpg"
@@ -60,12 +60,12 @@ def test_check_of_faulty_data_ends_with_3_and_names_the_files(
     assert run("data", "check", str(flowers), "--out", str(tmp_path / "out")) == 3
     assert str(bad) in capsys.readouterr().out
     assert run("data", "check", str(flowers), "--out", str(tmp_path / "out"), "--json") == 3
-    told = json.loads(capsys.readouterr().out)
-    assert told["ok"] is False
-    assert told["splits"]["train"]["bad"][0]["path"] == str(bad)
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["splits"]["train"]["bad"][0]["path"] == str(bad)
 
 
-def test_results_are_not_written_into_the_data(flowers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_not_written_into_the_dataset(flowers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(flowers.rglob("*"))
     assert run("data", "check", str(flowers), "--out", str(flowers / "check")) == 2
     assert run("data", "show", str(flowers), "--out", str(flowers / "x.png")) == 2
@@ -73,7 +73,7 @@ def test_results_are_not_written_into_the_data(flowers: Path, capsys: pytest.Cap
     assert sorted(flowers.rglob("*")) == before
 
 
-def test_show_pictures_both_batches_by_the_recipe(
+def test_show_draws_both_batches_of_the_recipe(
     flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "show.png"
@@ -83,13 +83,13 @@ def test_show_pictures_both_batches_by_the_recipe(
     first = out.read_bytes()
     assert size_of(out)[0] == 8 * (96 + 8) + 8
     assert run("data", "show", str(flowers), *small, "--out", str(out), "--images", "8") == 0
-    assert out.read_bytes() == first  # the same draws, every time
+    assert out.read_bytes() == first  # the same augmentation every time
     mixed = ["--set", "augment.mixup.alpha=0.9", "--recipe", "resnet18"]
     assert run("data", "show", str(flowers), *small, *mixed, "--out", str(out), "--images", "8") == 0
     assert out.read_bytes() != first
 
 
-def test_show_knows_digits_and_refuses_bad_data(flowers: Path, tmp_path: Path) -> None:
+def test_show_draws_digits_and_refuses_bad_data(flowers: Path, tmp_path: Path) -> None:
     assert run("data", "show", "digits", "--out", str(tmp_path / "digits.png")) == 0
     assert size_of(tmp_path / "digits.png")[1] > 800
     for path in (flowers / "train").rglob("*.jpg"):
