@@ -1,7 +1,6 @@
-"""What this machine has and lacks, and what to type about it.
+"""Checks of the machine for `reconv doctor`: versions, devices, resources and settings, with advice.
 
-Owns the checks and their advice. Refuses to know runs and recipes, and how findings are printed. Invariant: nothing
-is changed, and a check that cannot be made here says so instead of failing.
+Checks change nothing, and one that is not possible on this system reports that instead of failing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One fact about the machine, in words and as a plain value, with advice where something can be done."""
+    """The result of one check as a value and as text, with advice if something can be improved."""
 
     topic: str
     name: str
@@ -43,7 +42,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where facts are read from; tests point it at folders of their own."""
+    """Where system files are read from; tests use folders of their own."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -53,8 +52,8 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
-def examine(machine: Machine | None = None) -> list[CheckResult]:
-    """Every finding about this machine, grouped by topic."""
+def check_machine(machine: Machine | None = None) -> list[CheckResult]:
+    """The results of all checks, grouped by topic."""
     here = machine or Machine()
     return [
         *_versions(),
@@ -66,27 +65,27 @@ def examine(machine: Machine | None = None) -> list[CheckResult]:
     ]
 
 
-def is_fit(findings: Sequence[CheckResult]) -> bool:
+def has_requirements(results: Sequence[CheckResult]) -> bool:
     """Whether nothing required is missing."""
-    return all(finding.level != "missing" for finding in findings)
+    return all(result.level != "missing" for result in results)
 
 
-def as_json(findings: Sequence[CheckResult]) -> dict[str, Any]:
-    """The findings as plain data: values by topic and name, then the advice."""
+def as_json(results: Sequence[CheckResult]) -> dict[str, Any]:
+    """The results as plain data: values by topic and name, then the advice."""
     topics: dict[str, dict[str, Any]] = {}
-    for finding in findings:
-        topics.setdefault(finding.topic, {})[finding.name] = finding.value
+    for result in results:
+        topics.setdefault(result.topic, {})[result.name] = result.value
     advice = [
-        {"topic": finding.topic, "name": finding.name, "level": finding.level, "advice": finding.advice}
-        for finding in findings
-        if finding.advice
+        {"topic": result.topic, "name": result.name, "level": result.level, "advice": result.advice}
+        for result in results
+        if result.advice
     ]
-    return {"ok": is_fit(findings), **topics, "advice": advice}
+    return {"ok": has_requirements(results), **topics, "advice": advice}
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A package named in our own metadata."""
+    """A dependency of this package."""
 
     name: str
     bounds: str
@@ -94,7 +93,7 @@ class Requirement:
 
 
 def requirements() -> list[Requirement]:
-    """What the installed package declares, read from its metadata; nothing where it runs from its source."""
+    """The dependencies in the metadata of the installed package; none if it is not installed."""
     found = []
     for line in _declared():
         spec, _, marker = line.partition(";")
@@ -112,17 +111,17 @@ def _declared() -> list[str]:
         return []
 
 
-def fits(version: str, bounds: str) -> bool:
-    """Whether a version lies within bounds such as `>=2.11,<2.14`."""
+def is_within(version: str, bounds: str) -> bool:
+    """Whether a version is within bounds such as `>=2.11,<2.14`."""
 
     def numbers(text: str) -> tuple[int, ...]:
-        release = re.match(r"\d+(\.\d+)*", text.strip())
-        return tuple(int(part) for part in release[0].split(".")) if release else ()
+        match = re.match(r"\d+(\.\d+)*", text.strip())
+        return tuple(int(part) for part in match[0].split(".")) if match else ()
 
-    mine = numbers(version)
+    release = numbers(version)
     for clause in filter(None, bounds.split(",")):
         match = re.match(r"\s*(>=|<)\s*(.+)", clause)
-        if match is not None and (mine >= numbers(match[2])) != (match[1] == ">="):
+        if match is not None and (release >= numbers(match[2])) != (match[1] == ">="):
             return False
     return True
 
@@ -139,7 +138,7 @@ def _versions() -> Iterator[CheckResult]:
     python = platform.python_version()
     yield CheckResult(topic, "python", python, f"{python} ({platform.python_implementation()})")
     if _installed("reconv") is None:
-        text = f"{__version__}, not installed: which versions it needs is not known here"
+        text = f"{__version__}, not installed, so its dependencies cannot be checked"
         yield CheckResult(topic, "reconv", __version__, text, "note", "pip install -e .")
     else:
         yield CheckResult(topic, "reconv", __version__, __version__)
@@ -151,9 +150,9 @@ def _versions() -> Iterator[CheckResult]:
         if version is None:
             advice = f"pip install '{need.name}{need.bounds}'"
             yield CheckResult(topic, need.name, None, "not installed", "missing", advice)
-        elif not fits(version, need.bounds):
+        elif not is_within(version, need.bounds):
             advice = f"pip install '{need.name}{need.bounds}'"
-            yield CheckResult(topic, need.name, version, f"{version}, but {need.bounds} is needed", "missing", advice)
+            yield CheckResult(topic, need.name, version, f"{version}, but {need.bounds} is required", "missing", advice)
         else:
             yield CheckResult(topic, need.name, version, version)
 
@@ -174,7 +173,7 @@ def _devices(machine: Machine) -> Iterator[CheckResult]:
         text = f"{properties.name}, {properties.total_memory / _GIB:.1f} GiB, capability {capability}"
         yield CheckResult(topic, f"cuda:{index}", properties.name, text)
     if importlib.util.find_spec("habana_frameworks") is not None:
-        yield CheckResult(topic, "hpu", "installed", "Gaudi's packages are installed; `hl-smi` shows the devices")
+        yield CheckResult(topic, "hpu", "installed", "the Gaudi packages are installed; `hl-smi` lists the devices")
     if torch.backends.mps.is_available():
         yield CheckResult(topic, "mps", "available", "available")
     elif torch.cuda.device_count() == 0:
@@ -182,18 +181,18 @@ def _devices(machine: Machine) -> Iterator[CheckResult]:
 
 
 def _no_accelerator(machine: Machine, torch_cuda: str | None) -> CheckResult:
-    """Why there is no GPU: none here, or a torch that cannot use it."""
+    """No GPU: there is none, or torch cannot use it."""
     if not (machine.proc / "driver" / "nvidia" / "version").exists():
         return CheckResult("devices", "accelerator", None, "none: training runs on the CPU")
     why = "this torch is a CPU build" if torch_cuda is None else f"torch is built for CUDA {torch_cuda}"
-    advice = "install the torch build for your driver, as pytorch.org/get-started says; or set CUDA_VISIBLE_DEVICES"
+    advice = "install the torch build for your driver (pytorch.org/get-started), or check CUDA_VISIBLE_DEVICES"
     return CheckResult(
         "devices", "accelerator", None, f"an NVIDIA driver is loaded, but {why} and sees no GPU", "note", advice
     )
 
 
 def _cpu_model(machine: Machine) -> str:
-    """The processor's name and the vector units that matter here."""
+    """The processor's name and the instruction sets that matter here."""
     text = _read(machine.proc / "cpuinfo") or ""
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
@@ -207,12 +206,12 @@ def _resources(machine: Machine) -> Iterator[CheckResult]:
     topic = "resources"
     cores = usable_cores(machine)
     online = os.cpu_count() or 1
-    yield CheckResult(topic, "cores", cores, f"{cores} usable of {online} (affinity and container quota counted)")
+    yield CheckResult(topic, "cores", cores, f"{cores} of {online} usable (CPU affinity and container quota)")
     memory = usable_memory_bytes(machine)
     yield CheckResult(topic, "memory_bytes", memory, "unknown" if memory is None else f"{memory / _GIB:.1f} GiB")
     free = shutil.disk_usage(machine.folder).free
     low = free < _LOW_DISK_BYTES
-    advice = "checkpoints need room: free some, or write runs elsewhere with --out DIR" if low else ""
+    advice = "free disk space for checkpoints, or write runs elsewhere with --out DIR" if low else ""
     text = f"{free / _GIB:.1f} GiB free in {machine.folder}"
     yield CheckResult(topic, "disk_free_bytes", free, text, "note" if low else "ok", advice)
     yield _shared_memory(machine)
@@ -225,26 +224,24 @@ def _shared_memory(machine: Machine) -> CheckResult:
     total = shutil.disk_usage(machine.shm).total
     if total >= _LOW_SHM_BYTES:
         return CheckResult(topic, name, total, f"{total / _GIB:.1f} GiB in {machine.shm}")
-    advice = (
-        "several processes on one machine need more: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
-    )
+    advice = "several processes need more: docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm"
     return CheckResult(topic, name, total, f"only {total / 2**20:.0f} MiB in {machine.shm}", "note", advice)
 
 
 def usable_cores(machine: Machine) -> int:
-    """Cores this process may use: its affinity, or the container's quota if that is less."""
+    """The cores this process may use: the smaller of its affinity and the container's quota."""
     affinity = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
     quotas = [quota / period for quota, period in _cpu_quotas(machine) if quota > 0 and period > 0]
     return max(1, min([affinity, *(int(quota) for quota in quotas)]))
 
 
-def cores_of_one(machine: Machine, num_processes: int) -> int:
-    """The cores of one of several processes: its launcher may have bound it to some, or left all to all of them."""
+def cores_per_process(machine: Machine, num_processes: int) -> int:
+    """The cores of one of several processes, whether or not the launcher has bound each to its own."""
     return max(1, min(usable_cores(machine), (os.cpu_count() or 1) // num_processes))
 
 
 def usable_memory_bytes(machine: Machine) -> int | None:
-    """Memory this process may use: the machine's, or the container's limit if that is less."""
+    """The memory this process may use: the smaller of the machine's and the container's limit."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)
     limits = [int(total[1]) * 1024] if total else []
     limits += [limit for limit in map(_number, _cgroup_files(machine, "memory.max", "memory.limit_in_bytes")) if limit]
@@ -252,22 +249,22 @@ def usable_memory_bytes(machine: Machine) -> int | None:
 
 
 def available_memory_bytes(machine: Machine) -> int | None:
-    """Memory that is free now: the machine's, or what the container's limit leaves if that is less."""
+    """The memory available now: the smaller of the machine's and what the container's limit leaves."""
     free = re.search(r"^MemAvailable:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)
-    rooms = [int(free[1]) * 1024] if free else []
+    available = [int(free[1]) * 1024] if free else []
     limits = _cgroup_files(machine, "memory.max", "memory.limit_in_bytes")
     used = _cgroup_files(machine, "memory.current", "memory.usage_in_bytes")
     facts = _cgroup_files(machine, "memory.stat", "memory.stat")
     for limit, taken, fact in zip(map(_number, limits), map(_number, used), facts, strict=False):
-        # Files in the page cache count as used, but are given back when memory is short.
+        # The page cache counts as used, but is released when memory is short.
         files = re.search(r"^(?:total_)?inactive_file (\d+)$", fact, re.MULTILINE)
         if limit is not None and taken is not None:
-            rooms.append(max(0, limit - taken + (int(files[1]) if files else 0)))
-    return min(rooms) if rooms else None
+            available.append(max(0, limit - taken + (int(files[1]) if files else 0)))
+    return min(available) if available else None
 
 
 def _cpu_quotas(machine: Machine) -> Iterator[tuple[int, int]]:
-    """Quota and period, in microseconds, of every control group around this process."""
+    """Quota and period in microseconds of this process's control group and its parents."""
     for text in _cgroup_files(machine, "cpu.max", ""):
         quota, _, period = text.partition(" ")
         yield _number(quota) or 0, _number(period) or 0
@@ -278,7 +275,7 @@ def _cpu_quotas(machine: Machine) -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_files(machine: Machine, unified: str, legacy: str) -> list[str]:
-    """The contents of a control file in this process's group and each of its parents, in version 2 and in version 1."""
+    """The contents of a control file of this process's group and its parents, of cgroup v2 and v1."""
     root = machine.sys / "fs" / "cgroup"
     texts: list[str] = []
     for line in (_read(machine.proc / "self" / "cgroup") or "").splitlines():
@@ -297,21 +294,21 @@ def _cgroup_files(machine: Machine, unified: str, legacy: str) -> list[str]:
 
 
 def _threads(machine: Machine) -> Iterator[CheckResult]:
-    """Thread counts asked for in the environment, against the cores there are."""
+    """Thread counts in the environment, compared with the usable cores."""
     topic = "threads"
     cores = usable_cores(machine)
-    asked = [(name, _number(machine.environ.get(name, ""))) for name in _THREAD_VARIABLES]
-    for name, threads in asked:
+    requested = [(name, _number(machine.environ.get(name, ""))) for name in _THREAD_VARIABLES]
+    for name, threads in requested:
         if threads is not None and threads > cores:
-            text = f"{threads} threads for {cores} usable cores: they will fight"
+            text = f"{threads} threads for {cores} usable cores"
             yield CheckResult(topic, name, threads, text, "note", f"export {name}={cores}")
         elif threads is not None:
             yield CheckResult(topic, name, threads, f"{threads} of {cores} usable cores")
-    if all(threads is None for _, threads in asked):
-        crowded = cores < len(os.sched_getaffinity(0)) if platform.system() == "Linux" else False
-        text = f"not set; the recipe's engine.num_threads decides ({cores} usable cores)"
-        advice = f"export OMP_NUM_THREADS={cores}: the container's quota is below its visible cores" if crowded else ""
-        yield CheckResult(topic, "OMP_NUM_THREADS", None, text, "note" if crowded else "ok", advice)
+    if all(threads is None for _, threads in requested):
+        is_limited = cores < len(os.sched_getaffinity(0)) if platform.system() == "Linux" else False
+        text = f"not set; engine.num_threads of the recipe applies ({cores} usable cores)"
+        advice = f"export OMP_NUM_THREADS={cores}, the container's quota of cores" if is_limited else ""
+        yield CheckResult(topic, "OMP_NUM_THREADS", None, text, "note" if is_limited else "ok", advice)
 
 
 def _memory_settings(machine: Machine) -> Iterator[CheckResult]:
@@ -320,16 +317,18 @@ def _memory_settings(machine: Machine) -> Iterator[CheckResult]:
     if allocator in _ALLOCATORS:
         yield CheckResult(topic, "allocator", allocator, f"{allocator}, loaded in this process")
     else:
-        text = f"{allocator}; jemalloc or tcmalloc often keeps memory lower with many decoding threads"
+        text = f"{allocator}; jemalloc or tcmalloc often uses less memory with many decoding threads"
         yield CheckResult(topic, "allocator", allocator, text, "note", _preload_advice(machine))
     pages = re.search(r"\[(\w+)\]", _read(machine.sys / "kernel/mm/transparent_hugepage/enabled") or "")
     mode = pages[1] if pages else None
     if mode == "madvise" and machine.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
-        text = "madvise: used only by programs that ask"
-        yield CheckResult(topic, "huge_pages", mode, text, "note", "export THP_MEM_ALLOC_ENABLE=1 makes torch ask")
+        text = "madvise: only for programs that request them"
+        yield CheckResult(
+            topic, "huge_pages", mode, text, "note", "export THP_MEM_ALLOC_ENABLE=1, so that torch requests them"
+        )
     elif mode == "never":
         advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled; export THP_MEM_ALLOC_ENABLE=1"
-        yield CheckResult(topic, "huge_pages", mode, "never: switched off on this machine", "note", advice)
+        yield CheckResult(topic, "huge_pages", mode, "never: disabled on this machine", "note", advice)
     else:
         yield CheckResult(topic, "huge_pages", mode, mode or "unknown on this system")
 
@@ -338,11 +337,11 @@ def allocator_name(machine: Machine) -> str:
     """The memory allocator in this process: a preloaded one, or the C library's."""
     maps = _read(machine.proc / "self" / "maps") or ""
     loaded = [name for name in _ALLOCATORS if name in maps]
-    return loaded[0] if loaded else platform.libc_ver()[0] or "the system's"
+    return loaded[0] if loaded else platform.libc_ver()[0] or "system"
 
 
 def _preload_advice(machine: Machine) -> str:
-    """How to get a faster allocator into the process."""
+    """How to load a faster allocator."""
     found = sorted(machine.libraries.glob("*/libjemalloc.so.2")) + sorted(machine.libraries.glob("*/libtcmalloc*.so.4"))
     if found:
         return f"export LD_PRELOAD={found[0]}"
@@ -351,17 +350,17 @@ def _preload_advice(machine: Machine) -> str:
 
 
 def _extras() -> Iterator[CheckResult]:
-    """Which optional sets of packages are incomplete, and the command that completes them."""
+    """Extras that are not completely installed, and the command that installs them."""
     needed = [need for need in requirements() if need.extra]
     for extra in dict.fromkeys(need.extra for need in needed):
         absent = [need.name for need in needed if need.extra == extra and _installed(need.name) is None]
-        text = f"without {', '.join(absent)}" if absent else "complete"
+        text = f"missing {', '.join(absent)}" if absent else "installed"
         advice = f"pip install 'reconv[{extra}]'" if absent else ""
         yield CheckResult("optional packages", extra, ", ".join(absent), text, "note" if absent else "ok", advice)
 
 
 def _read(path: Path) -> str | None:
-    """A small system file, or None where this system has no such file or does not show it."""
+    """The content of a small system file, or None if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -17,9 +17,9 @@ from reconv.environment_checks import (
     allocator_name,
     as_json,
     available_memory_bytes,
-    examine,
-    fits,
-    is_fit,
+    check_machine,
+    has_requirements,
+    is_within,
     requirements,
     usable_cores,
     usable_memory_bytes,
@@ -51,8 +51,8 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _finding(machine: Machine, name: str) -> CheckResult:
-    (found,) = [finding for finding in examine(machine) if finding.name == name]
+def _check(machine: Machine, name: str) -> CheckResult:
+    (found,) = [result for result in check_machine(machine) if result.name == name]
     return found
 
 
@@ -107,27 +107,27 @@ def test_more_threads_than_cores_is_noted_with_what_to_export(machine: Machine) 
     crowded = Machine(
         machine.proc, machine.sys, machine.shm, machine.libraries, machine.folder, {"OMP_NUM_THREADS": "64"}
     )
-    finding = _finding(crowded, "OMP_NUM_THREADS")
-    assert finding.level == "note"
-    assert finding.advice == "export OMP_NUM_THREADS=1"
+    result = _check(crowded, "OMP_NUM_THREADS")
+    assert result.level == "note"
+    assert result.advice == "export OMP_NUM_THREADS=1"
     fitting = Machine(
         machine.proc, machine.sys, machine.shm, machine.libraries, machine.folder, {"OMP_NUM_THREADS": "1"}
     )
-    assert _finding(fitting, "OMP_NUM_THREADS").level == "ok"
+    assert _check(fitting, "OMP_NUM_THREADS").level == "ok"
 
 
 @pytest.mark.parametrize("name", ["jemalloc", "tcmalloc", "mimalloc"])
 def test_a_preloaded_allocator_is_recognised(machine: Machine, name: str) -> None:
     _write(machine.proc / "self/maps", f"7f00-7f01 r-xp 00000000 00:00 0 /usr/lib/lib{name}.so.2\n")
     assert allocator_name(machine) == name
-    assert _finding(machine, "allocator").level == "ok"
+    assert _check(machine, "allocator").level == "ok"
 
 
 def test_the_advice_preloads_the_library_that_is_there(machine: Machine) -> None:
-    assert "apt-get install libjemalloc2" in _finding(machine, "allocator").advice
+    assert "apt-get install libjemalloc2" in _check(machine, "allocator").advice
     library = machine.libraries / "x86_64-linux-gnu/libjemalloc.so.2"
     _write(library, "")
-    assert _finding(machine, "allocator").advice == f"export LD_PRELOAD={library}"
+    assert _check(machine, "allocator").advice == f"export LD_PRELOAD={library}"
 
 
 @pytest.mark.parametrize(
@@ -140,19 +140,19 @@ def test_the_advice_preloads_the_library_that_is_there(machine: Machine) -> None
 )
 def test_huge_pages_are_read(machine: Machine, text: str, mode: str, level: str) -> None:
     _write(machine.sys / "kernel/mm/transparent_hugepage/enabled", text)
-    finding = _finding(machine, "huge_pages")
-    assert (finding.value, finding.level) == (mode, level)
-    assert ("export THP_MEM_ALLOC_ENABLE=1" in finding.advice) == (level == "note")
+    result = _check(machine, "huge_pages")
+    assert (result.value, result.level) == (mode, level)
+    assert ("export THP_MEM_ALLOC_ENABLE=1" in result.advice) == (level == "note")
 
 
 def test_the_processor_and_its_vector_units_are_named(machine: Machine) -> None:
-    assert _finding(machine, "cpu").value == "A Processor (avx2, amx_bf16)"
+    assert _check(machine, "cpu").value == "A Processor (avx2, amx_bf16)"
 
 
-def test_a_machine_that_shows_nothing_is_still_examined(tmp_path: Path) -> None:
+def test_a_machine_without_system_files_is_checked(tmp_path: Path) -> None:
     empty = Machine(tmp_path, tmp_path, tmp_path / "none", tmp_path, tmp_path, {})
-    findings = examine(empty)
-    assert {"versions", "devices", "resources", "threads", "allocation"} <= {finding.topic for finding in findings}
+    results = check_machine(empty)
+    assert {"versions", "devices", "resources", "threads", "allocation"} <= {result.topic for result in results}
     assert usable_memory_bytes(empty) is None
 
 
@@ -167,7 +167,7 @@ def test_a_machine_that_shows_nothing_is_still_examined(tmp_path: Path) -> None:
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, bounds: str, within: bool) -> None:
-    assert fits(version, bounds) is within
+    assert is_within(version, bounds) is within
 
 
 def test_requirements_are_those_of_the_package() -> None:
@@ -181,12 +181,12 @@ def test_requirements_are_those_of_the_package() -> None:
 def test_something_missing_makes_the_machine_unfit() -> None:
     ok = CheckResult("versions", "torch", "2.13", "2.13")
     missing = CheckResult("versions", "rich", None, "not installed", "missing", "pip install rich")
-    assert is_fit([ok])
-    assert not is_fit([ok, missing])
+    assert has_requirements([ok])
+    assert not has_requirements([ok, missing])
     assert as_json([ok, missing])["ok"] is False
 
 
-def test_the_verb_prints_the_findings_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_results_of_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["doctor", "--json"])
     assert end.value.code == 0
@@ -203,8 +203,8 @@ def test_the_verb_prints_the_findings_of_this_machine(capsys: pytest.CaptureFixt
     )
 
 
-def test_a_source_tree_that_is_not_installed_is_examined_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_tree_that_is_not_installed_is_checked_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
-    found = _finding(machine, "reconv")
+    found = _check(machine, "reconv")
     assert (found.value, found.level) == (__version__, "note")
     assert requirements() == []

@@ -34,27 +34,27 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
       reconv doctor --json machine.json
       reconv doctor --hosts node1,node2 --data /imagenet
     """
-    from reconv.environment_checks import as_json, examine, is_fit
+    from reconv.environment_checks import as_json, check_machine, has_requirements
 
-    findings = examine()
+    results = check_machine()
     if hosts is not None:
         from reconv.distributed.host_check import examine_hosts
 
-        findings = [*findings, *examine_hosts([host for host in hosts.split(",") if host], data, port)]
+        results = [*results, *examine_hosts([host for host in hosts.split(",") if host], data, port)]
     if json_file is not None:
-        emit_json(as_json(findings), json_file)
+        emit_json(as_json(results), json_file)
     else:
-        width = max(len(finding.name) for finding in findings)
+        width = max(len(result.name) for result in results)
         topic = ""
-        for finding in findings:
-            if finding.topic != topic:
-                topic = finding.topic
+        for result in results:
+            if result.topic != topic:
+                topic = result.topic
                 click.secho(f"\n{topic}", bold=True)
-            mark, color = _MARKS[finding.level]
-            click.echo(f"  {finding.name:<{width}}  {click.style(f'{mark:<7}', fg=color)}  {finding.text}")
-            if finding.advice:
-                click.echo(f"  {'':<{width}}           -> {finding.advice}")
-    return ExitCode.OK if is_fit(findings) else ExitCode.USAGE
+            mark, color = _MARKS[result.level]
+            click.echo(f"  {result.name:<{width}}  {click.style(f'{mark:<7}', fg=color)}  {result.text}")
+            if result.advice:
+                click.echo(f"  {'':<{width}}           -> {result.advice}")
+    return ExitCode.OK if has_requirements(results) else ExitCode.USAGE
 
 
 @click.command(cls=Command)

@@ -35,7 +35,7 @@ from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
-from reconv.environment_checks import Machine, available_memory_bytes, cores_of_one, usable_cores
+from reconv.environment_checks import Machine, available_memory_bytes, cores_per_process, usable_cores
 from reconv.errors import ExitCode, RecipeError, ReconvError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.logging.clock import RunClock
@@ -217,7 +217,7 @@ def _facts(
         num_classes=len(datasets.train.class_names),
         world_size=process_group.world_size,
         source=datasets.train.kind,
-        cores=state.get("threads") or cores_of_one(Machine(), process_group.launch_env.local_world_size),
+        cores=state.get("threads") or cores_per_process(Machine(), process_group.launch_env.local_world_size),
         cache=cache_size(datasets),
         decoder=choose_decoder(recipe.augment.decoder, kept, process_group.all_gather(native_support())),
         device=device_kind(device),
