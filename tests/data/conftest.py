@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_examples import cifar_layout, encode, noise
+from detection_data import write_small_coco
 
 from reconv.data.decode import native
 
@@ -29,6 +30,12 @@ def tree(tmp_path: Path) -> Path:
                 (folder / f"{number:03}.{ending}").write_bytes(encode(pixels, form))
                 number += 1
     return root
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    """Three training images, one without a box, and two validation images."""
+    return write_small_coco(tmp_path / "coco")
 
 
 @pytest.fixture

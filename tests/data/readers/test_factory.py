@@ -1,4 +1,4 @@
-"""A background class in front of the others, as in TensorFlow's programs."""
+"""Opening datasets: subsets and the background class."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ from pathlib import Path
 import pytest
 
 import reconv
+from reconv.data.dataset import Subset, evenly_spaced
+from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.digits import open_digits
 from reconv.data.readers.factory import open_dataset
 from reconv.recipe.data_fields import DataConfig
+
+
+def test_subset_percent_selects_training_samples_evenly_and_keeps_validation(tree: Path) -> None:
+    data = DataConfig(subset_percent=50)
+    train = open_dataset("folder", tree, "train", data)
+    assert isinstance(train, Subset)
+    assert [train[index].target for index in range(len(train))] == [0, 0, 0, 1, 1, 2]
+    assert len(open_dataset("folder", tree, "val", data)) == 5
+    digits = open_dataset("digits", None, "train", data)
+    assert isinstance(digits, ArrayDataset)
+    assert len(digits) == 718
+    assert digits.fingerprint() != open_digits("train").fingerprint()
+    assert evenly_spaced(7, 100).tolist() == list(range(7))
+    assert evenly_spaced(1000, 0.01).tolist() == [0]
 
 
 @pytest.mark.parametrize("kind", ["digits", "synthetic"])

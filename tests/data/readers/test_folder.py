@@ -1,0 +1,143 @@
+"""Image folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from data_examples import encode, noise
+
+from reconv.data.readers.folder import FolderDataset
+from reconv.errors import DataError, ExitCode
+
+
+def test_folder_classes_are_sorted_and_samples_follow_names(tree: Path) -> None:
+    source = FolderDataset(tree, "train")
+    assert source.class_names == ("ant", "bee", "cat")
+    assert [source[index].target for index in range(len(source))] == [0] * 4 + [1] * 4 + [2] * 3
+    names = [os.path.relpath(source.path(index), tree) for index in range(len(source))]
+    assert names == sorted(names)
+    assert names[0] == os.path.join("train", "ant", "000.JPEG")
+    assert source[0].data == (tree / names[0]).read_bytes()
+
+
+def test_folder_finds_every_extension_at_any_depth_and_ignores_the_rest(tree: Path) -> None:
+    data = encode(noise(4, 4, 3, 0))
+    inner = tree / "train" / "ant" / "more"
+    inner.mkdir()
+    wanted = ("a.JPG", "b.jpeg", "c.Png", "d.webp", "e.bmp", "f.tif", "g.TIFF")
+    for name in (*wanted, "h.txt", ".hidden.png", "i.gif"):
+        (inner / name).write_bytes(data)
+    source = FolderDataset(tree, "train")
+    found = [os.path.basename(source.path(i)) for i in range(len(source)) if "more" in source.path(i)]
+    assert found == list(wanted)
+
+
+def test_validation_may_lack_classes_but_not_add_any(tree: Path) -> None:
+    os.rename(tree / "val", tree / "validation")
+    for file in (tree / "validation" / "ant").iterdir():
+        file.unlink()
+    (tree / "validation" / "ant").rmdir()
+    source = FolderDataset(tree, "val")
+    assert source.class_names == ("ant", "bee", "cat")
+    assert [source[index].target for index in range(3)] == [1, 1, 2]
+    (tree / "validation" / "dog").mkdir()
+    with pytest.raises(DataError, match="training does not have: dog"):
+        FolderDataset(tree, "val")
+
+
+def test_a_class_folder_without_images_is_named(tree: Path) -> None:
+    (tree / "train" / "bat").mkdir()
+    (tree / "train" / "bat" / "readme.txt").write_text("soon")
+    with pytest.raises(DataError, match="class folder bat has no images") as caught:
+        FolderDataset(tree, "train")
+    assert caught.value.where == str(tree / "train" / "bat")
+
+
+def test_a_deleted_file_is_a_data_error_with_its_path(tree: Path) -> None:
+    source = FolderDataset(tree, "train")
+    os.unlink(source.path(3))
+    with pytest.raises(DataError) as caught:
+        source[3]
+    assert caught.value.where == source.path(3)
+
+
+def test_folder_fingerprint_depends_on_names_sizes_and_classes(tree: Path) -> None:
+    first = FolderDataset(tree, "train").fingerprint()
+    assert FolderDataset(tree, "train").fingerprint() == first
+    file = tree / "train" / "bee" / "004.JPEG"
+    file.write_bytes(file.read_bytes() + b"\0")
+    resized = FolderDataset(tree, "train").fingerprint()
+    os.rename(file, file.with_name("zzz.JPEG"))
+    renamed = FolderDataset(tree, "train").fingerprint()
+    os.rename(tree / "train" / "bee", tree / "train" / "bug")
+    assert len({first, resized, renamed, FolderDataset(tree, "train").fingerprint()}) == 4
+
+
+def test_folder_index_is_small(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "n01440764"
+        folder.mkdir(parents=True)
+        for number in range(500):
+            (folder / f"ILSVRC2012_val_{number:08}.JPEG").touch()
+    source = FolderDataset(tmp_path, "train")
+    assert source.index_bytes / len(source) < 60
+
+
+def test_names_that_are_not_utf8_are_read(tree: Path) -> None:
+    path = os.path.join(os.fsencode(tree / "train" / "ant"), b"caf\xe9.png")
+    with open(path, "wb") as file:
+        file.write(b"bytes")
+    source = FolderDataset(tree, "train")
+    samples = [source[index] for index in range(len(source))]
+    assert [sample.data for sample in samples if os.fsencode(sample.name) == path] == [b"bytes"]
+    assert source.fingerprint()
+
+
+def test_broken_links_are_counted_and_named(tree: Path) -> None:
+    for number in range(7):
+        (tree / "train" / "ant" / f"x{number}.png").symlink_to(tree / "not-mounted" / f"{number}.png")
+    (tree / "train" / "bee" / "more").symlink_to(tree / "not-mounted")
+    with pytest.raises(DataError) as caught:
+        FolderDataset(tree, "train")
+    assert caught.value.what.startswith("8 entries in ")
+    assert str(tree / "train" / "ant" / "x0.png") in caught.value.what
+    assert "and 3 more" in caught.value.what
+
+
+def test_a_class_of_broken_links_is_not_reported_as_empty(tree: Path) -> None:
+    folder = tree / "train" / "dog"
+    folder.mkdir()
+    (folder / "1.png").symlink_to(tree / "not-mounted.png")
+    with pytest.raises(DataError, match=r"1 entries in .*dog/1\.png"):
+        FolderDataset(tree, "train")
+
+
+def test_a_class_folder_that_is_a_broken_link_is_an_error(tree: Path) -> None:
+    (tree / "train" / "dog").symlink_to(tree / "not-mounted")
+    with pytest.raises(DataError, match=r"1 entries in .*train/dog"):
+        FolderDataset(tree, "train")
+
+
+def test_an_image_that_is_not_a_file_is_refused(tree: Path) -> None:
+    os.mkfifo(tree / "val" / "ant" / "pipe.jpg")
+    with pytest.raises(DataError, match=r"pipe\.jpg"):
+        FolderDataset(tree, "val")
+
+
+def test_links_to_files_and_class_folders_are_followed(tree: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tree / "train" / "cat").rename(elsewhere)
+    (tree / "train" / "cat").symlink_to(elsewhere)
+    (tree / "train" / "ant" / "linked.png").symlink_to(next(elsewhere.iterdir()))
+    assert len(FolderDataset(tree, "train")) == 12
+
+
+def test_a_class_name_that_is_not_utf8_is_refused_and_shown_escaped(tree: Path) -> None:
+    os.mkdir(os.path.join(os.fsencode(tree / "train"), b"\xff\xfe"))
+    with pytest.raises(DataError) as caught:
+        FolderDataset(tree, "train")
+    assert "\\xff\\xfe" in caught.value.what
+    assert caught.value.code == ExitCode.DATA
+    str(caught.value).encode()
