@@ -1,8 +1,4 @@
-"""What `train --dry-run N` and `train --compile-only` print.
-
-Owns the words about a rehearsal. Refuses to know how it is done. Invariant: a number that was not measured is not
-printed.
-"""
+"""What `reconv train --dry-run N` and `--compile-only` print."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run and its rehearsal are asked alike."""
+class TrainArgs:
+    """The options that a run and a dry run have in common."""
 
     recipe: str
     data: str | None
@@ -34,59 +30,59 @@ class Asked:
     json_file: str | None
 
 
-def rehearse(asked: Asked, steps: int | None) -> int:
-    """Rehearse a run (without `steps`: only what compiles) and say what it showed."""
-    from reconv.api import dry_run as run_rehearsal
+def print_dry_run(args: TrainArgs, steps: int | None) -> int:
+    """Make a dry run, without `steps` only compile, and print its result; returns the exit code."""
+    from reconv.api import dry_run
 
-    result = run_rehearsal(
-        asked.recipe,
+    result = dry_run(
+        args.recipe,
         steps=steps,
-        data=asked.data,
-        overrides=asked.overrides,
-        device=asked.device,
-        devices=asked.devices,
-        nic=asked.nic,
-        on_event=None if asked.quiet or asked.json_file is not None else _say,
+        data=args.data,
+        overrides=args.overrides,
+        device=args.device,
+        devices=args.devices,
+        nic=args.nic,
+        on_event=None if args.quiet or args.json_file is not None else _print_event,
     )
     if read_launch_env().rank > 0:
         return 0
-    if asked.json_file is not None:
-        emit_json(asdict(result), asked.json_file)
+    if args.json_file is not None:
+        emit_json(asdict(result), args.json_file)
     else:
-        click.echo("\n".join(lines(result, is_compiling_only=steps is None)))
+        click.echo("\n".join(dry_run_lines(result, compile_only=steps is None)))
     return 0
 
 
-def _say(event: Event) -> None:
-    """Print what a person should know before the first step; other processes can be handed this function."""
+def _print_event(event: Event) -> None:
+    """Print the plan and messages; importable, so that other processes can use it."""
     from reconv.logging.events import LogMessage, RunPlanned
 
     if isinstance(event, RunPlanned):
-        click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps of it", *event.lines]))
+        click.echo("\n".join([f"{event.recipe}: {event.model}, {event.total_steps:,} steps", *event.lines]))
     elif isinstance(event, LogMessage):
         click.echo(event.text)
 
 
-def lines(result: DryRunResult, *, is_compiling_only: bool) -> list[str]:
-    """The result of a rehearsal, a line a matter."""
+def dry_run_lines(result: DryRunResult, *, compile_only: bool) -> list[str]:
+    """The result of a dry run as text; what was not measured is left out."""
     from reconv.logging import formatting as fmt
 
-    said = [
-        f"made ready in {result.setup_s:.1f} s; first step {result.first_step_s:.2f} s"
-        + ("" if result.step_s is None else f", later ones {1000 * result.step_s:.0f} ms"),
+    lines = [
+        f"setup {result.setup_s:.1f} s; first step {result.first_step_s:.2f} s"
+        + ("" if result.step_s is None else f", later steps {1000 * result.step_s:.0f} ms"),
         f"peak memory {fmt.size(result.peak_memory_bytes)}",
     ]
-    if is_compiling_only:
-        return [*said, "nothing was trained, nothing was kept"]
+    if compile_only:
+        return [*lines, "compiled only: nothing was kept"]
     if result.images_per_s is not None:
         wait = fmt.percent(result.data_wait_fraction, 0)
-        said.append(
+        lines.append(
             f"{fmt.rate(result.images_per_s)} images/s, {fmt.rate(result.compute_images_per_s)} without waiting "
             f"for data ({wait} of the time)"
         )
     if result.estimated_s is not None:
-        said.append(f"the run of {result.total_steps:,} steps will take about {fmt.clock_time(result.estimated_s)}")
+        lines.append(f"all {result.total_steps:,} steps will take about {fmt.clock_time(result.estimated_s)}")
     if result.checkpoint_bytes is not None and result.estimated_disk_bytes is not None:
         each = fmt.size(result.checkpoint_bytes)
-        said.append(f"and at most {fmt.size(result.estimated_disk_bytes)} of disk: checkpoints of {each}")
-    return [*said, *result.notes, f"{result.steps} steps were rehearsed, nothing was kept"]
+        lines.append(f"checkpoints of {each}, at most {fmt.size(result.estimated_disk_bytes)} on disk")
+    return [*lines, *result.notes, f"dry run of {result.steps} steps: nothing was kept"]

@@ -170,7 +170,7 @@ def test_a_network_whose_list_does_not_fit_other_batches_is_recorded_plainly_and
     model = Rows(how).eval()
     served = FusedInference(model, Repeats())(torch.randn(rows, 3, 8, 8))
     assert (served.num_fused, served.difference) == (0, 0.0)
-    assert served.note.startswith("joint operations are given up: ") and why in served.note
+    assert served.note.startswith("the fused network is not used: ") and why in served.note
 
 
 def test_answers_may_differ_as_far_as_rounding_moves_them_anyhow() -> None:

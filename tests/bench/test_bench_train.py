@@ -200,7 +200,7 @@ def test_a_detector_can_be_measured_without_the_library_that_scores_it_and_not_t
     small: list[Override] = [("batch", {"size": 2, "group": "all"}, "--set")]
     run = opened("ssd-resnet34", "device", small)
     assert run.recipe.detection.metric == "ap" and len(run.datasets.train.class_names) == 80
-    with pytest.raises(UsageError, match=r"detection\.metric: ap is one of the 12 COCO numbers"):
+    with pytest.raises(UsageError, match=r"detection\.metric: ap is a COCO metric"):
         dry_run("quickstart-detection", steps=1, overrides=[("detection.metric", "ap", "--set")])
     unscored: list[Override] = [("detection.metric", "ap", "--set"), ("evaluate.every", "off", "--set")]
     check_metric(load("quickstart-detection", [*unscored, ("expect", None, "--set")]).recipe)

@@ -65,10 +65,10 @@ def test_stopped_and_resumed_equals_the_run_left_alone(tmp_path: Path, stop_at: 
 
 
 def test_images_on_the_device_train_the_weights_that_images_on_the_host_do(tmp_path: Path) -> None:
-    for where in ("host", "device"):
+    for where in ("off", "device"):
         overrides = given(data__preload=where, length="4step")
         reconv.train("cifar10-fast", out=tmp_path / where, overrides=overrides, device="cpu")
-    host, device = bits(tmp_path / "host"), bits(tmp_path / "device")
+    host, device = bits(tmp_path / "off"), bits(tmp_path / "device")
     assert host.keys() == device.keys() and len(host) > 30
     assert [name for name in host if not torch.equal(host[name], device[name])] == []
 
@@ -82,7 +82,7 @@ def test_the_whitening_is_said_saved_and_not_trained(tmp_path: Path) -> None:
 
     for name, length in (("short", "1step"), ("long", "4step")):
         reconv.train("cifar10-fast", out=tmp_path / name, overrides=given(length=length), device="cpu", on_event=listen)
-    assert sum("whitens patches of 1,437 training images" in text for text in notes) == 2
+    assert sum("fitted to 1,437 training images" in text for text in notes) == 2
     short, long = bits(tmp_path / "short"), bits(tmp_path / "long")
     filters = long["model/whitening.weight"]
     assert torch.equal(filters, short["model/whitening.weight"])

@@ -119,7 +119,7 @@ def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeyp
         train("found", {**settings, "length": "3step"})
     found = train("found", settings, resume=True)
     assert differing(expected, found) == []
-    assert any("takes 16 samples at a time: kept since before" in line for line in plans(found)[-1])
+    assert any("uses micro-batches of 16 samples: as before the resume" in line for line in plans(found)[-1])
 
 
 def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def test_a_torn_newest_checkpoint_is_passed_over_and_said(train: Train, tmp_path
 def test_nothing_to_resume_starts_afresh_and_says_so(train: Train) -> None:
     run = train("fresh", {**EVERYTHING, "length": "1ep"}, resume=True)
     notes = [e.text for e in read_events(run.folder.events) if isinstance(e, LogMessage)]
-    assert any("starting afresh" in text for text in notes), notes
+    assert any("starting a new one" in text for text in notes), notes
 
 
 def test_a_finished_run_is_left_alone(train: Train) -> None:

@@ -18,7 +18,8 @@ from reconv.environment_checks import Machine
 from reconv.logging.events import LogMessage, read_events
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
-from reconv.trainer.micro_batch import choose_micro_batch
+from reconv.trainer.micro_batch import choose_micro_batch, largest_that_fits
+from reconv.trainer.oom import MicroBatchSize
 from reconv.trainer.training_run import PreparedRun, prepare_run
 
 LARGE = {"batch.size": "512", "batch.group": "64"}  # 8 groups, of which a plan takes 4 at a time
@@ -144,3 +145,33 @@ def test_what_was_found_is_recorded_and_may_be_changed_when_a_run_goes_on() -> N
     reconv.train("quickstart", out="found", overrides=longer, resume=True)
     said = [event.text for event in read_events(folder / "events.jsonl") if isinstance(event, LogMessage)]
     assert "batch.micro: auto -> 128; from here on gradients are added in another order" in said
+
+
+@pytest.mark.parametrize(
+    ("start", "most", "found", "tried"),
+    [
+        (4, 99, 12, [4, 6, 12]),
+        (4, 6, 6, [4, 6, 12]),
+        (4, 2, 2, [4, 3, 2]),
+        (4, 0, 1, [4, 3, 2, 1]),  # the smallest, though it does not fit: its error tells
+        (12, 12, 12, [12]),
+    ],
+)
+def test_the_largest_that_fits_is_found_upwards_and_downwards(
+    start: int, most: int, found: int, tried: list[int]
+) -> None:
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= most
+
+    assert largest_that_fits([1, 2, 3, 4, 6, 12], start, fits) == found
+    assert asked == tried
+
+
+@pytest.mark.parametrize(("tried", "left"), [(2, 1), (3, 1), (4, 2), (6, 3), (9, 3), (15, 5), (16, 8)])
+def test_halves_divide_what_was_tried(tried: int, left: int) -> None:
+    size = MicroBatchSize(tried)
+    size.halve(tried)
+    assert size.max_groups == left

@@ -64,7 +64,7 @@ def test_a_teacher_of_another_shape_changes_what_is_learned_and_is_told(run: Run
     plain, taught = run("plain"), run("taught", distill__teacher=str(teacher), distill__alpha="0.9")
     assert any(not t.equal(bits(taught)[name]) for name, t in bits(plain).items())
     notes = [e.text for e in read_events(RunDir(taught).events) if isinstance(e, LogMessage)]
-    assert any("resnet14_cifar, ema weights, share 0.9 at temperature 4" in note for note in notes)
+    assert any("resnet14_cifar, ema weights, weight 0.9, temperature 4" in note for note in notes)
 
 
 def test_a_share_of_zero_is_the_run_without_a_teacher(run: Run, teacher: Path) -> None:
@@ -117,10 +117,10 @@ def test_a_bare_teacher_needs_its_recipe(run: Run, teacher: Path, tmp_path: Path
 
 def test_a_teacher_of_other_classes_or_other_images_is_refused(run: Run, teacher: Path, tmp_path: Path) -> None:
     synthetic = {"data__source": "synthetic", "data__num_samples": "120", "data__num_classes": "4"}
-    with pytest.raises(CheckpointError, match=r"(?s)other classes.*10 there, 4 here") as caught:
+    with pytest.raises(CheckpointError, match=r"(?s)other classes.*10 classes there, 4 here") as caught:
         run("a", distill__teacher=str(teacher), **synthetic)
     assert caught.value.code == ExitCode.CHECKPOINT
-    with pytest.raises(RecipeError, match=r"(?s)prepared otherwise.*data\.preprocess\.mean") as refused:
+    with pytest.raises(RecipeError, match=r"(?s)other preprocessing.*data\.preprocess\.mean") as refused:
         run("b", distill__teacher=str(teacher), data__preprocess__mean="[0.25]")
     assert refused.value.then.startswith("--set data.preprocess.mean=[")
     with pytest.raises(RecipeError, match=r"distill\.teacher"):

@@ -24,7 +24,7 @@ from reconv.logging.events import Event, LogMessage, TrainProgress, read_events
 from reconv.models import build_model
 
 SHORT = {"length": "6step", "schedule.warmup": "1step", "save.every": "6step", "evaluate.every": "off"}
-FIXTURES = Path(__file__).parent.parent / "checkpoint/interop/fixtures/tensorflow"
+FIXTURES = Path(__file__).parents[2] / "checkpoint/interop/fixtures/tensorflow"
 
 Run = Callable[..., Path]
 

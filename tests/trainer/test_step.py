@@ -7,12 +7,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reconv.batch import Batch
-from reconv.device import open_device
-from reconv.errors import DivergedError
-from reconv.logging.events import Event, NonFiniteStep
-from reconv.logging.run_logger import RunLogger
-from reconv.trainer.nan_guard import NanGuard
-from reconv.trainer.step import StepResult
 
 from .conftest import Parts, batch
 
@@ -77,66 +71,3 @@ def test_two_micro_batches_are_divided_by_the_weight_of_both() -> None:
     assert torch.allclose(loss_one, loss_split, rtol=1e-14)
     for a, b in zip(whole.model.parameters(), halves.model.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-14)
-
-
-def watch(policy: str, budget: int = 2, scale: float | None = None) -> tuple[NanGuard, list[Event]]:
-    events: list[Event] = []
-    loss_scale = None if scale is None else torch.tensor(scale)
-    watcher = NanGuard(
-        open_device("cpu"), RunLogger(events.append), policy=policy, budget=budget, loss_scale=lambda: loss_scale
-    )
-    return watcher, events
-
-
-def result(loss: float, ok: bool) -> StepResult:
-    return StepResult(torch.tensor(loss), 8.0, {}, torch.tensor(1.0), torch.tensor(ok))
-
-
-NAN = float("nan")
-
-
-def test_a_bad_step_stops_the_run_one_step_later_naming_step_and_samples() -> None:
-    watcher, events = watch("stop")
-    watcher.add(0, result(1.0, True), [batch(first=0)])
-    watcher.add(1, result(NAN, False), [batch(first=8)])
-    assert events == []
-    with pytest.raises(DivergedError, match="step 2") as stopped:
-        watcher.add(2, result(1.0, True), [batch(first=16)])
-    assert stopped.value.code == 5
-    assert "8, 9, 10" in stopped.value.where
-    [event] = events
-    assert isinstance(event, NonFiniteStep)
-    assert (event.step, event.action, event.samples) == (2, "stop", tuple(range(8, 16)))
-
-
-def test_bad_steps_are_skipped_within_the_budget_and_then_stop() -> None:
-    watcher, events = watch("skip", budget=2)
-    for step in range(2):
-        watcher.add(step, result(NAN, False), [batch()])
-    watcher.flush()
-    assert watcher.skipped == 2
-    assert [e.action for e in events if isinstance(e, NonFiniteStep)] == ["skip", "skip"]
-    watcher.add(2, result(NAN, False), [batch()])
-    with pytest.raises(DivergedError, match="not finite"):
-        watcher.flush()
-
-
-def test_settle_waits_for_the_last_step() -> None:
-    watcher, _ = watch("stop")
-    watcher.add(0, result(NAN, False), [batch()])
-    with pytest.raises(DivergedError):
-        watcher.flush()
-
-
-@pytest.mark.parametrize("loss,scale,stops", [(1.0, 1024.0, False), (NAN, 1024.0, True), (1.0, 1.0, True)])
-def test_an_overflow_is_no_incident_while_a_dynamic_loss_scale_can_still_fall(
-    loss: float, scale: float, stops: bool
-) -> None:
-    watcher, _ = watch("stop", scale=scale)
-    watcher.add(0, result(loss, False), [batch()])
-    if stops:
-        with pytest.raises(DivergedError):
-            watcher.flush()
-    else:
-        watcher.flush()
-        assert watcher.skipped == 0

@@ -96,11 +96,11 @@ def test_a_range_that_a_resume_is_past_is_said() -> None:
     with pytest.raises(PreemptedError):
         _train("run", "off", stop_at=5)
     run = _train("run", "[2, 3]", resume=True)
-    assert any("steps 2 to 3 are done already" in text for text in _notes(run))
+    assert any("steps 2 to 3 are already done" in text for text in _notes(run))
     assert not (run / "traces").exists()
 
 
 def test_a_range_beyond_the_end_is_refused_before_anything_is_made() -> None:
-    with pytest.raises(UsageError, match="step 9 cannot be traced"):
+    with pytest.raises(UsageError, match="step 9 cannot be profiled"):
         _train("run", "[7, 9]")
     assert list(Path().iterdir()) == []

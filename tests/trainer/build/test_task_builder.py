@@ -76,7 +76,7 @@ def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) 
         "quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu", on_event=events.append
     )
     notes = [event.text for event in events if isinstance(event, LogMessage)]
-    words = ("not in the network: fc.bias, fc.weight, layer4.0", "missing in the file: extras.0")
+    words = ("unexpected: fc.bias, fc.weight, layer4.0", "missing: extras.0")
     assert any(all(word in text for word in words) for text in notes)
     assert any("are frozen" in text for text in notes)
     [saved] = (run.folder / "checkpoints").glob("*/model.safetensors")
@@ -160,4 +160,4 @@ def test_weights_of_another_trunk_are_refused_with_what_would_fit(tmp_path: Path
     given = small(model__init=str(tmp_path / "other.safetensors"))
     with pytest.raises(ReconvError, match="the weights do not match the model") as caught:
         reconv.train("quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu")
-    assert "with the same trunk, or leave --init out" in caught.value.then
+    assert "with the same backbone, or omit --init" in caught.value.then

@@ -16,24 +16,24 @@ from reconv.trainer.dry_run import dry_run
 
 @pytest.mark.parametrize("recipe", ["quickstart", "quickstart-detection"])
 def test_a_folder_for_a_recipe_that_makes_its_own_data_is_refused(tmp_path: Path, recipe: str) -> None:
-    with pytest.raises(UsageError, match="makes its own data and would not read it") as caught:
+    with pytest.raises(UsageError, match="generates its own data and would ignore it") as caught:
         reconv.train(recipe, data=tmp_path, out=tmp_path / "run")
     assert "data.source=auto" in caught.value.then and not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="would not read it"):
+    with pytest.raises(UsageError, match="would ignore it"):
         dry_run(recipe, steps=1, data=tmp_path)
 
 
 def test_a_run_on_made_up_data_is_not_scored_on_a_folder_it_would_not_read(tmp_path: Path) -> None:
     short = [("length", "1step", "--set"), ("schedule.warmup", "0step", "--set"), ("evaluate.every", "off", "--set")]
     run = reconv.train("quickstart", out=tmp_path / "run", overrides=short).folder
-    with pytest.raises(UsageError, match="would not read it"):
+    with pytest.raises(UsageError, match="would ignore it"):
         evaluate(run, data=tmp_path)
 
 
 def test_no_other_data_are_shown_than_those_that_were_named(tmp_path: Path) -> None:
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "JPEGImages").mkdir()
-    with pytest.raises(UsageError, match="would not read it"):
+    with pytest.raises(UsageError, match="would ignore it"):
         show_batch(str(tmp_path), "quickstart-detection")
 
 

@@ -18,9 +18,9 @@ LARGE = [("batch.size", str(2 * MANY), "--set"), ("batch.group", "2", "--set")]
 
 @pytest.mark.parametrize("start", [reconv.train, dry_run, bench_train])
 def test_more_devices_than_the_batch_has_groups_are_refused(start: Callable[..., object]) -> None:
-    with pytest.raises(RecipeError, match="cannot be spread over 100 devices") as caught:
+    with pytest.raises(RecipeError, match="cannot be divided over 100 devices") as caught:
         start("quickstart", devices=100)
-    assert caught.value.then == "at most 64 devices, or --batch-size 100 or more"
+    assert caught.value.then == "use at most 64 devices, or --batch-size 100 or more"
 
 
 @pytest.mark.parametrize(
