@@ -38,9 +38,9 @@ def doctor(hosts: str | None, data: str | None, port: int, json_file: str | None
 
     results = check_machine()
     if hosts is not None:
-        from reconv.distributed.host_check import examine_hosts
+        from reconv.distributed.host_check import check_hosts
 
-        results = [*results, *examine_hosts([host for host in hosts.split(",") if host], data, port)]
+        results = [*results, *check_hosts([host for host in hosts.split(",") if host], data, port)]
     if json_file is not None:
         emit_json(as_json(results), json_file)
     else:

@@ -1,8 +1,4 @@
-"""Which network processes talk over, by its name or by the addresses in it.
-
-Owns the variables that gloo, nccl and hccl read. Refuses to know who talks. Invariant: what a person names is found on
-this machine, or refused with what there is; nothing is chosen for a person who names nothing.
-"""
+"""Chooses the network interface of gloo, NCCL and HCCL, by its name or by an address in its network."""
 
 from __future__ import annotations
 
@@ -15,44 +11,42 @@ import struct
 from reconv.errors import UsageError
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+_SIOCGIFADDR = 0x8915
 
 
-def choose_nic(wish: str | None) -> None:
-    """Have all three libraries use the interface of this name, or the one with an address in this network."""
-    if wish is None:
+def choose_nic(requested: str | None) -> None:
+    """Make all backends use the interface of this name, or the one with an address in this network."""
+    if requested is None:
         return
-    name = find_nic(wish, addresses())
+    name = find_nic(requested, interface_addresses())
     for variable in VARIABLES:
         os.environ[variable] = name
 
 
-def find_nic(wish: str, present: dict[str, str | None]) -> str:
-    """The name of the interface a person means, out of names and addresses."""
+def find_nic(requested: str, interfaces: dict[str, str | None]) -> str:
+    """The name of the requested interface, given the names and addresses of all interfaces."""
     try:
-        network = ipaddress.ip_network(wish, strict=False) if "/" in wish or "." in wish else None
+        network = ipaddress.ip_network(requested, strict=False) if "/" in requested or "." in requested else None
     except ValueError:
         network = None
-    if network is None and wish in present:
-        return wish
-    found = [
-        name for name, address in present.items() if network and address and ipaddress.ip_address(address) in network
-    ]
-    if found:
-        return found[0]
-    listed = ", ".join(f"{name} ({address or 'no address'})" for name, address in present.items())
-    raise UsageError(f"--nic {wish}: there is no such network here", why=f"this machine has {listed}")
+    if network is None and requested in interfaces:
+        return requested
+    for name, address in interfaces.items():
+        if network and address and ipaddress.ip_address(address) in network:
+            return name
+    listed = ", ".join(f"{name} ({address or 'no address'})" for name, address in interfaces.items())
+    raise UsageError(f"--nic {requested}: no such network interface", why=f"this machine has {listed}")
 
 
-def addresses() -> dict[str, str | None]:
-    """The interfaces of this machine with their IPv4 addresses."""
-    found: dict[str, str | None] = {}
+def interface_addresses() -> dict[str, str | None]:
+    """The interfaces of this machine and their IPv4 addresses."""
+    addresses: dict[str, str | None] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has none
-                found[name] = None
+                reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                addresses[name] = None
             else:
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses

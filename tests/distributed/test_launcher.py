@@ -1,4 +1,4 @@
-"""Processes started by torch's launcher inside this one."""
+"""Processes that torch's launcher starts inside this one."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from reconv.distributed.launcher import forward_signals_during, launch
 from reconv.errors import DataError, ExitCode, RankLostError, RemoteRankError
 
 
-def place_or_end(ending: str) -> tuple[int, int]:
+def run_rank(rank1: str) -> tuple[int, int]:
     launch_env = read_launch_env()
-    if ending == "data" and launch_env.rank == 1:
+    if rank1 == "fails" and launch_env.rank == 1:
         raise DataError("no such image", where="here", then="look elsewhere")
-    if ending == "kill" and launch_env.rank == 1:
+    if rank1 == "is killed" and launch_env.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return launch_env.rank, launch_env.world_size
 
 
 @pytest.mark.slow
-def test_what_comes_of_processes_is_told_in_the_first() -> None:
+def test_the_result_or_error_of_a_rank_reaches_the_launching_process() -> None:
     """Slow: three starts of two processes, each of which imports torch."""
-    assert launch(2, place_or_end, "well") == (0, 2)
+    assert launch(2, run_rank, "works") == (0, 2)
     with pytest.raises(RemoteRankError, match="no such image") as caught:
-        launch(2, place_or_end, "data")
+        launch(2, run_rank, "fails")
     assert (caught.value.code, caught.value.where, caught.value.is_reported) == (ExitCode.DATA, "here", False)
     with pytest.raises(RankLostError, match="rank 1 was killed by SIGKILL"):
-        launch(2, place_or_end, "kill")
+        launch(2, run_rank, "is killed")
 
 
-def test_a_signal_that_comes_before_processes_are_started_ends_them() -> None:
-    codes = []
+def test_a_signal_before_processes_are_started_still_reaches_them() -> None:
+    exit_codes = []
 
     def start() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(30,))
         child.start()
         child.join()
-        codes.append(child.exitcode)
+        exit_codes.append(child.exitcode)
 
     assert forward_signals_during(start) == [signal.SIGTERM]
-    assert codes == [-signal.SIGTERM]
+    assert exit_codes == [-signal.SIGTERM]

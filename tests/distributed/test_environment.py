@@ -1,4 +1,4 @@
-"""What launchers tell a process about itself."""
+"""Rank and world size from the variables of torchrun, Open MPI, PMI and Slurm."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ SLURM = {
 }
 
 
-def test_torchrun_tells_everything() -> None:
+def test_torchrun_sets_everything() -> None:
     assert read_launch_env(TORCHRUN) == LaunchEnv(
         5, 8, 1, 4, "torchrun", "node1", 29400, restart_count=2, uses_agent_store=True
     )
     assert read_launch_env(TORCHRUN).num_nodes == 2
 
 
-def test_torchruns_variables_win() -> None:
+def test_torchruns_variables_take_precedence() -> None:
     assert read_launch_env({**SLURM, **OPEN_MPI, **TORCHRUN}).launcher == "torchrun"
     alone = {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}
     assert read_launch_env({**SLURM, **OPEN_MPI, **alone}) == LaunchEnv(restart_count=2)
 
 
-def test_mpirun_tells_all_but_the_address_of_rank_0() -> None:
+def test_open_mpi_needs_master_addr_on_several_machines() -> None:
     launch_env = read_launch_env({**OPEN_MPI, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "6000"})
     assert launch_env == LaunchEnv(3, 4, 1, 2, "Open MPI", "10.0.0.1", 6000)
     with pytest.raises(UsageError, match="address of rank 0") as caught:
@@ -61,7 +61,7 @@ def test_mpirun_tells_all_but_the_address_of_rank_0() -> None:
     assert on_one_machine.master_addr == "127.0.0.1"
 
 
-def test_jobs_that_name_no_port_have_different_ones() -> None:
+def test_jobs_without_a_port_get_different_ones() -> None:
     one = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
     ports = {read_launch_env({**one, "PMIX_NAMESPACE": f"job-{job}"}).master_port for job in range(8)}
     assert len(ports) == 8 and all(20000 <= port < 40000 for port in ports)
@@ -73,7 +73,7 @@ def test_pmi_is_read() -> None:
     assert (launch_env.rank, launch_env.world_size, launch_env.local_rank, launch_env.local_world_size) == (1, 2, 1, 2)
 
 
-def test_srun_tells_the_first_node() -> None:
+def test_slurm_uses_the_first_node() -> None:
     launch_env = read_launch_env(SLURM)
     assert (launch_env.rank, launch_env.world_size, launch_env.local_rank, launch_env.local_world_size) == (6, 7, 2, 3)
     assert (launch_env.master_addr, launch_env.num_nodes) == ("gpu07", 3)
@@ -88,7 +88,7 @@ def test_srun_tells_the_first_node() -> None:
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},
     ],
 )
-def test_an_interactive_shell_is_not_a_job(shell: dict[str, str]) -> None:
+def test_an_interactive_slurm_shell_is_a_single_process(shell: dict[str, str]) -> None:
     assert read_launch_env(shell) == LaunchEnv()
 
 
@@ -96,18 +96,18 @@ def test_an_interactive_shell_is_not_a_job(shell: dict[str, str]) -> None:
     ("nodes", "first"),
     [("gpu[07-08,12]", "gpu07"), ("a1,b[2-3]", "a1"), ("login", "login"), ("r[1,3]-x,y", "r1-x"), ("n[09],m", "n09")],
 )
-def test_the_first_node_of_a_list_is_found(nodes: str, first: str) -> None:
+def test_first_node_of_a_slurm_node_list(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
 
 
-def test_half_of_a_launchers_variables_is_refused() -> None:
+def test_missing_or_malformed_variables_are_errors() -> None:
     with pytest.raises(UsageError, match="OMPI_COMM_WORLD_SIZE is not set"):
         read_launch_env({"OMPI_COMM_WORLD_RANK": "0"})
     with pytest.raises(UsageError, match="not a number"):
         read_launch_env({**TORCHRUN, "RANK": "one"})
 
 
-def test_one_process_is_its_own_sum_and_its_own_first() -> None:
+def test_a_single_process_reduces_and_gathers_its_own_values() -> None:
     process_group = ProcessGroup.single()
     assert (process_group.rank, process_group.world_size, process_group.is_rank0) == (0, 1, True)
     assert process_group.all_reduce(2.5) == 2.5
@@ -117,27 +117,23 @@ def test_one_process_is_its_own_sum_and_its_own_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "nonsense",
+    "changes",
     [
-        {"RANK": "8"},
-        {"WORLD_SIZE": "0"},
-        {"LOCAL_WORLD_SIZE": "0"},
-        {"LOCAL_RANK": "4"},
-        {"LOCAL_WORLD_SIZE": "9"},
+        {**TORCHRUN, "RANK": "8"},
+        {**TORCHRUN, "WORLD_SIZE": "0"},
+        {**TORCHRUN, "LOCAL_WORLD_SIZE": "0"},
+        {**TORCHRUN, "LOCAL_RANK": "4"},
+        {**TORCHRUN, "LOCAL_WORLD_SIZE": "9"},
+        {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"},
     ],
 )
-def test_a_place_that_cannot_be_is_refused_before_anybody_waits(nonsense: dict[str, str]) -> None:
+def test_impossible_ranks_are_errors(changes: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="inconsistent ranks"):
-        read_launch_env({**TORCHRUN, **nonsense})
-
-
-def test_mpis_impossible_place_is_refused_too() -> None:
-    with pytest.raises(UsageError, match="inconsistent ranks"):
-        read_launch_env({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "0"})
+        read_launch_env(changes)
 
 
 @pytest.mark.parametrize("port", ["abc", "0", "99999", "-1"])
-@pytest.mark.parametrize("launcher", [TORCHRUN, OPEN_MPI, SLURM])
-def test_a_port_that_is_none_is_refused(port: str, launcher: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="MASTER_PORT"):
-        read_launch_env({**launcher, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": port})
+def test_an_invalid_port_is_an_error(port: str) -> None:
+    for launcher in (TORCHRUN, OPEN_MPI, SLURM):
+        with pytest.raises(UsageError, match="MASTER_PORT"):
+            read_launch_env({**launcher, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": port})
