@@ -1,8 +1,4 @@
-"""The verb `recipes`: what can be trained, what each recipe promises, where each value comes from.
-
-Owns the two listings. Refuses to know how a recipe is read. Invariant: every field of a recipe is shown, with its
-origin.
-"""
+"""`reconv recipes`: list the presets, or show every field of one recipe with its value and origin."""
 
 from __future__ import annotations
 
@@ -30,12 +26,12 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = ("recipe", "network", "length", "batch", "published", "measured by us", "published by")
-_LEAST_MISSED = ("published by", "network", "length", "batch")  # on a narrow terminal
-_LEAST = 14  # characters of a last column that are worth showing
+_DROPPED_FIRST = ("published by", "network", "length", "batch")  # on a narrow terminal
+_MIN_LAST_WIDTH = 14  # characters of a shortened last column
 
 
 class RecipesGroup(CommandGroup):
-    """`recipes` alone lists; its `--json` leaves the next word alone."""
+    """A group that lists the presets without a subcommand; its `--json` does not take the subcommand as a file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, bind_bare_json(args))
@@ -45,7 +41,7 @@ class RecipesGroup(CommandGroup):
 @json_option
 @click.pass_context
 def recipes(ctx: click.Context, json_file: str | None) -> None:
-    """List the recipes: network, data, what others have published and what we have measured.
+    """List the presets: network, length, batch, published results and results measured with Reconv.
 
     \b
     Examples:
@@ -69,22 +65,22 @@ def recipes(ctx: click.Context, json_file: str | None) -> None:
     if sys.stdout.isatty():
         table = fit(table, shutil.get_terminal_size().columns)
     print_table(table[0], table[1:])
-    hidden = "" if len(table[0]) == len(_COLUMNS) else " A wider terminal, or --json, has more columns."
+    hidden = "" if len(table[0]) == len(_COLUMNS) else " A wider terminal or --json shows more columns."
     click.echo(
-        "* may not carry over, or is no exact figure: reconv recipes show NAME says why, and prints every value; "
+        "* may not carry over, or is not exact. reconv recipes show NAME explains why and prints every field; "
         f"reconv train NAME trains it.{hidden}"
     )
 
 
 def fit(table: list[list[str]], width: int) -> list[list[str]]:
-    """A table cut to a terminal's width, a line for each row: what is least missed left out, the last column cut."""
-    for name in ("", *_LEAST_MISSED):
+    """Fit a table to a terminal: drop the least important columns and shorten the last one."""
+    for name in ("", *_DROPPED_FIRST):
         kept = [column for column in zip(*table, strict=True) if column[0] != name]
         table = [list(line) for line in zip(*kept, strict=True)]
         room = width - sum(max(map(len, column)) + 2 for column in kept[:-1])
-        if room >= min(_LEAST, max(map(len, kept[-1]))):
+        if room >= min(_MIN_LAST_WIDTH, max(map(len, kept[-1]))):
             break
-    return [[*line[:-1], _shortened(line[-1], max(room, _LEAST))] for line in table]
+    return [[*line[:-1], _shortened(line[-1], max(room, _MIN_LAST_WIDTH))] for line in table]
 
 
 def _shortened(text: str, room: int) -> str:
@@ -92,7 +88,7 @@ def _shortened(text: str, room: int) -> str:
 
 
 def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
-    """One recipe of the list as plain data."""
+    """One preset of the list as plain data."""
     return {
         "name": name,
         "description": recipe.description,
@@ -108,7 +104,7 @@ def _entry(name: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def _row(recipe: Recipe) -> tuple[str, ...]:
-    """What the table says about one recipe, after its name."""
+    """The columns of one preset after its name."""
     claim = next(iter(recipe.published), None)
     published = "-" if claim is None else _figure(claim.metric, claim.value, claim.spread)
     mark = "*" if claim is not None and claim.value is not None and claim.caveat else ""
@@ -125,9 +121,9 @@ def _row(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _figure(metric: str, value: float | None, spread: float | None) -> str:
-    """A result as people read it: top1 77.23 % ± 0.04."""
+    """A result as text: top1 77.23 % ± 0.04."""
     if value is None:
-        return "no figure"
+        return "no result"
     return f"{metric} {percent(value)}" + (f" ± {100 * spread:.2g}" if spread is not None else "")
 
 
@@ -136,7 +132,7 @@ def _figure(metric: str, value: float | None, spread: float | None) -> str:
 @click.option("--set", "settings", metavar="A.B=V", multiple=True, help="Set any field; may be repeated.")
 @json_option
 def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
-    """Print every value of recipe NAME (a preset or a file) and where it comes from.
+    """Print every field of recipe NAME (a preset or a file) with its value and origin.
 
     \b
     Examples:
@@ -159,7 +155,7 @@ def show(name: str, settings: tuple[str, ...], json_file: str | None) -> None:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested sections under their dotted names; an empty mapping is a leaf."""
+    """Yield the leaves of nested sections with their dotted names; an empty mapping is a leaf."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{key}.")
@@ -168,7 +164,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def layout(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
-    """Aligned lines of field, value and origin, a blank line between sections."""
+    """Aligned lines of field, value and origin, with a blank line between sections."""
     texts = {field: _text(value) for field, value in values.items()}
     name_width = max(len(field) for field in values)
     value_width = min(max(len(text) for text in texts.values()), 40)
@@ -184,7 +180,7 @@ def layout(values: Mapping[str, Any], origins: Mapping[str, str]) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """A value as one would type it in YAML."""
+    """A value as in YAML."""
     match value:
         case None:
             return "null"

@@ -41,7 +41,7 @@ def test_the_list_tells_what_is_published_from_what_we_have_measured(capsys: pyt
     lines = {line.split()[0]: line for line in _run(["recipes"], capsys).splitlines()}
     assert "top1 77.23 % ± 0.04   not yet" in lines["resnet50-nv-90ep-8gpu-mixed"]
     assert "top1 75.96 % ± 0.09*  not yet" in lines["resnet50-gc-pod16-lars"]
-    assert "no figure             not yet" in lines["resnet50-habana-8card-bf16"]
+    assert "no result             not yet" in lines["resnet50-habana-8card-bf16"]
     assert "top1 99.44 % ± 0.23 (n=7, 2026-11-15)" in lines["quickstart"]
 
 

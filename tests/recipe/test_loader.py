@@ -30,7 +30,7 @@ def problems(path: str, *overrides: Override) -> list[str]:
     return [line.strip().removeprefix(path + ":") for line in caught.value.what.splitlines()[1:]]
 
 
-def test_every_problem_comes_at_once_in_the_order_of_the_file(write) -> None:
+def test_all_problems_are_reported_in_the_order_of_the_file(write) -> None:
     path = write(
         "length: 10ep\n"
         "batch:\n"
@@ -64,7 +64,7 @@ def test_every_problem_comes_at_once_in_the_order_of_the_file(write) -> None:
         ("batch.size: 3", "nest the sections: batch: { size: ..."),
     ],
 )
-def test_an_unknown_key_names_the_nearest_valid_one(write, text: str, expected: str) -> None:
+def test_an_unknown_key_suggests_the_closest_field(write, text: str, expected: str) -> None:
     assert problems(write(text))[0].endswith(expected)
 
 
@@ -124,7 +124,7 @@ def test_an_invalid_value_is_an_error_with_what_the_field_accepts(write, text: s
     assert message in " ".join(problems(write(text)))
 
 
-def test_a_faulty_value_is_not_also_called_a_contradiction(write) -> None:
+def test_an_invalid_value_is_not_also_reported_as_a_contradiction(write) -> None:
     assert problems(write("schedule: {name: step, period: 30}")) == [
         "1: schedule.period: must be a duration with its unit, as in 90ep, 5000step, 10% or 15min, not 30"
     ]
@@ -140,7 +140,7 @@ def test_words_and_numbers_mean_what_they_look_like(write) -> None:
     assert recipe.loss.label_smoothing == 0.0
 
 
-def test_extends_takes_over_values_and_says_where_each_was_written(write) -> None:
+def test_extends_inherits_values_with_their_origins(write) -> None:
     write("length: 5ep\nbatch:\n  size: 32\n  group: 8\n", "far.yaml")
     write("extends: far.yaml\nbatch: {size: 16}\nname: middle\ndescription: of the middle\n", "mid/../near.yaml")
     resolved = load(write("# my claim\n#   second line\n\nextends: near.yaml\nseed: 3\n"), [("seed", "4", "--seed")])
@@ -160,27 +160,27 @@ def test_a_user_recipe_extends_a_preset_by_name(write) -> None:
     assert resolved.origins["optimizer.momentum"].startswith("resnet50.yaml:")
 
 
-def test_null_takes_a_whole_inherited_section_away(write) -> None:
+def test_null_removes_an_inherited_section(write) -> None:
     resolved = load(write("extends: quickstart\nexpect: null\n"))
     assert resolved.recipe.expect is None
     assert resolved.origins["expect"].endswith("my.yaml:2")
 
 
 @pytest.mark.parametrize(
-    "said", ["model: {name: resnet34}", "length: 3ep", "batch: {size: 64}", "data: {drop_last: false}"]
+    "change", ["model: {name: resnet34}", "length: 3ep", "batch: {size: 64}", "data: {drop_last: false}"]
 )
-def test_what_changes_the_result_does_not_inherit_what_is_expected(write, said: str) -> None:
+def test_a_change_of_the_result_drops_the_inherited_expectation(write, change: str) -> None:
     assert load("resnet18").recipe.expect is not None
-    path = write(f"extends: resnet18\n{said}\n")
+    path = write(f"extends: resnet18\n{change}\n")
     assert load(path).recipe.expect is None
     assert load(write(f"extends: {path}\nlog: {{every: 7step}}\n", "far.yaml")).recipe.expect is None
-    restated = load(write(f"extends: resnet18\n{said}\nexpect: {{metric: top1, value: 0.5}}\n")).recipe.expect
+    restated = load(write(f"extends: resnet18\n{change}\nexpect: {{metric: top1, value: 0.5}}\n")).recipe.expect
     assert restated is not None
     assert (restated.value, restated.on) == (0.5, "")
 
 
 @pytest.mark.parametrize(
-    "said",
+    "change",
     [
         "name: mine\ndescription: of mine",
         "data: {path: /imagenet, num_workers: 3}",
@@ -189,8 +189,8 @@ def test_what_changes_the_result_does_not_inherit_what_is_expected(write, said: 
         "model: {name: resnet18}",
     ],
 )
-def test_what_cannot_change_the_result_inherits_what_is_expected(write, said: str) -> None:
-    assert load(write(f"extends: resnet18\n{said}\n")).recipe.expect == load("resnet18").recipe.expect
+def test_other_changes_inherit_the_expectation(write, change: str) -> None:
+    assert load(write(f"extends: resnet18\n{change}\n")).recipe.expect == load("resnet18").recipe.expect
 
 
 def test_a_problem_in_a_parent_is_shown_with_the_parents_line(write) -> None:
@@ -198,7 +198,7 @@ def test_a_problem_in_a_parent_is_shown_with_the_parents_line(write) -> None:
     assert "far.yaml:2: batch.sise" in problems(write("extends: far.yaml\nseed: x\n"))[1]
 
 
-def test_a_contradiction_is_shown_where_the_last_word_was_said(write) -> None:
+def test_a_contradiction_is_shown_at_the_field_that_caused_it(write) -> None:
     write("length: 5ep\n", "far.yaml")
     path = write("extends: far.yaml\nseed: 1\nschedule: {warmup: 6ep}\n")
     assert problems(path) == ["3: schedule.warmup: 6ep is longer than the run (length 5ep)"]
@@ -206,19 +206,19 @@ def test_a_contradiction_is_shown_where_the_last_word_was_said(write) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("a.yaml", "a.yaml"), ("b.yaml", "a.yaml")])
-def test_a_circle_of_extends_is_refused(write, first: str, second: str) -> None:
+def test_circular_extends_are_rejected(write, first: str, second: str) -> None:
     write(f"extends: {second}\n", "b.yaml")
     with pytest.raises(RecipeError, match="extend itself"):
         load(write(f"extends: {first}\n", "a.yaml"))
 
 
 @pytest.mark.parametrize("value", ["[a, b]", "3", "", "{a: b}"])
-def test_extends_takes_one_name(write, value: str) -> None:
+def test_extends_must_be_one_name(write, value: str) -> None:
     with pytest.raises(RecipeError, match="extends must be one recipe"):
         load(write(f"extends: {value}\n"))
 
 
-def test_paths_are_relative_to_the_file_that_says_them(write, tmp_path: Path) -> None:
+def test_paths_are_relative_to_their_file(write, tmp_path: Path) -> None:
     write("data: {path: ../photos}\nmodel: {init: weights.safetensors}\n", "conf/base.yaml")
     recipe = load(write("extends: conf/base.yaml\n")).recipe
     assert recipe.data.path == str(tmp_path / "photos")
@@ -263,7 +263,7 @@ def test_overrides_are_typed_by_the_field_and_checked_like_a_file(write) -> None
         assert "is not a field" in problems(path, (bad, "3", "--set"))[0]
 
 
-def test_what_is_not_there_is_named_with_the_nearest_preset(write, monkeypatch, tmp_path: Path) -> None:
+def test_a_missing_recipe_is_an_error_with_a_suggestion(write, monkeypatch, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="did you mean quickstart") as caught:
         load("quickstrat")
     assert caught.value.what == "recipe 'quickstrat' not found"
@@ -308,7 +308,7 @@ def test_differences_name_the_leaves_that_differ() -> None:
     assert differences(old, old) == {}
 
 
-def test_only_what_leaves_the_mathematics_alone_may_change_on_resume() -> None:
+def test_only_fields_outside_the_mathematics_may_change_on_resume() -> None:
     allowed = (
         "data.num_workers",
         "data.prefetch",
@@ -342,7 +342,7 @@ def test_only_what_leaves_the_mathematics_alone_may_change_on_resume() -> None:
         ("2^-3", 0.125, 256),
     ],
 )
-def test_a_rate_says_its_batch_and_replaces_both_of_the_recipe_it_extends(write, text, rate, per) -> None:
+def test_a_rate_with_its_batch_size_replaces_both_inherited_fields(write, text, rate, per) -> None:
     resolved = load(write(f"extends: resnet50\nschedule:\n  lr: {text}\n"))
     assert (resolved.recipe.schedule.lr, resolved.recipe.schedule.base_batch_size) == (rate, per)
     assert resolved.origins["schedule.lr"].endswith(":3")
@@ -352,9 +352,9 @@ def test_a_rate_says_its_batch_and_replaces_both_of_the_recipe_it_extends(write,
     assert (typed.origins["schedule.base_batch_size"] == "--set") == ("per" in text)
 
 
-def test_figures_are_about_the_file_that_states_them(write) -> None:
-    parent = write("published: [{source: somebody, value: 0.5}]\nmeasured: []\n", "parent.yaml")
-    assert load(parent).recipe.published[0].source == "somebody"
+def test_results_are_not_inherited(write) -> None:
+    parent = write("published: [{source: someone, value: 0.5}]\nmeasured: []\n", "parent.yaml")
+    assert load(parent).recipe.published[0].source == "someone"
     assert load(write(f"extends: {parent}\n", "child.yaml")).recipe.published == ()
 
 
@@ -370,11 +370,11 @@ def test_figures_are_about_the_file_that_states_them(write) -> None:
         ("schedule.lr", "0.5", False),
     ],
 )
-def test_an_override_that_decides_the_result_drops_the_promise(field: str, value: str, is_kept: bool) -> None:
+def test_an_override_that_changes_the_result_drops_the_expectation(field: str, value: str, is_kept: bool) -> None:
     recipe = load("quickstart", [(field, value, "--set")]).recipe
     assert (recipe.expect is not None) == is_kept
 
 
-def test_a_promise_may_be_made_anew_beside_other_overrides() -> None:
+def test_an_expectation_may_be_set_with_other_overrides() -> None:
     recipe = load("quickstart", [("expect.value", "0.5", "--set"), ("length", "2ep", "--set")]).recipe
     assert recipe.expect is not None and recipe.expect.value == 0.5

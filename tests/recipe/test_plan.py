@@ -22,7 +22,7 @@ def plan_of(num_train: int = 10_000, *, world_size: int = 1, cores: int = 4, sou
     ("num_samples", "group", "sizes"),
     [(64, 64, (64,)), (64, 16, (16,) * 4), (40, 16, (16, 16, 8)), (33, 16, (16, 17)), (1, 4, (1,)), (5, 1, (1,) * 5)],
 )
-def test_a_batch_is_cut_by_position_and_a_remainder_of_one_joins_its_neighbour(num_samples, group, sizes) -> None:
+def test_a_batch_is_split_in_order_and_a_remainder_of_one_joins_its_neighbor(num_samples, group, sizes) -> None:
     assert cut_groups(num_samples, group) == sizes
 
 
@@ -91,7 +91,7 @@ def test_micro_batches_are_whole_numbers_of_groups(batch, world_size, micro_batc
         ({"size": 3}, 8, "at most 3 devices, or --batch-size 8"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world_size, fits: str) -> None:
+def test_sizes_that_do_not_work_are_rejected_with_those_that_do(batch, world_size, fits: str) -> None:
     with pytest.raises(RecipeError) as caught:
         plan_of(batch=batch, world_size=world_size)
     assert fits in caught.value.then
@@ -105,7 +105,7 @@ def test_sizes_that_do_not_fit_are_refused_with_those_that_do(batch, world_size,
         ({"model": {"name": "efficientnet_b0", "options": {"drop_connect_per": "batch"}}}, "a whole group"),
     ],
 )
-def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], why: str) -> None:
+def test_a_group_is_not_divided_where_it_must_be_whole(sections: dict[str, Any], why: str) -> None:
     with pytest.raises(RecipeError) as caught:
         plan_of(batch={"size": 256}, world_size=4, **sections)
     assert why in caught.value.why
@@ -122,13 +122,13 @@ def test_a_group_is_not_spread_where_it_must_be_whole(sections: dict[str, Any], 
         ({"size": 8}, 8, ((1,),) * 8),
     ],
 )
-def test_groups_are_dealt_in_order_and_spread_where_there_are_fewer_than_devices(batch, world_size, on_devices) -> None:
+def test_groups_are_assigned_in_order_and_divided_over_more_devices(batch, world_size, on_devices) -> None:
     plan = plan_of(batch=batch, world_size=world_size)
     assert plan.device_groups == on_devices
     assert plan.batch_per_device == sum(on_devices[0])
 
 
-def test_the_tail_is_dropped_or_wraps() -> None:
+def test_drop_last_drops_or_fills_the_last_batch() -> None:
     assert plan_of(1000, batch={"size": 64}, length="2ep").total_steps == 2 * 15
     assert plan_of(1000, batch={"size": 64}, length="2ep", data={"drop_last": False}).total_steps == 2 * 16
     assert plan_of(1000, batch={"size": 100}, data={"drop_last": False}).steps_per_epoch == 10
@@ -136,7 +136,7 @@ def test_the_tail_is_dropped_or_wraps() -> None:
 
 
 @pytest.mark.parametrize("num_train", [0, 1, 63])
-def test_less_data_than_one_batch_is_refused_with_what_fits(num_train: int) -> None:
+def test_less_data_than_one_batch_is_rejected(num_train: int) -> None:
     with pytest.raises(RecipeError, match=f"{num_train} training sample.* batch of 64"):
         plan_of(num_train, batch={"size": 64})
     if num_train == 0:
@@ -194,7 +194,7 @@ def test_minutes_and_off() -> None:
     assert due_steps(Every(epoch_steps=Fraction(7, 2), at_end=False), 7) == [4, 7]
 
 
-def test_pins_inside_the_run_are_kept() -> None:
+def test_checkpoints_to_keep_are_those_inside_the_run() -> None:
     plan = plan_of(1000, batch={"size": 100}, length="3ep", save={"keep_at": ["2ep", "5step", "50%", "9ep"]})
     assert plan.keep_steps == (5, 15, 20)
 
@@ -211,14 +211,14 @@ def test_the_learning_rate_scales_with_the_global_batch() -> None:
         ({"lr": 0.1, "end_lr": 0.2}, "schedule.end_lr 0.2 is above"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(schedule, words: str) -> None:
+def test_an_impossible_schedule_is_rejected(schedule, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         plan_of(batch={"size": 100}, length="150step", schedule=schedule)
 
 
 @pytest.mark.parametrize("kind", ["multistep", "piecewise"])
 @pytest.mark.parametrize("points", [["50%", "3ep"], ["250step", "2ep"], ["50%", "499step"]])
-def test_milestones_of_several_units_that_do_not_rise_in_this_run_are_refused(kind: str, points: list[str]) -> None:
+def test_milestones_of_several_units_must_increase_in_this_run(kind: str, points: list[str]) -> None:
     schedule = {"name": kind, "milestones": points, **({"milestone_lrs": [0.5, 0.25]} if kind == "piecewise" else {})}
     with pytest.raises(RecipeError, match=f"must increase, but {points[1]} .* follows {points[0]}"):
         plan_of(10_000, batch={"size": 100}, length="10ep", schedule=schedule)
@@ -226,7 +226,7 @@ def test_milestones_of_several_units_that_do_not_rise_in_this_run_are_refused(ki
     assert list(longer.schedule.milestone_steps) == sorted(longer.schedule.milestone_steps)
 
 
-def test_workers_and_threads_follow_the_cores_unless_said() -> None:
+def test_workers_and_threads_follow_the_cores_unless_set() -> None:
     assert [plan_of(cores=n).workers for n in (2, 8, 16, 64)] == [2, 8, 16, 32]
     assert plan_of(cores=64, data={"backend": "threads"}).workers == 8
     assert plan_of(cores=64).threads == 64
@@ -235,7 +235,7 @@ def test_workers_and_threads_follow_the_cores_unless_said() -> None:
     assert plan_of(cores=64, engine={"num_threads": 2}).threads == 2
 
 
-def test_the_plan_says_its_arithmetic() -> None:
+def test_the_plan_shows_its_arithmetic() -> None:
     plan = plan_of(
         1_281_167,
         world_size=4,
@@ -275,7 +275,7 @@ def test_uneven_parts_are_shown() -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 2000), st.just("auto") | st.integers(1, 600))
-def test_groups_tied_to_the_hardware_are_few_and_even(world_size: int, per_device: int, micro: int | str) -> None:
+def test_groups_of_a_micro_batch_are_few_and_even(world_size: int, per_device: int, micro: int | str) -> None:
     plan = plan_of(batch={"size": world_size * per_device, "group": "micro", "micro": micro}, world_size=world_size)
     limit = AUTO_MICRO_IMAGES if micro == "auto" else int(micro)
     sizes = [sum(groups) for groups in plan.micro_batches(world_size - 1)]
@@ -287,7 +287,7 @@ def test_groups_tied_to_the_hardware_are_few_and_even(world_size: int, per_devic
     assert plan.micro_batch == max(sizes)
 
 
-def test_groups_tied_to_the_hardware_are_announced() -> None:
+def test_groups_that_depend_on_the_hardware_are_mentioned() -> None:
     assert "batch.group: micro makes results depend on the hardware" in plan_of(batch={"group": "micro"}).lines[-1]
     assert "depend on the hardware" not in " ".join(plan_of().lines)
 
@@ -297,7 +297,7 @@ def lines_of(num_train: int, *, world_size: int = 1, **sections: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("batch", "schedule", "said"),
+    ("batch", "schedule", "expected"),
     [
         (2048, {"lr": 0.256, "base_batch_size": 256}, "lr 0.256 x 2048/256 = 2.048"),
         (768, {"lr": "2^-11 per image"}, "lr 2^-11 x 768 = 0.375"),
@@ -306,22 +306,22 @@ def lines_of(num_train: int, *, world_size: int = 1, **sections: Any) -> str:
         (1920, {"lr": 3.824}, "lr 3.824"),
     ],
 )
-def test_the_plan_prints_the_rate_as_it_was_published(batch: int, schedule: dict[str, Any], said: str) -> None:
-    assert said in lines_of(1_281_167, batch={"size": batch}, schedule=schedule)
+def test_the_plan_shows_the_learning_rate_as_published(batch: int, schedule: dict[str, Any], expected: str) -> None:
+    assert expected in lines_of(1_281_167, batch={"size": batch}, schedule=schedule)
 
 
-def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> None:
-    claim = {"source": "somebody", "batch": [20, 6, 16]}
+def test_the_plan_shows_the_published_batch_and_any_other_of_this_run() -> None:
+    claim = {"source": "someone", "batch": [20, 6, 16]}
     text = lines_of(1_281_167, batch={"size": 1920}, published=[claim, claim])
     assert text.count("published with a batch of 20 x 6 x 16 = 1,920 (samples x accumulation x devices)") == 1
     assert "this run uses" not in text
     assert "= 1,920 (samples x accumulation x devices); this run uses 256" in lines_of(1_281_167, published=[claim])
-    two = {"source": "somebody", "batch": [256, 8]}
+    two = {"source": "someone", "batch": [256, 8]}
     assert "256 x 8 = 2,048 (samples x devices)" in lines_of(1_281_167, batch={"size": 2048}, published=[two])
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "expected"),
     [
         (
             {"name": "piecewise", "milestone_lrs": [0.275, 0.8], "milestones": ["1ep", "4ep"]},
@@ -348,12 +348,12 @@ def test_the_plan_prints_the_published_batch_and_says_when_ours_is_another() -> 
         ({"name": "one-cycle", "warmup": "10%"}, "one-cycle, cosine: 0.004 to 0.1 in 351 steps, then to 0"),
     ],
 )
-def test_the_plan_says_what_the_schedule_does(schedule: dict[str, Any], said: str) -> None:
-    assert said in lines_of(10_000, schedule=schedule)
+def test_the_plan_describes_the_schedule(schedule: dict[str, Any], expected: str) -> None:
+    assert expected in lines_of(10_000, schedule=schedule)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "said"),
+    ("schedule", "expected"),
     [
         ({"milestone_lrs": [0.2, 0.02], "milestones": ["0ep", "30ep"]}, "; lr 0.2, 0.02"),
         (
@@ -364,8 +364,8 @@ def test_the_plan_says_what_the_schedule_does(schedule: dict[str, Any], said: st
         ({"milestone_lrs": [0.2], "milestones": ["0ep"], "lr": 0.5, "warmup": "1ep"}, "; lr 0.5 after warm-up"),
     ],
 )
-def test_the_plan_prints_the_rates_that_a_table_uses(schedule: dict[str, Any], said: str) -> None:
-    assert plan_of(schedule=schedule | {"name": "piecewise"}).lines[0].endswith(said)
+def test_the_plan_shows_the_rates_of_a_piecewise_schedule(schedule: dict[str, Any], expected: str) -> None:
+    assert plan_of(schedule=schedule | {"name": "piecewise"}).lines[0].endswith(expected)
 
 
 def test_one_drop_one_sample_and_one_evaluation_are_singular() -> None:
@@ -381,12 +381,12 @@ def test_one_drop_one_sample_and_one_evaluation_are_singular() -> None:
     assert "x 0.1 1 time in the run" in lines_of(10_000, schedule={"name": "exponential", "num_periods": 1})
 
 
-def test_a_horizon_inside_warm_up_is_refused() -> None:
+def test_a_decay_that_ends_inside_warm_up_is_rejected() -> None:
     with pytest.raises(RecipeError, match="before warm-up ends at step"):
         plan_of(schedule={"warmup": "5ep", "decay_until": "3ep"})
 
 
-def test_an_epoch_may_count_other_samples_than_the_data_has() -> None:
+def test_epoch_samples_sets_the_length_of_an_epoch() -> None:
     plan = plan_of(1000, data={"epoch_samples": 300}, batch={"size": 100}, length="4ep")
     assert (plan.steps_per_epoch, plan.total_steps) == (3, 12)
     assert any("3 steps per epoch of 300 samples" in line for line in plan.lines)
@@ -397,7 +397,7 @@ def test_an_epoch_may_count_other_samples_than_the_data_has() -> None:
     assert "data.epoch_samples=100" in refusal.value.then
 
 
-def test_what_an_evaluation_leaves_out_is_said() -> None:
+def test_a_partial_evaluation_is_mentioned() -> None:
     plan = make_plan(Recipe(), Facts(1000, 100, 10, num_val_left_out=260))
     assert (plan.num_val, plan.num_val_left_out) == (100, 260)
     assert any("100 of 360 validation samples (partial evaluation)" in line for line in plan.lines)
@@ -416,7 +416,7 @@ def test_an_automatic_micro_batch_keeps_the_devices_of_a_pipeline_busy(
     assert any("most of them will be idle" in line for line in plan.lines) == (num_micro < 2)
 
 
-def test_the_devices_of_a_pipeline_share_the_optimizers_state() -> None:
+def test_the_devices_of_a_pipeline_shard_the_optimizer_state() -> None:
     parallel = {"pipeline_stages": 2, "pipeline_splits": ["layer2.0"]}
     plan = plan_of(batch={"size": 64, "group": 8}, parallel=parallel, memory={"shard_optimizer": True}, world_size=2)
     assert "optimizer state sharded over 2 devices" in plan.lines
@@ -441,6 +441,6 @@ def test_an_average_takes_the_regular_checkpoints_of_the_last_epochs() -> None:
     assert "at the end: mean of the checkpoints of the last 200 steps" in plan.lines
 
 
-def test_the_plan_says_when_a_run_may_stop_early() -> None:
+def test_the_plan_shows_when_a_run_may_stop_early() -> None:
     plan = plan_of(early_stopping={"target": 0.759, "patience": 5})
     assert "stops early when the metric reaches 0.759 or 5 evaluations in a row do not improve" in plan.lines

@@ -39,20 +39,20 @@ def test_successors_exist_and_old_names_do_not() -> None:
 @pytest.mark.parametrize("as_override", [False, True], ids=["file", "override"])
 def test_an_old_field_names_its_successor(tmp_path: Path, as_override: bool) -> None:
     for old, new in RENAMED_FIELDS.items():
-        said = message(tmp_path / "my.yaml", old, "x", as_override=as_override)
-        assert f"{new.rpartition('.')[2]}" in said and "renamed to" in said, (old, said)
-        assert f"{old}: renamed to {new}" in said or f"{old} to {new}" in said, (old, said)
+        found = message(tmp_path / "my.yaml", old, "x", as_override=as_override)
+        assert f"{new.rpartition('.')[2]}" in found and "renamed to" in found, (old, found)
+        assert f"{old}: renamed to {new}" in found or f"{old} to {new}" in found, (old, found)
 
 
 @pytest.mark.parametrize("as_override", [False, True], ids=["file", "override"])
 def test_an_old_value_names_its_successor(tmp_path: Path, as_override: bool) -> None:
     for field, values in RENAMED_VALUES.items():
         for old, new in values.items():
-            said = message(tmp_path / "my.yaml", field, old, as_override=as_override)
+            found = message(tmp_path / "my.yaml", field, old, as_override=as_override)
             if field in RENAMED_FIELDS:
-                assert f"{field}: renamed to {RENAMED_FIELDS[field]}: for {old} write {new}" in said
+                assert f"{field}: renamed to {RENAMED_FIELDS[field]}: for {old} write {new}" in found
             else:
-                assert f"{old} was renamed to {new}" in said
+                assert f"{old} was renamed to {new}" in found
             renamed = RENAMED_FIELDS.get(field, field)
             if new not in ("true", "false"):  # those were words, and the successor is a switch
                 assert f"{old} was renamed to {new}" in message(
@@ -61,5 +61,5 @@ def test_an_old_value_names_its_successor(tmp_path: Path, as_override: bool) -> 
 
 
 def test_pipeline_splits_of_one_device_are_checkpoint_segments(tmp_path: Path) -> None:
-    said = message(tmp_path / "my.yaml", "parallel.splits", ["layer2.0"], as_override=False)
-    assert "on one device: memory.checkpoint_segments" in said
+    found = message(tmp_path / "my.yaml", "parallel.splits", ["layer2.0"], as_override=False)
+    assert "on one device: memory.checkpoint_segments" in found

@@ -37,7 +37,7 @@ def test_units_are_read(text: str, duration: Duration) -> None:
 @pytest.mark.parametrize(
     "text", ["90", "ep", "-1ep", "1e3ep", "9.5step", "100.1%", "1 epoch", "", 3, None, True, "٣ep"]
 )
-def test_anything_else_is_refused(text: object) -> None:
+def test_anything_else_is_rejected(text: object) -> None:
     with pytest.raises(ValueError):
         Duration.parse(text)
 
@@ -47,13 +47,13 @@ def test_the_number_as_typed_is_exact() -> None:
 
 
 @pytest.mark.parametrize(("text", "limit"), [("stop", 0), ("skip up to 20", 20), (" skip  up to 1 ", 1)])
-def test_how_many_bad_images_are_borne_is_read_and_printed(text: str, limit: int) -> None:
+def test_the_number_of_tolerated_bad_images_is_read_and_printed(text: str, limit: int) -> None:
     parsed = BadImages.parse(text)
     assert parsed == BadImages(limit)
     assert BadImages.parse(str(parsed)) == parsed
 
 
 @pytest.mark.parametrize("text", ["skip", "skip up to", "skip up to 0", "skip up to -1", "20", 20, None, "stop it"])
-def test_an_unlimited_or_unclear_bearing_of_bad_images_is_refused(text: object) -> None:
+def test_an_unlimited_or_unclear_number_of_bad_images_is_rejected(text: object) -> None:
     with pytest.raises(ValueError):
         BadImages.parse(text)

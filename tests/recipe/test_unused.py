@@ -15,7 +15,7 @@ def notices(**sections: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "notice"),
     [
         ({"augment": {"mixup": {"mode": "sample"}}}, "augment.mixup.mode (augment.mixup.alpha is 0)"),
         ({"augment": {"padding": 8}}, "augment.padding (augment.crop is random_resized)"),
@@ -56,11 +56,11 @@ def notices(**sections: Any) -> list[str]:
         ),
     ],
 )
-def test_an_option_whose_parent_is_off_is_said_to_have_no_effect(sections: dict[str, Any], said: str) -> None:
-    assert notices(**sections) == [said]
+def test_a_field_without_effect_is_listed(sections: dict[str, Any], notice: str) -> None:
+    assert notices(**sections) == [notice]
 
 
-def test_options_in_use_and_defaults_are_not_mentioned() -> None:
+def test_fields_in_use_and_defaults_are_not_listed() -> None:
     assert notices() == []
     assert notices(augment={"mixup": {"alpha": 0.2, "mode": "sample"}}, ema={"decay": 0.9, "warmup": False}) == []
     grey = {"channels": 1, "per_image_standardization": True, "mean": [0.5], "std": [0.5]}
@@ -69,7 +69,7 @@ def test_options_in_use_and_defaults_are_not_mentioned() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "hpu"])
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "reasons"),
     [
         ({"cudnn_benchmark_limit": 8}, {"engine.cudnn_benchmark_limit": "{} does not use cuDNN"}),
         (
@@ -81,17 +81,17 @@ def test_options_in_use_and_defaults_are_not_mentioned() -> None:
         ({"cuda_graphs": "off", "cudnn_benchmark": "off", "fused_kernels": "off", "compile": "off"}, {}),
     ],
 )
-def test_what_only_cuda_reads_is_said_to_have_no_effect_on_other_devices(
-    engine: dict[str, Any], said: dict[str, str], device: str
+def test_cuda_fields_have_no_effect_on_other_devices(
+    engine: dict[str, Any], reasons: dict[str, str], device: str
 ) -> None:
     recipe = Recipe.model_validate({"engine": engine})
-    expected = {field: why.format(device) for field, why in said.items()}
+    expected = {field: why.format(device) for field, why in reasons.items()}
     assert dict(unused_options(recipe, device)) == expected
     lines = make_plan(recipe, Facts(10_000, 100, 10, device=device)).lines
     assert [line for line in lines if "no effect" in line] == [
         f"no effect: {field} ({why})" for field, why in expected.items()
     ]
-    by_recipe = {field: why for field, why in said.items() if "{}" not in why}
+    by_recipe = {field: why for field, why in reasons.items() if "{}" not in why}
     assert dict(unused_options(recipe, "cuda")) == dict(unused_options(recipe)) == by_recipe
 
 

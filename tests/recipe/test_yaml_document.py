@@ -18,7 +18,7 @@ TREES = st.dictionaries(KEYS, NESTED, max_size=4)
 
 @settings(max_examples=60, deadline=None)
 @given(TREES)
-def test_what_is_written_is_read_back(tree: dict) -> None:
+def test_written_trees_are_read_back(tree: dict) -> None:
     read = document.read(document.write(tree))
     assert read.problems == []
     assert read.tree == tree
@@ -26,7 +26,7 @@ def test_what_is_written_is_read_back(tree: dict) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text())
-def test_no_text_makes_the_reader_raise(text: str) -> None:
+def test_the_reader_never_raises(text: str) -> None:
     document.read(text)
     document.read_value(text)
 
@@ -40,7 +40,7 @@ def test_no_text_makes_the_reader_raise(text: str) -> None:
         ("a: b", "a: b"), ("- 1", "- 1"), ("'1'", "1"), ("*x", "*x"), ("1\nvalue2: 3", "1\nvalue2: 3"),
     ],
 )  # fmt: skip
-def test_a_typed_value_is_plain(text: str, value: object) -> None:
+def test_a_value_is_read_as_yaml(text: str, value: object) -> None:
     read = document.read_value(text)
     assert read == value
     assert type(read) is type(value)
