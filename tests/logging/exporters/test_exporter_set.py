@@ -30,8 +30,8 @@ WANDB = """
 import json, os
 from types import SimpleNamespace
 FAIL_AT_STEP = None
-def told(name, **values):
-    with open(os.environ["TOLD"], "a") as file:
+def record(name, **values):
+    with open(os.environ["CALLS"], "a") as file:
         file.write(json.dumps({"call": name, **values}) + "\\n")
 class Settings(SimpleNamespace):
     pass
@@ -43,11 +43,11 @@ class Run:
     def log(self, values, step):
         if step == FAIL_AT_STEP:
             raise RuntimeError("the service fell over")
-        told("log", step=step, values={k: v if isinstance(v, float) else "image" for k, v in values.items()})
+        record("log", step=step, values={k: v if isinstance(v, float) else "image" for k, v in values.items()})
     def finish(self, exit_code):
-        told("finish", exit_code=exit_code)
+        record("finish", exit_code=exit_code)
 def init(*, project, name, id, resume, dir, mode, config, settings):
-    told("init", project=project, id=id, resume=resume, dir=dir, mode=mode, config=config, console=settings.console)
+    record("init", project=project, id=id, resume=resume, dir=dir, mode=mode, config=config, console=settings.console)
     return Run()
 """
 
@@ -55,18 +55,18 @@ MLFLOW_TRACKING = """
 import json, os
 from pathlib import Path
 from types import SimpleNamespace
-def told(name, **values):
-    with open(os.environ["TOLD"], "a") as file:
+def record(name, **values):
+    with open(os.environ["CALLS"], "a") as file:
         file.write(json.dumps({"call": name, **values}) + "\\n")
 class MlflowClient:
     def __init__(self, tracking_uri):
         assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
-        told("client", uri=tracking_uri)
-        self.state = os.environ["TOLD"] + ".runs"
+        record("client", uri=tracking_uri)
+        self.state = os.environ["CALLS"] + ".runs"
     def get_experiment_by_name(self, name):
         return SimpleNamespace(experiment_id="7") if os.path.exists(self.state) else None
     def create_experiment(self, name, artifact_location):
-        told("experiment", artifact_location=artifact_location)
+        record("experiment", artifact_location=artifact_location)
         return "7"
     def search_runs(self, experiment_ids, filter_string):
         runs = json.loads(Path(self.state).read_text()) if os.path.exists(self.state) else {}
@@ -74,18 +74,18 @@ class MlflowClient:
         return [SimpleNamespace(info=SimpleNamespace(run_id=run)) for run in found]
     def create_run(self, experiment_id, run_name, tags):
         Path(self.state).write_text(json.dumps({tags["reconv.run"]: "r1"}))
-        told("run")
+        record("run")
         return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
     def update_run(self, run_id, status):
-        told("update", run_id=run_id, status=status)
+        record("update", run_id=run_id, status=status)
     def log_batch(self, run_id, metrics=(), params=()):
         assert len(params) <= 100 and len(metrics) <= 1000
-        told("batch", run_id=run_id, metrics=[list(m) for m in metrics], params=dict(map(list, params)))
+        record("batch", run_id=run_id, metrics=[list(m) for m in metrics], params=dict(map(list, params)))
     def log_artifact(self, run_id, local_path, artifact_path):
         assert os.path.isfile(local_path)
-        told("artifact", path=artifact_path)
+        record("artifact", path=artifact_path)
     def set_terminated(self, run_id, status):
-        told("end", run_id=run_id, status=status)
+        record("end", run_id=run_id, status=status)
 """
 
 MLFLOW_ENTITIES = """
@@ -100,7 +100,7 @@ class KilledError(Exception):
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Put the fakes on the path; returns the file they write their calls to."""
     packages = tmp_path / "packages"
     (packages / "mlflow").mkdir(parents=True)
@@ -114,9 +114,9 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("WANDB_ERROR_REPORTING", "MLFLOW_DISABLE_TELEMETRY"):
         monkeypatch.setenv(name, "to be removed again")  # undo what the exporters set
         monkeypatch.delenv(name)
-    monkeypatch.setenv("TOLD", str(tmp_path / "told.jsonl"))
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls.jsonl"))
     known = set(sys.modules)
-    yield tmp_path / "told.jsonl"
+    yield tmp_path / "calls.jsonl"
     for name in set(sys.modules) - known:
         if name.split(".")[0] in ("wandb", "mlflow"):
             del sys.modules[name]
@@ -131,57 +131,57 @@ def _train(loggers: str, *, resume: bool = False, kill_at: int | None = None, ou
     return reconv.train("quickstart", out=out, overrides=given, resume=resume, on_event=on_event).folder
 
 
-def _calls(told: Path, name: str) -> list[dict[str, Any]]:
-    return [call for line in told.read_text().splitlines() if (call := json.loads(line))["call"] == name]
+def _calls(calls: Path, name: str) -> list[dict[str, Any]]:
+    return [call for line in calls.read_text().splitlines() if (call := json.loads(line))["call"] == name]
 
 
-def test_wandb_is_offline_and_gets_all_metrics_and_images(told: Path) -> None:
+def test_wandb_is_offline_and_gets_all_metrics_and_images(calls: Path) -> None:
     run = _train("wandb")
-    [start] = _calls(told, "init")
+    [start] = _calls(calls, "init")
     assert start["mode"] == "offline"
     assert start["dir"] == str(run)
     assert start["console"] == "off"
     assert start["config"]["schedule.lr"] == 0.1
-    logs = _calls(told, "log")
+    logs = _calls(calls, "log")
     assert [log["step"] for log in logs if "train/loss" in log["values"]] == [1, 2, 3, 4, 5, 6]
     assert [log["step"] for log in logs if "val/top1" in log["values"]] == [3, 6]
     assert sum("image" in log["values"].values() for log in logs) == 2
     assert [log["step"] for log in logs] == sorted(log["step"] for log in logs)
-    assert [call["exit_code"] for call in _calls(told, "finish")] == [0]
+    assert [call["exit_code"] for call in _calls(calls, "finish")] == [0]
 
 
-def test_wandb_goes_online_only_with_wandb_mode(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_goes_online_only_with_wandb_mode(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     _train("wandb")
-    assert [call["mode"] for call in _calls(told, "init")] == ["online"]
+    assert [call["mode"] for call in _calls(calls, "init")] == ["online"]
 
 
-def test_all_attempts_of_a_run_share_one_wandb_id(told: Path) -> None:
+def test_all_attempts_of_a_run_share_one_wandb_id(calls: Path) -> None:
     with pytest.raises(KilledError):
         _train("wandb", kill_at=5)
     _train("wandb", resume=True)
     _train("wandb", out="another")
-    first, second, another = (call["id"] for call in _calls(told, "init"))
+    first, second, another = (call["id"] for call in _calls(calls, "init"))
     assert first == second != another
-    assert [call["exit_code"] for call in _calls(told, "finish")] == [1, 0, 0]
+    assert [call["exit_code"] for call in _calls(calls, "finish")] == [1, 0, 0]
 
 
-def test_mlflow_continues_the_run_in_the_run_folder(told: Path) -> None:
+def test_mlflow_continues_the_run_in_the_run_folder(calls: Path) -> None:
     with pytest.raises(KilledError):
         _train("mlflow", kill_at=5)
     run = _train("mlflow", resume=True)
-    assert [call["uri"] for call in _calls(told, "client")] == [
+    assert [call["uri"] for call in _calls(calls, "client")] == [
         f"sqlite:///{run.resolve() / 'mlflow' / 'mlflow.db'}"
     ] * 2
-    assert len(_calls(told, "experiment")) == len(_calls(told, "run")) == 1
-    assert [call["status"] for call in _calls(told, "update")] == ["RUNNING"]
-    assert [call["status"] for call in _calls(told, "end")] == ["FAILED", "FINISHED"]
-    batches = _calls(told, "batch")
+    assert len(_calls(calls, "experiment")) == len(_calls(calls, "run")) == 1
+    assert [call["status"] for call in _calls(calls, "update")] == ["RUNNING"]
+    assert [call["status"] for call in _calls(calls, "end")] == ["FAILED", "FINISHED"]
+    batches = _calls(calls, "batch")
     params = {name: value for batch in batches for name, value in batch["params"].items()}
     assert params["model.name"] == "resnet8_cifar"
     losses = [metric[3] for batch in batches for metric in batch["metrics"] if metric[0] == "train/loss"]
     assert losses == [1, 2, 3, 4, 5, 6]
-    assert len(_calls(told, "artifact")) == 2  # the first batch and the mistakes
+    assert len(_calls(calls, "artifact")) == 2  # the first batch and the mistakes
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
@@ -194,21 +194,21 @@ def test_a_logger_without_its_package_is_refused(name: str, monkeypatch: pytest.
     assert list(Path().iterdir()) == []
 
 
-def test_a_failing_exporter_is_closed_with_one_warning(told: Path) -> None:
-    (told.parent / "packages" / "wandb.py").write_text(WANDB.replace("FAIL_AT_STEP = None", "FAIL_AT_STEP = 2"))
+def test_a_failing_exporter_is_closed_with_one_warning(calls: Path) -> None:
+    (calls.parent / "packages" / "wandb.py").write_text(WANDB.replace("FAIL_AT_STEP = None", "FAIL_AT_STEP = 2"))
     run = _train("wandb,csv")
     events = read_events(run / "events.jsonl")
     warnings = [e.text for e in events if isinstance(e, LogMessage) and e.level == "warning"]
     assert len(warnings) == 1
     assert "wandb" in warnings[0]
     assert "the service fell over" in warnings[0]
-    assert [log["step"] for log in _calls(told, "log")] == [0, 1]
+    assert [log["step"] for log in _calls(calls, "log")] == [0, 1]
     assert len((run / "training.csv").read_text().splitlines()) == 1 + 6
     assert json.loads((run / "summary.json").read_text())["exit_code"] == 0
 
 
-def test_an_exporter_that_cannot_be_opened_does_not_stop_the_run(told: Path) -> None:
-    (told.parent / "packages" / "wandb.py").write_text("raise ImportError('half an installation')")
+def test_an_exporter_that_cannot_be_opened_does_not_stop_the_run(calls: Path) -> None:
+    (calls.parent / "packages" / "wandb.py").write_text("raise ImportError('half an installation')")
     run = _train("wandb")
     warnings = [e.text for e in read_events(run / "events.jsonl") if isinstance(e, LogMessage) and e.level == "warning"]
     assert len(warnings) == 1
