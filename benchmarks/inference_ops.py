@@ -58,8 +58,8 @@ class Times:
 class TimingInterpreter(fx.Interpreter):
     """Runs a graph and times each operation."""
 
-    def __init__(self, listed: fx.GraphModule) -> None:
-        super().__init__(listed)
+    def __init__(self, compiled: fx.GraphModule) -> None:
+        super().__init__(compiled)
         self.times = Times()
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,13 +120,13 @@ def main() -> int:
     model, _ = fold_batch_norms(model.cuda().to(memory_format=torch.channels_last), shape)  # type: ignore[call-overload]
     images = torch.randn(given.batch, *shape, device="cuda", dtype=dtype).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():
-        listed, num_joined = compile_inference(model.to(dtype), images)
-        assert isinstance(listed, fx.GraphModule)
-        timed = TimingInterpreter(listed)
+        compiled, num_fused = compile_inference(model.to(dtype), images)
+        assert isinstance(compiled, fx.GraphModule)
+        timed = TimingInterpreter(compiled)
         timed.run(images)
     kinds = sorted(timed.times.kinds.items(), key=lambda item: -item[1].total_ms())
     total_ms = sum(kind.total_ms() for _, kind in kinds)
-    print(f"{torch.cuda.get_device_name()}, {given.model}, batch {given.batch}, {num_joined} joined: {total_ms:.2f} ms")
+    print(f"{torch.cuda.get_device_name()}, {given.model}, batch {given.batch}, {num_fused} joined: {total_ms:.2f} ms")
     for name, kind in kinds:
         forms = ", ".join(f"{form} {ms:.3f}" for form, ms in sorted(kind.times_ms.items(), key=lambda item: item[1]))
         print(f"{kind.number:3} x {name}: {kind.total_ms():.3f} ms; {forms}")

@@ -1,9 +1,8 @@
-"""A network as it answers fastest: one flat list of operations, of which a joint one stands for several of torch's.
+"""Compiling a model for inference: one flat fx graph with fused operations.
 
-Owns the list and what may be joined in it: a convolution and what follows it, a gate and what follows it or the 1x1
-convolution that alone reads it, a pool whose places nobody reads. Refuses to know devices and how a joint operation is
-computed. Invariant: the list gives the answers of the network it was made of, for any number of images of one shape,
-type and layout.
+Fused are a convolution with what follows it, a gate with what follows it or with the 1x1 convolution that alone reads
+it, and max-pools whose indices are unused. The graph returns the model's outputs for any batch size of one image shape,
+dtype and memory format.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from reconv.kernels.conv_bias_act.ops import conv_bias_act
 from reconv.kernels.pointwise.ops import Epilogue, concat, gate_add_act, global_avg_pool, max_pool
 
 aten = torch.ops.aten
-_FUNCTIONS: dict[object, Epilogue] = {
+_ACTIVATIONS: dict[object, Epilogue] = {
     aten.relu.default: "relu",
     aten.relu_.default: "relu",
     aten.silu.default: "silu",
@@ -29,78 +28,77 @@ _FUNCTIONS: dict[object, Epilogue] = {
     aten.sigmoid.default: "sigmoid",
 }
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
-_ROWS = 3  # images that the list is made with
-_CLAMPS = (aten.hardtanh.default, aten.hardtanh_.default)  # with 0 and 6, ReLU6
-_LARGEST_WINDOW = 15
+_TRACE_BATCH = 3  # batch size of the example; recognized in the graph
+_HARDTANH = (aten.hardtanh.default, aten.hardtanh_.default)  # ReLU6 if the limits are 0 and 6
+_MAX_WINDOW = 15
 
 
 def compile_inference(model: nn.Module, images: Tensor) -> tuple[Callable[[Tensor], Any], int]:
-    """The network's operations on images like these, and how many convolutions took in what follows them."""
+    """The model's graph for images like these, and the number of fused convolutions."""
     from torch.fx.experimental.proxy_tensor import make_fx  # 1 s of imports
 
     with torch.no_grad():
-        some = torch.zeros_like(images[:1].repeat(_ROWS, 1, 1, 1))
+        example = torch.zeros_like(images[:1].repeat(_TRACE_BATCH, 1, 1, 1))
         if images.is_contiguous(memory_format=torch.channels_last):
-            some = some.contiguous(memory_format=torch.channels_last)
-        listed = make_fx(lambda given: model(given))(some)
-    graph = listed.graph
-    _free_rows(graph)
+            example = example.contiguous(memory_format=torch.channels_last)
+        traced = make_fx(lambda x: model(x))(example)
+    graph = traced.graph
+    _free_batch_size(graph)
     if any(_mutates(node) and not _is_private(node) for node in graph.nodes):
-        return _ready(listed), 0  # what others read changes in its place: nothing may be moved
+        return _finish(traced), 0  # a shared tensor is changed in place: nothing may be reordered
     for node in _calls(graph, aten.max_pool2d_with_indices.default):
-        _take_values(graph, node)
+        _replace_max_pool(graph, node)
     for node in _calls(graph, aten.mean.dim):
-        _take_means(graph, node)
+        _replace_mean(graph, node)
     for node in _calls(graph, aten.cat.default):
-        _take_side_by_side(graph, node)
+        _replace_concat(graph, node)
     for node in _calls(graph, aten.mul.Tensor):
-        _join_gate(graph, node)
-    num_joined = sum(_join(graph, node) for node in _calls(graph, aten.convolution.default))
-    return _ready(listed), num_joined
+        _fuse_gate(graph, node)
+    num_fused = sum(_fuse_conv(graph, node) for node in _calls(graph, aten.convolution.default))
+    return _finish(traced), num_fused
 
 
 def _calls(graph: fx.Graph, target: object) -> list[fx.Node]:
     return [node for node in graph.nodes if node.target is target]
 
 
-def _ready(listed: fx.GraphModule) -> fx.GraphModule:
-    listed.graph.lint()
-    listed.recompile()
-    return listed
+def _finish(traced: fx.GraphModule) -> fx.GraphModule:
+    traced.graph.lint()
+    traced.recompile()
+    return traced
 
 
-def _free_rows(graph: fx.Graph) -> None:
-    """Take the number of images out of the list: shapes that begin with it, strides that are only told anew, and group
-    norms, which are told it."""
+def _free_batch_size(graph: fx.Graph) -> None:
+    """Remove the example's batch size from the graph: from shapes, from redundant as_strided_, and from group norms."""
     for node in list(graph.nodes):
-        if node.target in _VIEWS and node.args[1][0] == _ROWS:
-            node.args = (node.args[0], [-1, *_values(node).shape[1:]])
-        elif node.target is aten.as_strided_.default and tuple(node.args[1]) == tuple(_values(node.args[0]).shape):
+        if node.target in _VIEWS and node.args[1][0] == _TRACE_BATCH:
+            node.args = (node.args[0], [-1, *_tensor_meta(node).shape[1:]])
+        elif node.target is aten.as_strided_.default and tuple(node.args[1]) == tuple(_tensor_meta(node.args[0]).shape):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        elif node.target is aten.native_group_norm.default and (reads := _reads_of_first(node)):
+        elif node.target is aten.native_group_norm.default and (reads := _first_output_reads(node)):
             x, weight, bias, _, _, _, groups, eps = node.args
             with graph.inserting_after(node):
                 norm = graph.call_function(F.group_norm, (x, groups, weight, bias, eps))
             _replace(graph, [node, *reads], norm, reads[0])
 
 
-def _reads_of_first(node: fx.Node) -> list[fx.Node]:
-    """Where results of an operation with several are taken out, that of the first in front; none if others are used."""
+def _first_output_reads(node: fx.Node) -> list[fx.Node]:
+    """The reads of an operation's outputs, that of the first output in front; empty if other outputs are used."""
     if not node.users or not all(read.target is operator.getitem for read in node.users):
         return []
     first, *others = sorted(node.users, key=lambda read: int(str(read.args[1])))
     return [] if first.args[1] != 0 or any(read.users for read in others) else [first, *others]
 
 
-def _take_values(graph: fx.Graph, pool: fx.Node) -> None:
-    """Put a pool that gives values alone in the place of one whose places nobody reads."""
+def _replace_max_pool(graph: fx.Graph, pool: fx.Node) -> None:
+    """Replace a max-pool whose indices are unused by one without indices."""
     defaults: tuple[Any, ...] = (None, None, [], [0], [1], False)
     x, kernel, stride, padding, dilation, ceil = pool.args + defaults[len(pool.args) :]
     stride = stride or kernel
-    reads = _reads_of_first(pool)
+    reads = _first_output_reads(pool)
     is_square = all(len(set(sides)) == 1 for sides in (kernel, stride, padding)) and set(dilation) == {1}
-    if not reads or not is_square or kernel[0] > _LARGEST_WINDOW or len(_values(x).shape) != 4:
+    if not reads or not is_square or kernel[0] > _MAX_WINDOW or len(_tensor_meta(x).shape) != 4:
         return
     with graph.inserting_after(pool):
         values = graph.call_function(max_pool, (x, kernel[0], stride[0], padding[0], ceil))
@@ -108,19 +106,19 @@ def _take_values(graph: fx.Graph, pool: fx.Node) -> None:
 
 
 def _replace(graph: fx.Graph, old: list[fx.Node], new: fx.Node, last: fx.Node) -> None:
-    """Let those who read the last of the old nodes read the new one; nobody else reads the old."""
+    """Replace `old` nodes by `new`, which takes the uses of `last`; nothing else reads the old nodes."""
     new.meta = dict(last.meta)
     last.replace_all_uses_with(new)
     for node in reversed(old):
         graph.erase_node(node)
 
 
-def _take_means(graph: fx.Graph, mean: fx.Node) -> None:
-    """Put our means in the place of torch's, where they are over the pixels of images."""
-    given: tuple[Any, ...] = mean.args
-    x, sides, *keeps = given
+def _replace_mean(graph: fx.Graph, mean: fx.Node) -> None:
+    """Replace a mean over the pixels of images by global_avg_pool."""
+    args: tuple[Any, ...] = mean.args
+    x, sides, *keeps = args
     if (
-        len(_values(x).shape) == 4
+        len(_tensor_meta(x).shape) == 4
         and sorted(side % 4 for side in sides) == [2, 3]
         and keeps == [True]
         and not mean.kwargs
@@ -129,18 +127,20 @@ def _take_means(graph: fx.Graph, mean: fx.Node) -> None:
             _replace(graph, [mean], graph.call_function(global_avg_pool, (x,)), mean)
 
 
-def _take_side_by_side(graph: fx.Graph, cat: fx.Node) -> None:
-    """Put our concatenation in the place of torch's, where it is of the channels of images."""
-    given: tuple[Any, ...] = cat.args
-    parts, *sides = given
-    if sides == [1] and all(len(_values(part).shape) == 4 for part in parts):
+def _replace_concat(graph: fx.Graph, cat: fx.Node) -> None:
+    """Replace a concatenation of images along the channels."""
+    args: tuple[Any, ...] = cat.args
+    parts, *sides = args
+    if sides == [1] and all(len(_tensor_meta(part).shape) == 4 for part in parts):
         with graph.inserting_after(cat):
             _replace(graph, [cat], graph.call_function(concat, (parts,)), cat)
 
 
-def _join_gate(graph: fx.Graph, gated: fx.Node) -> None:
-    """Put a joint operation in the place of images times their gate and of the sum and activation that alone read it,
-    but where a 1x1 convolution alone reads it, which will take the gate in."""
+def _fuse_gate(graph: fx.Graph, gated: fx.Node) -> None:
+    """Fuse the product of images and their gate with the sum and activation that alone read it.
+
+    A gate that only a 1x1 convolution reads is left to `_fuse_conv`.
+    """
     found = _gate(gated)
     after = _only_user(gated)
     if found is None or (after is not None and _is_pointwise(after)):
@@ -150,16 +150,16 @@ def _join_gate(graph: fx.Graph, gated: fx.Node) -> None:
         _replace(graph, chain, graph.call_function(gate_add_act, (*found, other, act)), chain[-1])
 
 
-def _join(graph: fx.Graph, conv: fx.Node) -> bool:
-    """Put a joint operation in the place of a convolution with a bias, of the sum and activation that alone read it,
-    and of a gate before a 1x1; whether that could be done."""
-    given: tuple[Any, ...] = conv.args
-    x, weight, bias, stride, padding, dilation, is_transposed, _, groups = given
-    if bias is None or is_transposed or len(_values(conv).shape) != 4:
+def _fuse_conv(graph: fx.Graph, conv: fx.Node) -> bool:
+    """Fuse a convolution that has a bias with the sum and activation that alone read it, and a 1x1 with the gate before
+    it; returns whether that was possible."""
+    args: tuple[Any, ...] = conv.args
+    x, weight, bias, stride, padding, dilation, is_transposed, _, groups = args
+    if bias is None or is_transposed or len(_tensor_meta(conv).shape) != 4:
         return False
     chain, other, act = _chain(conv)
     gate = None
-    if _is_pointwise(conv) and (found := _gate(x)) is not None:  # which others do not read: `_join_gate`
+    if _is_pointwise(conv) and (found := _gate(x)) is not None:  # read by nothing else: see `_fuse_gate`
         chain.insert(0, x)
         x, gate = found
     shape = ConvConfig(tuple(stride), tuple(padding), tuple(dilation), groups, act)
@@ -169,12 +169,12 @@ def _join(graph: fx.Graph, conv: fx.Node) -> bool:
 
 
 def _chain(first: fx.Node) -> tuple[list[fx.Node], fx.Node | None, Epilogue]:
-    """An operation with the sum and activation that alone read what comes before; what is added; which activation."""
+    """An operation with the sum and activation that alone read it; the other summand; the activation."""
     chain: list[fx.Node] = [first]
     other: fx.Node | None = None
     act: Epilogue = "none"
     after = _only_user(first)
-    if after is not None and _is_sum(after):
+    if after is not None and _is_residual_sum(after):
         chain.append(after)
         other = next(term for term in after.args if isinstance(term, fx.Node) and term is not first)
         after = _only_user(after)
@@ -185,23 +185,23 @@ def _chain(first: fx.Node) -> tuple[list[fx.Node], fx.Node | None, Epilogue]:
 
 
 def _gate(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Images and their gate, where a node multiplies such."""
+    """Images and their gate, if a node multiplies them."""
     if node.target is not aten.mul.Tensor or not all(isinstance(factor, fx.Node) for factor in node.args):
         return None
     factors: tuple[Any, ...] = node.args
-    x, gate = sorted(factors, key=lambda factor: -_values(factor).shape.numel())
-    shape = tuple(_values(x).shape)
-    is_gate = len(shape) == 4 and tuple(_values(gate).shape) == (*shape[:2], 1, 1)
-    return (x, gate) if is_gate and _values(x).dtype == _values(gate).dtype else None
+    x, gate = sorted(factors, key=lambda factor: -_tensor_meta(factor).shape.numel())
+    shape = tuple(_tensor_meta(x).shape)
+    is_gate = len(shape) == 4 and tuple(_tensor_meta(gate).shape) == (*shape[:2], 1, 1)
+    return (x, gate) if is_gate and _tensor_meta(x).dtype == _tensor_meta(gate).dtype else None
 
 
 def _is_pointwise(node: fx.Node) -> bool:
     """Whether a node is a 1x1 convolution of stride 1 with a bias."""
     if node.target is not aten.convolution.default:
         return False
-    given: tuple[Any, ...] = node.args
-    _, weight, bias, stride, padding, _, is_transposed, _, groups = given
-    is_small = {*_values(weight).shape[2:], *stride} == {1} and not any(padding)
+    args: tuple[Any, ...] = node.args
+    _, weight, bias, stride, padding, _, is_transposed, _, groups = args
+    is_small = {*_tensor_meta(weight).shape[2:], *stride} == {1} and not any(padding)
     return is_small and len(stride) == 2 and groups == 1 and bias is not None and not is_transposed
 
 
@@ -209,45 +209,45 @@ def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _values(node: fx.Node) -> Any:
-    """What has the shape and type of what a node gives: a record of them, or a tensor of the network itself."""
+def _tensor_meta(node: fx.Node) -> Any:
+    """The metadata of a node's output, or the tensor itself for a parameter."""
     if node.op == "get_attr":
         assert node.graph.owning_module is not None and isinstance(node.target, str)
         return operator.attrgetter(node.target)(node.graph.owning_module)
     return node.meta["tensor_meta"]
 
 
-def _is_sum(node: fx.Node) -> bool:
-    """Whether a node adds two different tensors of one shape and type."""
+def _is_residual_sum(node: fx.Node) -> bool:
+    """Whether a node adds two different tensors of the same shape and dtype."""
     if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
         return False
     a, b = node.args
     if not (isinstance(a, fx.Node) and isinstance(b, fx.Node)) or a is b:
         return False
-    return bool((_values(a).shape, _values(a).dtype) == (_values(b).shape, _values(b).dtype))
+    return bool((_tensor_meta(a).shape, _tensor_meta(a).dtype) == (_tensor_meta(b).shape, _tensor_meta(b).dtype))
 
 
 def _activation(node: fx.Node) -> Epilogue | None:
-    if node.target in _CLAMPS:
+    if node.target in _HARDTANH:
         return "relu6" if tuple(node.args[1:]) == (0.0, 6.0) else None
-    return _FUNCTIONS.get(node.target)
+    return _ACTIVATIONS.get(node.target)
 
 
 def _mutates(node: fx.Node) -> bool:
-    """Whether an operation writes to what it is given."""
+    """Whether an operation changes an argument in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _is_private(node: fx.Node) -> bool:
-    """Whether all that an operation writes to is one tensor of memory of its own, which nobody else reads."""
+    """Whether an operation changes exactly one tensor, which owns its memory and has no other reader."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    taken = zip(node.target._schema.arguments, node.args, strict=False)  # what has a name is no first argument
+    taken = zip(node.target._schema.arguments, node.args, strict=False)  # keyword arguments come last
     written = [value for argument, value in taken if argument.is_write]
-    return len(written) == 1 and isinstance(written[0], fx.Node) and _is_own(written[0])
+    return len(written) == 1 and isinstance(written[0], fx.Node) and _owns_memory(written[0])
 
 
-def _is_own(node: fx.Node) -> bool:
-    """Whether a tensor has one reader and is no view of another; what was written to in place is looked at there."""
+def _owns_memory(node: fx.Node) -> bool:
+    """Whether a tensor has one reader and is not a view of another."""
     if len(node.users) > 1 or node.op == "get_attr":
         return False
     source = node.args[0] if node.target is operator.getitem else node

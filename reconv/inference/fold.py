@@ -1,7 +1,6 @@
-"""Batch norms folded into the convolutions before them, for networks that only answer.
+"""Folding batch norms into the convolutions before them, for inference.
 
-Owns which norms can be folded and the arithmetic. Refuses to know why a network is no longer trained. Invariant: the
-folded copy gives the outputs of the original at evaluation; a norm whose convolution feeds anything else stays.
+The folded copy has the outputs of the original in evaluation. A norm whose convolution feeds anything else is kept.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from reconv.models.external import BatchNormAct2d
 
 
 def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module, int]:
-    """A copy for evaluation with its norms folded where that is exact, and how many were; `shape` is one image's."""
+    """An evaluation copy of the model with batch norms folded, and how many were; `shape` is that of one image."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
-    pairs = _pairs(model, shape)
+    pairs = _find_pairs(model, shape)
     for conv_name, norm_name in pairs:
         conv, norm = model.get_submodule(conv_name), model.get_submodule(norm_name)
         assert isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)
@@ -33,29 +32,29 @@ def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module,
 
 
 def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
-    """Give the convolution the weights of both, computed in fp64."""
+    """Put the norm into the convolution's weight and bias, computed in float64."""
     assert norm.running_mean is not None and norm.running_var is not None
     dtype = conv.weight.dtype
     scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
     bias = torch.zeros_like(norm.running_mean) if conv.bias is None else conv.bias
     shift = norm.bias.double() + (bias.double() - norm.running_mean.double()) * scale
     weight = (conv.weight.double() * scale.view(-1, 1, 1, 1)).to(dtype)
-    conv.weight.copy_(weight)  # in the strides it has
+    conv.weight.copy_(weight)  # keeps its strides
     conv.bias = nn.Parameter(shift.to(dtype), requires_grad=False)
 
 
-def _pairs(model: nn.Module, shape: Sequence[int]) -> list[tuple[str, str]]:
-    """Names of each convolution and the norm that alone reads its output, seen in a pass without values."""
-    watched = copy.deepcopy(model).to("meta")
+def _find_pairs(model: nn.Module, shape: Sequence[int]) -> list[tuple[str, str]]:
+    """Names of each convolution and the norm that alone reads its output, from a pass on the meta device."""
+    traced = copy.deepcopy(model).to("meta")
     outputs: dict[int, str] = {}
-    kept: list[Tensor] = []  # an id means its tensor only while that lives
+    alive: list[Tensor] = []  # an id is unique only while its tensor lives
     calls: Counter[str] = Counter()
     found: list[tuple[str, str, int]] = []
 
     def after_conv(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             outputs[id(output)] = name
-            kept.append(output)
+            alive.append(output)
             calls[name] += 1
 
         return hook
@@ -68,26 +67,26 @@ def _pairs(model: nn.Module, shape: Sequence[int]) -> list[tuple[str, str]]:
 
         return hook
 
-    for name, module in watched.named_modules():
+    for name, module in traced.named_modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(after_conv(name))
         elif isinstance(module, nn.BatchNorm2d):
             module.register_forward_pre_hook(before_norm(name))
-    with torch.no_grad(), _Uses() as uses:
-        watched(torch.empty(2, *shape, device="meta", dtype=next(watched.parameters()).dtype))
+    with torch.no_grad(), _CountReads() as uses:
+        traced(torch.empty(2, *shape, device="meta", dtype=next(traced.parameters()).dtype))
     return [(c, n) for c, n, number in found if uses.count[number] == 1 and calls[c] == calls[n] == 1]
 
 
-class _Uses(TorchDispatchMode):
+class _CountReads(TorchDispatchMode):
     """Counts how often each tensor is read by an operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count: Counter[int] = Counter()
-        self._kept: list[object] = []
+        self._alive: list[object] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        self._kept.extend(tensors)
+        self._alive.extend(tensors)
         self.count.update({id(tensor) for tensor in tensors})
         return func(*args, **(kwargs or {}))

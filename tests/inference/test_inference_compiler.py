@@ -27,17 +27,17 @@ def images(size: int, rows: int = 2, channels: int = 3) -> Tensor:
     return values.contiguous(memory_format=torch.channels_last)
 
 
-def joint(listed: Any) -> list[tuple[bool, str]]:
+def joint(compiled: Any) -> list[tuple[bool, str]]:
     """Of each joint operation, whether something is added and the activation."""
-    assert isinstance(listed, fx.GraphModule)
-    nodes = [node for node in listed.graph.nodes if node.target is conv_bias_act]
+    assert isinstance(compiled, fx.GraphModule)
+    nodes = [node for node in compiled.graph.nodes if node.target is conv_bias_act]
     return [(node.args[3] is not None, node.args[5].act) for node in nodes]
 
 
-def calls(listed: Any, target: object) -> int:
+def calls(compiled: Any, target: object) -> int:
     """How often the list calls a function."""
-    assert isinstance(listed, fx.GraphModule)
-    return sum(node.target is target for node in listed.graph.nodes)
+    assert isinstance(compiled, fx.GraphModule)
+    return sum(node.target is target for node in compiled.graph.nodes)
 
 
 @pytest.mark.parametrize(
@@ -67,24 +67,24 @@ def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], si
     init_weights(model, 0)
     # In float64, which kernels do not take: whole networks are slow in Triton's interpreter, which small ones are for.
     model, _ = fold_batch_norms(model.double().to(memory_format=torch.channels_last), (3, size, size))
-    listed, num_joined = compile_inference(model, images(size).double())
-    found = joint(listed)
-    assert num_joined == len(found) > 0
+    compiled, num_fused = compile_inference(model, images(size).double())
+    found = joint(compiled)
+    assert num_fused == len(found) > 0
     assert {kind: found.count(kind) for kind in set(found)} == counts
     with torch.inference_mode():
         for rows in (1, 2, 5):
             given = images(size, rows).double()
-            torch.testing.assert_close(listed(given), model(given))
+            torch.testing.assert_close(compiled(given), model(given))
 
 
 def test_a_detector_answers_with_all_of_its_tensors() -> None:
     model = build_model("ssd_resnet34", num_classes=3)
     init_weights(model, 0)
     model, _ = fold_batch_norms(model.double(), (3, 300, 300))
-    listed, num_joined = compile_inference(model, images(300, rows=1).double())
+    compiled, num_fused = compile_inference(model, images(300, rows=1).double())
     with torch.inference_mode():
-        expected, got = model(images(300).double()), listed(images(300).double())
-    assert type(got) is type(expected) and num_joined == 51
+        expected, got = model(images(300).double()), compiled(images(300).double())
+    assert type(got) is type(expected) and num_fused == 51
     for a, b in zip(tree_leaves(got), tree_leaves(expected), strict=True):
         torch.testing.assert_close(a, b)
 
@@ -92,37 +92,37 @@ def test_a_detector_answers_with_all_of_its_tensors() -> None:
 def test_an_inception_block_answers_through_kernels() -> None:
     model = Inception(GoogLeNetSpec(), 8, (8, 8, 16, 8, 8, 8)).eval()
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (8, 7, 7))
-    listed, num_joined = compile_inference(model, images(7, channels=8))
-    assert (num_joined, calls(listed, max_pool), calls(listed, concat)) == (6, 1, 1)
+    compiled, num_fused = compile_inference(model, images(7, channels=8))
+    assert (num_fused, calls(compiled, max_pool), calls(compiled, concat)) == (6, 1, 1)
     with torch.inference_mode():
         given = images(7, rows=5, channels=8)
-        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
-def gated_products(listed: Any) -> int:
+def gated_products(compiled: Any) -> int:
     """Joint convolutions that took in a gate."""
-    assert isinstance(listed, fx.GraphModule)
-    return sum(node.target is conv_bias_act and node.args[4] is not None for node in listed.graph.nodes)
+    assert isinstance(compiled, fx.GraphModule)
+    return sum(node.target is conv_bias_act and node.args[4] is not None for node in compiled.graph.nodes)
 
 
 def test_images_times_their_gate_take_in_the_sum_and_activation_that_follow() -> None:
     model = build_model("resnet10", num_classes=4, width=8, se_units=4)
     init_weights(model, 0)
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (3, 16, 16))
-    listed, _ = compile_inference(model, images(16))
-    assert (calls(listed, gate_add_act), calls(listed, global_avg_pool), gated_products(listed)) == (4, 5, 0)
-    assert calls(listed, aten.mul.Tensor) == calls(listed, aten.add.Tensor) == calls(listed, aten.mean.dim) == 0
+    compiled, _ = compile_inference(model, images(16))
+    assert (calls(compiled, gate_add_act), calls(compiled, global_avg_pool), gated_products(compiled)) == (4, 5, 0)
+    assert calls(compiled, aten.mul.Tensor) == calls(compiled, aten.add.Tensor) == calls(compiled, aten.mean.dim) == 0
     with torch.inference_mode():
         given = images(16, rows=3)
-        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("in_channels", [8, 16])  # the second has a shortcut
 def test_a_gate_that_a_1x1_convolution_alone_reads_is_taken_in_by_it(in_channels: int) -> None:
     model: nn.Module = MBConv(EfficientNetSpec(), in_channels, 16, expansion=2, kernel=3, stride=1).eval()
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (in_channels, 6, 6))
-    listed, num_joined = compile_inference(model, images(6, channels=in_channels))
-    assert (num_joined, gated_products(listed), calls(listed, global_avg_pool), calls(listed, gate_add_act)) == (
+    compiled, num_fused = compile_inference(model, images(6, channels=in_channels))
+    assert (num_fused, gated_products(compiled), calls(compiled, global_avg_pool), calls(compiled, gate_add_act)) == (
         5,
         1,
         1,
@@ -130,7 +130,7 @@ def test_a_gate_that_a_1x1_convolution_alone_reads_is_taken_in_by_it(in_channels
     )
     with torch.inference_mode():
         given = images(6, rows=3, channels=in_channels)
-        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 class Shared(nn.Module):
@@ -149,11 +149,11 @@ class Shared(nn.Module):
 
 def test_a_gate_that_two_convolutions_read_is_multiplied_once() -> None:
     model = Shared().eval()
-    listed, num_joined = compile_inference(model, images(5, channels=8))
-    assert (num_joined, gated_products(listed), calls(listed, gate_add_act)) == (4, 0, 1)
+    compiled, num_fused = compile_inference(model, images(5, channels=8))
+    assert (num_fused, gated_products(compiled), calls(compiled, gate_add_act)) == (4, 0, 1)
     with torch.inference_mode():
         given = images(5, channels=8)
-        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 class Gated(nn.Module):
@@ -170,11 +170,11 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("shape", [(1, 8, 1, 1), (8, 1, 1), (), (8, 5, 5)], ids=str)
 def test_a_product_with_no_gate_of_each_image_is_left_to_torch(shape: tuple[int, ...]) -> None:
     model = Gated(shape).eval()
-    listed, _ = compile_inference(model, images(5, channels=8))
-    assert (calls(listed, gate_add_act), calls(listed, global_avg_pool)) == (0, 1)
+    compiled, _ = compile_inference(model, images(5, channels=8))
+    assert (calls(compiled, gate_add_act), calls(compiled, global_avg_pool)) == (0, 1)
     with torch.inference_mode():
         given = images(5, channels=8)
-        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 class Forked(nn.Module):
@@ -203,10 +203,10 @@ class Forked(nn.Module):
 )
 def test_what_is_read_twice_keeps_its_value(in_place: bool, is_rank0: bool, kinds: list[tuple[bool, str]]) -> None:
     model = Forked(in_place, is_rank0).eval()
-    listed, num_joined = compile_inference(model, images(8))
-    assert joint(listed) == kinds and num_joined == len(kinds)
+    compiled, num_fused = compile_inference(model, images(8))
+    assert joint(compiled) == kinds and num_fused == len(kinds)
     with torch.inference_mode():
-        assert torch.equal(listed(images(8)), model(images(8)))
+        assert torch.equal(compiled(images(8)), model(images(8)))
 
 
 class Ends(nn.Module):
@@ -235,11 +235,11 @@ def test_a_sum_is_joined_where_it_is_of_two_tensors_of_one_shape_and_type(
     conv: nn.Module, end: Callable[[Tensor, Tensor], Tensor], kinds: list[tuple[bool, str]]
 ) -> None:
     model = Ends(conv, end).eval()
-    listed, _ = compile_inference(model, images(5, channels=8))
-    assert joint(listed) == kinds
+    compiled, _ = compile_inference(model, images(5, channels=8))
+    assert joint(compiled) == kinds
     with torch.inference_mode():
         given = images(5, channels=8)
-        torch.testing.assert_close(listed(given), model(given))
+        torch.testing.assert_close(compiled(given), model(given))
 
 
 class Opened(nn.Module):
@@ -269,12 +269,12 @@ def test_a_gate_is_taken_in_by_a_plain_1x1_alone_and_only_in_the_type_of_its_ima
     dtype: torch.dtype, options: dict[str, Any], counts: tuple[int, int]
 ) -> None:
     model = Opened(dtype, **options).eval()
-    listed, _ = compile_inference(model, images(5, channels=8))
-    assert (gated_products(listed), calls(listed, gate_add_act)) == counts
-    assert calls(listed, global_avg_pool) == 0  # their type is given
+    compiled, _ = compile_inference(model, images(5, channels=8))
+    assert (gated_products(compiled), calls(compiled, gate_add_act)) == counts
+    assert calls(compiled, global_avg_pool) == 0  # their type is given
     with torch.inference_mode():
         given = images(5, channels=8)
-        torch.testing.assert_close(listed(given), model(given), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(compiled(given), model(given), rtol=1e-4, atol=1e-5)
 
 
 class Overwritten(nn.Module):
@@ -305,12 +305,12 @@ class Overwritten(nn.Module):
 @pytest.mark.parametrize("how", ["view", "part", "list", "kept", "named"])
 def test_nothing_is_moved_where_memory_is_written_to_by_another_name(how: str) -> None:
     model = Overwritten(how).eval()
-    listed, num_joined = compile_inference(model, images(4))
-    assert num_joined == 0
+    compiled, num_fused = compile_inference(model, images(4))
+    assert num_fused == 0
     with torch.inference_mode():
         for rows in (3, 1):
             answers = []
-            for network in (listed, model):
+            for network in (compiled, model):
                 model.get_buffer("bias").zero_()
                 answers.append(network(images(4, rows)))
             assert torch.equal(*answers)
@@ -318,10 +318,10 @@ def test_nothing_is_moved_where_memory_is_written_to_by_another_name(how: str) -
 
 def test_a_clamp_that_is_no_relu6_is_left_alone() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(0, 5)).eval()
-    listed, _ = compile_inference(model, images(8))
-    assert joint(listed) == [(False, "none")]
+    compiled, _ = compile_inference(model, images(8))
+    assert joint(compiled) == [(False, "none")]
     with torch.inference_mode():
-        torch.testing.assert_close(listed(images(8)), model(images(8)))
+        torch.testing.assert_close(compiled(images(8)), model(images(8)))
 
 
 class Pools(nn.Module):
@@ -334,16 +334,16 @@ class Pools(nn.Module):
 
 
 def test_a_pool_gives_its_values_alone_where_nobody_reads_places() -> None:
-    listed, _ = compile_inference(Pools().eval(), images(16))
-    assert calls(listed, max_pool) == 1
+    compiled, _ = compile_inference(Pools().eval(), images(16))
+    assert calls(compiled, max_pool) == 1
     with torch.inference_mode():
-        for a, b in zip(listed(images(16)), Pools()(images(16)), strict=True):
+        for a, b in zip(compiled(images(16)), Pools()(images(16)), strict=True):
             assert torch.equal(a, b)
 
 
 def test_a_pool_of_another_shape_is_left_to_torch() -> None:
     model = nn.Sequential(nn.MaxPool2d((2, 3)), nn.MaxPool2d(3, dilation=2, stride=1), nn.MaxPool2d(2)).eval()
-    listed, _ = compile_inference(model, images(24))
-    assert calls(listed, max_pool) == 1
+    compiled, _ = compile_inference(model, images(24))
+    assert calls(compiled, max_pool) == 1
     with torch.inference_mode():
-        assert torch.equal(listed(images(24)), model(images(24)))
+        assert torch.equal(compiled(images(24)), model(images(24)))
