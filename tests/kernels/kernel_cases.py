@@ -1,8 +1,10 @@
-"""Tensors in the layout the kernels take, and their exact copies in float64."""
+"""Inputs of the kernels' tests, their exact copies in float64, and pairwise combinations of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,29 @@ from reconv.kernels.batch_norm.ops import NormParams
 
 EPS = 1e-5
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+DTYPES = list(TOLERANCE)
+
+
+def pairwise(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Cases such that any two values of different axes occur together in at least one; chosen greedily."""
+
+    def pairs(case: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+        return set(combinations(enumerate(case), 2))
+
+    every = list(product(*(range(len(axis)) for axis in axes)))
+    missing, chosen = set().union(*map(pairs, every)), []
+    while missing:
+        case = max(every, key=lambda case: len(pairs(case) & missing))
+        chosen.append(case)
+        missing -= pairs(case)
+    return [tuple(axis[i] for axis, i in zip(axes, case, strict=True)) for case in chosen]
+
+
+def alternate(cases: Sequence[tuple[Any, ...]], values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The cases, each with one of the values in turn, and the first case with all of them."""
+    return [(*case, values[i % len(values)]) for i, case in enumerate(cases)] + [
+        (*cases[0], value) for value in values[1:]
+    ]
 
 
 def draw(shape: Sequence[int], dtype: torch.dtype, seed: int, offset: float = 0.0) -> Tensor:

@@ -1,4 +1,4 @@
-"""Squeeze and excitation of a norm's activation through kernels equals plain operations, values and gradients."""
+"""Fused norm, activation and squeeze-and-excitation equal plain operations, values and gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
 from torch import Tensor, nn
 
 from reconv.kernels import reference
@@ -38,12 +38,11 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, NormParam
     )
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("act", ["none", "relu", "relu6", "silu"])
-@pytest.mark.parametrize("shape, groups", SHAPES, ids=str)
-def test_gated_activations_of_a_norm_and_all_gradients_equal_plain_operations(
-    shape: tuple[int, ...], groups: tuple[int, ...], act: Activation, dtype: torch.dtype
+@pytest.mark.parametrize("case, act, dtype", pairwise(SHAPES, ["none", "relu", "relu6", "silu"], DTYPES), ids=str)
+def test_norm_act_squeeze_excite_equals_plain_operations(
+    case: tuple[tuple[int, ...], tuple[int, ...]], act: Activation, dtype: torch.dtype
 ) -> None:
+    shape, groups = case
     x, norm, weight = drawn(shape, dtype)
     exact_x, exact_norm, exact_weight = wide(x), wide_norm(norm), wide(weight)
     y, stats = batch_norm_act_squeeze_excite(x, norm, groups, act, gate_by(weight))
@@ -61,12 +60,11 @@ def test_gated_activations_of_a_norm_and_all_gradients_equal_plain_operations(
     assert_near(weight.grad, exact_weight.grad, 2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("num_uses", [1, 2])
-@pytest.mark.parametrize("shape, groups", SHAPES, ids=str)
-def test_a_gated_residual_sum_and_all_gradients_equal_plain_operations(
-    shape: tuple[int, ...], groups: tuple[int, ...], num_uses: int, dtype: torch.dtype
+@pytest.mark.parametrize("case, num_uses, dtype", pairwise(SHAPES, [1, 2], DTYPES), ids=str)
+def test_norm_squeeze_excite_add_relu_equals_plain_operations(
+    case: tuple[tuple[int, ...], tuple[int, ...]], num_uses: int, dtype: torch.dtype
 ) -> None:
+    shape, groups = case
     x, norm, weight = drawn(shape, dtype)
     other = draw(shape, dtype, seed=5)
     exact_x, exact_norm, exact_weight, exact_other = wide(x), wide_norm(norm), wide(weight), wide(other)
@@ -87,7 +85,7 @@ def test_a_gated_residual_sum_and_all_gradients_equal_plain_operations(
     assert_near(norm.bias.grad, exact_norm.bias.grad, 2 * TOLERANCE[dtype])
 
 
-def test_the_gradient_of_a_residual_sum_goes_where_it_is_above_zero_or_no_number() -> None:
+def test_gradient_of_a_residual_sum_passes_where_it_is_positive_or_nan() -> None:
     shape = (2, 8, 3, 3)
     x, norm, weight = drawn(shape, torch.float32)
     for sum_of in (
@@ -104,12 +102,12 @@ def test_the_gradient_of_a_residual_sum_goes_where_it_is_above_zero_or_no_number
         assert torch.equal(other.grad, (~(y <= 0)).float())
 
 
-def test_more_images_than_a_grid_has_room_for_are_not_taken() -> None:
+def test_more_images_than_a_launch_grid_holds_are_not_supported() -> None:
     assert supports(torch.empty(65535, 8, 1, 1)) and not supports(torch.empty(65536, 8, 1, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_shortcut_of_another_type_is_added_by_torch(dtype: torch.dtype) -> None:
+def test_a_shortcut_of_another_dtype_is_added_by_torch(dtype: torch.dtype) -> None:
     norm, se, act = BatchNorm2d(8), SqueezeExcitation(8, 2, nn.ReLU()), nn.ReLU()
     norm.groups = (3,)
     x, shortcut = draw((3, 8, 2, 2), torch.float32, seed=1), draw((3, 8, 2, 2), dtype, seed=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import draw
+from kernel_cases import DTYPES, alternate, draw
 from torch import nn
 
 from reconv.kernels.fused_modules.fused_layers import FusedMaxPool2d, FusedSameMaxPool2d
@@ -27,12 +27,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("shape", "window"), CASES, ids=str)
-def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: PoolWindow, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("shape", "window", "dtype"), alternate(CASES, DTYPES), ids=str)
+def test_max_pool_equals_torchs(shape: tuple[int, ...], window: PoolWindow, dtype: torch.dtype) -> None:
     x = draw(shape, dtype, seed=1)
     with torch.no_grad():
-        x.mul_(2).round_()  # many equal values: which of them wins is part of the claim
+        x.mul_(2).round_()  # many equal values: which of them wins is tested too
     plain = x.detach().clone().requires_grad_()
     if window.pad == "same":
         expected = SameMaxPool2d(window.side, window.stride)(plain)
@@ -43,13 +42,13 @@ def test_values_and_gradients_are_torchs(shape: tuple[int, ...], window: PoolWin
     assert torch.equal(y, expected)
     values = max_pool_inference(x.detach(), window)
     assert torch.equal(values, expected) and values.stride() == y.stride()
-    dy = draw(tuple(y.shape), torch.float32, seed=2).detach().round().to(dtype)  # whole numbers add up exactly
+    dy = draw(tuple(y.shape), torch.float32, seed=2).detach().round().to(dtype)  # integers are summed exactly
     y.backward(dy)
     expected.backward(dy)
     assert torch.equal(x.grad, plain.grad)
 
 
-def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
+def test_nan_wins_and_minus_infinity_is_a_value() -> None:
     x = draw((1, 8, 4, 4), torch.float32, seed=1).detach()
     x[0, 0, 1, 1] = torch.nan
     x[0, 1] = -torch.inf
@@ -62,13 +61,13 @@ def test_a_nan_is_the_largest_value_and_minus_infinity_is_one() -> None:
     assert x.grad is not None and torch.isfinite(x.grad).all()
 
 
-@pytest.mark.parametrize("channels", [8, 5])  # the second are not for kernels
-def test_at_evaluation_a_pool_gives_torchs_values(channels: int) -> None:
+@pytest.mark.parametrize("channels", [8, 5])  # the second is not supported
+def test_inference_max_pool_equals_torchs(channels: int) -> None:
     x = draw((2, channels, 9, 6), torch.float32, seed=1).detach()
     assert torch.equal(pointwise.max_pool(x, 3, 2, 1, True), F.max_pool2d(x, 3, 2, 1, ceil_mode=True))
 
 
-def test_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
+def test_more_images_than_a_launch_grid_holds_are_pooled_by_torch() -> None:
     x = draw((65536, 8, 1, 2), torch.float16, seed=1).detach()
     assert torch.equal(pointwise.max_pool(x, 2, 1, 1, False), F.max_pool2d(x, 2, 1, 1))
 
@@ -77,7 +76,7 @@ def test_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
 @pytest.mark.parametrize(
     ("shape", "num_kernels"), [((65535, 8, 4, 4), 2), ((65536, 8, 4, 4), 0), ((1, 8, 8, 524288), 0)]
 )
-def test_more_images_or_tiles_than_a_grid_has_are_left_to_torch(
+def test_a_layer_with_too_many_images_or_tiles_uses_torch(
     pool: nn.Module, shape: tuple[int, ...], num_kernels: int
 ) -> None:
     x = torch.empty(shape, device="meta").contiguous(memory_format=torch.channels_last).requires_grad_()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
 from torch import Tensor
 
 from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
@@ -21,10 +21,9 @@ def plain_pool(x: Tensor, window: PoolWindow) -> Tensor:
     return F.max_pool2d(F.pad(x, (*ends[0], *ends[1]), value=-torch.inf), window.side, window.stride)
 
 
-@pytest.mark.parametrize("window", STEM_WINDOWS, ids=str)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape, groups, uses", [(*case, 1 + i % 2) for i, case in enumerate(SHAPES)])
-def test_norm_relu_pool_equals_the_reference(shape, groups, uses, dtype, window) -> None:
+@pytest.mark.parametrize("case, uses, dtype, window", pairwise(SHAPES, [1, 2], DTYPES, STEM_WINDOWS), ids=str)
+def test_norm_relu_max_pool_equals_the_reference(case, uses, dtype, window) -> None:
+    shape, groups = case
     x, of = draw(shape, dtype, 1), parameters(shape[1], 2)
     x64, of64 = wide(x), wide_norm(of)
     first, second, stats = batch_norm_relu_max_pool(x, of, groups, window)

@@ -1,4 +1,4 @@
-"""The fused batch norm, its activations and the residual join equal their plain references, forward and backward."""
+"""Fused batch norm with activation and residual sum equals the reference, forward and backward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kernel_cases import TOLERANCE, assert_near, draw, parameters, plain, wide, wide_norm
+from kernel_cases import DTYPES, TOLERANCE, alternate, assert_near, draw, pairwise, parameters, plain, wide, wide_norm
 from torch import Tensor
 
 from reconv.kernels import reference
@@ -25,12 +25,12 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    "shape, groups, act",
-    [(*case, "relu") for case in SHAPES] + [(*SHAPES[0], act) for act in ("none", "relu6", "silu")],
+    "shape, groups, act, dtype",
+    alternate([(*case, "relu") for case in SHAPES] + [(*SHAPES[0], act) for act in ("none", "relu6", "silu")], DTYPES),
+    ids=str,
 )
-def test_normalise_equals_the_reference(shape, groups, act, dtype) -> None:
+def test_batch_norm_act_equals_the_reference(shape, groups, act, dtype) -> None:
     x, of = draw(shape, dtype, 1, offset=0.5), parameters(shape[1], 2)
     x64, of64 = wide(x), wide_norm(of)
     y, stats = norm.batch_norm_act(x, of, groups, act)
@@ -56,18 +56,17 @@ def near_kink(z: Tensor, act: str) -> Tensor:
     return near
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize(
-    "shape, groups, act, uses",
-    [
-        (*SHAPES[0], "relu", "both"),
-        (*SHAPES[1], "relu", "first"),
-        (*SHAPES[2], "none", "both"),
-        (*SHAPES[4], "none", "second"),
-    ],
-)
-def test_join_equals_the_reference(shape, groups, has_norm, act, uses, dtype) -> None:
+SUMS = [
+    (*SHAPES[0], "relu", "both"),
+    (*SHAPES[1], "relu", "first"),
+    (*SHAPES[2], "none", "both"),
+    (*SHAPES[4], "none", "second"),
+]
+
+
+@pytest.mark.parametrize("case, has_norm, dtype", pairwise(SUMS, [False, True], DTYPES), ids=str)
+def test_batch_norm_add_act_equals_the_reference(case, has_norm, dtype) -> None:
+    shape, groups, act, uses = case
     x, of, other, other_of = (
         draw(shape, dtype, 1),
         parameters(shape[1], 2),
@@ -101,7 +100,7 @@ def test_join_equals_the_reference(shape, groups, has_norm, act, uses, dtype) ->
         assert_near(narrow.bias.grad, exact.bias.grad, 1e-4 if dtype == torch.float32 else 4e-3)
 
 
-def test_a_value_that_is_no_number_stays_visible_and_in_its_group() -> None:
+def test_nan_is_propagated_within_its_group() -> None:
     x = draw((4, 16, 3, 3), torch.float32, 1).detach()
     x[3, 5, 0, 0] = float("nan")
     for act in ("none", "relu", "relu6", "silu"):
@@ -109,30 +108,30 @@ def test_a_value_that_is_no_number_stays_visible_and_in_its_group() -> None:
         assert y[2:, 5].isnan().all() and not y[:2].isnan().any()
 
 
-def test_a_large_mean_does_not_eat_the_variance() -> None:
+def test_variance_is_exact_with_a_large_mean() -> None:
     x = draw((8, 16, 6, 6), torch.float32, 1, offset=1000.0).detach()
     _, stats = norm.batch_norm_act(x, parameters(16, 2), (8,), "none")
     _, recorded = plain(x.double(), wide_norm(parameters(16, 2)), (8,))
     assert_near(stats[:, 1], recorded[:, 1], 1e-5)
 
 
-def test_statistics_of_many_programs_equal_those_of_one() -> None:
+def test_statistics_do_not_depend_on_the_number_of_programs() -> None:
     x, of = draw((9, 24, 16, 16), torch.float32, 1), parameters(24, 2)
     one, many = channel_rows(x, (4, 5)), replace(channel_rows(x, (4, 5)), num_sms=8)
-    form = norm.CONFIGS["statistics"]
-    assert one.splits(form) < many.splits(form)
+    config = norm.CONFIGS["statistics"]
+    assert one.splits(config) < many.splits(config)
     torch.testing.assert_close(norm.statistics(x, of, one), norm.statistics(x, of, many), rtol=1e-5, atol=1e-5)
     assert not counters(many.num_counts, x.device).any()
 
 
 @pytest.mark.parametrize("shared_bytes", [40 * 1024, 99 * 1024, 163 * 1024, 227 * 1024])
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_tiles_copied_ahead_fit_the_processor(dtype, shared_bytes) -> None:
+def test_pipeline_stages_fit_into_shared_memory(dtype, shared_bytes) -> None:
     x = draw((4, 64, 16, 16), dtype, 1)
     rows = replace(channel_rows(x, (4,)), shared_bytes=shared_bytes)
-    for form in norm.CONFIGS.values():
+    for config in norm.CONFIGS.values():
         for tiles in ((x,), (x, x), (x, x, x)):
-            stages = rows.stages(form, *tiles)
-            ahead_bytes = sum(t.element_size() for t in tiles) * ROWS_PER_THREAD * rows.lanes(form) * rows.block
-            assert 1 <= stages <= form.stages and (stages - 1) * ahead_bytes <= shared_bytes
-            assert stages == form.stages or stages * ahead_bytes > shared_bytes  # no fewer than need be
+            stages = rows.stages(config, *tiles)
+            stage_bytes = sum(t.element_size() for t in tiles) * ROWS_PER_THREAD * rows.lanes(config) * rows.block
+            assert 1 <= stages <= config.stages and (stages - 1) * stage_bytes <= shared_bytes
+            assert stages == config.stages or stages * stage_bytes > shared_bytes  # as many as fit

@@ -1,30 +1,29 @@
-"""What an answer does to images beside convolving them equals plain operations."""
+"""Pointwise inference operations equal plain operations."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from kernel_cases import TOLERANCE, assert_near, draw
+from kernel_cases import DTYPES, TOLERANCE, assert_near, draw, pairwise
 
 from reconv.kernels.pointwise.ops import EPILOGUES, Epilogue, concat, gate_add_act, global_avg_pool
 
-SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not for kernels
+SHAPES = [(2, 24, 9, 9), (3, 8, 1, 1), (1, 72, 5, 13), (2, 5, 4, 4)]  # the last is not supported
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_means_are_over_the_pixels_of_each_image(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_global_avg_pool_equals_the_mean(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = draw(shape, dtype, 1, offset=1.0).detach()
     y = global_avg_pool(x)
     assert y.dtype == dtype
     assert_near(y, x.double().mean((2, 3), keepdim=True), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("act", ["none", "relu", "silu"])
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_image_has_a_gate_of_its_own(
+@pytest.mark.parametrize(
+    "shape, adds, act, dtype", pairwise(SHAPES, [False, True], ["none", "relu", "silu"], DTYPES), ids=str
+)
+def test_gate_add_act_equals_plain_operations(
     shape: tuple[int, ...], adds: bool, act: Epilogue, dtype: torch.dtype
 ) -> None:
     x, gate = draw(shape, dtype, 1).detach(), draw((*shape[:2], 1, 1), dtype, 2).detach()
@@ -35,7 +34,7 @@ def test_every_image_has_a_gate_of_its_own(
     assert y.dtype == dtype and y.stride() == x.stride()
 
 
-def test_a_nan_goes_through() -> None:
+def test_nan_is_propagated() -> None:
     x, gate = draw((2, 8, 3, 3), torch.float32, 1).detach(), torch.ones(2, 8, 1, 1)
     x[1, 2, 0, 0] = torch.nan
     assert torch.equal(gate_add_act(x, gate, x, "relu").isnan(), x.isnan())
@@ -44,7 +43,7 @@ def test_a_nan_goes_through() -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("widths", [(8, 24, 16, 8), (40, 8), (64, 8, 72), (8,), (8, 5), (8, 8, 8, 8, 8)], ids=str)
-def test_channels_come_one_after_the_other(widths: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_concat_equals_torchs(widths: tuple[int, ...], dtype: torch.dtype) -> None:
     parts = [draw((2, width, 5, 7), dtype, seed).detach() for seed, width in enumerate(widths)]
     parts[0][0, 0, 0, 0] = torch.nan
     y = concat(parts)
@@ -52,13 +51,13 @@ def test_channels_come_one_after_the_other(widths: tuple[int, ...], dtype: torch
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_parts_of_several_types_are_joined_in_the_widest() -> None:
+def test_concat_of_several_dtypes_promotes() -> None:
     parts = [draw((2, 8, 3, 3), dtype, 1).detach() for dtype in (torch.float16, torch.float32)]
     y = concat(parts)
     assert y.dtype == torch.float32 and torch.equal(y, torch.cat(parts, 1))
 
 
-def test_a_gate_may_lie_in_memory_in_any_way() -> None:
+def test_a_gate_may_have_any_layout() -> None:
     x, gate = draw((3, 8, 2, 2), torch.float32, 1).detach(), draw((8, 3, 1, 1), torch.float32, 2).detach()
     gate = gate.transpose(0, 1)
     assert not gate.is_contiguous()
@@ -67,6 +66,6 @@ def test_a_gate_may_lie_in_memory_in_any_way() -> None:
     assert torch.equal(gate_add_act(x, one, None, "none"), x / 2)
 
 
-def test_means_of_more_images_than_a_grid_has_room_for_are_left_to_torch() -> None:
+def test_the_mean_of_more_images_than_a_launch_grid_holds_is_torchs() -> None:
     x = draw((65536, 8, 1, 1), torch.float32, 1).detach()
     assert torch.equal(global_avg_pool(x), x)
