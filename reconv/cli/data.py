@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,6 +146,7 @@ def convert(
     from reconv.data.convert.convert import make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
+    from reconv.environment_checks import Machine, usable_cores
     from reconv.recipe.data_fields import DataConfig
 
     options = TranscodeOptions(raw, longest, shortest, quality)
@@ -155,7 +155,7 @@ def convert(
     boxed = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, DetectionDataset)}
     target = make_target(kind, options, per_shard, None if shards is None else _splits(shards), has_boxes=bool(boxed))
     with _progress(quiet) as advance:
-        result = write(datasets, root, destination, target, workers or _num_cores(), advance)
+        result = write(datasets, root, destination, target, workers or usable_cores(Machine()), advance)
     counts = ", ".join(f"{count:,} {split}" for split, count in result.num_samples.items())
     for split, dataset in boxed.items():
         for note in dataset.notes:
@@ -170,10 +170,6 @@ def convert(
 
 def _splits(pair: tuple[int, int]) -> dict[Split, int]:
     return {"train": pair[0], "val": pair[1]}
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

@@ -10,14 +10,14 @@ from pathlib import Path
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
-from reconv.data.readers.detection.coco import recognize_coco
-from reconv.data.readers.detection.voc import recognize_voc
-from reconv.data.readers.detection.yolo import recognize_yolo
+from reconv.data.readers.detection.coco import recognise_coco
+from reconv.data.readers.detection.voc import recognise_voc
+from reconv.data.readers.detection.yolo import recognise_yolo
 from reconv.data.readers.folder import is_image_name, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
 from reconv.data.readers.packed import is_packed
-from reconv.data.readers.shards.shard_dataset import recognize_shards
+from reconv.data.readers.shards.shard_dataset import recognise_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.storage.local import listing, unreadable
@@ -88,7 +88,7 @@ def _recognise(folder: Path) -> Iterator[DetectedDataset]:
 def _recognise_boxes(folder: Path) -> Iterator[DetectedDataset]:
     """Detection layouts; checked first because their folders look like those of other layouts."""
     try:
-        for kind, reason in (("coco", recognize_coco), ("voc", recognize_voc), ("yolo", recognize_yolo)):
+        for kind, reason in (("coco", recognise_coco), ("voc", recognise_voc), ("yolo", recognise_yolo)):
             if (why := reason(folder)) is not None:
                 yield DetectedDataset(kind, folder, why)
     except DataError as error:
@@ -102,7 +102,7 @@ def _recognise_images(folder: Path) -> Iterator[DetectedDataset]:
     try:
         inner = listing(train)[1] if train is not None else []
         namings = (TFRECORD, TAR, BOX_TFRECORD)
-        reasons = [(naming.kind, why) for naming in namings if (why := recognize_shards(naming, folder)) is not None]
+        reasons = [(naming.kind, why) for naming in namings if (why := recognise_shards(naming, folder)) is not None]
         shards = list(dict(reversed(reasons)).items())
         tables = find_tables(folder)
     except DataError as error:
@@ -149,7 +149,7 @@ def _check_folder(path: Path) -> None:
         raise DataError(
             f"{path} is a file, not a folder",
             where=str(path),
-            why="it looks like a packed archive" if is_archive else "--data takes a folder",
+            why="it looks like an archive that was not unpacked" if is_archive else "--data takes a folder",
             then=f"unpack it: tar -xf {path}, then --data FOLDER" if is_archive else f"--data {path.parent}",
         )
     try:

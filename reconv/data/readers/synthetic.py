@@ -29,7 +29,7 @@ class SyntheticDataset:
         self._size = size
         self._channels = channels
         self.class_names = tuple(f"class{number}" for number in range(num_classes))
-        self.origin = f"{self.kind}: {num_samples} {split} images of {size} px in {num_classes} classes, made up"
+        self.origin = f"{self.kind}: {num_samples} {split} images of {size} px in {num_classes} classes, generated"
 
     def __len__(self) -> int:
         return self._num_samples

@@ -73,7 +73,7 @@ def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[...,
     cases = [
         ("missing", "auto", "no such folder", "reconv data get cifar10"),
         ("empty", "auto", "is empty", "reconv data get cifar10"),
-        ("cifar.tar.gz", "auto", "packed archive", "tar -xf"),
+        ("cifar.tar.gz", "auto", "not unpacked", "tar -xf"),
         ("notes.txt", "auto", "is a file", "--data"),
         ("other", "auto", "no data recognised", "train/ and val/"),
         ("ten", "cifar100", "it holds cifar10", "reconv data get cifar100"),

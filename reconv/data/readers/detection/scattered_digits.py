@@ -39,7 +39,7 @@ class ScatteredDigitsDataset(DetectionDataset):
         self.class_ids = tuple(range(1, len(self.class_names) + 1))
         self.origin = (
             f"{self.kind}: {self._num_samples:,} {split} images of {size} px, "
-            f"1 to {_MAX_DIGITS} of {len(self._digits):,} handwritten digits on each, made up"
+            f"1 to {_MAX_DIGITS} of {len(self._digits):,} handwritten digits on each, generated"
         )
 
     def __len__(self) -> int:

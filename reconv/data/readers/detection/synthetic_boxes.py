@@ -30,7 +30,9 @@ class SyntheticBoxDataset(DetectionDataset):
         self._key = key(0, f"synthetic.boxes.{split}")
         self.class_names = self._plain.class_names
         self.class_ids = tuple(range(1, num_classes + 1))
-        self.origin = f"{kind}: {num_samples} {split} images of {size} px with boxes in {num_classes} classes, made up"
+        self.origin = (
+            f"{kind}: {num_samples} {split} images of {size} px with boxes in {num_classes} classes, generated"
+        )
 
     def __len__(self) -> int:
         return len(self._plain)

@@ -155,7 +155,7 @@ def _parse_feature(data: bytes) -> Values:
         elif kind == _FLOATS:
             packed = b"".join(item if isinstance(item, bytes) else item.to_bytes(4, "little") for item in items)
             if len(packed) % 4:
-                raise MalformedError("a list of floats is cut short")
+                raise MalformedError("a list of floats is truncated")
             values = list(struct.unpack(f"<{len(packed) // 4}f", packed))
         else:
             values = [number for item in items for number in ([item] if isinstance(item, int) else _unpack_ints(item))]
