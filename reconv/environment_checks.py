@@ -11,12 +11,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from reconv import __version__
+from reconv.machine import Machine, parse_number, read_system_file, usable_cores, usable_memory_bytes
 
 Level = Literal["ok", "note", "missing"]
 
@@ -38,18 +38,6 @@ class CheckResult:
     text: str
     level: Level = "ok"
     advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Where system files are read from; tests use folders of their own."""
-
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")
-    libraries: Path = Path("/usr/lib")
-    folder: Path = field(default_factory=Path.cwd)
-    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
 def check_machine(machine: Machine | None = None) -> list[CheckResult]:
@@ -193,7 +181,7 @@ def _no_accelerator(machine: Machine, torch_cuda: str | None) -> CheckResult:
 
 def _cpu_model(machine: Machine) -> str:
     """The processor's name and the instruction sets that matter here."""
-    text = _read(machine.proc / "cpuinfo") or ""
+    text = read_system_file(machine.proc / "cpuinfo") or ""
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
     words = set(flags[1].split()) if flags else set()
@@ -228,76 +216,11 @@ def _shared_memory(machine: Machine) -> CheckResult:
     return CheckResult(topic, name, total, f"only {total / 2**20:.0f} MiB in {machine.shm}", "note", advice)
 
 
-def usable_cores(machine: Machine) -> int:
-    """The cores this process may use: the smaller of its affinity and the container's quota."""
-    affinity = len(os.sched_getaffinity(0)) if platform.system() == "Linux" else os.cpu_count() or 1
-    quotas = [quota / period for quota, period in _cpu_quotas(machine) if quota > 0 and period > 0]
-    return max(1, min([affinity, *(int(quota) for quota in quotas)]))
-
-
-def cores_per_process(machine: Machine, num_processes: int) -> int:
-    """The cores of one of several processes, whether or not the launcher has bound each to its own."""
-    return max(1, min(usable_cores(machine), (os.cpu_count() or 1) // num_processes))
-
-
-def usable_memory_bytes(machine: Machine) -> int | None:
-    """The memory this process may use: the smaller of the machine's and the container's limit."""
-    total = re.search(r"^MemTotal:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)
-    limits = [int(total[1]) * 1024] if total else []
-    limits += [limit for limit in map(_number, _cgroup_files(machine, "memory.max", "memory.limit_in_bytes")) if limit]
-    return min(limits) if limits else None
-
-
-def available_memory_bytes(machine: Machine) -> int | None:
-    """The memory available now: the smaller of the machine's and what the container's limit leaves."""
-    free = re.search(r"^MemAvailable:\s+(\d+) kB", _read(machine.proc / "meminfo") or "", re.MULTILINE)
-    available = [int(free[1]) * 1024] if free else []
-    limits = _cgroup_files(machine, "memory.max", "memory.limit_in_bytes")
-    used = _cgroup_files(machine, "memory.current", "memory.usage_in_bytes")
-    facts = _cgroup_files(machine, "memory.stat", "memory.stat")
-    for limit, taken, fact in zip(map(_number, limits), map(_number, used), facts, strict=False):
-        # The page cache counts as used, but is released when memory is short.
-        files = re.search(r"^(?:total_)?inactive_file (\d+)$", fact, re.MULTILINE)
-        if limit is not None and taken is not None:
-            available.append(max(0, limit - taken + (int(files[1]) if files else 0)))
-    return min(available) if available else None
-
-
-def _cpu_quotas(machine: Machine) -> Iterator[tuple[int, int]]:
-    """Quota and period in microseconds of this process's control group and its parents."""
-    for text in _cgroup_files(machine, "cpu.max", ""):
-        quota, _, period = text.partition(" ")
-        yield _number(quota) or 0, _number(period) or 0
-    quotas = _cgroup_files(machine, "", "cpu.cfs_quota_us")
-    periods = _cgroup_files(machine, "", "cpu.cfs_period_us")
-    for quota, period in zip(quotas, periods, strict=False):
-        yield _number(quota) or 0, _number(period) or 0
-
-
-def _cgroup_files(machine: Machine, unified: str, legacy: str) -> list[str]:
-    """The contents of a control file of this process's group and its parents, of cgroup v2 and v1."""
-    root = machine.sys / "fs" / "cgroup"
-    texts: list[str] = []
-    for line in (_read(machine.proc / "self" / "cgroup") or "").splitlines():
-        _, controllers, group = line.split(":", 2)
-        controller = legacy.partition(".")[0]
-        if not controllers and unified:
-            base, name = root, unified
-        elif legacy and controller in controllers.split(","):
-            base, name = root / controller, legacy
-        else:
-            continue
-        parts = Path(group.lstrip("/")).parts
-        folders = [base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-        texts += [text for text in (_read(folder / name) for folder in folders) if text is not None]
-    return texts
-
-
 def _threads(machine: Machine) -> Iterator[CheckResult]:
     """Thread counts in the environment, compared with the usable cores."""
     topic = "threads"
     cores = usable_cores(machine)
-    requested = [(name, _number(machine.environ.get(name, ""))) for name in _THREAD_VARIABLES]
+    requested = [(name, parse_number(machine.environ.get(name, ""))) for name in _THREAD_VARIABLES]
     for name, threads in requested:
         if threads is not None and threads > cores:
             text = f"{threads} threads for {cores} usable cores"
@@ -319,7 +242,7 @@ def _memory_settings(machine: Machine) -> Iterator[CheckResult]:
     else:
         text = f"{allocator}; jemalloc or tcmalloc often uses less memory with many decoding threads"
         yield CheckResult(topic, "allocator", allocator, text, "note", _preload_advice(machine))
-    pages = re.search(r"\[(\w+)\]", _read(machine.sys / "kernel/mm/transparent_hugepage/enabled") or "")
+    pages = re.search(r"\[(\w+)\]", read_system_file(machine.sys / "kernel/mm/transparent_hugepage/enabled") or "")
     mode = pages[1] if pages else None
     if mode == "madvise" and machine.environ.get("THP_MEM_ALLOC_ENABLE") != "1":
         text = "madvise: only for programs that request them"
@@ -335,7 +258,7 @@ def _memory_settings(machine: Machine) -> Iterator[CheckResult]:
 
 def allocator_name(machine: Machine) -> str:
     """The memory allocator in this process: a preloaded one, or the C library's."""
-    maps = _read(machine.proc / "self" / "maps") or ""
+    maps = read_system_file(machine.proc / "self" / "maps") or ""
     loaded = [name for name in _ALLOCATORS if name in maps]
     return loaded[0] if loaded else platform.libc_ver()[0] or "system"
 
@@ -357,15 +280,3 @@ def _extras() -> Iterator[CheckResult]:
         text = f"missing {', '.join(absent)}" if absent else "installed"
         advice = f"pip install 'reconv[{extra}]'" if absent else ""
         yield CheckResult("optional packages", extra, ", ".join(absent), text, "note" if absent else "ok", advice)
-
-
-def _read(path: Path) -> str | None:
-    """The content of a small system file, or None if it cannot be read."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"-?\d+", text) else None

@@ -1,7 +1,6 @@
-"""Randomness without history: every draw is a hash of (seed, stream, counters).
+"""Stateless random numbers: each is a hash of (seed, stream, counters).
 
-Owns the hash and the named streams. Refuses to know what the numbers are used for. Invariant: no state; the same
-arguments give the same numbers on every machine, worker and numpy version.
+The same arguments give the same numbers on every machine, in every worker and with every numpy version.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ U64 = npt.NDArray[np.uint64]
 
 
 def _mix(x: int) -> int:
-    """The splitmix64 finaliser."""
+    """The finalizer of splitmix64."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
@@ -67,10 +66,10 @@ def permutation(base: int, length: int) -> npt.NDArray[np.int64]:
 
 
 def generator(base: int) -> np.random.Generator:
-    """A numpy generator for distributions that have no closed form (Beta), seeded by a key."""
+    """A numpy generator seeded by a key, for distributions without a closed form (Beta)."""
     return np.random.Generator(np.random.Philox(key=base))
 
 
 def derive(base: int, names: Sequence[str]) -> list[int]:
-    """One key per name, for things that are told apart by name (parameters)."""
+    """One key per name, for example per parameter."""
     return [key(base & _MASK, name) for name in names]

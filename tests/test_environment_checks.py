@@ -13,17 +13,14 @@ from reconv import __version__
 from reconv.cli import main
 from reconv.environment_checks import (
     CheckResult,
-    Machine,
     allocator_name,
     as_json,
-    available_memory_bytes,
     check_machine,
     has_requirements,
     is_within,
     requirements,
-    usable_cores,
-    usable_memory_bytes,
 )
+from reconv.machine import Machine, available_memory_bytes, usable_cores, usable_memory_bytes
 
 GIB = 2**30
 

@@ -23,10 +23,10 @@ from reconv.bench.roofline import layer_costs, utilization
 from reconv.bench.timing import percentile
 from reconv.checkpoint.locate import LocatedWeights, locate
 from reconv.device import CudaGraph, Device, configure_algorithms, is_out_of_memory, open_device
-from reconv.environment_checks import Machine, usable_cores
 from reconv.errors import ResourceError, UsageError
 from reconv.inference.fold import fold_batch_norms
 from reconv.inference.load_model import build_saved_model, read_saved_model
+from reconv.machine import Machine, usable_cores
 from reconv.recipe.loader import Override, load
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.network import Network, build_network, compile_for, uses_compile

@@ -14,7 +14,7 @@ from reconv.batch import Batch
 from reconv.bench.measure_step import MeasuredStep, measure_step
 from reconv.bench.timing import StepTimer, TimingConfig, measure
 from reconv.distributed.process_group import ProcessGroup
-from reconv.environment_checks import Machine, usable_cores
+from reconv.machine import Machine, usable_cores
 from reconv.trainer.training_run import PreparedRun
 
 

@@ -45,7 +45,7 @@ def check(path: str, out: Path, workers: int | None, quiet: bool, json_file: str
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     from reconv.data.inspect.check import check as check_dataset
-    from reconv.environment_checks import Machine, usable_cores
+    from reconv.machine import Machine, usable_cores
     from reconv.recipe.data_fields import DataConfig
 
     _check_outside(out, Path(path))

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 from reconv.data.pipeline.buffers import BlockingTransfer
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.device import is_out_of_memory
-from reconv.environment_checks import Machine, available_memory_bytes
 from reconv.logging import formatting as fmt
 from reconv.logging.run_logger import RunLogger
+from reconv.machine import Machine, available_memory_bytes
 from reconv.recipe.plan import Plan, with_micro
 from reconv.recipe.schema import Recipe
 from reconv.trainer.build.loaders import build_bad_samples, build_train_loader

@@ -12,9 +12,9 @@ from reconv.device import count_devices, device_kind
 from reconv.device.affinity import format_allowed_cpus
 from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.process_group import ProcessGroup
-from reconv.environment_checks import Machine, available_memory_bytes
 from reconv.errors import DataError, UsageError
 from reconv.logging.exporters import require_packages
+from reconv.machine import Machine, available_memory_bytes
 from reconv.recipe.batch_split import num_copies, split_batch
 from reconv.recipe.loader import Override, load
 from reconv.recipe.plan_text import count

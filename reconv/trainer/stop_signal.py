@@ -1,7 +1,6 @@
-"""Asking a run to stop: SIGTERM and Ctrl-C set a flag that the loop reads between steps.
+"""Stopping a run by signal: SIGTERM and Ctrl-C set a flag that the training loop checks between steps.
 
-Owns the signal handlers while a run lasts. Refuses to know what is saved. Invariant: a handler only sets a flag; a
-second Ctrl-C interrupts at once; the previous handlers come back.
+A second Ctrl-C interrupts at once. The previous handlers are restored at the end.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any
 
 
 class StopSignal:
-    """The flag, as a context manager around the run."""
+    """A context manager that turns signals into a flag."""
 
     def __init__(self, same_press_s: float = 0.5) -> None:
-        """One Ctrl-C may come twice within `same_press_s`: from the terminal, and from torchrun, which passes it on."""
-        self.signal_number: int | None = None  # the first that came
+        """Two SIGINTs within `same_press_s` are one Ctrl-C: from the terminal, and forwarded by torchrun."""
+        self.signal_number: int | None = None  # the first one
         self._same_press_s = same_press_s
         self._interrupted_s: float | None = None
         self._previous: dict[int, Any] = {}
@@ -28,11 +27,11 @@ class StopSignal:
         return self.signal_number is not None
 
     def request(self, number: int = signal.SIGTERM) -> None:
-        """Ask for a stop at the next step, as a signal would."""
+        """Request a stop after the current step, as a signal would."""
         self.signal_number = number
 
     def __enter__(self) -> StopSignal:
-        # Python delivers signals to the main thread only; a run started elsewhere is stopped by its owner.
+        # Python allows signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._handle)
@@ -48,4 +47,4 @@ class StopSignal:
                 self._interrupted_s = time.monotonic()
             elif time.monotonic() - self._interrupted_s >= self._same_press_s:
                 raise KeyboardInterrupt
-        self.signal_number = self.signal_number or number  # --devices passes Ctrl-C on as a SIGTERM
+        self.signal_number = self.signal_number or number  # --devices forwards Ctrl-C as SIGTERM

@@ -35,12 +35,12 @@ from reconv.distributed.environment import must_launch, read_launch_env
 from reconv.distributed.failure import report_failures
 from reconv.distributed.nic import choose_nic
 from reconv.distributed.process_group import ProcessGroup, open_process_group
-from reconv.environment_checks import Machine, available_memory_bytes, cores_per_process, usable_cores
 from reconv.errors import ExitCode, RecipeError, ReconvError, UsageError
 from reconv.io.atomic import write_atomic
 from reconv.logging.clock import RunClock
 from reconv.logging.events import AttemptStarted, Event, read_events
 from reconv.logging.run_logger import RunLogger, open_run_logger
+from reconv.machine import Machine, available_memory_bytes, cores_per_process, usable_cores
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
 from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_share

@@ -14,8 +14,8 @@ import reconv
 from reconv.bench.bench_run import bench_args
 from reconv.checkpoint.store import CheckpointStore
 from reconv.device import Cpu
-from reconv.environment_checks import Machine
 from reconv.logging.events import LogMessage, read_events
+from reconv.machine import Machine
 from reconv.models.resnet import ResNet
 from reconv.recipe.loader import Override
 from reconv.trainer.micro_batch import choose_micro_batch, largest_that_fits

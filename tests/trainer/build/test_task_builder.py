@@ -76,7 +76,7 @@ def test_a_detector_starts_from_a_classifier_and_says_what_fits(tmp_path: Path) 
         "quickstart-detection", out=tmp_path / "run", overrides=given, device="cpu", on_event=events.append
     )
     notes = [event.text for event in events if isinstance(event, LogMessage)]
-    words = ("unexpected: fc.bias, fc.weight, layer4.0", "missing: extras.0")
+    words = ("unexpected: fc.bias, fc.weight, layer4.0", "missing from the file: extras.0")
     assert any(all(word in text for word in words) for text in notes)
     assert any("are frozen" in text for text in notes)
     [saved] = (run.folder / "checkpoints").glob("*/model.safetensors")
