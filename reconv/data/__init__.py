@@ -1,1 +1,1 @@
-"""Samples to batches: sources, order, decoding, augmentation, mixing, loading, download."""
+"""From samples to batches on the device: readers, decoding, transforms, sampling and loading."""

@@ -1,0 +1,1 @@
+"""Image decoders: Pillow, simplejpeg and the compiled JPEG decoder."""

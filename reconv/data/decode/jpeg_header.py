@@ -23,7 +23,7 @@ _BASELINE, _SCAN, _INTERVAL, _APP0, _APP1, _APP14 = 0xC0, 0xDA, 0xDD, 0xE0, 0xE1
 _ALL = b"\x00\x3f\x00"  # the scan holds all coefficients at full precision
 _RESTART, _NUM_RESTARTS = 0xD0, 8  # the first restart marker, and how many there are
 _TABLES = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})  # segments of a plain file before its scan
-_MAY_CHANGE_PIXELS = frozenset({_APP0, _APP1, _APP14})  # of those: may ask for another colour space or orientation
+_MAY_CHANGE_PIXELS = frozenset({_APP0, _APP1, _APP14})  # of those: may ask for another color space or orientation
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _ADOBE_YCBCR = 1
 _MARGIN_ROWS = 2  # what chroma upsampling reads above and below a row
@@ -156,7 +156,7 @@ def _frame(segment: bytes, at: int) -> JpegHeader | None:
 
 
 def _changes_pixels(marker: int, segment: bytes) -> bool:
-    """Whether a segment asks, or may ask, for another colour space or orientation, or has an unknown form."""
+    """Whether a segment asks, or may ask, for another color space or orientation, or has an unknown form."""
     if marker == _APP0:
         return segment.startswith(b"JFIF\0") and segment[5:6] != b"\x01"
     if marker == _APP14 and segment.startswith(b"Adobe"):

@@ -1,0 +1,1 @@
+"""Augmentation parameters, and transforms on the host and on the device."""

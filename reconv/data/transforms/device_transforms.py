@@ -1,6 +1,6 @@
 """Transforms on the device, between uint8 images and the network's input: flip, normalize, erase, mix and cast.
 
-Tensor operations only, without a synchronisation with the host. Each row's result depends on its own row and its
+Tensor operations only, without a synchronization with the host. Each row's result depends on its own row and its
 mixing partner's alone, bit for bit, whatever else is in the micro-batch.
 """
 

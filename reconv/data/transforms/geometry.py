@@ -72,7 +72,7 @@ def erase_boxes(config: RandomErasingConfig, seed: int, positions: I64, size: in
 def random_resized_crop_box(width: int, height: int, params: NamedArrays, augment: AugmentConfig) -> PixelBox:
     """The first random box that fits in the image: relative area uniform, aspect ratio log-uniform.
 
-    If none fits: the largest centred box with a ratio in range, or the whole image. `params` is one row.
+    If none fits: the largest centered box with a ratio in range, or the whole image. `params` is one row.
     """
     pixels = width * height
     smallest, span = augment.scale[0], augment.scale[1] - augment.scale[0]

@@ -106,7 +106,7 @@ def _kept_share(cutmix: CutmixConfig, rng: np.random.Generator) -> float:
 
 
 def _cutmix_box(size: int, kept: float, center_x: float, center_y: float) -> tuple[int, int, int, int]:
-    """A square box around a centre, cut off at the edges of the image."""
+    """A square box around a center, cut off at the edges of the image."""
     half = size * math.sqrt(1 - kept) / 2
     left, right = (min(size, max(0, round(center_x * size + side))) for side in (-half, half))
     top, bottom = (min(size, max(0, round(center_y * size + side))) for side in (-half, half))

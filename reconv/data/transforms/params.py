@@ -1,6 +1,6 @@
 """The augmentation parameters of a batch: named arrays with one row per sample, sampled before the samples are read.
 
-`host_params` are used where images are decoded, `device_params` where the batch is normalised; the parameters of
+`host_params` are used where images are decoded, `device_params` where the batch is normalized; the parameters of
 MixUp and CutMix belong to groups of samples and are sampled in `mixup`.
 """
 
