@@ -1,4 +1,4 @@
-"""The order of samples."""
+"""The order of training samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reconv.errors import DataError
 @given(
     num_samples=st.integers(1, 60), global_batch=st.integers(1, 60), seed=st.integers(0, 2**31), epoch=st.integers(0, 9)
 )
-def test_a_dropped_epoch_holds_each_sample_at_most_once(
+def test_with_drop_last_an_epoch_has_each_sample_at_most_once(
     num_samples: int, global_batch: int, seed: int, epoch: int
 ) -> None:
     global_batch = min(num_samples, global_batch)
@@ -27,7 +27,9 @@ def test_a_dropped_epoch_holds_each_sample_at_most_once(
 
 
 @given(num_samples=st.integers(1, 40), global_batch=st.integers(1, 90), seed=st.integers(0, 2**31))
-def test_a_wrapped_stream_is_whole_epochs_end_to_end(num_samples: int, global_batch: int, seed: int) -> None:
+def test_without_drop_last_epochs_follow_each_other_without_a_gap(
+    num_samples: int, global_batch: int, seed: int
+) -> None:
     order = Sampler(num_samples, global_batch, False, seed)
     stream = np.concatenate([order.indices(step) for step in range(3 * num_samples // global_batch + 1)])
     epochs = order.epoch_of(np.arange(len(stream), dtype=np.int64))
@@ -49,7 +51,7 @@ def test_epochs_and_seeds_shuffle_differently() -> None:
     assert not np.array_equal(first.indices(0), np.arange(100))
 
 
-def test_data_that_does_not_fill_a_batch_is_refused() -> None:
+def test_too_few_samples_for_a_batch_are_an_error() -> None:
     with pytest.raises(DataError, match="9 training samples do not fill a batch of 10"):
         Sampler(9, 10, True, 0)
     assert len(Sampler(9, 10, False, 0).indices(0)) == 10

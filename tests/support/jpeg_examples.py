@@ -50,7 +50,7 @@ def inserted(data: bytes, marker: int, content: bytes) -> bytes:
 
 
 def halved_down(width: int, height: int) -> bytes:
-    """A file whose colours have half the height alone: 4:2:2 with its factors exchanged, its blocks thus moved."""
+    """A file whose colors have half the height alone: 4:2:2 with its factors exchanged, its blocks thus moved."""
     data = encoded(np.full((height, width, 3), (90, 140, 180), np.uint8) + photograph(width, height) // 8,
                    subsampling="4:2:2")  # fmt: skip
     at = segment_at(data, 0xC0) + 7

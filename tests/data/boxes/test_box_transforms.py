@@ -1,4 +1,4 @@
-"""The crop of SSD against a version that looks at one candidate and one box at a time, and boxes that follow."""
+"""SSD's random crop against a plain version of one candidate and one box at a time, and boxes in views."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def slow_overlap(a: Box, b: Box) -> float:
     return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
 
 
-def has_centre(view: Box, box: Box) -> bool:
+def has_center(view: Box, box: Box) -> bool:
     x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
     return view[0] < x < view[2] and view[1] < y < view[3]
 
@@ -70,7 +70,7 @@ def slow_crop(of: F64, section: SsdCropConfig, row_key: int) -> Box:
                 continue
             overlaps = [slow_overlap(view, tuple(box)) for box in of.tolist()]
             enough = all(o > bound for o in overlaps) if section.iou_with == "every" else max(overlaps) > bound
-            if enough and any(has_centre(view, tuple(box)) for box in of.tolist()):
+            if enough and any(has_center(view, tuple(box)) for box in of.tolist()):
                 chosen = view
         if chosen is not None:
             return chosen
@@ -79,22 +79,20 @@ def slow_crop(of: F64, section: SsdCropConfig, row_key: int) -> Box:
 
 @settings(max_examples=60, deadline=None)
 @given(boxes(least=1), st.integers(0, 2**63), st.sampled_from(["every", "any"]), st.sampled_from([1 / 7, 0.02]))
-def test_the_crop_is_the_last_good_candidate_of_the_published_rule(
-    of: F64, row_key: int, overlap_with: str, whole: float
-) -> None:
+def test_the_ssd_crop_is_the_last_valid_candidate(of: F64, row_key: int, overlap_with: str, whole: float) -> None:
     section = SsdCropConfig(iou_with=overlap_with, no_crop_probability=whole)  # type: ignore[arg-type]
     assert ssd_crop(of, section, row_key) == pytest.approx(slow_crop(of, section, row_key), abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
 @given(boxes(), st.integers(0, 2**63), st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from(["none", "ssd"]))
-def test_a_box_is_kept_if_and_only_if_its_centre_is_seen_and_then_lies_inside_with_an_area(
+def test_a_box_is_kept_iff_its_center_is_in_the_view_and_is_clipped_to_it(
     of: F64, row_key: int, zoom: float, crop: str
 ) -> None:
     augment = AugmentConfig(crop=crop, zoom_out=ZoomOutConfig(probability=zoom))  # type: ignore[arg-type]
     view = train_view(of, augment, row_key)
     seen, kept = clip_boxes(view, of)
-    assert kept.tolist() == [has_centre(view, tuple(box)) for box in of.tolist()]
+    assert kept.tolist() == [has_center(view, tuple(box)) for box in of.tolist()]
     assert len(seen) == kept.sum()
     assert (seen >= 0).all() and (seen <= 1).all() and (seen[:, 2:] > seen[:, :2]).all()
     if len(of):
@@ -104,14 +102,14 @@ def test_a_box_is_kept_if_and_only_if_its_centre_is_seen_and_then_lies_inside_wi
     assert back == pytest.approx(clipped, abs=1e-9)
 
 
-def test_overlaps_are_those_of_single_boxes_and_zero_for_strangers() -> None:
+def test_box_iou_equals_that_of_single_boxes() -> None:
     first, second = np.array([[0, 0, 0.5, 0.5], [0, 0, 1, 1]]), np.array([[0.25, 0.25, 0.75, 0.75], [0.6, 0.6, 0.7, 1]])
     expected = [[slow_overlap(tuple(a), tuple(b)) for b in second.tolist()] for a in first.tolist()]
     assert box_iou(first, second) == pytest.approx(np.array(expected))
     assert box_iou(first, second)[0, 1] == 0
 
 
-def test_a_seventh_of_the_pictures_stays_whole_at_once_and_a_picture_without_boxes_always() -> None:
+def test_a_seventh_of_the_images_is_not_cropped_and_those_without_boxes_never() -> None:
     keys = view_params(3, np.arange(2000))[VIEW_KEY].tolist()
     middle = np.array([[0.4, 0.4, 0.6, 0.6]])
     first = SsdCropConfig(min_ious=(0.0,), iou_with="any")
@@ -129,7 +127,7 @@ def test_a_view_is_a_function_of_seed_and_position_alone() -> None:
     assert views != [train_view(some, augment, k) for k in view_params(6, np.arange(40))[VIEW_KEY].tolist()]
 
 
-def test_zooming_out_holds_the_whole_picture_on_a_canvas_of_up_to_four_times_its_side() -> None:
+def test_zoom_out_shows_the_whole_image_on_a_canvas_of_up_to_four_times_its_side() -> None:
     views = [zoom_out(ZoomOutConfig(probability=1), uniforms(7, np.array([n]), 4)[0]) for n in range(300)]
     sides = [right - left for left, _, right, _ in views]
     assert all(v[0] <= 0 and v[1] <= 0 and v[2] >= 1 and v[3] >= 1 for v in views)
@@ -138,10 +136,10 @@ def test_zooming_out_holds_the_whole_picture_on_a_canvas_of_up_to_four_times_its
     assert zoom_out(ZoomOutConfig(probability=0), np.zeros(4)) == WHOLE_IMAGE
 
 
-def test_pixels_follow_the_view_and_what_is_beyond_has_the_fill() -> None:
-    picture = np.zeros((40, 80, 3), np.uint8)
-    picture[10:20, 40:60] = 255  # the box (0.5, 0.25, 0.75, 0.5)
-    image = Image.fromarray(picture)
+def test_resized_views_show_the_image_and_the_fill_around_it() -> None:
+    image = np.zeros((40, 80, 3), np.uint8)
+    image[10:20, 40:60] = 255  # the box (0.5, 0.25, 0.75, 0.5)
+    image = Image.fromarray(image)
     half = np.asarray(resize_view(image, (0.5, 0.25, 0.75, 0.5), 16, BILINEAR))
     assert half[1:-1, 1:-1].min() > 200 and half[3:-3, 3:-3].min() == 255 and half.shape == (16, 16, 3)
     view = (-1.0, -1.0, 3.0, 3.0)
@@ -156,7 +154,7 @@ def test_pixels_follow_the_view_and_what_is_beyond_has_the_fill() -> None:
     assert relative_to(view, compose_views(view, (0.1, 0.2, 0.3, 0.4))) == pytest.approx((0.1, 0.2, 0.3, 0.4))
 
 
-def test_a_grey_picture_is_filled_with_one_value() -> None:
+def test_a_grey_image_is_filled_with_one_value() -> None:
     image = Image.fromarray(np.full((10, 10), 200, np.uint8))
     wide = np.asarray(resize_view(image, (0.0, 0.0, 2.0, 2.0), 20, BILINEAR, (5,)))
     assert wide[0, 0] == 200 and wide[19, 19] == 5

@@ -1,4 +1,4 @@
-"""The compiled JPEG decoder: its pixels, what it leaves to Pillow, and that damaged bytes cannot hurt."""
+"""The compiled JPEG decoder: its pixels, the files it leaves to Pillow, and its safety with damaged bytes."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ def test_pixels_are_those_of_pillow_within_half_a_grey_level(form: str) -> None:
     assert 0 < worst <= 0.5
 
 
-def test_colours_of_half_the_height_are_enlarged_as_pillow_does() -> None:
+def test_chroma_of_half_the_height_is_upsampled_as_by_pillow() -> None:
     data = halved_down(96, 96)
     assert _apart(_native(data, (3, 5, 90, 77), (50, 60)), _pillow(data, (3, 5, 90, 77), (50, 60))) <= 0.5
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (7, 1), (2, 2), (5, 4), (8, 8), (17, 15)])
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:0"])
-def test_the_smallest_pictures_are_decoded_whole(size: tuple[int, int], subsampling: str) -> None:
+def test_the_smallest_images_are_decoded(size: tuple[int, int], subsampling: str) -> None:
     data = encoded(photograph(*size), subsampling=subsampling)
     box = (0, 0, *size)
     assert native.image_size(data) == size
     assert _apart(_native(data, box, (11, 13)), _pillow(data, box, (11, 13))) <= 0.7
 
 
-def test_bicubic_and_the_surroundings_of_a_box_are_those_of_pillow() -> None:
+def test_bicubic_and_pixels_around_a_box_match_pillow() -> None:
     data = encoded(photograph(180, 140))
     box = (20.25, 31.5, 120.75, 111.5)
     image = Image.open(io.BytesIO(data)).convert("RGB")
@@ -90,7 +90,7 @@ def test_bicubic_and_the_surroundings_of_a_box_are_those_of_pillow() -> None:
         assert _apart(_native(data, box, (44, 50), interpolation=name, crop_first=False), expected) <= 0.4
 
 
-def test_without_antialias_only_the_nearest_pixels_count() -> None:
+def test_without_antialias_pixels_are_sampled() -> None:
     data = encoded(photograph(300, 200), subsampling="4:4:4")
     pixels = np.array(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
     expected = F.interpolate(torch.from_numpy(pixels)[None].float(), (40, 60), mode="bilinear")[0].numpy()
@@ -99,13 +99,13 @@ def test_without_antialias_only_the_nearest_pixels_count() -> None:
     assert _apart(sampled, _pillow(data, (0, 0, 300, 200), (40, 60))) > 1
 
 
-def test_large_reductions_are_those_of_pillow() -> None:
+def test_large_reductions_match_pillow() -> None:
     data = encoded(photograph(900, 700))
     for size in ((64, 64), (9, 5), (1, 1)):
         assert _apart(_native(data, (0, 0, 900, 700), size), _pillow(data, (0, 0, 900, 700), size)) <= 0.5
 
 
-def test_interleaved_pixels_are_the_planes() -> None:
+def test_interleaved_output_equals_planes() -> None:
     data = encoded(photograph(90, 80))
     out = np.zeros((33, 21, 3), np.uint8)
     assert native.crop_resize(data, (3, 4, 80, 70), out, is_interleaved=True)
@@ -133,7 +133,7 @@ def _damaged(data: bytes, seed: int, most: int = 12) -> bytes:
     return bytes(changed)
 
 
-def test_vector_instructions_change_no_bit_even_of_damaged_files() -> None:
+def test_simd_and_plain_c_give_the_same_bits_even_for_damaged_files() -> None:
     taken = 0
     for seed in range(300):
         form = list(FORMS.values())[seed % len(FORMS)]
@@ -150,7 +150,7 @@ def test_vector_instructions_change_no_bit_even_of_damaged_files() -> None:
     assert taken > 150
 
 
-def test_threads_do_not_meet() -> None:
+def test_threads_do_not_interfere() -> None:
     files = [encoded(photograph(120 + i, 100, i), **form) for i, form in enumerate(FORMS.values())]
     alone = [_native(data, (0, 0, 110, 90), (64, 64)) for data in files]
 
@@ -191,28 +191,28 @@ LEFT_TO_PILLOW = {
 
 
 @pytest.mark.parametrize("form", LEFT_TO_PILLOW)
-def test_files_out_of_the_ordinary_are_left_to_pillow(form: str) -> None:
+def test_unusual_files_are_left_to_pillow(form: str) -> None:
     assert native.image_size(LEFT_TO_PILLOW[form]) is None
     assert _native(LEFT_TO_PILLOW[form], (0, 0, 8, 8), (8, 8)) is None
 
 
 @pytest.mark.parametrize("data", [_turned(PLAIN, 1), inserted(PLAIN, 0xE1, XMP % 1), inserted(PLAIN, 0xFE, b"words")])
-def test_files_that_say_they_are_upright_are_taken(data: bytes) -> None:
+def test_files_with_upright_orientation_are_supported(data: bytes) -> None:
     assert native.image_size(data) == (48, 40)
     assert np.array_equal(_native(data, (0, 0, 48, 40), (9, 9)), _native(PLAIN, (0, 0, 48, 40), (9, 9)))  # type: ignore[arg-type]
 
 
-def test_a_file_cut_off_anywhere_is_left_to_pillow() -> None:
+def test_a_truncated_file_is_left_to_pillow() -> None:
     assert len(PLAIN) > 500
     assert all(_native(PLAIN[:end], (0, 0, 8, 8), (8, 8)) is None for end in range(len(PLAIN) - 1))
 
 
 @pytest.mark.parametrize("box", [(-1, 0, 8, 8), (0, 0, 49, 8), (0, 0, 8, 41), (8, 0, 8, 8), (0, float("nan"), 8, 8)])
-def test_boxes_outside_the_picture_are_not_computed(box: Box) -> None:
+def test_boxes_outside_the_image_are_rejected(box: Box) -> None:
     assert _native(PLAIN, box, (8, 8)) is None
 
 
-def test_what_is_not_built_is_not_computed() -> None:
+def test_unsupported_outputs_are_rejected() -> None:
     assert _native(PLAIN, (0, 0, 8, 8), (8, 8), interpolation="nearest") is None
     with pytest.raises(ValueError, match="array of 3 channels"):
         native.crop_resize(PLAIN, (0, 0, 8, 8), np.zeros((1, 8, 8), np.uint8))
@@ -227,7 +227,7 @@ def test_a_lost_restart_marker_is_left_to_pillow() -> None:
     assert _native(data[:at] + data[at + 2 :], (0, 0, 64, 64), (8, 8)) is None
 
 
-def test_a_file_that_is_taken_is_one_that_pillow_decodes() -> None:
+def test_every_supported_file_is_decoded_by_pillow_too() -> None:
     taken = 0
     for seed in range(400):
         data = _damaged(PLAIN, seed, 4)
@@ -238,7 +238,7 @@ def test_a_file_that_is_taken_is_one_that_pillow_decodes() -> None:
     assert taken > 100
 
 
-def test_the_files_that_fuzzing_starts_from_are_taken() -> None:
+def test_the_seed_files_of_fuzzing_are_supported() -> None:
     files = sorted(FIXTURES.glob("*.jpg"))
     assert len(files) >= 10
     for file in files:
@@ -257,7 +257,7 @@ _FILES = [encoded(photograph(40, 36), **form) for form in FORMS.values()]
     st.tuples(st.integers(1, 40), st.integers(1, 40)),
     st.booleans(),
 )
-def test_no_bytes_make_it_write_outside_its_row(
+def test_damaged_bytes_never_write_outside_the_output(
     data: bytes, changes: list[tuple[int, bytes]], size: tuple[int, int], is_interleaved: bool
 ) -> None:
     for at, new in changes:

@@ -1,4 +1,4 @@
-"""The memory of batches: used again, never while somebody may still look at it, and bounded."""
+"""Buffers of batches: reused, never while they are in use, and bounded in number."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def ring(limit: int = 3) -> BufferPool:
 
 
 def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderDataset, Recipe, Plan]:
-    source = FolderDataset(tree, "train")
+    dataset = FolderDataset(tree, "train")
     data = DataConfig(preprocess=SPEC, drop_last=False, num_workers=workers, prefetch=prefetch)
     recipe = Recipe(data=data, augment=AugmentConfig(crop="random_resized"), batch=BatchConfig(size=4))
-    return source, recipe, make_plan(recipe, Facts(len(source), 1, 3))
+    return dataset, recipe, make_plan(recipe, Facts(len(dataset), 1, 3))
 
 
-def test_columns_lie_side_by_side_and_do_not_touch() -> None:
-    lease = ring().acquire(COLUMNS, 3, 4)
-    assert {name: (array.shape, array.dtype.str) for name, array in lease.rows.items()} == {
+def test_columns_of_a_buffer_do_not_overlap() -> None:
+    view = ring().acquire(COLUMNS, 3, 4)
+    assert {name: (array.shape, array.dtype.str) for name, array in view.rows.items()} == {
         "images": ((3, 3, 5, 5), "|u1"),
         "targets": ((3,), "<i8"),
         "boxes": ((3, 2, 4), "<f4"),
     }
-    for number, array in enumerate(lease.rows.values()):
+    for number, array in enumerate(view.rows.values()):
         array[...] = number + 1
-    assert [float(array.min()) for array in lease.rows.values()] == [1, 2, 3]
-    assert [float(array.max()) for array in lease.rows.values()] == [1, 2, 3]
+    assert [float(array.min()) for array in view.rows.values()] == [1, 2, 3]
+    assert [float(array.max()) for array in view.rows.values()] == [1, 2, 3]
 
 
 HOLDERS: dict[str, Callable[[np.ndarray], object]] = {
@@ -65,12 +65,12 @@ HOLDERS: dict[str, Callable[[np.ndarray], object]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_buffer_is_not_given_out_while_anything_of_it_is_held(holder: str) -> None:
+def test_a_buffer_is_not_reused_while_a_view_of_it_is_alive(holder: str) -> None:
     buffers = ring()
-    lease = buffers.acquire(COLUMNS, 4, 4)
-    lease.rows["images"][...] = 7
-    held = HOLDERS[holder](lease.rows["images"])
-    del lease
+    view = buffers.acquire(COLUMNS, 4, 4)
+    view.rows["images"][...] = 7
+    held = HOLDERS[holder](view.rows["images"])
+    del view
     other = buffers.acquire(COLUMNS, 4, 4)
     other.rows["images"][...] = 9
     assert np.asarray(held).max() == np.asarray(held).min() == 7
@@ -127,11 +127,11 @@ class _LateCopy:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_are_not_filled_again_before_their_copy_has_arrived(tree: Path, workers: int) -> None:
-    source, recipe, plan = setup(tree, workers)
-    expected = [step[0] for step in make_train_loader(source, recipe, plan, DataContext.on_host()).steps(0, 30)]
+def test_a_buffer_is_not_reused_before_its_copy_has_finished(tree: Path, workers: int) -> None:
+    dataset, recipe, plan = setup(tree, workers)
+    expected = [step[0] for step in make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(0, 30)]
     late = Late()
-    sent = [step[0] for step in make_train_loader(source, recipe, plan, DataContext(late)).steps(0, 30)]
+    sent = [step[0] for step in make_train_loader(dataset, recipe, plan, DataContext(late)).steps(0, 30)]
     assert len(late.under_way) == 30
     for copy in late.under_way:
         copy.synchronize()
@@ -139,10 +139,10 @@ def test_rows_are_not_filled_again_before_their_copy_has_arrived(tree: Path, wor
         assert all(torch.equal(left[name], right[name]) for name in left.tensors)
 
 
-def test_every_buffer_is_unpinned_in_the_end(tree: Path) -> None:
-    source, recipe, plan = setup(tree)
+def test_every_buffer_is_unpinned_at_the_end(tree: Path) -> None:
+    dataset, recipe, plan = setup(tree)
     late = Late()
-    stream = make_train_loader(source, recipe, plan, DataContext(late)).steps(0, 1000)
+    stream = make_train_loader(dataset, recipe, plan, DataContext(late)).steps(0, 1000)
     for _ in range(5):
         next(stream)
     assert late.pinned >= 3
@@ -152,9 +152,9 @@ def test_every_buffer_is_unpinned_in_the_end(tree: Path) -> None:
     assert late.pinned == 0
 
 
-def test_a_kept_batch_keeps_its_bytes_while_the_stream_goes_on(tree: Path) -> None:
-    source, recipe, plan = setup(tree)
-    stream = make_train_loader(source, recipe, plan, DataContext.on_host()).steps(0, 50)
+def test_a_batch_that_is_kept_does_not_change(tree: Path) -> None:
+    dataset, recipe, plan = setup(tree)
+    stream = make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(0, 50)
     first = next(stream)[0]
     copied = {name: tensor.clone() for name, tensor in first.tensors.items()}
     for _ in stream:
@@ -162,8 +162,8 @@ def test_a_kept_batch_keeps_its_bytes_while_the_stream_goes_on(tree: Path) -> No
     assert all(torch.equal(first[name], copied[name]) for name in copied)
 
 
-def test_keeping_a_label_does_not_keep_the_pictures(tree: Path) -> None:
-    source, recipe, plan = setup(tree)
+def test_keeping_a_label_does_not_keep_the_images(tree: Path) -> None:
+    dataset, recipe, plan = setup(tree)
     counted: list[int] = []
 
     class Counting(BlockingTransfer):
@@ -172,15 +172,16 @@ def test_keeping_a_label_does_not_keep_the_pictures(tree: Path) -> None:
             return super().pin(memory)
 
     labels = [
-        step[0]["targets"] for step in make_train_loader(source, recipe, plan, DataContext(Counting(stay))).steps(0, 60)
+        step[0]["targets"]
+        for step in make_train_loader(dataset, recipe, plan, DataContext(Counting(stay))).steps(0, 60)
     ]
     assert len(labels) == 60
     assert len(counted) <= recipe.data.prefetch + 2
 
 
 @pytest.mark.parametrize("workers", [0, 2, 4])
-def test_the_buffers_are_as_many_as_the_plan_says(tree: Path, workers: int) -> None:
-    source, recipe, plan = setup(tree, workers, prefetch=3)
+def test_the_number_of_buffers_is_bounded(tree: Path, workers: int) -> None:
+    dataset, recipe, plan = setup(tree, workers, prefetch=3)
     made: list[int] = []
 
     class Counting(BlockingTransfer):
@@ -189,24 +190,24 @@ def test_the_buffers_are_as_many_as_the_plan_says(tree: Path, workers: int) -> N
             return super().pin(memory)
 
     previous = None
-    for step in make_train_loader(source, recipe, plan, DataContext(Counting(stay))).steps(0, 100):
+    for step in make_train_loader(dataset, recipe, plan, DataContext(Counting(stay))).steps(0, 100):
         current, previous = previous, step  # the engine looks at the last batch once more
         del current
     assert 1 <= len(made) <= plan.steps_held
-    for batch in EvalLoader(source, SPEC, 4, DataContext(Counting(stay)), workers):
+    for batch in EvalLoader(dataset, SPEC, 4, DataContext(Counting(stay)), workers):
         previous = batch  # type: ignore[assignment]
     assert len(made) <= 2 * plan.steps_held
 
 
-def test_a_stream_over_two_sizes_gives_the_old_buffers_back(tree: Path) -> None:
-    source, recipe, _ = setup(tree)
+def test_buffers_of_the_old_size_are_released_when_the_size_changes(tree: Path) -> None:
+    dataset, recipe, _ = setup(tree)
     augment = AugmentConfig.model_validate(
         {"crop": "random_resized", "progressive_resizing": [["4step", 16]]}, strict=False
     )
     recipe = recipe.model_copy(update={"augment": augment})
-    plan = make_plan(recipe, Facts(len(source), 1, 3))
+    plan = make_plan(recipe, Facts(len(dataset), 1, 3))
     late = Late()
-    for number, step in enumerate(make_train_loader(source, recipe, plan, DataContext(late)).steps(0, 12)):
+    for number, step in enumerate(make_train_loader(dataset, recipe, plan, DataContext(late)).steps(0, 12)):
         assert step[0]["images"].shape[-1] == (24 if number < 4 else 16)
         late.under_way[-1].synchronize()
         late.under_way.clear()
@@ -223,8 +224,8 @@ def resident_bytes() -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_does_not_grow_over_a_thousand_batches(tree: Path, workers: int) -> None:
-    source, recipe, plan = setup(tree, workers)
-    stream = make_train_loader(source, recipe, plan, DataContext.on_host()).steps(0, 1300)
+    dataset, recipe, plan = setup(tree, workers)
+    stream = make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(0, 1300)
     for _ in range(300):
         next(stream)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Rows of detection batches: the loader's bytes, padding, crowds, sizes, flips."""
+"""Rows of detection batches: loaded bytes, padding, crowds, sizes, flips."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def many(count: int = 12) -> Listed:
         corners = rng.random((number % 5, 2)) * 0.5
         sides = 0.1 + rng.random((number % 5, 2)) * 0.4
         boxes = np.concatenate([corners, corners + sides], axis=1) * [width, height, width, height]
-        said = make_annotation(boxes, rng.integers(0, 3, number % 5), number, height, width)
-        samples.append((encode(pixels) if number % 2 else pixels, said))
+        annotation = make_annotation(boxes, rng.integers(0, 3, number % 5), number, height, width)
+        samples.append((encode(pixels) if number % 2 else pixels, annotation))
     return Listed(samples)
 
 
@@ -60,12 +60,12 @@ def recipe_of(workers: int = 0, size: int = 4, **augment: object) -> Recipe:
     )
 
 
-def steps(source: Listed, recipe: Recipe, start: int, stop: int, process_group: int = 1) -> list[dict[str, Tensor]]:
-    plan = make_plan(recipe, Facts(len(source), 1, 3, world_size=process_group))
+def steps(dataset: Listed, recipe: Recipe, start: int, stop: int, process_group: int = 1) -> list[dict[str, Tensor]]:
+    plan = make_plan(recipe, Facts(len(dataset), 1, 3, world_size=process_group))
     make = make_detection_pipeline(recipe)
     streams = [
         list(
-            make_train_loader(source, recipe, plan, DataContext.on_host(), rank, make_pipeline=make).steps(start, stop)
+            make_train_loader(dataset, recipe, plan, DataContext.on_host(), rank, make_pipeline=make).steps(start, stop)
         )
         for rank in range(process_group)
     ]
@@ -78,16 +78,16 @@ def steps(source: Listed, recipe: Recipe, start: int, stop: int, process_group: 
 
 @pytest.mark.parametrize(("workers", "process_group", "start"), [(2, 1, 0), (0, 2, 0), (3, 1, 3)])
 def test_batches_do_not_depend_on_workers_ranks_or_the_first_step(workers: int, process_group: int, start: int) -> None:
-    source = many()
-    expected = steps(source, recipe_of(), 0, 6)[start:]
-    found = steps(source, recipe_of(workers), start, 6, process_group)
+    dataset = many()
+    expected = steps(dataset, recipe_of(), 0, 6)[start:]
+    found = steps(dataset, recipe_of(workers), start, 6, process_group)
     assert len(found) == 6 - start
     for one, other in zip(expected, found, strict=True):
         assert set(one) == {"images", "boxes", "labels", "num_boxes", "indices", "flips"}
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_rows_keep_the_contract_of_detection_batches() -> None:
+def test_rows_follow_the_layout_of_detection_batches() -> None:
     num_boxes = 0
     for batch in steps(many(), recipe_of(), 0, 9):
         assert batch["images"].shape == (4, 3, 32, 32) and batch["images"].dtype == torch.uint8
@@ -102,52 +102,54 @@ def test_rows_keep_the_contract_of_detection_batches() -> None:
     assert num_boxes > 20
 
 
-def test_evaluation_sees_whole_pictures_with_their_boxes_in_order() -> None:
-    source, recipe = many(), recipe_of()
+def test_evaluation_has_whole_images_with_their_boxes_in_order() -> None:
+    dataset, recipe = many(), recipe_of()
     (batch,) = list(
-        EvalLoader(source, SQUARE, 20, DataContext.on_host(), make_pipeline=make_detection_pipeline(recipe))
+        EvalLoader(dataset, SQUARE, 20, DataContext.on_host(), make_pipeline=make_detection_pipeline(recipe))
     )
     assert batch["num_boxes"].tolist() == [number % 5 for number in range(12)]
     for index in range(12):
-        said = source.annotation(index)
-        scale = np.array([said.width, said.height] * 2)
-        assert batch["boxes"][index, : len(said)].numpy() == pytest.approx(said.boxes_xyxy / scale, abs=1e-6)
-        assert batch["labels"][index, : len(said)].tolist() == (said.labels + 1).tolist()
+        annotation = dataset.annotation(index)
+        scale = np.array([annotation.width, annotation.height] * 2)
+        assert batch["boxes"][index, : len(annotation)].numpy() == pytest.approx(
+            annotation.boxes_xyxy / scale, abs=1e-6
+        )
+        assert batch["labels"][index, : len(annotation)].tolist() == (annotation.labels + 1).tolist()
 
 
-def test_crowds_are_not_trained_on_nor_difficult_boxes_if_so_said() -> None:
-    said = make_annotation(
+def test_crowds_are_not_used_and_difficult_boxes_only_if_asked_for() -> None:
+    annotation = make_annotation(
         [[0, 0, 5, 5], [5, 5, 9, 9], [1, 1, 4, 4]], [0, 1, 2], 1, 10, 10, is_crowd=[1, 0, 0], difficult=[0, 1, 0]
     )
-    source = Listed([(noise(10, 10, 3, 0), said)])
+    dataset = Listed([(noise(10, 10, 3, 0), annotation)])
     for use_difficult, labels in ((True, [2, 3]), (False, [3])):
-        rows = filled(DetectionPipeline(source, SQUARE, None, 4, use_difficult))
+        rows = filled(DetectionPipeline(dataset, SQUARE, None, 4, use_difficult))
         assert rows["num_boxes"].tolist() == [len(labels)]
         assert rows["labels"][0].tolist() == labels + [0] * (4 - len(labels))
 
 
-def test_boxes_beyond_the_room_are_left_out_from_the_end() -> None:
-    said = make_annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
-    rows = filled(DetectionPipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+def test_boxes_beyond_max_boxes_are_dropped() -> None:
+    annotation = make_annotation([[n, 0, n + 1, 1] for n in range(5)], [0, 1, 2, 0, 1], 1, 10, 10)
+    rows = filled(DetectionPipeline(Listed([(noise(10, 10, 3, 0), annotation)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [3] and rows["labels"].tolist() == [[1, 2, 3]]
 
 
-def test_what_leaves_the_picture_is_cut_and_what_is_nothing_is_left_out() -> None:
-    said = make_annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
-    rows = filled(DetectionPipeline(Listed([(noise(10, 10, 3, 0), said)]), SQUARE, None, 3))
+def test_boxes_are_clipped_to_the_image_and_empty_ones_dropped() -> None:
+    annotation = make_annotation([[-5, 2, 5, 8], [3, 3, 3, 9], [11, 1, 12, 2]], [0, 1, 2], 1, 10, 10)
+    rows = filled(DetectionPipeline(Listed([(noise(10, 10, 3, 0), annotation)]), SQUARE, None, 3))
     assert rows["num_boxes"].tolist() == [1]
     assert rows["boxes"][0, 0].tolist() == pytest.approx([0, 0.2, 0.5, 0.8])
 
 
-def filled(fetch: DetectionPipeline) -> dict[str, np.ndarray]:
-    rows = {column.name: column.empty(1) for column in fetch.columns}
+def filled(pipeline: DetectionPipeline) -> dict[str, np.ndarray]:
+    rows = {column.name: column.empty(1) for column in pipeline.columns}
     for array in rows.values():
         array.fill(77)  # a used buffer
-    fetch(np.arange(1), None, rows)
+    pipeline(np.arange(1), None, rows)
     return rows
 
 
-def test_a_picture_lies_as_it_did_for_who_drew_the_boxes() -> None:
+def test_an_image_has_the_orientation_of_its_annotation() -> None:
     pixels = np.zeros((20, 40, 3), np.uint8)
     pixels[:, :20] = 255
     file = io.BytesIO()
@@ -155,27 +157,27 @@ def test_a_picture_lies_as_it_did_for_who_drew_the_boxes() -> None:
     exif[0x0112] = 6  # upright it is 20 wide and 40 high, the white half on top
     Image.fromarray(pixels).save(file, "JPEG", exif=exif, quality=95)
     for width, height, is_lying in ((40, 20, True), (20, 40, False)):
-        said = make_annotation([[0, 0, width, height / 2]], [0], 1, height, width)
-        image = filled(DetectionPipeline(Listed([(file.getvalue(), said)]), SQUARE, None, 3))["images"][0, 0]
+        annotation = make_annotation([[0, 0, width, height / 2]], [0], 1, height, width)
+        image = filled(DetectionPipeline(Listed([(file.getvalue(), annotation)]), SQUARE, None, 3))["images"][0, 0]
         white = image[:, :12] if is_lying else image[:12]
         assert white.min() > 200 and image[20:, 20:].max() < 50
 
 
-def test_boxes_of_a_picture_of_another_size_are_refused_and_never_borne() -> None:
-    said = make_annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
+def test_an_annotation_for_another_size_is_an_error_that_is_never_tolerated() -> None:
+    annotation = make_annotation([[0, 0, 5, 5]], [0], 1, 30, 30)
     with pytest.raises(LabelError, match="the image is 20 x 10, its annotation is for 30 x 30") as caught:
-        filled(DetectionPipeline(Listed([(noise(10, 20, 3, 0), said)]), SQUARE, None, 3))
+        filled(DetectionPipeline(Listed([(noise(10, 20, 3, 0), annotation)]), SQUARE, None, 3))
     assert caught.value.where == "listed[0]" and "scale its boxes" in caught.value.then
 
 
-def test_pictures_without_annotations_are_refused() -> None:
+def test_images_without_annotations_are_an_error() -> None:
     from reconv.data.readers.digits import open_digits
 
     with pytest.raises(DataError, match="an image without boxes"):
         DetectionPipeline(open_digits("train"), SQUARE, None, 3)(np.arange(1), None, {})
 
 
-def test_a_flip_mirrors_pictures_and_boxes_together_and_twice_is_no_flip() -> None:
+def test_images_and_boxes_are_flipped_together_and_twice_is_no_flip() -> None:
     images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     images[:, :, 1:3, 0:2] = 255
     boxes = torch.zeros(2, 3, 4)
@@ -201,7 +203,7 @@ def test_training_flips_on_the_device_with_boxes() -> None:
     assert used.any() and torch.equal(after["boxes"][used][:, 0], 1 - before["boxes"][used][:, 2])
 
 
-def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
+def test_the_fill_is_the_color_that_becomes_zero() -> None:
     assert mean_color(SQUARE) == (124, 116, 104)
     assert mean_color(PreprocessConfig(divide_by=1, mean=(1.0, 2.0, 3.0))) == (1, 2, 3)
     assert mean_color(PreprocessConfig(per_image_standardization=True, channels=1, mean=(0.5,), std=(0.5,))) == (128,)
@@ -209,24 +211,24 @@ def test_the_canvas_has_the_colour_that_becomes_zero() -> None:
 
 @pytest.mark.native
 @pytest.mark.usefixtures("compiled_decoder")
-def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart() -> None:
+def test_views_of_the_compiled_decoder_differ_only_a_little() -> None:
     upright, turned = photograph(90, 60), Image.Exif()
     turned[0x0112] = 6
     on_its_side = io.BytesIO()
     Image.fromarray(upright).save(on_its_side, "JPEG", exif=turned)
     files = [(encoded(upright), 60, 90), (encode(upright), 60, 90), (on_its_side.getvalue(), 90, 60)]
-    source = Listed([(data, make_annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
+    dataset = Listed([(data, make_annotation([[20, 15, 50, 40]], [1], 1, *size)) for data, *size in files])
     zoom = ZoomOutConfig(probability=0.5, max_scale=2.0)
     native, plain = (
-        DetectionPipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
+        DetectionPipeline(dataset, SQUARE, AugmentConfig(crop="ssd", decoder=decoder, zoom_out=zoom), 4)  # type: ignore[arg-type]
         for decoder in ("native", "pillow")
     )
     num_beyond = 0
     for index in range(3):
         indices = np.full(20, index)
-        rows = [{c.name: c.empty(20) for c in fetch.columns} for fetch in (native, plain)]
-        for fetch, own in zip((native, plain), rows, strict=True):
-            fetch(indices, fetch.params(5, np.arange(20)), own)
+        rows = [{c.name: c.empty(20) for c in pipeline.columns} for pipeline in (native, plain)]
+        for pipeline, own in zip((native, plain), rows, strict=True):
+            pipeline(indices, pipeline.params(5, np.arange(20)), own)
         assert all(np.array_equal(rows[0][name], rows[1][name]) for name in ("boxes", "labels", "num_boxes"))
         apart = np.abs(rows[0]["images"].astype(int) - rows[1]["images"]).mean((1, 2, 3))
         assert (apart > 0).all() and (apart <= 0.5).all() if index == 0 else not apart.any()
@@ -237,10 +239,12 @@ def test_the_compiled_decoder_shows_the_same_views_of_jpeg_files_a_little_apart(
 
 @pytest.mark.native
 @pytest.mark.usefixtures("compiled_decoder")
-def test_a_picture_of_another_size_is_the_same_error_by_the_compiled_decoder() -> None:
-    source = Listed([(encoded(photograph(90, 60)), make_annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
-    fetch = DetectionPipeline(source, SQUARE, AugmentConfig(crop="ssd", decoder="native"), 4)
+def test_an_annotation_for_another_size_is_the_same_error_by_the_compiled_decoder() -> None:
+    dataset = Listed([(encoded(photograph(90, 60)), make_annotation([[1, 1, 9, 9]], [0], 1, 61, 90))])
+    pipeline = DetectionPipeline(dataset, SQUARE, AugmentConfig(crop="ssd", decoder="native"), 4)
     with pytest.raises(DataError, match="the image is 90 x 60, its annotation is for 90 x 61"):
-        fetch(
-            np.zeros(1, np.int64), fetch.params(0, np.zeros(1, np.int64)), {c.name: c.empty(1) for c in fetch.columns}
+        pipeline(
+            np.zeros(1, np.int64),
+            pipeline.params(0, np.zeros(1, np.int64)),
+            {c.name: c.empty(1) for c in pipeline.columns},
         )

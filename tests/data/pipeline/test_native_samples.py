@@ -1,4 +1,4 @@
-"""Rows of a task made from files in two calls: the bytes of rows made one by one, and faults told in row order."""
+"""Rows filled from files in two calls: the bytes of rows filled one by one, and errors in row order."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def mixed(tmp_path: Path) -> FolderDataset:
     return FolderDataset(tmp_path, "train")
 
 
-def rows_of(fetch: DecodePipeline, indices: list[int], first: int = 0) -> dict[str, npt.NDArray[np.generic]]:
-    rows = {column.name: column.empty(len(indices)) for column in fetch.columns}
-    fetch(np.array(indices), fetch.params(3, np.arange(first, first + len(indices))), rows)
+def rows_of(pipeline: DecodePipeline, indices: list[int], first: int = 0) -> dict[str, npt.NDArray[np.generic]]:
+    rows = {column.name: column.empty(len(indices)) for column in pipeline.columns}
+    pipeline(np.array(indices), pipeline.params(3, np.arange(first, first + len(indices))), rows)
     return rows
 
 
-def test_rows_of_a_task_are_those_made_one_by_one(mixed: FolderDataset) -> None:
+def test_rows_filled_together_equal_rows_filled_one_by_one(mixed: FolderDataset) -> None:
     together, alone = (
         DecodePipeline(mixed, SPEC, NATIVE),
         DecodePipeline(CachedDataset(mixed, CacheBudget(0)), SPEC, NATIVE),
@@ -91,46 +91,46 @@ SOURCES: dict[str, Callable[[FolderDataset], Dataset]] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_any_source_in_files_has_them_made_together_and_the_same(mixed: FolderDataset, name: str) -> None:
-    source = SOURCES[name](mixed)
-    indices = [*range(len(source)), 0]
-    found = sample_files(source, np.array(indices))
+def test_any_file_backed_dataset_is_filled_from_files_with_the_same_result(mixed: FolderDataset, name: str) -> None:
+    dataset = SOURCES[name](mixed)
+    indices = [*range(len(dataset)), 0]
+    found = sample_files(dataset, np.array(indices))
     assert found is not None
     for path, target, index in zip(*found, indices, strict=True):
-        sample = source[index]
+        sample = dataset[index]
         assert (os.fsdecode(path), int(target), Path(os.fsdecode(path)).read_bytes()) == (
             sample.name,
             sample.target,
             sample.data,
         )
-    ours = rows_of(DecodePipeline(source, SPEC, NATIVE), indices)
-    expected = rows_of(DecodePipeline(CachedDataset(source, CacheBudget(0)), SPEC, NATIVE), indices)
+    ours = rows_of(DecodePipeline(dataset, SPEC, NATIVE), indices)
+    expected = rows_of(DecodePipeline(CachedDataset(dataset, CacheBudget(0)), SPEC, NATIVE), indices)
     assert np.array_equal(ours["images"], expected["images"])
-    assert ours["targets"].tolist() == expected["targets"].tolist() == [source[i].target for i in indices]
+    assert ours["targets"].tolist() == expected["targets"].tolist() == [dataset[i].target for i in indices]
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_good_file_of_any_such_source_is_read_by_the_decoder_alone(
+def test_supported_files_are_read_by_the_compiled_decoder_only(
     mixed: FolderDataset, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = SOURCES[name](mixed)
-    good = [i for i in range(len(source)) if MADE.get(Path(source[i].name).name)]
+    dataset = SOURCES[name](mixed)
+    good = [i for i in range(len(dataset)) if MADE.get(Path(dataset[i].name).name)]
     assert good
-    fetch = DecodePipeline(source, SPEC, NATIVE)
-    monkeypatch.setattr(type(source), "__getitem__", None)  # whoever reads row by row fails
-    assert rows_of(fetch, good)["images"].any()
+    pipeline = DecodePipeline(dataset, SPEC, NATIVE)
+    monkeypatch.setattr(type(dataset), "__getitem__", None)  # whoever reads row by row fails
+    assert rows_of(pipeline, good)["images"].any()
 
 
-def test_what_is_not_in_files_or_lies_in_memory_has_none(mixed: FolderDataset) -> None:
+def test_datasets_without_files_or_in_memory_have_no_paths(mixed: FolderDataset) -> None:
     one = np.array([0])
     pixels = open_digits("train")
     assert sample_files(mixed, one) is not None
     assert [
-        sample_files(source, one) for source in (pixels, Subset(pixels, one), CachedDataset(mixed, CacheBudget(0)))
+        sample_files(dataset, one) for dataset in (pixels, Subset(pixels, one), CachedDataset(mixed, CacheBudget(0)))
     ] == [None] * 3
 
 
-def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderDataset) -> None:
+def test_unsupported_files_are_left_to_the_row_by_row_path(mixed: FolderDataset) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in range(6)]
     images = np.zeros((6, 3, 32, 32), np.uint8)
     is_made = fill_from_files(paths, SPEC, NATIVE, host_params(NATIVE, 3, np.arange(6)), images)
@@ -138,7 +138,7 @@ def test_what_the_decoder_does_not_take_is_left_to_the_other_way(mixed: FolderDa
 
 
 @pytest.mark.parametrize("damage", ["vanished", "cut", "empty", "device", "folder"])
-def test_of_two_bad_files_of_a_task_the_first_is_told(mixed: FolderDataset, damage: str) -> None:
+def test_of_two_bad_files_of_a_task_the_first_is_reported(mixed: FolderDataset, damage: str) -> None:
     for index in (2, 4):
         path = Path(mixed.path(index))
         data = path.read_bytes()
@@ -169,14 +169,14 @@ def test_files_are_read_until_one_does_not_fit(mixed: FolderDataset, tmp_path: P
         assert (buffer[sum(sizes[:num_fitting]) :] == 7).all()
 
 
-def test_an_unreadable_file_takes_no_room(mixed: FolderDataset, tmp_path: Path) -> None:
+def test_an_unreadable_file_takes_no_space_in_the_buffer(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(1)), os.fsencode(tmp_path / "none"), os.fsencode(tmp_path)]
     ends, sizes = native.read_files(paths, np.empty(2**20, np.uint8))
     assert sizes == [(120, 90), (0, 0), (0, 0)]
     assert len(set(ends.tolist())) == 1
 
 
-def test_files_are_closed_whatever_became_of_them(mixed: FolderDataset, tmp_path: Path) -> None:
+def test_files_are_always_closed(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in range(6)] + [os.fsencode(tmp_path)]
     free = os.dup(0)  # the lowest number that nobody has
     os.close(free)
@@ -187,7 +187,7 @@ def test_files_are_closed_whatever_became_of_them(mixed: FolderDataset, tmp_path
     assert again == free
 
 
-def test_a_picture_too_large_for_the_other_way_is_not_made_here_either(tmp_path: Path) -> None:
+def test_an_image_with_too_many_pixels_is_not_filled(tmp_path: Path) -> None:
     folder = tmp_path / "train" / "cat"
     folder.mkdir(parents=True)
     Image.new("L", (10_000, 9_000)).save(folder / "large.jpg")
@@ -195,7 +195,7 @@ def test_a_picture_too_large_for_the_other_way_is_not_made_here_either(tmp_path:
         rows_of(DecodePipeline(FolderDataset(tmp_path, "train"), SPEC, NATIVE), [0])
 
 
-def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:
+def test_images_that_need_more_than_a_crop_are_not_filled_from_files() -> None:
     assert can_fill_from_files(SPEC, NATIVE)
     assert not can_fill_from_files(PreprocessConfig(size=32, channels=1), NATIVE)
     assert not can_fill_from_files(PreprocessConfig(size=32, interpolation="nearest"), NATIVE)
@@ -203,7 +203,7 @@ def test_pictures_that_are_more_than_a_crop_are_not_made_this_way() -> None:
         assert not can_fill_from_files(SPEC, NATIVE.model_copy(update=change))
 
 
-def test_planes_that_do_not_lie_in_one_piece_are_refused() -> None:
+def test_outputs_that_are_not_contiguous_are_rejected() -> None:
     ends, boxes = np.zeros(2, np.int64), np.zeros((2, 4))
     for out in (np.zeros((2, 3, 8, 16), np.uint8)[..., ::2], np.zeros((1, 3, 8, 8), np.uint8), np.zeros((2, 3, 8, 8))):
         with pytest.raises(ValueError, match=r"contiguous uint8|for each of 2 files"):

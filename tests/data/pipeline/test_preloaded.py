@@ -1,4 +1,4 @@
-"""Images that stay on the device, and alternating flips: the bytes of the host's path, and a law of their own."""
+"""Preloaded images: the bytes of the streamed loader, from any step on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
 from reconv.data.readers.factory import open_dataset
-from reconv.data.transforms.geometry import alternating_flips, pad_crop
 from reconv.errors import RecipeError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.loader import load
@@ -32,7 +31,7 @@ def stay(tensor: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def source() -> ArrayDataset:
+def dataset() -> ArrayDataset:
     pixels = np.random.default_rng(4).integers(0, 256, (NUM_IMAGES, 3, 8, 8), dtype=np.uint8)
     return ArrayDataset("cifar10", pixels, np.arange(NUM_IMAGES) % 10, tuple("abcdefghij"), "noise")
 
@@ -47,17 +46,17 @@ def recipe_of(resident: str, augment: AugmentConfig, size: int = 8, drop_last: b
     )
 
 
-def batches(source: Dataset, recipe: Recipe, start: int = 0, stop: int = 9) -> Iterator[Batch]:
-    plan = make_plan(recipe, Facts(len(source), 1, len(source.class_names)))
-    for micro_batches in make_train_loader(source, recipe, plan, DataContext.on_host()).steps(start, stop):
+def batches(dataset: Dataset, recipe: Recipe, start: int = 0, stop: int = 9) -> Iterator[Batch]:
+    plan = make_plan(recipe, Facts(len(dataset), 1, len(dataset.class_names)))
+    for micro_batches in make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(start, stop):
         yield from micro_batches
 
 
 @pytest.mark.parametrize("form", ["constant", "reflect"])
 @pytest.mark.parametrize("crop", ["random", "none"])
 @pytest.mark.parametrize("size", [8, 6])
-def test_batches_cropped_on_the_device_are_those_of_the_host(
-    source: ArrayDataset, form: str, crop: str, size: int
+def test_batches_cropped_on_the_device_equal_those_of_the_host(
+    dataset: ArrayDataset, form: str, crop: str, size: int
 ) -> None:
     augment = AugmentConfig(
         crop=crop,  # type: ignore[arg-type]
@@ -67,8 +66,8 @@ def test_batches_cropped_on_the_device_are_those_of_the_host(
         mixup=MixupConfig(alpha=0.3),
         random_erasing=RandomErasingConfig(probability=0.5),
     )
-    host = list(batches(source, recipe_of("off", augment, size)))
-    device = list(batches(source, recipe_of("device", augment, size)))
+    host = list(batches(dataset, recipe_of("off", augment, size)))
+    device = list(batches(dataset, recipe_of("device", augment, size)))
     assert len(host) == len(device) == 18
     for a, b in zip(host, device, strict=True):
         assert a.tensors.keys() == b.tensors.keys()
@@ -78,31 +77,25 @@ def test_batches_cropped_on_the_device_are_those_of_the_host(
     assert device[0]["images"].dtype == torch.uint8
 
 
-def test_the_resident_stream_can_begin_at_any_step(source: ArrayDataset) -> None:
+def test_preloaded_batches_can_start_at_any_step(dataset: ArrayDataset) -> None:
     recipe = recipe_of("device", AugmentConfig(crop="random", padding=2, hflip_mode="alternating"))
-    whole, late = list(batches(source, recipe)), list(batches(source, recipe, start=5))
+    whole, late = list(batches(dataset, recipe)), list(batches(dataset, recipe, start=5))
     assert len(late) == 8
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(whole[10:], late, strict=True))
 
 
-def test_a_border_wider_than_the_image_is_black(source: ArrayDataset) -> None:
+def test_padding_wider_than_the_image_is_black(dataset: ArrayDataset) -> None:
     augment = AugmentConfig(crop="random", padding=20)
-    host, device = (next(batches(source, recipe_of(where, augment)))["images"] for where in ("off", "device"))
+    host, device = (next(batches(dataset, recipe_of(where, augment)))["images"] for where in ("off", "device"))
     assert torch.equal(host, device)
     assert (device.flatten(1).amax(1) == 0).any()
 
 
-def test_reflected_crops_repeat_the_inside_and_not_the_edge() -> None:
-    image = np.arange(16, dtype=np.uint8).reshape(1, 1, 4, 4)
-    upper_left = pad_crop(image, np.array([[0, 0]]), 2, "reflect")
-    assert upper_left[0, 0].tolist() == [[10, 9, 8, 9], [6, 5, 4, 5], [2, 1, 0, 1], [6, 5, 4, 5]]
-
-
-def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(source: ArrayDataset) -> None:
+def test_alternating_flips_show_both_sides_of_every_image_in_two_epochs(dataset: ArrayDataset) -> None:
     augment = AugmentConfig(crop="none", hflip_mode="alternating")
     plan_steps = 4 * NUM_IMAGES // 12  # the stream is wrapped: 4 epochs are not a whole number of steps
     seen: dict[int, list[bool]] = {}
-    for batch in batches(source, recipe_of("off", augment), stop=plan_steps):
+    for batch in batches(dataset, recipe_of("off", augment), stop=plan_steps):
         for index, flip in zip(batch["indices"].tolist(), batch["flips"].tolist(), strict=True):
             seen.setdefault(index, []).append(flip)
     assert len(seen) == NUM_IMAGES
@@ -111,18 +104,9 @@ def test_alternating_flips_show_both_sides_of_every_image_in_any_two_epochs(sour
     assert 0.25 < sum(first) / len(first) < 0.75
 
 
-def test_alternating_flips_depend_on_image_and_epoch_alone() -> None:
-    indices, augment = np.arange(1000, dtype=np.int64), AugmentConfig(hflip=0.3, hflip_mode="alternating")
-    even = alternating_flips(augment, 5, indices, np.zeros(1000, np.int64))
-    assert abs(even.mean() - 0.3) < 0.05
-    assert np.array_equal(alternating_flips(augment, 5, indices[::-1], np.full(1000, 2)), even[::-1])
-    assert np.array_equal(alternating_flips(augment, 5, indices, np.full(1000, 7)), ~even)
-    assert not np.array_equal(alternating_flips(augment, 6, indices, np.zeros(1000, np.int64)), even)
-
-
-def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source: ArrayDataset) -> None:
+def test_images_that_are_resized_each_time_cannot_be_preloaded(dataset: ArrayDataset) -> None:
     with pytest.raises(RecipeError, match="cannot stay on the device"):
-        next(batches(source, recipe_of("device", AugmentConfig(crop="random_resized"))))
+        next(batches(dataset, recipe_of("device", AugmentConfig(crop="random_resized"))))
     synthetic = open_dataset(
         "synthetic", None, "train", DataConfig(num_samples=24, preprocess=PreprocessConfig(size=8))
     )
@@ -130,15 +114,15 @@ def test_images_that_must_be_resized_each_time_cannot_stay_on_the_device(source:
         next(batches(synthetic, recipe_of("device", AugmentConfig(crop="random"))))
 
 
-def test_a_border_that_cannot_be_reflected_is_refused() -> None:
-    with pytest.raises(RecipeError, match="can reflect"):
+def test_reflect_padding_as_wide_as_the_image_is_an_error() -> None:
+    with pytest.raises(RecipeError, match="must be smaller than the image"):
         load("quickstart", [("augment.padding", "8", "--set"), ("augment.padding_mode", "reflect", "--set")])
     assert load("quickstart", [("augment.padding", "7", "--set"), ("augment.padding_mode", "reflect", "--set")])
 
 
-def test_growing_images_change_size_on_the_device_where_they_do_on_the_host(source: ArrayDataset) -> None:
+def test_preloaded_images_change_size_at_the_same_steps(dataset: ArrayDataset) -> None:
     sizes = ((Duration(0, "step"), 6), (Duration(5, "step"), 7), (Duration(20, "step"), 8))
     augment = AugmentConfig(crop="random", padding=2, progressive_resizing=sizes)
-    host, device = (list(batches(source, recipe_of(where, augment), stop=24)) for where in ("off", "device"))
+    host, device = (list(batches(dataset, recipe_of(where, augment), stop=24)) for where in ("off", "device"))
     assert [batch["images"].shape[-1] for batch in device[::2]] == [6] * 5 + [7] * 15 + [8] * 4
     assert all(torch.equal(a["images"], b["images"]) for a, b in zip(host, device, strict=True))

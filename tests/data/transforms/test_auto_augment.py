@@ -26,7 +26,7 @@ from reconv.recipe.data_fields import AugmentConfig, RandAugmentConfig
 GREY = 128
 
 
-def colours(width: int = 40, height: int = 32) -> Image.Image:
+def colors(width: int = 40, height: int = 32) -> Image.Image:
     """An image with smooth and rough parts, and not the full range of brightness."""
     return Image.fromarray(noise(8, 8, 3, 4) // 2 + 40).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -35,8 +35,8 @@ def pixels(image: Image.Image) -> np.ndarray:
     return np.asarray(image).astype(int)
 
 
-def test_operations_on_values_are_pillows_own() -> None:
-    image = colours()
+def test_value_operations_are_those_of_pillow() -> None:
+    image = colors()
     expected = {
         "identity": (0, image),
         "brightness": (0.5, ImageEnhance.Brightness(image).enhance(1.5)),
@@ -57,8 +57,8 @@ def test_operations_on_values_are_pillows_own() -> None:
     assert expected.keys() | geometric == OPERATIONS.keys()
 
 
-def test_translations_move_pixels_and_uncover_grey() -> None:
-    image = colours(40, 32)
+def test_translations_move_pixels_and_fill_with_grey() -> None:
+    image = colors(40, 32)
     before = pixels(image)
     across = pixels(OPERATIONS["translate-x"](image, 0.25, 7))
     assert np.array_equal(across[:, :30], before[:, 10:])
@@ -70,7 +70,7 @@ def test_translations_move_pixels_and_uncover_grey() -> None:
 
 
 def test_shears_move_each_row_or_column_by_its_distance() -> None:
-    image = colours(40, 32)
+    image = colors(40, 32)
     before = pixels(image)
     sheared = pixels(OPERATIONS["shear-x"](image, 0.25, GREY))
     for row in (0, 10, 31):
@@ -80,8 +80,8 @@ def test_shears_move_each_row_or_column_by_its_distance() -> None:
     assert np.array_equal(turned.transpose(1, 0, 2), sheared)
 
 
-def test_rotation_turns_about_the_centre_and_fills_corners() -> None:
-    image = colours(32, 32)
+def test_rotation_is_about_the_center_and_fills_corners() -> None:
+    image = colors(32, 32)
     assert np.array_equal(
         pixels(OPERATIONS["rotate"](image, 90, GREY)), pixels(image.transpose(Image.Transpose.ROTATE_90))
     )
@@ -89,7 +89,7 @@ def test_rotation_turns_about_the_centre_and_fills_corners() -> None:
     assert pixels(OPERATIONS["rotate"](image.convert("L"), 45, GREY))[0, 0] == GREY
 
 
-def test_solarize_add_lightens_dark_pixels_alone() -> None:
+def test_solarize_add_changes_dark_pixels_only() -> None:
     ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(2, 0))
     result = pixels(OPERATIONS["solarize-add"](ramp, 110, GREY))[0]
     assert np.array_equal(result[:128], np.arange(128) + 110)
@@ -97,7 +97,7 @@ def test_solarize_add_lightens_dark_pixels_alone() -> None:
 
 
 def test_a_signed_strength_goes_both_ways() -> None:
-    image, rotate = colours(), Operation("rotate", 20.0, signed=True)
+    image, rotate = colors(), Operation("rotate", 20.0, signed=True)
     for negated, degrees in ((False, 20), (True, -20)):
         wanted = image.rotate(degrees, fillcolor=(GREY,) * 3)
         assert np.array_equal(pixels(apply_operation(image, rotate, negated, GREY)), pixels(wanted))
@@ -129,7 +129,7 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
     assert (least["solarize"], most["solarize"]) == (256, 0)
     assert (least["brightness"], most["brightness"]) == (0, 0.9)
     assert most["translate-x"] == pytest.approx(150 / 331)
-    image = colours()
+    image = colors()
     unchanged = [
         o.name
         for o in rand_operations(0)
@@ -139,7 +139,7 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
 
 
 def test_autoaugment_applies_the_chosen_pair() -> None:
-    image = colours()
+    image = colors()
     augment = AugmentConfig(auto_augment="autoaugment", crop="none")
 
     def augmented(sub_policy: int, uniform: tuple[float, float], negated: tuple[bool, bool]) -> np.ndarray:
@@ -154,7 +154,7 @@ def test_autoaugment_applies_the_chosen_pair() -> None:
 
 
 def test_randaugment_applies_n_operations_in_order() -> None:
-    image = colours()
+    image = colors()
     augment = AugmentConfig(
         auto_augment="randaugment", randaugment=RandAugmentConfig(num_ops=2, magnitude=30), crop="none"
     )
@@ -178,11 +178,11 @@ def test_every_choice_of_a_policy_is_about_equally_frequent(policy: str) -> None
 
 @pytest.mark.parametrize("policy", ["autoaugment", "autoaugment-v0", "randaugment"])
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_policies_keep_size_and_mode_of_any_picture(policy: str, mode: str) -> None:
+def test_policies_keep_size_and_mode_of_any_image(policy: str, mode: str) -> None:
     augment = AugmentConfig(auto_augment=policy, crop="none")  # type: ignore[arg-type]
     changed = 0
     for row, params in enumerate(each_row(auto_augment_params(augment, 1, np.arange(120, dtype=np.int64)))):
-        image = (colours() if row % 10 else colours(1, 1)).convert(mode)
+        image = (colors() if row % 10 else colors(1, 1)).convert(mode)
         result = auto_augment(image, augment, params)
         assert (result.size, result.mode) == (image.size, mode)
         changed += not np.array_equal(pixels(result), pixels(image))

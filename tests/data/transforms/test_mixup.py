@@ -1,4 +1,4 @@
-"""Every published form of MixUp and CutMix, against a brute-force loop over samples, pixels and classes."""
+"""MixUp and CutMix in every mode, against a brute-force loop over samples, pixels and classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, MixupConfig, 
 
 SIZE = 14  # not a power of two: areas are no round fractions
 NUM_CLASSES = 7
-COLOUR = PreprocessConfig(size=SIZE, resize=None)
+COLOR = PreprocessConfig(size=SIZE, resize=None)
 GROUPS = (6, 5, 3)
 
 FOLDED = MixupConfig(alpha=0.4, mode="sample", lam_at_least_half=True)
@@ -40,18 +40,18 @@ FORMS = {
 def make_batch(augment: AugmentConfig, groups: tuple[int, ...] = GROUPS, first: int = 0, step: int = 2) -> Batch:
     positions = np.arange(first, first + sum(groups), dtype=np.int64)
     images = np.random.default_rng(1).integers(0, 256, (200, 3, SIZE, SIZE), dtype=np.uint8)[positions]
-    drawn = mix_params(augment, 11, step, positions, groups, SIZE)
+    params = mix_params(augment, 11, step, positions, groups, SIZE)
     tensors = {
         "images": torch.from_numpy(images),
         "targets": torch.from_numpy(positions % NUM_CLASSES),
         "flips": torch.zeros(len(positions), dtype=torch.bool),
-        **{name: torch.from_numpy(array) for name, array in drawn.items()},
+        **{name: torch.from_numpy(array) for name, array in params.items()},
     }
     return Batch(tensors, torch.from_numpy(positions), groups)
 
 
 def prepared(augment: AugmentConfig, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
-    return TrainPreprocess(COLOUR, augment, NUM_CLASSES, dtype)(batch, 2)
+    return TrainPreprocess(COLOR, augment, NUM_CLASSES, dtype)(batch, 2)
 
 
 def brute_force(batch: Batch) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def brute_force(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_equals_brute_force_and_its_labels_sum_to_1(form: str) -> None:
+def test_mixing_equals_brute_force_and_soft_targets_sum_to_1(form: str) -> None:
     for step in range(4):
         batch = make_batch(FORMS[form], step=step)
         result = prepared(FORMS[form], batch)
@@ -114,14 +114,14 @@ def test_any_split_into_whole_groups_gives_the_same_samples(form: str) -> None:
             assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
 
 
-def test_rolls_take_the_sample_one_and_two_before() -> None:
+def test_rolled_partners_are_one_or_two_samples_before() -> None:
     batch = make_batch(FORMS["both"])
     rows = np.arange(sum(GROUPS))
     assert (rows + batch["mixup_offsets"].numpy()).tolist() == [5, 0, 1, 2, 3, 4, 10, 6, 7, 8, 9, 13, 11, 12]
     assert (rows + batch["cutmix_offsets"].numpy()).tolist() == [4, 5, 0, 1, 2, 3, 9, 10, 6, 7, 8, 12, 13, 11]
 
 
-def test_both_mix_four_labels_by_weights_and_area() -> None:
+def test_mixup_and_cutmix_together_mix_four_labels_by_weight_and_area() -> None:
     augment = FORMS["both"].model_copy(update={"mixup": MixupConfig(alpha=1.0, mode="sample", lam_at_least_half=True)})
     positions = np.arange(6, dtype=np.int64)
     four = 0
@@ -143,7 +143,7 @@ def test_both_mix_four_labels_by_weights_and_area() -> None:
     assert four > 100
 
 
-def test_folded_weights_never_fall_below_a_half() -> None:
+def test_lam_at_least_half_keeps_weights_above_a_half() -> None:
     plain, folded = (
         np.concatenate(
             [
@@ -172,7 +172,7 @@ def boxes_of(cutmix: CutmixConfig, size: int, num_steps: int) -> np.ndarray:
     )
 
 
-def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
+def test_cutmix_fixed_always_cuts_a_box_of_the_same_size() -> None:
     boxes = boxes_of(CutmixConfig(mode="fixed", lam=0.75), 1000, 300)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     whole = (boxes > 0).all(1) & (boxes < 1000).all(1)
@@ -182,7 +182,7 @@ def test_the_fixed_form_always_cuts_a_box_of_the_same_sides() -> None:
     assert (widths * heights).min() < 150_000
 
 
-def test_the_random_form_leaves_groups_whole_as_often_as_published() -> None:
+def test_cutmix_random_leaves_groups_uncut_as_often_as_published() -> None:
     keep, num_steps = 0.85, 3000
     boxes = boxes_of(CutmixConfig(mode="random", lam=keep), 1000, num_steps)
     widths, heights = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]

@@ -1,4 +1,4 @@
-"""A row of the batch is the same by every way that leads to it."""
+"""Plain JPEG files: whichever decoder is used, and whatever part is decoded, the pixels are those of Pillow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 from reconv.data.decode.jpeg_header import PixelBox, cut_to_box, read_header
 from reconv.data.decode.pillow import decode
 from reconv.data.decode.simplejpeg import decode_with_pillow, jpeg_decoder, matches_pillow
-from reconv.data.transforms.geometry import crop_params, random_resized_crop_box
+from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
@@ -61,6 +61,8 @@ PLAIN = {
     "upright by its Exif": turned(blurred(90, 131, 6), 1),
     "after its end": jpeg(blurred(90, 131, 7)) + b"trailing bytes",
 }
+
+
 OTHERS = {
     "progressive": jpeg(blurred(90, 131, 8), progressive=True),
     "on its side": turned(blurred(90, 131, 9), 6),
@@ -74,7 +76,7 @@ SEGMENTED = {kind: 8 if "4:4:4" in kind or "grey" in kind else 16 for kind in PL
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_the_file_of_a_box_has_the_pixels_of_the_whole_picture(kind: str) -> None:
+def test_a_file_cut_to_a_box_has_the_same_pixels(kind: str) -> None:
     data = PLAIN[kind]
     found = read_header(data)
     assert found is not None
@@ -91,7 +93,7 @@ def test_the_file_of_a_box_has_the_pixels_of_the_whole_picture(kind: str) -> Non
     assert (found.segments is not None) == (kind in SEGMENTED)
 
 
-def test_restarts_that_are_not_at_the_ends_of_rows_or_out_of_order_are_no_segments() -> None:
+def test_restarts_inside_rows_or_out_of_order_are_not_used() -> None:
     image = blurred(90, 131, 5)  # 6 rows of 9 blocks: after every 10 there are as many restarts as after every row
     files = [jpeg(image, **options) for options in ({"restart_marker_blocks": 10}, {"restart_marker_rows": 2})]
     data = PLAIN["restarts"]
@@ -113,7 +115,7 @@ def without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_row_does_not_depend_on_who_decodes(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_training_image_does_not_depend_on_the_decoder(kind: str, request: pytest.FixtureRequest) -> None:
     augment = AugmentConfig()
     rows = []
     for name in ("simplejpeg", "Pillow"):
@@ -125,7 +127,7 @@ def test_a_row_does_not_depend_on_who_decodes(kind: str, request: pytest.Fixture
     assert np.array_equal(rows[:6], rows[6:])
 
 
-def test_a_decoder_that_gives_other_pixels_is_not_taken() -> None:
+def test_a_decoder_with_other_pixels_than_pillow_is_not_used() -> None:
     def hasty(data: bytes, box: PixelBox) -> np.ndarray:
         left, top, right, bottom = box
         return simplejpeg.decode_jpeg(data, "RGB", fastdct=True, fastupsample=True)[top:bottom, left:right]
@@ -137,7 +139,7 @@ def test_a_decoder_that_gives_other_pixels_is_not_taken() -> None:
 
 @pytest.mark.parametrize("kind", [*PLAIN, *OTHERS])
 @pytest.mark.parametrize("antialias", [True, False])
-def test_a_row_from_a_file_is_the_row_from_its_pixels(kind: str, antialias: bool) -> None:
+def test_a_training_image_from_a_file_equals_that_from_its_pixels(kind: str, antialias: bool) -> None:
     data = (PLAIN | OTHERS)[kind]
     assert (read_header(data) is None) == (kind in OTHERS)
     augment = AugmentConfig(antialias=antialias)
@@ -146,32 +148,8 @@ def test_a_row_from_a_file_is_the_row_from_its_pixels(kind: str, antialias: bool
         assert np.array_equal(host_train(data, SPEC, augment, params), host_train(pixels, SPEC, augment, params))
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_training_pictures_are_pillows_within_rounding(interpolation: str) -> None:
-    augment, spec = AugmentConfig(), PreprocessConfig(size=32, interpolation=interpolation)  # type: ignore[arg-type]
-    image = blurred(90, 131, 3)
-    for params in each_row(crop_params(augment, 0, np.arange(20, dtype=np.int64))):
-        box = random_resized_crop_box(131, 90, params, augment)
-        expected = image.crop(box).resize((32, 32), getattr(Image.Resampling, interpolation.upper()))
-        apart = np.abs(
-            host_train(np.asarray(image), spec, augment, params).astype(int) - np.asarray(expected).transpose(2, 0, 1)
-        )
-        assert apart.max() <= 1
-        assert apart.mean() < 0.2
-
-
-def test_without_antialiasing_a_stripe_between_two_samples_is_not_seen() -> None:
-    """Made smaller by eight, rows 3 and 4 of each eight are looked at; the others count only in the average."""
-    pixels = np.zeros((256, 256, 3), np.uint8)
-    pixels[::8] = 255
-    whole = {"scale": (1.0, 1.0), "ratio": (1.0, 1.0)}
-    [params] = each_row(crop_params(AugmentConfig(), 0, np.arange(1, dtype=np.int64)))
-    assert host_train(pixels, SPEC, AugmentConfig(antialias=False, **whole), params).max() == 0
-    assert host_train(pixels, SPEC, AugmentConfig(**whole), params).min() > 10
-
-
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_file_without_its_end_is_an_error_whatever_part_is_wanted(kind: str) -> None:
+def test_a_truncated_file_is_an_error_whichever_part_is_cropped(kind: str) -> None:
     data = PLAIN[kind]
     cut = data[: len(data) * 9 // 10] if kind != "after its end" else data[: data.rfind(b"\xff\xd9")]
     assert read_header(cut) is None
@@ -181,7 +159,7 @@ def test_a_file_without_its_end_is_an_error_whatever_part_is_wanted(kind: str) -
             host_train(cut, SPEC, augment, params)
 
 
-def test_no_beginning_of_a_file_breaks_the_reading_of_its_markers() -> None:
+def test_truncated_or_damaged_headers_are_handled() -> None:
     """Cut anywhere before the scan, or with one byte of the markers changed, a file is plain or it is not."""
     data = PLAIN["upright by its Exif"]
     scan = data.index(b"\xff\xda")
@@ -192,7 +170,7 @@ def test_no_beginning_of_a_file_breaks_the_reading_of_its_markers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "restarts"])
-def test_a_scan_holds_no_markers_but_restarts_down_to_its_end(kind: str) -> None:
+def test_a_scan_with_other_markers_than_restarts_is_not_plain(kind: str) -> None:
     data = PLAIN[kind]
     scan, end = data.index(b"\xff\xda"), data.index(b"\xff\xd9")
     at = next(at for at in range((scan + end) // 2, end) if 0xFF not in data[at - 1 : at + 1])
@@ -209,7 +187,7 @@ def made(data: bytes | np.ndarray, params: np.ndarray) -> bytes | str:
         return error.what
 
 
-def test_damage_inside_the_scan_gives_what_pillow_gives() -> None:
+def test_a_damaged_scan_gives_the_pixels_of_pillow() -> None:
     rng = np.random.default_rng(0)
     outcomes = []
     for kind in PLAIN:
@@ -232,7 +210,7 @@ def test_damage_inside_the_scan_gives_what_pillow_gives() -> None:
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "restarts"])
-def test_an_error_after_a_warning_is_an_error_whoever_decodes(kind: str) -> None:
+def test_an_error_after_a_warning_is_an_error_by_every_decoder(kind: str) -> None:
     """Tables that are not there, named by a scan or form that libjpeg warns of: once there were pixels of nothing."""
     data = PLAIN[kind]
     scan, form = data.index(b"\xff\xda"), data.index(b"JFIF")

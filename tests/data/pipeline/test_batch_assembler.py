@@ -1,4 +1,4 @@
-"""Training sizes: their own, and growing with the step."""
+"""Image sizes of training batches: their own, and growing with the step."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def plan_of(recipe: Recipe, num_train: int = 11) -> Plan:
     return make_plan(recipe, Facts(num_train, 5, 3))
 
 
-def images_of(source: Dataset, recipe: Recipe, start: int, stop: int) -> list[tuple[Batch, ...]]:
-    plan = plan_of(recipe, len(source))
-    return [tuple(step) for step in make_train_loader(source, recipe, plan, DataContext.on_host()).steps(start, stop)]
+def images_of(dataset: Dataset, recipe: Recipe, start: int, stop: int) -> list[tuple[Batch, ...]]:
+    plan = plan_of(recipe, len(dataset))
+    return [tuple(step) for step in make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(start, stop)]
 
 
-def test_the_plan_says_which_size_comes_when() -> None:
+def test_the_plan_has_the_image_size_of_each_step() -> None:
     plan = plan_of(make_recipe(progressive_resizing=GROWING))
     assert plan.total_steps == 8
     assert plan.sizes == ((0, 12), (4, 18), (6, 24))
@@ -66,18 +66,18 @@ def test_the_plan_says_which_size_comes_when() -> None:
     assert plan_of(make_recipe(size=16, progressive_resizing=late)).sizes == ((0, 16), (4, 32))
 
 
-def test_points_that_fall_back_are_refused_by_the_plan() -> None:
+def test_progressive_sizes_out_of_order_are_an_error() -> None:
     with pytest.raises(RecipeError, match=r"progressive_resizing must increase, but 3step is step 3, before step 4"):
         plan_of(make_recipe(progressive_resizing=((Duration(2, "ep"), 12), (Duration(3, "step"), 18))))
 
 
 @pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
-def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Path, crop: str) -> None:
-    source = FolderDataset(tree, "train")
-    expected = images_of(source, make_recipe(crop, progressive_resizing=GROWING), 0, 8)
+def test_batches_have_the_size_of_their_step_with_any_workers_and_first_step(tree: Path, crop: str) -> None:
+    dataset = FolderDataset(tree, "train")
+    expected = images_of(dataset, make_recipe(crop, progressive_resizing=GROWING), 0, 8)
     assert [step[0]["images"].shape[-1] for step in expected] == [12, 12, 12, 12, 18, 18, 24, 24]
     for workers, start in ((1, 0), (2, 0), (8, 0), (2, 3), (0, 5)):
-        found = images_of(source, make_recipe(crop, workers, progressive_resizing=GROWING), start, 8)
+        found = images_of(dataset, make_recipe(crop, workers, progressive_resizing=GROWING), start, 8)
         for left, right in zip(found, expected[start:], strict=True):
             for one, other in zip(left, right, strict=True):
                 assert one.tensors.keys() == other.tensors.keys()
@@ -86,14 +86,14 @@ def test_batches_have_the_steps_size_at_any_worker_count_and_first_step(tree: Pa
 
 @pytest.mark.parametrize("policy", ["none", "randaugment"])
 @pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
-def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str) -> None:
+def test_images_of_another_size_are_those_of_the_host_transform(crop: str, policy: str) -> None:
     pixels = np.stack([noise(30, 30, 3, number).transpose(2, 0, 1) for number in range(8)])
-    source = ArrayDataset("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
+    dataset = ArrayDataset("made", pixels, np.arange(8) % 3, ("a", "b", "c"), "made")
     recipe = make_recipe(crop, progressive_resizing=GROWING, auto_augment=policy)
     for step, size in ((1, 12), (2, 18), (3, 18)):
         plan = make_plan(recipe.model_copy(update={"length": Duration(2, "ep")}), Facts(8, 5, 3))
         assert plan.size_at(step) == size
-        loader = make_train_loader(source, recipe, plan, DataContext.on_host())
+        loader = make_train_loader(dataset, recipe, plan, DataContext.on_host())
         (micro_batches,) = list(loader.steps(step, step + 1))
         for batch in micro_batches:
             params = host_params(recipe.augment, recipe.seed, batch.positions.numpy())
@@ -105,25 +105,25 @@ def test_another_size_is_what_the_host_makes_at_that_size(crop: str, policy: str
                 assert np.array_equal(batch["images"][row].numpy(), wanted)
 
 
-def test_boxes_are_drawn_for_the_steps_size(tree: Path) -> None:
-    source = FolderDataset(tree, "train")
-    steps = images_of(source, make_recipe(progressive_resizing=GROWING), 0, 8)
+def test_cutmix_boxes_fit_the_size_of_the_step(tree: Path) -> None:
+    dataset = FolderDataset(tree, "train")
+    steps = images_of(dataset, make_recipe(progressive_resizing=GROWING), 0, 8)
     for step in steps:
         for batch in step:
             assert int(batch["cutmix_boxes"].max()) <= batch["images"].shape[-1]
 
 
-def test_synthetic_batches_on_the_device_follow_the_sizes() -> None:
+def test_repeated_batches_follow_the_sizes() -> None:
     recipe = make_recipe(source="synthetic-device", progressive_resizing=GROWING)
-    source = open_dataset("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
-    plan = plan_of(recipe, len(source))
-    steps = list(make_train_loader(source, recipe, plan, DataContext.on_host()).steps(2, 8))
+    dataset = open_dataset("synthetic-device", None, "train", recipe.data.model_copy(update={"num_samples": 11}))
+    plan = plan_of(recipe, len(dataset))
+    steps = list(make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(2, 8))
     assert [step[0]["images"].shape[-1] for step in steps] == [12, 12, 18, 18, 24, 24]
     assert steps[0][0]["images"] is steps[1][0]["images"]
     assert int(steps[5][0].positions[0]) == 7 * 4
 
 
-def test_evaluation_stays_at_the_size_of_preprocessing(tree: Path) -> None:
+def test_evaluation_keeps_the_size_of_preprocessing(tree: Path) -> None:
     recipe = make_recipe(size=12, progressive_resizing=GROWING)
     (batch,) = list(EvalLoader(FolderDataset(tree, "val"), recipe.data.preprocess, 8, DataContext.on_host()))
     assert batch["images"].shape == (5, 3, 24, 24)

@@ -1,10 +1,11 @@
-"""What happens on the device: normalising, flipping, mixing."""
+"""Transforms on the device: normalizing, flipping, erasing, mixing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from data_examples import noise
 from torch import Tensor
 
 from reconv.batch import Batch
@@ -12,17 +13,37 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.digits import open_digits
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
+from reconv.data.transforms.geometry import erase_boxes
 from reconv.data.transforms.mixup import mix_params
-from reconv.recipe.data_fields import AugmentConfig, CutmixConfig, DataConfig, MixupConfig, PreprocessConfig
+from reconv.recipe.data_fields import (
+    AugmentConfig,
+    CutmixConfig,
+    DataConfig,
+    MixupConfig,
+    PreprocessConfig,
+    RandomErasingConfig,
+)
 from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
 
 SIZE = 16
-COLOUR = PreprocessConfig(size=SIZE, resize=None)
+
+
+COLOR = PreprocessConfig(size=SIZE, resize=None)
+
+
 GREY = PreprocessConfig(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
+
+
 MIXUP = AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.7))
+
+
 PER_SAMPLE = AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.7, mode="sample"))
+
+
 CUTMIX = AugmentConfig(hflip=0, cutmix=CutmixConfig(alpha=1.0))
+
+
 BOTH = AugmentConfig(hflip=0.5, mixup=MixupConfig(alpha=0.7), cutmix=CutmixConfig(alpha=1.0))
 
 
@@ -34,30 +55,30 @@ def make_batch(
     positions = np.arange(first, first + count, dtype=np.int64)
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (1000, channels, SIZE, SIZE), dtype=np.uint8)[positions]
-    drawn = mix_params(augment, 9, step, positions, groups, SIZE)
+    params = mix_params(augment, 9, step, positions, groups, SIZE)
     tensors = {
         "images": torch.from_numpy(images),
         "targets": torch.from_numpy(positions % 5),
         "flips": torch.from_numpy(positions % 3 == 0),
-        **{name: torch.from_numpy(array) for name, array in drawn.items()},
+        **{name: torch.from_numpy(array) for name, array in params.items()},
     }
     return Batch(tensors, torch.from_numpy(positions), groups)
 
 
 def prepared(augment: AugmentConfig, batch: Batch, dtype: torch.dtype = torch.float64) -> Batch:
-    return TrainPreprocess(COLOUR, augment, 5, dtype)(batch, 3)
+    return TrainPreprocess(COLOR, augment, 5, dtype)(batch, 3)
 
 
-def test_images_are_normalised_per_channel() -> None:
+def test_images_are_normalized_per_channel() -> None:
     batch = make_batch(AugmentConfig(hflip=0), (4,))
     expected = torch.empty(4, 3, SIZE, SIZE, dtype=torch.float64)
     for channel in range(3):
-        expected[:, channel] = (batch["images"][:, channel].double() / 255 - COLOUR.mean[channel]) / COLOUR.std[channel]
+        expected[:, channel] = (batch["images"][:, channel].double() / 255 - COLOR.mean[channel]) / COLOR.std[channel]
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 2e-2)):
-        images = EvalPreprocess(COLOUR, dtype)(batch)["images"]
+        images = EvalPreprocess(COLOR, dtype)(batch)["images"]
         assert images.dtype == dtype
         assert torch.allclose(images.double(), expected, atol=tolerance)
-        assert torch.equal(images, TrainPreprocess(COLOUR, AugmentConfig(hflip=0), 5, dtype)(batch, 0)["images"])
+        assert torch.equal(images, TrainPreprocess(COLOR, AugmentConfig(hflip=0), 5, dtype)(batch, 0)["images"])
 
 
 def test_means_of_0_to_255_are_subtracted_without_division() -> None:
@@ -71,7 +92,7 @@ def test_means_of_0_to_255_are_subtracted_without_division() -> None:
     assert torch.equal(denormalize(images, tensorflow), batch["images"])
 
 
-def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -> None:
+def test_standardized_images_have_mean_0_and_std_1_and_flat_ones_are_0() -> None:
     images = make_batch(AugmentConfig(), (5,))["images"]
     images[4] = 200
     batch = Batch({"images": images}, torch.arange(5), (5,))
@@ -84,7 +105,7 @@ def test_standardised_images_have_mean_0_and_deviation_1_and_flat_ones_are_0() -
     assert torch.equal(single, EvalPreprocess(preprocess, torch.float32)(batch)["images"][:1])
 
 
-def test_flips_mirror_the_rows_that_say_so() -> None:
+def test_only_rows_with_a_flip_are_flipped() -> None:
     batch = make_batch(AugmentConfig(), (6,))
     plain = prepared(AugmentConfig(hflip=0), batch)["images"]
     flipped = prepared(AugmentConfig(hflip=0.5), batch)["images"]
@@ -92,9 +113,9 @@ def test_flips_mirror_the_rows_that_say_so() -> None:
         assert torch.equal(flipped[row], plain[row].flip(-1) if row % 3 == 0 else plain[row])
 
 
-def test_channels_last_changes_the_layout_alone() -> None:
+def test_channels_last_changes_only_the_memory_format() -> None:
     batch = make_batch(BOTH, (4,))
-    last = TrainPreprocess(COLOUR, BOTH, 5, torch.float32, channels_last=True)(batch, 3)["images"]
+    last = TrainPreprocess(COLOR, BOTH, 5, torch.float32, channels_last=True)(batch, 3)["images"]
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(last, prepared(BOTH, batch, torch.float32)["images"])
 
@@ -143,15 +164,15 @@ def test_cutmix_labels_are_the_exact_shares_of_pixels() -> None:
 def test_with_both_on_each_group_uses_one_of_them() -> None:
     cut = mixed = 0
     for step in range(200):
-        drawn = mix_params(BOTH, 0, step, np.arange(step * 2, step * 2 + 2, dtype=np.int64), (2,), SIZE)
-        is_cut = bool((drawn["mixup_weights"] == 1).all())
-        assert is_cut or not drawn["cutmix_boxes"].any()
+        params = mix_params(BOTH, 0, step, np.arange(step * 2, step * 2 + 2, dtype=np.int64), (2,), SIZE)
+        is_cut = bool((params["mixup_weights"] == 1).all())
+        assert is_cut or not params["cutmix_boxes"].any()
         cut, mixed = cut + is_cut, mixed + (not is_cut)
     assert 70 < cut < 130
     assert cut + mixed == 200
 
 
-def test_a_group_of_one_is_left_alone() -> None:
+def test_a_group_of_one_is_not_mixed() -> None:
     for augment in (MIXUP, PER_SAMPLE, CUTMIX):
         batch = make_batch(augment, (1, 1))
         result = prepared(augment, batch)
@@ -160,7 +181,7 @@ def test_a_group_of_one_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("augment", [MIXUP, PER_SAMPLE, CUTMIX, BOTH])
-def test_mixing_does_not_depend_on_how_groups_fall_into_micro_batches(augment: AugmentConfig) -> None:
+def test_mixing_does_not_depend_on_the_micro_batch(augment: AugmentConfig) -> None:
     groups = (4, 4, 3)
     whole = prepared(augment, make_batch(augment, groups), torch.float32)
     for split in ([(4,), (4,), (3,)], [(4, 4), (3,)], [(4,), (4, 3)]):
@@ -183,8 +204,8 @@ def test_mixing_changes_with_step_seed_and_group() -> None:
     assert np.array_equal(mix_params(MIXUP, 0, 0, positions, (4, 4), SIZE)["mixup_weights"], first)
 
 
-def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
-    source = open_digits("train")
+def test_batches_of_the_loader_are_mixed_alike_at_any_micro_batch() -> None:
+    dataset = open_digits("train")
     outputs = []
     for micro in (8, 16, 32):
         recipe = Recipe(
@@ -192,9 +213,9 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
             augment=BOTH.model_copy(update={"crop": "pad"}),
             batch=BatchConfig(size=32, group=8, micro=micro),
         )
-        plan = make_plan(recipe, Facts(len(source), 1, 10))
+        plan = make_plan(recipe, Facts(len(dataset), 1, 10))
         prepare = TrainPreprocess(GREY, recipe.augment, 10, torch.float32)
-        (step,) = list(make_train_loader(source, recipe, plan, DataContext.on_host()).steps(7, 8))
+        (step,) = list(make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(7, 8))
         assert len(step) == 32 // micro
         ready = [prepare(batch, 7) for batch in step]
         outputs.append({n: torch.cat([batch[n] for batch in ready]) for n in ("images", "soft_targets")})
@@ -202,8 +223,8 @@ def test_the_loaders_batches_are_mixed_alike_at_any_micro_batch() -> None:
         assert all(torch.equal(output[name], outputs[0][name]) for name in output)
 
 
-def test_unprepare_gives_back_the_pixels() -> None:
-    for preprocess, channels in ((COLOUR, 3), (GREY, 1)):
+def test_denormalize_gives_back_the_pixels() -> None:
+    for preprocess, channels in ((COLOR, 3), (GREY, 1)):
         batch = make_batch(AugmentConfig(hflip=0), (4,), channels=channels)
         for dtype in (torch.float32, torch.float64):
             assert torch.equal(
@@ -211,3 +232,22 @@ def test_unprepare_gives_back_the_pixels() -> None:
             )
     stretched: Tensor = denormalize(torch.randn(2, 3, 4, 4), PreprocessConfig(per_image_standardization=True))
     assert (stretched.amin((1, 2, 3)).tolist(), stretched.amax((1, 2, 3)).tolist()) == ([0, 0], [255, 255])
+
+
+def test_erased_pixels_are_the_mean_color_and_others_are_unchanged() -> None:
+    augment = AugmentConfig(hflip=0, random_erasing=RandomErasingConfig(probability=1))
+    preprocess = PreprocessConfig(size=SIZE, resize=None)
+    boxes = erase_boxes(augment.random_erasing, 0, np.arange(6, dtype=np.int64), SIZE)
+    images = torch.from_numpy(np.stack([noise(SIZE, SIZE, 3, n).transpose(2, 0, 1) for n in range(6)]))
+    tensors = {
+        "images": images,
+        "targets": torch.zeros(6, dtype=torch.int64),
+        "flips": torch.zeros(6, dtype=torch.bool),
+    }
+    batch = Batch({**tensors, "erase_boxes": torch.from_numpy(boxes)}, torch.arange(6), (6,))
+    result = TrainPreprocess(preprocess, augment, 2, torch.float32)(batch, 0)["images"]
+    expected = EvalPreprocess(preprocess, torch.float32)(batch)["images"]
+    for row, (left, top, right, bottom) in enumerate(boxes.tolist()):
+        assert (right - left) * (bottom - top) > 0
+        expected[row, :, top:bottom, left:right] = 0
+    assert torch.equal(result, expected)

@@ -1,4 +1,4 @@
-"""Colour jitter on the device against the operations one by one, pixel by pixel."""
+"""Color jitter by Pillow, and on the device against the operations one by one, pixel by pixel."""
 
 from __future__ import annotations
 
@@ -7,16 +7,52 @@ import colorsys
 import numpy as np
 import pytest
 import torch
+from data_examples import noise
+from PIL import Image, ImageEnhance
 
 from reconv.batch import Batch
-from reconv.data.transforms.color import device_color_params, jitter_on_device
+from reconv.data.transforms.color import color_jitter, color_params, device_color_params, jitter_on_device, shift_hue
 from reconv.data.transforms.device_transforms import TrainPreprocess
 from reconv.data.transforms.params import COLOR_JITTER
-from reconv.recipe.data_fields import AugmentConfig, ColorJitterConfig, PreprocessConfig
+from reconv.recipe.data_fields import (
+    AugmentConfig,
+    ColorJitterConfig,
+    PreprocessConfig,
+)
+
+
+def test_color_jitter_is_pillows_enhancements_in_order() -> None:
+    image = Image.fromarray(noise(12, 12, 3, 0))
+    params = {"brightness": np.array(0.8), "contrast": np.array(1.5), "saturation": np.array(0.8)}
+    wanted = ImageEnhance.Brightness(image).enhance(0.8)
+    wanted = ImageEnhance.Contrast(wanted).enhance(1.5)
+    wanted = ImageEnhance.Color(wanted).enhance(0.8)
+    assert np.array_equal(np.asarray(color_jitter(image, params)), np.asarray(wanted))
+    hue = color_jitter(image, {"hue": np.array(0.25)})
+    assert np.array_equal(np.asarray(hue), np.asarray(shift_hue(image, 0.25)))
+
+
+def test_color_factors_cover_their_ranges_and_only_those_asked_for() -> None:
+    config = ColorJitterConfig(brightness=0.2, contrast=2.0, hue=0.1)
+    params = color_params(AugmentConfig(color_jitter=config), 0, np.arange(4000, dtype=np.int64))
+    ranges = {"brightness": (0.8, 1.2), "contrast": (0.0, 3.0), "hue": (-0.1, 0.1)}
+    assert params.keys() == ranges.keys()
+    for name, (low, high) in ranges.items():
+        assert low <= params[name].min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < params[name].max() <= high
+
+
+def test_hue_shifts_around_the_color_circle() -> None:
+    for color in ((200, 40, 40), (10, 220, 90), (60, 60, 180)):
+        image = Image.new("RGB", (2, 2), color)
+        for turn in (0.0, 0.25, -0.25, 0.5):
+            hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in color))
+            wanted = np.array(colorsys.hsv_to_rgb((hue + turn) % 1, saturation, value)) * 255
+            assert np.abs(np.asarray(shift_hue(image, turn))[0, 0] - wanted).max() < 8
 
 
 def slow(image: np.ndarray, added: float, contrast: float, saturation: float, turn: float) -> np.ndarray:
-    """One image [3, h, w], pixel by pixel, through Python's own colour conversions."""
+    """One image [3, h, w], pixel by pixel, through Python's own color conversions."""
     pixels = image / 255 + added
     means = pixels.mean((1, 2), keepdims=True)
     pixels = (pixels - means) * contrast + means
@@ -28,7 +64,7 @@ def slow(image: np.ndarray, added: float, contrast: float, saturation: float, tu
     return out * 255
 
 
-def test_the_four_changes_are_those_of_single_pixels() -> None:
+def test_device_jitter_equals_the_operations_pixel_by_pixel() -> None:
     rng = np.random.default_rng(0)
     # Bright enough that no value falls below 0, where Python's conversion is another one.
     images = rng.integers(110, 200, (4, 3, 5, 6), dtype=np.uint8)
@@ -40,7 +76,7 @@ def test_the_four_changes_are_those_of_single_pixels() -> None:
     assert result[2].numpy() == pytest.approx(images[2].astype(float), abs=1e-9)
 
 
-def test_extreme_draws_stay_finite_and_a_row_does_not_depend_on_the_others() -> None:
+def test_extreme_jitter_stays_finite_and_rows_are_independent() -> None:
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.integers(0, 256, (6, 3, 8, 8), dtype=np.uint8))
     images[0], images[1] = 0, 255
@@ -51,13 +87,13 @@ def test_extreme_draws_stay_finite_and_a_row_does_not_depend_on_the_others() -> 
         assert torch.equal(jitter_on_device(images[row : row + 1], drawn[row : row + 1], torch.float32)[0], whole[row])
 
 
-def test_grey_pictures_have_brightness_and_contrast_alone() -> None:
+def test_grey_images_get_brightness_and_contrast_only() -> None:
     images = torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8)
     result = jitter_on_device(images, torch.tensor([[0.1, 0.5, 0.0, 0.3]]), torch.float64)
     assert result.flatten().tolist() == pytest.approx([75.5, 125.5, 125.5, 175.5], abs=1e-4)
 
 
-def test_draws_lie_in_the_published_ranges_and_depend_on_the_position_alone() -> None:
+def test_device_jitter_covers_its_ranges_and_depends_on_the_position_alone() -> None:
     augment = AugmentConfig(
         color_jitter=ColorJitterConfig(
             brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05, implementation="tensorflow"
@@ -72,7 +108,7 @@ def test_draws_lie_in_the_published_ranges_and_depend_on_the_position_alone() ->
     assert device_color_params(strong.color_jitter, 0, np.arange(100))[:, 1].min() == 0
 
 
-def test_jittered_images_are_normalised_unrounded() -> None:
+def test_jittered_images_are_normalized_without_rounding() -> None:
     preprocess = PreprocessConfig(size=4, resize=None)
     prepare = TrainPreprocess(preprocess, AugmentConfig(hflip=0.0), 10, torch.float32)
     images = torch.full((1, 3, 4, 4), 100, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The loaders: the same bytes whatever the workers, ranks and first step, and clean ends."""
+"""Training loaders: the same bytes whatever the workers, ranks and first step, and no thread left behind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import numpy.typing as npt
 import pytest
 import torch
 from data_examples import encode, noise
-from loading_examples import host_eval, host_train
+from loading_examples import host_train
 from torch import Tensor
 
-from reconv.batch import Batch
 from reconv.data.dataset import Dataset, NamedArrays, Sample, select_rows
 from reconv.data.decode.pillow import decode
 from reconv.data.pipeline.bad_samples import BadSamples
@@ -35,11 +34,9 @@ from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
 
 GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
-COLOUR = PreprocessConfig(size=24, resize=28)
 
 
-def stay(tensor: Tensor) -> Tensor:
-    return tensor
+COLOR = PreprocessConfig(size=24, resize=28)
 
 
 def make_recipe(
@@ -58,15 +55,15 @@ def make_recipe(
     )
 
 
-def plan_of(recipe: Recipe, source: Dataset, world_size: int = 1) -> Plan:
-    return make_plan(recipe, Facts(len(source), 1, len(source.class_names), world_size=world_size))
+def plan_of(recipe: Recipe, dataset: Dataset, world_size: int = 1) -> Plan:
+    return make_plan(recipe, Facts(len(dataset), 1, len(dataset.class_names), world_size=world_size))
 
 
-def steps(source: Dataset, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
+def steps(dataset: Dataset, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
     """The global batch of each step: ranks and micro-batches joined."""
-    plan = plan_of(recipe, source, world_size)
+    plan = plan_of(recipe, dataset, world_size)
     streams = [
-        list(make_train_loader(source, recipe, plan, DataContext.on_host(), rank).steps(start, stop))
+        list(make_train_loader(dataset, recipe, plan, DataContext.on_host(), rank).steps(start, stop))
         for rank in range(world_size)
     ]
     whole = []
@@ -88,35 +85,35 @@ def same(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool:
 
 @pytest.mark.parametrize("kind", ["folder", "digits"])
 @pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
-def test_bytes_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: Path, kind: str, crop: str) -> None:
-    source: Dataset = FolderDataset(tree, "train") if kind == "folder" else open_digits("train")
-    preprocess = COLOUR if kind == "folder" else GREY
-    expected = steps(source, make_recipe(preprocess, crop, 12, 3, 12), 0, 5)
+def test_batches_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: Path, kind: str, crop: str) -> None:
+    dataset: Dataset = FolderDataset(tree, "train") if kind == "folder" else open_digits("train")
+    preprocess = COLOR if kind == "folder" else GREY
+    expected = steps(dataset, make_recipe(preprocess, crop, 12, 3, 12), 0, 5)
     assert expected[0]["images"].shape == (12, preprocess.channels, preprocess.size, preprocess.size)
     assert expected[0]["images"].dtype == torch.uint8
     assert expected[4]["positions"].tolist() == list(range(48, 60))
     for workers in (1, 2, 8):
-        assert same(steps(source, make_recipe(preprocess, crop, 12, 3, 12, workers), 0, 5), expected)
+        assert same(steps(dataset, make_recipe(preprocess, crop, 12, 3, 12, workers), 0, 5), expected)
     for world_size in (2, 4):
-        assert same(steps(source, make_recipe(preprocess, crop, 12, 3, 3, 2), 0, 5, world_size), expected)
-    assert same(steps(source, make_recipe(preprocess, crop, 12, 3, 6, 2), 3, 5), expected[3:])
+        assert same(steps(dataset, make_recipe(preprocess, crop, 12, 3, 3, 2), 0, 5, world_size), expected)
+    assert same(steps(dataset, make_recipe(preprocess, crop, 12, 3, 6, 2), 3, 5), expected[3:])
 
 
-def test_rows_are_the_samples_their_indices_say(tree: Path) -> None:
-    source = FolderDataset(tree, "train")
-    recipe = make_recipe(COLOUR, "random_resized", 11)
-    (step,) = steps(source, recipe, 0, 1)
+def test_rows_are_the_samples_of_their_indices(tree: Path) -> None:
+    dataset = FolderDataset(tree, "train")
+    recipe = make_recipe(COLOR, "random_resized", 11)
+    (step,) = steps(dataset, recipe, 0, 1)
     assert sorted(step["indices"].tolist()) == list(range(11))
     params = crop_params(recipe.augment, recipe.seed, np.arange(11, dtype=np.int64))
     for row, index in enumerate(step["indices"].tolist()):
-        sample = source[index]
+        sample = dataset[index]
         assert isinstance(sample.data, bytes)
-        expected = host_train(decode(sample.data, 3), COLOUR, recipe.augment, select_rows(params, row))
+        expected = host_train(decode(sample.data, 3), COLOR, recipe.augment, select_rows(params, row))
         assert np.array_equal(step["images"][row].numpy(), expected)
         assert step["targets"][row] == sample.target
 
 
-def test_gathering_equals_decoding_one_by_one() -> None:
+def test_the_array_pipeline_equals_the_decode_pipeline() -> None:
     rng = np.random.default_rng(0)
     cases = []
     for shape, preprocess in (
@@ -126,89 +123,56 @@ def test_gathering_equals_decoding_one_by_one() -> None:
         ((3, 10, 14), PreprocessConfig(size=16, resize=None, channels=1, mean=(0.5,), std=(0.5,))),
     ):
         images = rng.integers(0, 256, (9, *shape), dtype=np.uint8)
-        source = ArrayDataset("made", images, np.arange(9) % 3, ("a", "b", "c"), "made")
+        dataset = ArrayDataset("made", images, np.arange(9) % 3, ("a", "b", "c"), "made")
         for augment in (None, AugmentConfig(crop="none"), AugmentConfig(crop="random")):
-            cases.append((source, preprocess, augment))
-    for source, preprocess, augment in cases:
+            cases.append((dataset, preprocess, augment))
+    for dataset, preprocess, augment in cases:
         indices = np.array([4, 4, 0, 8, 1], np.int64)
         params = {} if augment is None else crop_params(augment, 1, indices + 100)
         results = []
-        for fetch in (make_sample_pipeline(source, preprocess, augment), DecodePipeline(source, preprocess, augment)):
+        for pipeline in (
+            make_sample_pipeline(dataset, preprocess, augment),
+            DecodePipeline(dataset, preprocess, augment),
+        ):
             out = np.zeros((5, preprocess.channels, 16, 16), np.uint8)
             targets = np.zeros(5, np.int64)
-            fetch(indices, params, {"images": out, "targets": targets})
+            pipeline(indices, params, {"images": out, "targets": targets})
             assert targets.tolist() == [1, 1, 0, 2, 1]
             results.append(out)
-        assert isinstance(make_sample_pipeline(source, preprocess, augment), ArrayPipeline)
+        assert isinstance(make_sample_pipeline(dataset, preprocess, augment), ArrayPipeline)
         assert np.array_equal(*results)
     assert len(cases) == 12
 
 
-@pytest.mark.parametrize("workers", [0, 1, 8])
-@pytest.mark.parametrize("process_group", [1, 2, 3, 7])
-def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, process_group: int) -> None:
-    source = FolderDataset(tree, "train")
-    dealt: list[Batch] = []
-    for rank in range(process_group):
-        loader = EvalLoader(source, COLOUR, 4, DataContext.on_host(), workers, rank, process_group)
-        batches = list(loader)
-        assert len(batches) == len(loader)
-        dealt += batches
-    dealt.sort(key=lambda batch: int(batch.positions[0]))
-    assert [len(batch) for batch in dealt] == [4, 4, 3]
-    assert torch.cat([batch["indices"] for batch in dealt]).tolist() == list(range(11))
-    assert torch.cat([batch["targets"] for batch in dealt]).tolist() == [0] * 4 + [1] * 4 + [2] * 3
-    assert all(batch.groups == (len(batch),) for batch in dealt)
-
-
-def test_evaluation_shows_what_host_eval_makes() -> None:
-    source = open_digits("val")
-    (batch,) = list(EvalLoader(source, GREY, 1000, DataContext.on_host()))
-    sample = source[17]
-    assert isinstance(sample.data, np.ndarray)
-    assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GREY))
-
-
-def data_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reconv-data")]
+def data_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("reconv-data")}
 
 
 def test_a_closed_stream_leaves_no_thread(tree: Path) -> None:
-    source = FolderDataset(tree, "train")
-    recipe = make_recipe(COLOUR, "none", 4, workers=3)
-    stream = make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(0, 1000)
+    before = data_threads()
+    dataset = FolderDataset(tree, "train")
+    recipe = make_recipe(COLOR, "none", 4, workers=3)
+    stream = make_train_loader(dataset, recipe, plan_of(recipe, dataset), DataContext.on_host()).steps(0, 1000)
     assert isinstance(stream, Iterator)
     next(stream)
-    assert data_threads()
+    assert data_threads() > before
     stream.close()  # type: ignore[attr-defined]
-    assert not data_threads()
+    assert data_threads() == before
 
 
 @pytest.mark.parametrize("workers", [0, 1, 4])
-def test_a_broken_file_surfaces_as_its_data_error_and_leaves_no_thread(tree: Path, workers: int) -> None:
-    source = FolderDataset(tree, "train")
-    broken = source.path(6)
+def test_a_bad_file_is_its_data_error_and_leaves_no_thread(tree: Path, workers: int) -> None:
+    before = data_threads()
+    dataset = FolderDataset(tree, "train")
+    broken = dataset.path(6)
     Path(broken).write_bytes(Path(broken).read_bytes()[:200])
-    recipe = make_recipe(COLOUR, "none", 4, workers=workers)
+    recipe = make_recipe(COLOR, "none", 4, workers=workers)
     with pytest.raises(DataError) as caught:
-        list(make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(0, 3))
+        list(make_train_loader(dataset, recipe, plan_of(recipe, dataset), DataContext.on_host()).steps(0, 3))
     assert caught.value.where == broken
     with pytest.raises(DataError):
-        list(EvalLoader(source, COLOUR, 4, DataContext.on_host(), workers))
-    assert not data_threads()
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_of_several_bad_rows_the_first_is_told(tmp_path: Path, workers: int) -> None:
-    folder = tmp_path / "train" / "only"
-    folder.mkdir(parents=True)
-    for number in range(40):  # three tasks
-        is_bad = number in (3, 20, 39)
-        (folder / f"{number:02}.png").write_bytes(b"no image" if is_bad else encode(noise(9, 9, 3, number)))
-    source = FolderDataset(tmp_path, "train")
-    with pytest.raises(DataError) as caught:
-        list(EvalLoader(source, COLOUR, 40, DataContext.on_host(), workers))
-    assert str(caught.value.where).endswith("03.png")
+        list(EvalLoader(dataset, COLOR, 4, DataContext.on_host(), workers))
+    assert data_threads() == before
 
 
 def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
@@ -219,9 +183,9 @@ def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
             read.append(index)
             return super().__getitem__(index)
 
-    source = Counting(tree, "train")
-    recipe = make_recipe(COLOUR, "none", 4, workers=2)
-    stream = make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(0, 1000)
+    dataset = Counting(tree, "train")
+    recipe = make_recipe(COLOR, "none", 4, workers=2)
+    stream = make_train_loader(dataset, recipe, plan_of(recipe, dataset), DataContext.on_host()).steps(0, 1000)
     next(stream)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
@@ -229,7 +193,7 @@ def test_at_most_prefetch_steps_are_read_ahead(tree: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, workers: int) -> None:
+def test_a_stream_from_a_later_step_reads_only_its_own_samples(tree: Path, workers: int) -> None:
     read: list[int] = []
 
     class Counting(FolderDataset):
@@ -237,28 +201,16 @@ def test_a_stream_that_begins_late_reads_only_its_own_samples(tree: Path, worker
             read.append(index)
             return super().__getitem__(index)
 
-    source = Counting(tree, "train")
-    recipe = make_recipe(COLOUR, "none", 4, workers=workers)
-    [(batch,)] = make_train_loader(source, recipe, plan_of(recipe, source), DataContext.on_host()).steps(
+    dataset = Counting(tree, "train")
+    recipe = make_recipe(COLOR, "none", 4, workers=workers)
+    [(batch,)] = make_train_loader(dataset, recipe, plan_of(recipe, dataset), DataContext.on_host()).steps(
         100_000, 100_001
     )
     assert batch.positions.tolist() == [400_000, 400_001, 400_002, 400_003]
     assert sorted(read) == sorted(batch["indices"].tolist())
 
 
-def test_a_label_out_of_range_is_an_error_with_the_sample(tree: Path) -> None:
-    class Mislabelled(FolderDataset):
-        def __getitem__(self, index: int) -> Sample:
-            sample = super().__getitem__(index)
-            return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
-
-    source = Mislabelled(tree, "val")
-    with pytest.raises(DataError, match="label 3 out of range") as caught:
-        list(EvalLoader(source, COLOUR, 2, DataContext.on_host(), 2))
-    assert caught.value.where == source.path(2)
-
-
-def test_device_synthetic_moves_one_batch_and_repeats_it() -> None:
+def test_synthetic_device_data_is_one_batch_that_is_repeated() -> None:
     moved: list[tuple[int, ...]] = []
 
     def move(tensor: Tensor) -> Tensor:
@@ -267,37 +219,37 @@ def test_device_synthetic_moves_one_batch_and_repeats_it() -> None:
 
     data = DataConfig(source="synthetic-device", num_samples=32, num_classes=4, preprocess=GREY)
     recipe = Recipe(data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=8, group=2, micro=4))
-    source = open_dataset("synthetic-device", None, "train", data)
-    plan = plan_of(recipe, source)
-    batches = list(make_train_loader(source, recipe, plan, DataContext(BlockingTransfer(move))).steps(2, 6))
+    dataset = open_dataset("synthetic-device", None, "train", data)
+    plan = plan_of(recipe, dataset)
+    batches = list(make_train_loader(dataset, recipe, plan, DataContext(BlockingTransfer(move))).steps(2, 6))
     assert len(moved) == 2 * 5  # two micro-batches of images, targets, indices, flips and positions, once
     assert [batch.positions[0].item() for step in batches for batch in step] == [16, 20, 24, 28, 32, 36, 40, 44]
     assert all(step[1]["images"] is batches[0][1]["images"] for step in batches)
 
 
-def test_real_cifar_layout_goes_through_the_loader(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
+def test_cifar_images_are_loaded_unchanged(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:
     write_cifar(tmp_path, "cifar10", "binary")
-    source = open_dataset("auto", tmp_path, "train", DataConfig())
-    assert isinstance(source, ArrayDataset)
+    dataset = open_dataset("auto", tmp_path, "train", DataConfig())
+    assert isinstance(dataset, ArrayDataset)
     recipe = make_recipe(PreprocessConfig(size=32, resize=None), "none", 35)
-    (step,) = steps(source, recipe, 0, 1)
-    assert np.array_equal(step["images"].numpy(), source.images[step["indices"].numpy()])
+    (step,) = steps(dataset, recipe, 0, 1)
+    assert np.array_equal(step["images"].numpy(), dataset.images[step["indices"].numpy()])
 
 
-def test_a_big_batch_of_files_survives_many_workers(tmp_path: Path) -> None:
+def test_a_large_batch_of_files_with_many_workers(tmp_path: Path) -> None:
     for split in ("train", "val"):
         folder = tmp_path / split / "only"
         os.makedirs(folder)
         for number in range(60):
             (folder / f"{number}.png").write_bytes(encode(noise(9, 9, 3, number)))
-    source = FolderDataset(tmp_path, "train")
+    dataset = FolderDataset(tmp_path, "train")
     recipe = make_recipe(PreprocessConfig(size=8, resize=None), "random_resized", 60, workers=8)
-    first = steps(source, recipe, 0, 3)
-    assert same(first, steps(source, make_recipe(PreprocessConfig(size=8, resize=None), "random_resized", 60), 0, 3))
+    first = steps(dataset, recipe, 0, 3)
+    assert same(first, steps(dataset, make_recipe(PreprocessConfig(size=8, resize=None), "random_resized", 60), 0, 3))
 
 
 class Squares:
-    """A fetch with columns of its own, which cannot read its sample 5."""
+    """A pipeline with columns of its own, which cannot read its sample 5."""
 
     min_rows_per_task: int | None = 2
     columns = (
@@ -319,12 +271,12 @@ class Squares:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_of_them(workers: int) -> None:
-    source = ArrayDataset("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
+def test_a_pipeline_can_have_any_columns_and_bad_rows_are_replaced_in_all_of_them(workers: int) -> None:
+    dataset = ArrayDataset("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
     recipe = make_recipe(GREY, "none", 4, workers=workers)
-    plan = plan_of(recipe, source)
+    plan = plan_of(recipe, dataset)
     loader = make_train_loader(
-        source, recipe, plan, DataContext.on_host(), bad_samples=BadSamples(1), make_pipeline=lambda *_: Squares()
+        dataset, recipe, plan, DataContext.on_host(), bad_samples=BadSamples(1), make_pipeline=lambda *_: Squares()
     )
     batches = [batch for (batch,) in loader.steps(0, 6)]
     assert len(batches) == 6
@@ -337,7 +289,7 @@ def test_a_fetch_fills_whatever_columns_it_names_and_bad_rows_are_borne_in_all_o
         assert "targets" not in batch.tensors
     (whole,) = list(
         EvalLoader(
-            source,
+            dataset,
             GREY,
             9,
             DataContext.on_host(),

@@ -1,0 +1,75 @@
+"""Evaluation loaders: every sample exactly once, and errors where they belong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from data_examples import encode, noise
+from loading_examples import host_eval
+
+from reconv.batch import Batch
+from reconv.data.dataset import Sample
+from reconv.data.pipeline.eval_loader import EvalLoader
+from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.readers.digits import open_digits
+from reconv.data.readers.folder import FolderDataset
+from reconv.errors import DataError
+from reconv.recipe.data_fields import PreprocessConfig
+
+GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+
+
+COLOR = PreprocessConfig(size=24, resize=28)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 8])
+@pytest.mark.parametrize("process_group", [1, 2, 3, 7])
+def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, process_group: int) -> None:
+    dataset = FolderDataset(tree, "train")
+    dealt: list[Batch] = []
+    for rank in range(process_group):
+        loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), workers, rank, process_group)
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        dealt += batches
+    dealt.sort(key=lambda batch: int(batch.positions[0]))
+    assert [len(batch) for batch in dealt] == [4, 4, 3]
+    assert torch.cat([batch["indices"] for batch in dealt]).tolist() == list(range(11))
+    assert torch.cat([batch["targets"] for batch in dealt]).tolist() == [0] * 4 + [1] * 4 + [2] * 3
+    assert all(batch.groups == (len(batch),) for batch in dealt)
+
+
+def test_evaluation_images_are_those_of_the_eval_transform() -> None:
+    dataset = open_digits("val")
+    (batch,) = list(EvalLoader(dataset, GREY, 1000, DataContext.on_host()))
+    sample = dataset[17]
+    assert isinstance(sample.data, np.ndarray)
+    assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GREY))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_of_several_bad_rows_the_first_is_reported(tmp_path: Path, workers: int) -> None:
+    folder = tmp_path / "train" / "only"
+    folder.mkdir(parents=True)
+    for number in range(40):  # three tasks
+        is_bad = number in (3, 20, 39)
+        (folder / f"{number:02}.png").write_bytes(b"no image" if is_bad else encode(noise(9, 9, 3, number)))
+    dataset = FolderDataset(tmp_path, "train")
+    with pytest.raises(DataError) as caught:
+        list(EvalLoader(dataset, COLOR, 40, DataContext.on_host(), workers))
+    assert str(caught.value.where).endswith("03.png")
+
+
+def test_a_label_out_of_range_is_an_error_that_names_the_sample(tree: Path) -> None:
+    class Mislabelled(FolderDataset):
+        def __getitem__(self, index: int) -> Sample:
+            sample = super().__getitem__(index)
+            return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
+
+    dataset = Mislabelled(tree, "val")
+    with pytest.raises(DataError, match="label 3 out of range") as caught:
+        list(EvalLoader(dataset, COLOR, 2, DataContext.on_host(), 2))
+    assert caught.value.where == dataset.path(2)
