@@ -351,10 +351,10 @@ def _schedule(recipe: Recipe) -> Iterator[Contradiction]:
     if schedule.name == "piecewise":
         yield from _piecewise(recipe)
     if schedule.name == "exponential" and schedule.num_periods is not None and schedule.period is not None:
-        text = "and schedule.period both set the period; remove one"
+        text = "sets the period, as schedule.period does; remove one of them"
         yield Contradiction(("schedule.num_periods", "schedule.period"), text)
     if schedule.end_lr_ratio is not None and schedule.end_lr > 0:
-        text = "and schedule.end_lr both set the final learning rate; remove one"
+        text = "sets the final learning rate, as schedule.end_lr does; remove one of them"
         yield Contradiction(("schedule.end_lr_ratio", "schedule.end_lr"), text)
     for before, after in pairwise(schedule.milestones):
         if before.unit == after.unit and before.value >= after.value:
@@ -418,7 +418,7 @@ def _optimizer(recipe: Recipe) -> Iterator[Contradiction]:
             text = f"is for {users}, but optimizer.name is {optimizer.name}"
             yield Contradiction((f"optimizer.{name}", "optimizer.name"), text)
     if optimizer.alpha_exponent is not None and optimizer.alpha != 0.9:
-        text = "and optimizer.alpha both set alpha; remove one"
+        text = "sets alpha, as optimizer.alpha does; remove one of them"
         yield Contradiction(("optimizer.alpha_exponent", "optimizer.alpha"), text)
     if is_lars and optimizer.weight_decay_exclude not in ("none", optimizer.lars_exclude):
         yield Contradiction(
@@ -484,7 +484,7 @@ def _precision(recipe: Recipe) -> Iterator[Contradiction]:
             text = f"is for {modes}, but precision.mode is {precision.mode}"
             yield Contradiction((f"precision.{name}", "precision.mode"), text)
     for name in sorted(set(ops.float32) & set(ops.low_precision)):
-        text = f"and precision.ops.low_precision both contain {name}"
+        text = f"{name} is in precision.ops.low_precision, too; remove one of them"
         yield Contradiction(("precision.ops.float32", "precision.ops.low_precision"), text)
     for name in sorted(set(ops.low_precision) & {"cross_entropy", "nll_loss"}):
         yield Contradiction(("precision.ops.low_precision",), f"cannot contain {name}: the loss is always float32")

@@ -43,7 +43,7 @@ def test_resume_around_a_change_of_size_equals_uninterrupted_run(train: Train, t
     resumed = train("parts", {**GROWING, "data.num_workers": "2"}, resume=True)
     assert_same_bits(whole, resumed)
     (plan, *_) = [event for event in read_events(whole.folder.events) if isinstance(event, RunPlanned)]
-    assert "images: training 4 px, 6 px from step 3, 8 px from step 7; evaluation 8 px" in plan.lines
+    assert "image size: 4 px, 6 px from step 3, 8 px from step 7 in training, 8 px in evaluation" in plan.lines
 
 
 def test_sizes_change_what_is_learnt(train: Train) -> None:

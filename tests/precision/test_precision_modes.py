@@ -180,8 +180,6 @@ def problems(fields: Mapping[str, object]) -> str:
         ({"mode": "16.32", "rounding": "stochastic"}, "precision.rounding"),
         ({"mode": "fp32", "ops.float32": "[softmax]"}, "precision.ops"),
         ({"mode": "tf32", "reduced_precision_reduction": "on"}, "precision.reduced_precision_reduction"),
-        ({"mode": "bf16", "ops.float32": "[relu]", "ops.low_precision": "[relu]"}, "both name relu"),
-        ({"mode": "bf16", "ops.low_precision": "[cross_entropy]"}, "the loss is computed in float32"),
         ({"mode": "bf16", "ops.low_precision": "[conv3d]"}, "batch_norm, group_norm"),
         ({"mode": "16.17"}, "16.16, 16.32"),
         ({"mode": "16.161"}, "16.16, 16.32"),
