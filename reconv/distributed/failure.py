@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 from reconv.distributed.environment import LaunchEnv
 from reconv.errors import ExitCode, InterruptedRunError, RankLostError, ReconvError, RemoteRankError
+from reconv.io.atomic import write_atomic
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -369,9 +370,7 @@ def write_failure(folder: Path, rank: int, error: ReconvError) -> None:
     """Leave the error that ends this rank; the first one stands."""
     file = folder / f"{rank}.json"
     if not file.exists():
-        part = folder / f"{rank}.json.{os.getpid()}.part"
-        part.write_text(json.dumps(error.to_dict()))
-        part.rename(file)
+        write_atomic(file, json.dumps(error.to_dict()))
 
 
 def read_failures(folder: Path) -> list[RemoteRankError]:

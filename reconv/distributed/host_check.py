@@ -30,7 +30,7 @@ report = {"reconv": reconv.__version__, "python": platform.python_version(), "to
 if data:
     try:
         from pathlib import Path
-        from reconv.data.readers.factory import open_dataset
+        from reconv.data.readers.dataset_factory import open_dataset
         from reconv.recipe.data_fields import DataConfig
         datasets = {split: open_dataset("auto", Path(data), split, DataConfig()) for split in ("train", "val")}
         report["data"] = {split: dataset.fingerprint() for split, dataset in datasets.items()}

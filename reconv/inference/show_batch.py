@@ -17,8 +17,8 @@ from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
+from reconv.data.readers.dataset_factory import NEED_NO_PATH, subsample
 from reconv.data.readers.detect import DetectedDataset, detect
-from reconv.data.readers.factory import NEED_NO_PATH, subsample
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess, denormalize
 from reconv.errors import UsageError
 from reconv.recipe.loader import Override, load

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from reconv.data.readers.factory import select
+from reconv.data.readers.dataset_factory import select
 from reconv.logging import formatting as fmt
 from reconv.logging.clock import rates_of
 from reconv.logging.events import CheckpointSaved, DataWait, EvalFinished, Event, RunPlanned, TrainProgress

@@ -20,7 +20,7 @@ from reconv.data.inspect.draw_boxes import BAD, GOOD, NEUTRAL, DrawnBox, draw_bo
 from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.readers.factory import select
+from reconv.data.readers.dataset_factory import select
 from reconv.data.transforms.device_transforms import denormalize
 from reconv.logging.events import ImageLogged
 from reconv.logging.run_logger import RunLogger

@@ -25,7 +25,7 @@ from reconv.data.download_dataset import (
     fetch_archive,
     fetch_archives,
 )
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import DataError, ExitCode, ResourceError, UsageError
 from reconv.recipe.data_fields import DataConfig
 

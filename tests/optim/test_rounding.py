@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import CheckpointError
 from reconv.optim import HalfPrecisionOptimizer, ModelEma, Rounding, build_optimizer
 from reconv.optim.stochastic_rounding import round_stochastic

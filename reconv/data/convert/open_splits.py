@@ -7,8 +7,8 @@ from pathlib import Path
 
 from reconv.data.dataset import Dataset, Split
 from reconv.data.inspect.lenient_open import find_box_reader
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import split_folder
 from reconv.data.readers.imagenet.imagenet_archives import (
     TRAIN_FILE,

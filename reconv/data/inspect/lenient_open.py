@@ -18,13 +18,13 @@ import numpy as np
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.boxes.box_table import BAD_BOX_KINDS, PROBLEMS, BoxTable, describe_boxes, find_bad_boxes
 from reconv.data.dataset import Dataset, Sample, Split
+from reconv.data.readers.dataset_factory import NEED_NO_PATH, open_dataset
 from reconv.data.readers.detect import DetectedDataset, detect
 from reconv.data.readers.detection.box_table_dataset import BoxTableDataset
 from reconv.data.readers.detection.box_tfrecord import BoxTFRecordDataset, read_box_records, records_have_boxes
 from reconv.data.readers.detection.coco import read_coco
 from reconv.data.readers.detection.voc import read_voc
 from reconv.data.readers.detection.yolo import read_yolo
-from reconv.data.readers.factory import NEED_NO_PATH, open_dataset
 from reconv.data.readers.folder import is_image_name, split_folder
 from reconv.data.readers.shards.map_shards import GroupedDataError
 from reconv.data.storage.local import read

@@ -11,7 +11,7 @@ import numpy as np
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Dataset, LabelError, Split
 from reconv.data.pipeline.sample_cache import CacheBudget, CachedDataset, cache_samples
-from reconv.data.readers.factory import NEED_NO_PATH, open_dataset, subsample
+from reconv.data.readers.dataset_factory import NEED_NO_PATH, open_dataset, subsample
 from reconv.errors import DataError, ResourceError, UsageError
 from reconv.recipe.plan import CacheSize
 from reconv.recipe.schema import Recipe

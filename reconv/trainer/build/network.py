@@ -13,7 +13,7 @@ from reconv.data.dataset import Dataset
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
-from reconv.data.readers.factory import subsample
+from reconv.data.readers.dataset_factory import subsample
 from reconv.data.transforms.device_transforms import EvalPreprocess, TrainPreprocess
 from reconv.device import CudaGraph, Device
 from reconv.distributed.process_group import ProcessGroup

@@ -9,7 +9,7 @@ from box_examples import write_coco
 from data_examples import encode, noise
 from detection_data import CATEGORIES, box, opened, rewrite
 
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from reconv.cli import main
 from reconv.data.boxes.annotations import Annotation, DetectionDataset
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 

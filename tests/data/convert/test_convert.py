@@ -26,7 +26,7 @@ from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.dataset import Dataset, Sample, Split
 from reconv.data.decode.jpeg_header import read_header
 from reconv.data.decode.pillow import decode
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.packed import PackedDataset
 from reconv.data.readers.shards.tfrecord_format import parse_example
 from reconv.data.readers.tfrecord import TFRECORD

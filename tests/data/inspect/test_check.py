@@ -17,7 +17,7 @@ from reconv.data.convert.convert import ConvertTarget, convert
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import CheckReport, check, class_tiles
 from reconv.data.inspect.lenient_open import SPLITS, DataIssue
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig
 

@@ -17,7 +17,7 @@ from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.host_transforms import train_preprocess
 from reconv.data.transforms.params import host_params

@@ -15,7 +15,7 @@ from reconv.data.dataset import Dataset
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.errors import RecipeError
 from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, PreprocessConfig, RandomErasingConfig
 from reconv.recipe.loader import load

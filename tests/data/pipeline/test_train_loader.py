@@ -24,8 +24,8 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.sample_pipeline import ArrayPipeline, Column, DecodePipeline, make_sample_pipeline
 from reconv.data.pipeline.train_loader import make_train_loader
 from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.transforms.geometry import crop_params
 from reconv.errors import DataError

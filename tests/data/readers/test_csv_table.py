@@ -9,8 +9,8 @@ import pytest
 from data_examples import encode, noise
 
 from reconv.data.readers.csv_table import CSVDataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, ExitCode
 from reconv.recipe.data_fields import DataConfig
 

@@ -16,8 +16,8 @@ from reconv.data.dataset import Dataset, Split
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import make_train_loader
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.shards.tfrecord_format import encode_example, write_records
 from reconv.errors import DataError, ExitCode

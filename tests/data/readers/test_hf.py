@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from data_examples import encode, noise
 
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.errors import DataError, ExitCode, UsageError
 from reconv.recipe.data_fields import DataConfig
 

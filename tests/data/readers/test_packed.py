@@ -10,8 +10,8 @@ import pytest
 from data_examples import encode, noise
 
 from reconv.data.dataset import Sample
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShard, PackedShardInfo, write_shard
 from reconv.data.storage.local import MappedFile, UnmappedFile, is_local, open_ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from reconv.data.dataset import Sample
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.synthetic import SyntheticDataset
 from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from reconv.data.dataset import Sample
 from reconv.data.decode.pillow import decode
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.shards.shard_dataset import ShardDataset
 from reconv.data.readers.shards.tfrecord_format import (
     encode_example,

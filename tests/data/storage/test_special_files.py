@@ -15,7 +15,7 @@ from reconv.data.convert.convert import convert, make_target
 from reconv.data.convert.open_splits import open_splits
 from reconv.data.convert.transcode import TranscodeOptions
 from reconv.data.inspect.check import check
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.storage.local import MappedFile, ReadStream, UnmappedFile, read
 from reconv.errors import DataError

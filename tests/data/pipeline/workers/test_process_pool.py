@@ -29,8 +29,8 @@ from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.train_loader import TrainLoader, make_train_loader
 from reconv.data.pipeline.workers.process_pool import ProcessPool
 from reconv.data.pipeline.workers.shared_pickle import pack, unpack
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.folder import FolderDataset
 from reconv.data.readers.packed import PackedDataset, shard_name
 from reconv.data.readers.shards.packed_format import PackedShardInfo, write_shard

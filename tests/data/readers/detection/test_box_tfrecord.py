@@ -9,8 +9,8 @@ import pytest
 from data_examples import encode, noise
 
 from reconv.data.boxes.annotations import DetectionDataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.detect import detect
-from reconv.data.readers.factory import open_dataset
 from reconv.data.readers.shards.tfrecord_format import Values, encode_example, write_records
 from reconv.errors import DataError
 from reconv.recipe.data_fields import DataConfig

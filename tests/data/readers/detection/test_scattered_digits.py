@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from reconv.data.boxes.annotations import DetectionDataset
-from reconv.data.readers.factory import open_dataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.recipe.data_fields import DataConfig
 
 

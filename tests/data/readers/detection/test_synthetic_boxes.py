@@ -7,8 +7,8 @@ import pytest
 
 from reconv.data.boxes.annotations import DetectionDataset
 from reconv.data.dataset import Split
+from reconv.data.readers.dataset_factory import open_dataset, select, subsample
 from reconv.data.readers.detection.synthetic_boxes import MAX_BOXES
-from reconv.data.readers.factory import open_dataset, select, subsample
 from reconv.data.readers.synthetic import class_pattern
 from reconv.recipe.data_fields import DataConfig, PreprocessConfig
 

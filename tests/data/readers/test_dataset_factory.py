@@ -9,8 +9,8 @@ import pytest
 import reconv
 from reconv.data.dataset import Subset, evenly_spaced
 from reconv.data.readers.arrays import ArrayDataset
+from reconv.data.readers.dataset_factory import open_dataset
 from reconv.data.readers.digits import open_digits
-from reconv.data.readers.factory import open_dataset
 from reconv.recipe.data_fields import DataConfig
 
 
