@@ -46,7 +46,7 @@ _SE_RATIO = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientNetSpec(Spec):
-    """An EfficientNet in numbers."""
+    """The options of an EfficientNet."""
 
     width_coefficient: float = 1.0
     depth_coefficient: float = 1.0
@@ -69,11 +69,11 @@ class EfficientNetSpec(Spec):
         return EfficientNet(self)
 
     def scaled_width(self, channels: int) -> int:
-        """Channels under the width coefficient."""
+        """Channels times the width coefficient, rounded."""
         return round_channels(channels * self.width_coefficient, self.depth_divisor)
 
     def scaled_depth(self, repeats: int) -> int:
-        """Repeats under the depth coefficient."""
+        """Repeats times the depth coefficient, rounded up."""
         return math.ceil(repeats * self.depth_coefficient)
 
     def conv_norm_act(
@@ -84,7 +84,7 @@ class EfficientNetSpec(Spec):
         return ConvNormAct(conv, *self.make_norm_act(out_channels, make_activation(self.activation)))
 
     def num_groups(self, channels: int) -> int:
-        """Groups of a middle convolution: as many as hold group_dim channels or more, at least one."""
+        """Groups of the middle convolution, each with at least `group_dim` channels."""
         groups = max(channels // self.group_dim, 1)
         if channels % groups:
             raise UsageError(
@@ -122,7 +122,7 @@ class MBConv(nn.Module):
 
 
 class EfficientNet(ReconvModel):
-    """Stem, seven stages, a 1x1 top, global average, one linear layer."""
+    """Stem, seven stages, a 1x1 top, global average pooling, one linear layer."""
 
     def __init__(self, spec: EfficientNetSpec) -> None:
         super().__init__()
@@ -169,13 +169,13 @@ class EfficientNet(ReconvModel):
         return logits
 
     def _set_drop_connect(self) -> None:
-        """Drop deeper blocks more often."""
+        """Increase the drop rate linearly with depth."""
         blocks = [module for module in self.modules() if isinstance(module, MBConv)]
         for i, block in enumerate(blocks):
             block.drop_connect.rate = self.spec.drop_connect * i / len(blocks)
 
     def _zero_norms(self) -> frozenset[str]:
-        """The norms that the zero-gamma rule names."""
+        """The norms whose weight starts at zero."""
         blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, MBConv))
         return zero_gamma_norms(
             self.spec.zero_gamma, ((f"{name}.{block.last_norm}", block.has_shortcut) for name, block in blocks)

@@ -136,7 +136,9 @@ def _keyed_drop(theirs: nn.Module) -> nn.Module | None:
     else:
         return None
     if not 0 <= rate < 1:
-        raise UsageError(f"this network has a {kind} of rate {rate:g}", why="a drop rate is at least 0 and below 1")
+        raise UsageError(
+            f"this network has a {kind} with drop rate {rate:g}", why="a drop rate is at least 0 and below 1"
+        )
     ours = Dropout(rate) if per is None else DropConnect(rate, "batch" if per == "batch" else "sample")
     return ours.train(theirs.training)
 

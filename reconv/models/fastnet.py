@@ -22,7 +22,7 @@ _MIN_VARIANCE = 5e-4  # added to each, of normalized pixels: directions that har
 
 @dataclass(frozen=True, kw_only=True)
 class FastNetSpec(Spec):
-    """The network in numbers."""
+    """The options of FastNet."""
 
     widths: tuple[int, ...] = (64, 256, 256)  # channels of each group of two convolutions
     head_scale: float = 1 / 9  # of the logits: a small one keeps the first updates small

@@ -45,13 +45,13 @@ _POOL_AFTER = {"inception3b": "maxpool3", "inception4e": "maxpool4"}
 
 @dataclass(frozen=True, kw_only=True)
 class GoogLeNetSpec(Spec):
-    """GoogLeNet in numbers."""
+    """The options of GoogLeNet."""
 
     aux_heads: bool = True
     dropout: float = 0.2
     aux_dropout: float = 0.7
     large_kernel: Literal[3, 5] = 3  # of the paper's 5x5 branch, which torchvision builds with 3x3
-    transform_input: bool = False  # for weights that want inputs of mean and deviation 0.5
+    transform_input: bool = False  # for weights trained with inputs of mean and std 0.5
     stem: Stem = "imagenet"  # cifar: one 3x3 of stride 1 and no pools before the first block
     norm_eps: float = 1e-3
     conv_init: ConvInit = "truncated"
@@ -97,7 +97,7 @@ class Inception(nn.Module):
 
 
 class InceptionAux(nn.Module):
-    """A small classifier that gives the middle of the network a gradient of its own."""
+    """An auxiliary classifier in the middle of the network."""
 
     def __init__(self, spec: GoogLeNetSpec, in_channels: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class InceptionAux(nn.Module):
 
 
 class GoogLeNet(ReconvModel):
-    """Stem, nine inception blocks, global average, one linear layer; in training, two more heads on the way."""
+    """Stem, nine inception blocks, global average pooling, one linear layer; in training, two auxiliary heads."""
 
     def __init__(self, spec: GoogLeNetSpec) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class GoogLeNet(ReconvModel):
         self.init_scheme = InitScheme(spec.conv_init, spec.linear_init)
 
     def forward(self, images: Tensor) -> Tensor | AuxOutput:
-        """Logits [n, classes] of images [n, channels, height, width]; in training with the auxiliary heads' too."""
+        """Logits [n, classes] of images [n, channels, height, width]; in training with those of the auxiliary heads."""
         x = self._stem(images)
         auxiliary: list[Tensor] = []
         for name in _BLOCKS:
@@ -153,7 +153,8 @@ class GoogLeNet(ReconvModel):
         return AuxOutput(logits, tuple(auxiliary), AUX_WEIGHT) if auxiliary else logits
 
     def stages(self) -> list[tuple[str, nn.Module]]:
-        """The stem, every block with its pool, the auxiliary heads, the head; what travels may be a tuple."""
+        """The stem, every block with its pool, the auxiliary heads, the head; auxiliary logits are passed on in a
+        tuple."""
         stem = Stage(self._stem, self.conv1, self.conv2, self.conv3)
         parts: list[tuple[str, nn.Module]] = [("stem", stem)]
         for name in _BLOCKS:
@@ -169,7 +170,7 @@ class GoogLeNet(ReconvModel):
         return self.training and self.spec.aux_heads
 
     def _stem(self, x: Tensor) -> Tensor:
-        if self.spec.transform_input:  # from ImageNet's mean and deviation to 0.5 and 0.5
+        if self.spec.transform_input:  # from ImageNet's mean and std to 0.5 and 0.5
             mean, std = x.new_tensor((0.485, 0.456, 0.406)), x.new_tensor((0.229, 0.224, 0.225))
             x = x * (std / 0.5).view(1, 3, 1, 1) + ((mean - 0.5) / 0.5).view(1, 3, 1, 1)
         x = self.maxpool1(self.conv1(x))
@@ -181,7 +182,7 @@ class GoogLeNet(ReconvModel):
         return logits
 
     def _append(self, head: nn.Module) -> Callable[[Any], Any]:
-        """A stage that adds a head's logits to what travels."""
+        """A stage that appends a head's logits to the tuple that is passed on."""
 
         def append(value: Any) -> Any:
             if not self._has_auxiliary():
@@ -198,7 +199,7 @@ class GoogLeNet(ReconvModel):
 
 
 def _on_first(module: nn.Module) -> Callable[[Any], Any]:
-    """The module applied to what travels first."""
+    """A stage that applies the module to the first element of the tuple that is passed on."""
 
     def apply(value: Any) -> Any:
         return (module(value[0]), *value[1:]) if isinstance(value, tuple) else module(value)

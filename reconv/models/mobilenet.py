@@ -36,14 +36,14 @@ _TOP_CHANNELS = 1280
 
 
 def round_channels(channels: float, divisor: int) -> int:
-    """The nearest multiple of the divisor that is not more than a tenth below."""
+    """The nearest multiple of the divisor, but not below 90% of the channels."""
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * channels else rounded
 
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNetV2Spec(Spec):
-    """MobileNetV2 in numbers."""
+    """The options of MobileNetV2."""
 
     width_coefficient: float = 1.0
     depth_divisor: int = 8
@@ -84,7 +84,7 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(ReconvModel):
-    """Stem, inverted residuals, a 1x1 top, global average, one linear layer."""
+    """Stem, inverted residuals, a 1x1 top, global average pooling, one linear layer."""
 
     def __init__(self, spec: MobileNetV2Spec) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class MobileNetV2(ReconvModel):
         return logits
 
     def _zero_norms(self) -> frozenset[str]:
-        """The norms that the zero-gamma rule names."""
+        """The norms whose weight starts at zero."""
         blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, InvertedResidual))
         return zero_gamma_norms(
             self.spec.zero_gamma, ((f"{name}.{block.last_norm}", block.has_shortcut) for name, block in blocks)

@@ -54,7 +54,7 @@ def check_splits(
 ) -> None:
     """Raise RecipeError, with a balanced proposal, if splits are too few, too many, unknown or out of order."""
     if not isinstance(model, ReconvModel):
-        raise RecipeError(f"{field}: networks of other packages have one stage and cannot be cut")
+        raise RecipeError(f"{field}: networks of other packages have one stage and cannot be split")
     work = stage_flops(model, image)
     possible = list(work)[1:]
     if len(splits) == num_parts - 1 and set(splits) <= set(possible) and _in_order(possible, splits):
@@ -65,8 +65,8 @@ def check_splits(
     raise RecipeError(
         f"{field}: {num_parts} parts need {num_parts - 1} of the network's stages, in order, not "
         f"{list(splits) or 'none'}",
-        why=f"a part begins at each; possible are {', '.join(possible)}",
-        then=f"parts of about equal work: --set '{field}=[{', '.join(proposal)}]'",
+        why=f"each part begins at one of: {', '.join(possible)}",
+        then=f"for parts of about equal FLOPs: --set '{field}=[{', '.join(proposal)}]'",
     )
 
 

@@ -22,7 +22,7 @@ from reconv.models.layers.conv import SqueezeExcitation
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSpec(Spec):
-    """A residual network in numbers."""
+    """The options of a ResNet."""
 
     block: Literal["basic", "bottleneck"]
     depths: tuple[int, ...]  # blocks per stage
@@ -32,10 +32,10 @@ class ResNetSpec(Spec):
     width_per_group: int = 64  # of the bottleneck's 3x3, at 64 planes
     stem: Literal["imagenet", "cifar", "deep"] = "imagenet"  # 7x7/2 and pool; one 3x3; three 3x3, /2, and pool
     shortcut: Literal["A", "B"] = "B"  # where shapes change: zero padding, or a projection
-    project_first: bool = False  # a projection in the first stage too, as TensorFlow's programs have it
-    zero_gamma: ZeroGamma = "never"  # blocks whose last norm starts at zero; no-projection: never basic ones
-    se_units: int = 0  # squeeze and excitation of so many hidden units; 0: none
-    se_ratio: int = 0  # or of the block's channels divided by this
+    project_first: bool = False  # a projection in the first stage too, as in TensorFlow's models
+    zero_gamma: ZeroGamma = "never"  # whose last norm's weight starts at zero; no-projection: bottlenecks only
+    se_units: int = 0  # hidden units of squeeze and excitation; 0: none
+    se_ratio: int = 0  # or the block's channels divided by this
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +49,7 @@ class ResNetSpec(Spec):
                 why="there an activation follows the norm, and a ReLU of zero passes no gradient",
             )
         if self.se_units and self.se_ratio:
-            raise UsageError("se_units and se_ratio say the same thing: give one of them")
+            raise UsageError("se_units and se_ratio cannot both be set", then="set one of them to 0")
 
     def build(self) -> ResNet:
         """The network, with torch's default initialization."""
@@ -255,7 +255,7 @@ class ResNetTrunk(ReconvModel):
         return [("stem", Stage(self.stem, self.conv1, self.bn1)), *blocks]
 
     def zero_norms(self) -> frozenset[str]:
-        """The norms that the zero-gamma rule names; Graphcore's, no-projection, never touches basic blocks."""
+        """The norms whose weight starts at zero; Graphcore's rule, no-projection, skips basic blocks."""
         rule = self.spec.zero_gamma
         return frozenset(
             f"{name}.{block.last_norm}"
@@ -333,7 +333,7 @@ _NEXT = replace(_BOTTLENECK, groups=32, width_per_group=4)
 _101 = (3, 4, 23, 3)
 _152 = (3, 8, 36, 3)
 
-# Depth 56 is both 6n+2 and 9n+2: resnet56_cifar is the published basic one, the other says bottleneck.
+# Depth 56 is both 6n+2 and 9n+2: resnet56_cifar is the published basic one.
 TABLE: Mapping[str, ResNetSpec] = {
     "resnet10": replace(_BASIC, depths=(1, 1, 1, 1)),
     "resnet14": replace(_BOTTLENECK, depths=(1, 1, 1, 1)),

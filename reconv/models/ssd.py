@@ -30,34 +30,34 @@ from reconv.models.resnet import TABLE as RESNETS
 from reconv.models.resnet import ResNetSpec, ResNetTrunk
 
 NUM_STAGES = 3  # of the trunk
-STRIDES = (1, 2, 1)  # of those: the third stays as large as the second
+STRIDES = (1, 2, 1)  # of the stages: the third keeps the second's size
 
 Maps = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SSDSpec(Spec):
-    """A single-shot detector in numbers. The number of classes counts the background."""
+    """The options of an SSD; `num_classes` includes the background."""
 
-    trunk: str = "resnet34"  # any of the ResNets, cut after its third stage
+    trunk: str = "resnet34"  # any ResNet, up to its third stage
     depths: tuple[int, ...] | None = None  # blocks of the three stages; null: the trunk's own
     width: int | None = None  # channels of the first stage; null: the trunk's own
-    boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)  # one for each map
-    extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)  # channels of the maps after the trunk's
-    num_halved: int = 3  # of those: so many have half the side of the one before, the others two pixels less
-    # A norm after each convolution of the extra maps, where the published network has none: there the first values
-    # shrink from map to map, 60-fold over five, and with them what is learned of large objects from scratch.
+    boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)  # default boxes per cell of each map
+    extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)  # channels of the extra maps
+    num_halved: int = 3  # extra maps that halve the size; each of the others is two pixels smaller
+    # A norm after each convolution of the extra maps. The published network has none: at initialization its
+    # activations shrink 60-fold over five maps, which slows learning of large objects from scratch.
     extra_norms: bool = False
-    pool: Literal["same", "torch"] = (
-        "same"  # same: the published program's, which pads after the end; torch: ResNet's own
-    )
+    pool: Literal["same", "torch"] = "same"  # padding of the stem's max-pool; same: as published
     conv_init: ConvInit = "tf_fan_in"  # of the trunk
     zero_gamma: ZeroGamma = "always"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trunk not in RESNETS:
-            raise UsageError(f"model option trunk cannot be {self.trunk!r}", then=f"one of: {', '.join(RESNETS)}")
+            raise UsageError(
+                f"model option trunk cannot be {self.trunk!r}", then=f"choose one of: {', '.join(RESNETS)}"
+            )
         if self.depths is not None and len(self.depths) != NUM_STAGES:
             raise UsageError(f"model option depths has {len(self.depths)} stages", why=f"a trunk has {NUM_STAGES}")
         if self.num_classes < 2:
@@ -66,8 +66,8 @@ class SSDSpec(Spec):
             raise UsageError(
                 f"model option extra_widths has {len(self.extra_widths)} maps after the trunk's, "
                 f"but there are boxes for {len(self.boxes_per_cell)} maps in all",
-                why="each map after the first is made by one entry of extra_widths",
-                then="one width fewer than there are lists of ratios (detection.anchors.aspect_ratios)",
+                why="each map after the first has one entry in extra_widths",
+                then="give one width fewer than there are lists in detection.anchors.aspect_ratios",
             )
 
     def build(self) -> SSD:
@@ -75,7 +75,7 @@ class SSDSpec(Spec):
         return SSD(self)
 
     def trunk_spec(self) -> ResNetSpec:
-        """The residual network whose first stages are the trunk."""
+        """The ResNet whose first stages are the trunk."""
         whole = RESNETS[self.trunk]
         common = {name: getattr(self, name) for name in Spec.__dataclass_fields__}
         return replace(
@@ -87,7 +87,7 @@ class SSDSpec(Spec):
         )
 
     def map_sides(self, size: int) -> tuple[int, ...]:
-        """The side of each map for square inputs of a side, or a refusal where a map would be empty."""
+        """The side of each map for square inputs; raises UsageError if a map would be empty."""
         side = -(-size // self._trunk_stride())
         sides = [side]
         for i in range(len(self.extra_widths)):
@@ -97,15 +97,15 @@ class SSDSpec(Spec):
             raise UsageError(
                 f"inputs of {size} pixels are too small for {len(sides)} maps",
                 why=f"their sides would be {', '.join(str(side) for side in sides)}",
-                then="larger inputs (data.preprocess.size), fewer maps (detection.anchors, "
-                "model.options.extra_widths), or other halvings (model.options.num_halved)",
+                then="use larger inputs (data.preprocess.size), fewer maps (detection.anchors, "
+                "model.options.extra_widths), or another model.options.num_halved",
             )
         return tuple(sides)
 
     def map_pitches(self, size: int) -> tuple[float, ...]:
-        """How far apart the centres of a map's cells are, as a share of the input's side.
+        """The distance between the centers of neighboring cells of each map, relative to the input's side.
 
-        Maps that were halved lie on the pixels they came from; the others share out the input evenly, as published.
+        Halved maps keep the pixel grid they came from; the others divide the input evenly, as published.
         """
         sides = self.map_sides(size)
         stride = self._trunk_stride()
@@ -140,7 +140,7 @@ class Extra(nn.Sequential):
 
 
 class SSD(ResNetTrunk):
-    """The trunk's map, the extra maps, and on each a head for classes and one for boxes."""
+    """The trunk's map and the extra maps, with a class head and a box head on each."""
 
     head_patterns = ("extras.*", "class_heads.*", "box_heads.*")
 

@@ -1,4 +1,4 @@
-"""A folded network answers as the network it was made from, and keeps the norms that cannot be folded."""
+"""A folded network has the outputs of the original, and keeps the norms that cannot be folded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _num_norms(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_folded_network_gives_the_outputs_of_the_original(case: str) -> None:
+def test_a_folded_network_has_the_outputs_of_the_original(case: str) -> None:
     name, options, side = CASES[case]
     model = _trained(build_model(name, num_classes=7, **options))
     answers, num_folded = fold_batch_norms(model, (3, side, side))
@@ -52,7 +52,7 @@ def test_a_folded_network_gives_the_outputs_of_the_original(case: str) -> None:
     assert _num_norms(answers) == _num_norms(model) - num_folded
 
 
-def test_every_norm_of_a_resnet_is_folded_and_the_original_stays_as_it_was() -> None:
+def test_every_norm_of_a_resnet_is_folded_and_the_original_is_unchanged() -> None:
     model = _trained(build_model("resnet50"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     answers, num_folded = fold_batch_norms(model, (3, 64, 64))

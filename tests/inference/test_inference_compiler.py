@@ -1,4 +1,4 @@
-"""A network as a flat list of operations gives its answers, with convolutions that took in what follows them."""
+"""A compiled model has the outputs of the original, with fused convolutions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def calls(compiled: Any, target: object) -> int:
         ),
     ],
 )
-def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], size: int, counts: Any) -> None:
+def test_outputs_equal_the_models(name: str, options: dict[str, Any], size: int, counts: Any) -> None:
     model = build_model(name, num_classes=4, **options)
     init_weights(model, 0)
     # In float64, which kernels do not take: whole networks are slow in Triton's interpreter, which small ones are for.
@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_network(name: str, options: dict[str, Any], si
             torch.testing.assert_close(compiled(given), model(given))
 
 
-def test_a_detector_answers_with_all_of_its_tensors() -> None:
+def test_a_detector_returns_all_of_its_tensors() -> None:
     options = {"trunk": "resnet10", "width": 8, "extra_widths": [16, 16, 8], "boxes_per_cell": [4, 6, 6, 4]}
     model = build_model("ssd_resnet34", num_classes=3, **options)
     init_weights(model, 0)
@@ -90,7 +90,7 @@ def test_a_detector_answers_with_all_of_its_tensors() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_an_inception_block_answers_through_kernels() -> None:
+def test_an_inception_block_uses_fused_pool_and_concat() -> None:
     model = Inception(GoogLeNetSpec(), 8, (8, 8, 16, 8, 8, 8)).eval()
     model, _ = fold_batch_norms(model.to(memory_format=torch.channels_last), (8, 7, 7))
     compiled, num_fused = compile_inference(model, images(7, channels=8))

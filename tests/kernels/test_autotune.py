@@ -1,4 +1,4 @@
-"""Of several forms the fastest is chosen, of those that give the plain values."""
+"""The fastest implementation with the right values is chosen."""
 
 from __future__ import annotations
 

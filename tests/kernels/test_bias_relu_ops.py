@@ -1,4 +1,4 @@
-"""Bias and ReLU by kernels equal the plain ones, with the gradients of both uses."""
+"""Fused bias and ReLU equal plain operations, with the gradients of both uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses computed from a detector's maps equal the plain ones of its answers, ties and empty images included."""
+"""Losses computed from a detector's feature maps equal the plain ones, ties and empty images included."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_losses_and_gradients_of_maps_are_the_plain_ones(dtype: torch.dtype, tol
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # kernels do not take the second
-def test_the_task_has_the_same_loss_of_maps_and_of_their_answers(dtype: torch.dtype) -> None:
+def test_the_task_computes_the_same_loss_from_maps_and_from_outputs(dtype: torch.dtype) -> None:
     of = truth([2, 0, 5], seed=4)
     task = DetectionTask(ANCHORS, RULES, PostprocessConfig(), ("a",) * (NUM_CLASSES - 1), no_annotation)
     shown = {"images": torch.zeros(3, 3, 8, 8), "boxes": of.boxes_xyxy, "labels": of.labels, "num_boxes": of.num_boxes}
@@ -126,7 +126,7 @@ def test_matching_is_the_plain_one_ties_included(images: list[list[Any]], thresh
     assert torch.equal(found[found >= 0].long(), expected.box_index[expected.positive])
 
 
-def test_maps_as_answers_are_in_the_published_order() -> None:
+def test_the_output_of_maps_is_in_the_published_order() -> None:
     maps = draw_maps(2, 1, torch.float32)
     zeros = tuple((torch.zeros(NUM_CLASSES * b), torch.zeros(4 * b)) for b in PER_CELL)
     codes, logits = SSDFeatureMaps(tuple(maps), zeros, PER_CELL, NUM_CLASSES).output()

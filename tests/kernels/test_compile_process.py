@@ -1,4 +1,4 @@
-"""Kernels compiled by a process beside a run: what it leaves is found, and no way of failing matters."""
+"""The compiler process: launches find its results in the cache, and its failures do no harm."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ kernel = Kernel()
 """
 
 
-def test_what_is_printed_while_compiling_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prints_while_compiling_do_not_mix_with_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "talking.py").write_text(TALKATIVE)
     monkeypatch.syspath_prepend(tmp_path)
     answers = CompilerProcess().compile(TARGET, [("talking", "kernel", [], {})] * 3)

@@ -1,4 +1,4 @@
-"""Boxes resized into one batch by the kernel are those of the plain form, and near those of the host's path."""
+"""Crops by the kernel equal the reference, and are close to those of the host."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ def test_the_pixels_are_the_hosts_within_a_level(case: Case) -> None:
     assert torch.stack(apart).float().mean() < 0.2
 
 
-def test_a_row_depends_on_its_own_picture_and_box_alone(case: Case) -> None:
+def test_a_row_depends_on_its_own_image_and_box_only(case: Case) -> None:
     alone = crop(case.pictures[-1:], case.boxes[-1:], SIZE, antialias=case.antialias)
     assert torch.equal(alone[0], case.found[-1])
 
 
-def test_a_picture_that_is_not_in_one_piece_is_refused() -> None:
+def test_a_non_contiguous_image_is_rejected() -> None:
     turned = torch.zeros((3, 8, 6), dtype=torch.uint8).transpose(1, 2)
     with pytest.raises(ValueError, match="contiguous"):
         crop([turned], [(0, 0, 8, 6)], SIZE)
 
 
-def test_a_box_that_is_not_cut_out_is_resized_as_evaluation_resizes_the_whole_picture() -> None:
+def test_a_box_that_is_not_cut_out_is_resized_like_the_whole_image() -> None:
     spec = PreprocessConfig(size=SIZE, resize=SIZE + 3)
     pictures = [noise(height, width) for height, width in ((40, 31), (9, 33), (SIZE + 3, SIZE + 3))]
     boxes = [eval_crop_box(picture.shape[1], picture.shape[0], spec) for picture in pictures]

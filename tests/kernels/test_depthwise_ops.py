@@ -1,4 +1,4 @@
-"""A depthwise convolution through its own gradient equals torch's, values and gradients."""
+"""The depthwise convolution equals torch's, values and gradients."""
 
 from __future__ import annotations
 

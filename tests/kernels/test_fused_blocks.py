@@ -1,4 +1,4 @@
-"""Networks trained through kernels have the outputs, gradients and statistics of plain ones."""
+"""Fused networks have the outputs, gradients and statistics of plain ones in training."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ def both_ways(plain: nn.Module, images: Tensor) -> None:
         ("resnet10", {"width": 8, "depths": [1], "padding": "same"}),
     ],
 )
-def test_a_residual_network_trains_through_kernels_as_without(name, options) -> None:
+def test_a_fused_resnet_trains_like_the_plain_one(name, options) -> None:
     torch.manual_seed(0)
     images = torch.randn(5, 3, 16, 16).contiguous(memory_format=torch.channels_last)
     both_ways(build_model(name, num_classes=4, **options), images)
 
 
 @pytest.mark.parametrize("activation", ["relu6", "silu"])
-def test_an_inverted_residual_trains_through_kernels_as_without(activation) -> None:
+def test_a_fused_inverted_residual_trains_like_the_plain_one(activation) -> None:
     torch.manual_seed(0)
     spec = MobileNetV2Spec(activation=activation)
     block = nn.Sequential(InvertedResidual(spec, 8, 8, 2, 1), InvertedResidual(spec, 8, 16, 2, 2))
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
-def test_an_inverted_residual_writes_no_activation_before_its_last_convolution() -> None:
+def test_an_inverted_residual_fuses_its_last_convolution() -> None:
     spec = MobileNetV2Spec()
     block = InvertedResidual(spec, 16, 16, 2, 1).half().to(memory_format=torch.channels_last).train()
     images = torch.randn(5, 16, 6, 6).half().contiguous(memory_format=torch.channels_last)
@@ -96,14 +96,14 @@ def test_an_inverted_residual_writes_no_activation_before_its_last_convolution()
     assert changed["gradient of conv.2.weight"].abs().sum() > 0
 
 
-def test_an_inception_block_trains_through_the_kernels() -> None:
+def test_a_fused_inception_block_trains_like_the_plain_one() -> None:
     torch.manual_seed(0)
     spec = GoogLeNetSpec()
     block = nn.Sequential(Inception(spec, 16, (8, 8, 16, 8, 8, 8)), spec.make_max_pool(3, 2, ceil=True))
     both_ways(block, torch.randn(5, 16, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
-def test_an_inception_block_computes_its_three_narrow_convolutions_of_one_input_as_one() -> None:
+def test_an_inception_block_computes_its_1x1_convolutions_as_one() -> None:
     block = Inception(GoogLeNetSpec(), 16, (8, 8, 16, 8, 8, 8)).to(memory_format=torch.channels_last).train()
     images = torch.randn(4, 16, 6, 6).contiguous(memory_format=torch.channels_last)
     widths = []
@@ -124,14 +124,14 @@ def test_an_inception_block_computes_its_three_narrow_convolutions_of_one_input_
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
-def test_an_inverted_residual_with_excitation_trains_through_the_kernels(rate: float) -> None:
+def test_a_fused_mbconv_trains_like_the_plain_one(rate: float) -> None:
     torch.manual_seed(0)
     block = MBConv(EfficientNetSpec(), 8, 8, expansion=2, kernel=3, stride=1)
     block.drop_connect.rate = rate
     both_ways(block, torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last))
 
 
-def test_kernels_compute_squeeze_and_excitation_with_the_norm_before_it() -> None:
+def test_squeeze_excitation_is_fused_with_the_norm_before_it() -> None:
     block = MBConv(EfficientNetSpec(), 8, 8, expansion=2, kernel=3, stride=1).to(memory_format=torch.channels_last)
     images = torch.randn(5, 8, 6, 6).contiguous(memory_format=torch.channels_last)
     seen = []
@@ -144,7 +144,7 @@ def test_kernels_compute_squeeze_and_excitation_with_the_norm_before_it() -> Non
     assert block.block[1][1].running_mean.abs().sum() > 0
 
 
-def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> None:
+def test_only_a_fused_block_returns_a_dual_use() -> None:
     torch.manual_seed(0)
     block = build_model("resnet10", width=8, depths=[1]).get_submodule("layer1.0")
     block = block.to(memory_format=torch.channels_last).train()
@@ -154,12 +154,12 @@ def test_a_block_that_kernels_computed_forks_its_output_and_no_other_does() -> N
     assert not isinstance(block(images), DualUse), "without groups the layer is torch's own"
     LayerState(block).set_micro_batch(Batch({}, torch.arange(4), (4,)), step=0)
     assert isinstance(block(images), DualUse)
-    assert not isinstance(block(images.contiguous()[:, :, :3]), DualUse), "kernels take channels_last alone"
+    assert not isinstance(block(images.contiguous()[:, :, :3]), DualUse), "kernels support channels_last only"
     block.eval()
     assert not isinstance(block(images), DualUse)
 
 
-def test_a_detector_trains_through_kernels_as_without() -> None:
+def test_a_fused_detector_trains_like_the_plain_one() -> None:
     torch.manual_seed(0)
     options = {"trunk": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16], "boxes_per_cell": [4, 6]}
     plain = build_model("ssd_resnet34", num_classes=5, **options).to(memory_format=torch.channels_last).train()

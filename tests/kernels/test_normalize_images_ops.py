@@ -1,4 +1,4 @@
-"""Images prepared in one pass equal those of tensor operations, and are where nothing else is asked of them."""
+"""Images normalized by the kernel equal those of tensor operations; it is used if no other transform is needed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_images_of_which_more_is_asked_are_prepared_by_tensor_operations(more, a
     assert quick["images"].stride() == plain["images"].stride()
 
 
-def test_a_rehearsal_notes_the_launch_and_leaves_the_numbers() -> None:
+def test_tracing_records_the_launch_and_changes_nothing() -> None:
     prepare = TrainPreprocess(PreprocessConfig(), AugmentConfig(hflip=0.5), 4, torch.float32, True, kernels=True)
     before = prepare(batch(), 0)["images"]
     with trace_launches() as noted:

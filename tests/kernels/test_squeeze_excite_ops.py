@@ -1,4 +1,4 @@
-"""Squeeze and excitation through kernels equals plain operations, values and gradients."""
+"""Fused squeeze-and-excitation equals plain operations, values and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stem's convolution over blocks of pixels equals the plain one."""
+"""The stem's convolution over 2x2 blocks of pixels equals the plain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled ahead of the first step is what the step launches."""
+"""Tracing finds exactly the kernels that a training step launches."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ NETWORKS = {
         ("detecting", None),
     ],
 )
-def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launched) -> None:
+def test_a_traced_pass_records_exactly_what_a_step_launches(name, lower, launched) -> None:
     torch.manual_seed(0)
     model = NETWORKS[name]().to(memory_format=torch.channels_last).train()
     fuse(model)
@@ -108,15 +108,15 @@ def test_a_rehearsed_pass_notes_exactly_what_a_step_launches(name, lower, launch
     def autocast():  # type: ignore[no-untyped-def]
         return nullcontext() if lower is None else torch.autocast("cpu", lower)
 
-    rehearsed = trace_kernels(model, (3, 8, 8), torch.float32, autocast())
-    assert not launched, "a rehearsal launches nothing"
+    traced = trace_kernels(model, (3, 8, 8), torch.float32, autocast())
+    assert not launched, "tracing launches nothing"
     with autocast():
         train_once(model, images)
-    assert len(rehearsed) == len(set(rehearsed)) >= 8
-    assert set(rehearsed) == launched
+    assert len(traced) == len(set(traced)) >= 8
+    assert set(traced) == launched
 
 
-def test_a_rehearsal_leaves_the_network_as_it_was() -> None:
+def test_tracing_does_not_change_the_model() -> None:
     model = build_model("resnet8_cifar", num_classes=4).to(memory_format=torch.channels_last).eval()
     fuse(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -141,7 +141,7 @@ class Counted:
         return run
 
 
-def test_a_launch_waits_for_its_kernel_and_tells_once_that_it_was_not_compiled_ahead() -> None:
+def test_a_launch_waits_for_its_kernel_and_warns_once_of_a_failed_compilation() -> None:
     kernel, other, told = Counted(), Counted(), []
     failed: Future[None] = Future()
     never: Future[None] = Future()
@@ -159,7 +159,7 @@ def test_a_launch_waits_for_its_kernel_and_tells_once_that_it_was_not_compiled_a
     assert other.launches == 1 and len(told) == 1
 
 
-REHEARSAL = """
+TRACING = """
 import sys
 from contextlib import nullcontext
 import torch
@@ -176,6 +176,6 @@ print(*(name for name in ("sympy", "torch._dynamo") if name in sys.modules))
 """
 
 
-def test_a_rehearsal_imports_nothing_of_torchs_compiler() -> None:
-    found = subprocess.run([sys.executable, "-c", REHEARSAL], capture_output=True, text=True, check=True)
+def test_tracing_does_not_import_torchs_compiler() -> None:
+    found = subprocess.run([sys.executable, "-c", TRACING], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""

@@ -1,4 +1,4 @@
-"""What the fixtures in this folder were computed from: weights and images that anyone can draw again.
+"""The weights and images from which the fixtures in this folder were computed.
 
 `fixtures/make_outputs.py` runs other packages' networks on these weights and stores a few outputs; the tests run ours.
 """

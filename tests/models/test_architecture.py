@@ -83,7 +83,7 @@ def test_groups_that_are_not_given_are_as_many_as_divide_every_layer(name: str, 
         assert groups_of(name, norm=norm) == {num_groups}
 
 
-def test_every_network_has_group_norm_without_being_told_how_many() -> None:
+def test_every_network_has_group_norm_with_a_default_number_of_groups() -> None:
     assert [name for name in model_names() if not groups_of(name, norm="group")] == []
 
 
@@ -103,7 +103,7 @@ def test_the_advised_groups_are_those_that_divide_every_layer(name: str, advice:
     [("norm_groups", 8, ("batch", "layer")), ("proxy_eps", 0.1, ("batch", "layer", "group")),
      ("bn_momentum", 0.2, ("group", "layer", "proxy"))],
 )  # fmt: skip
-def test_an_option_of_another_norm_is_refused_and_null_takes_it_back(
+def test_an_option_of_another_norm_is_rejected_and_null_unsets_it(
     option: str, value: float, norms: tuple[str, ...]
 ) -> None:
     for norm in ("batch", "group", "layer", "proxy"):

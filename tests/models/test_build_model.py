@@ -17,13 +17,13 @@ def num_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def test_an_unknown_model_names_the_nearest_one() -> None:
+def test_an_unknown_model_error_names_the_closest_one() -> None:
     with pytest.raises(UsageError, match="resnet500") as caught:
         build_model("resnet500")
     assert "resnet50" in str(caught.value)
 
 
-def test_an_unknown_option_names_the_valid_ones() -> None:
+def test_an_unknown_option_error_lists_the_valid_ones() -> None:
     with pytest.raises(UsageError) as caught:
         build_model("resnet18", widht=32)
     assert "widht" in str(caught.value)
@@ -114,7 +114,7 @@ def tensors_of(output: torch.Tensor | AuxOutput) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", FOLDED)
 @pytest.mark.parametrize("is_training", [False, True])
-def test_every_network_is_the_fold_of_its_stages(name: str, is_training: bool) -> None:
+def test_the_stages_in_order_equal_the_forward_pass(name: str, is_training: bool) -> None:
     model = build_model(name, num_classes=7, **FOLDED[name]).train(is_training)
     for module in model.modules():
         if isinstance(module, KeyedRandomLayer):
@@ -142,7 +142,7 @@ def test_every_parameter_of_every_family_gets_a_gradient() -> None:
         assert without == [], name
 
 
-def test_a_package_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # what Python does for a module that cannot be found
     with pytest.raises(UsageError, match="timm is not installed") as caught:
         build_model("timm:resnet50")
@@ -185,7 +185,7 @@ def test_another_packages_network_gets_our_layers(monkeypatch: pytest.MonkeyPatc
         build_model("timm:tiny", depth=3)
 
 
-def test_a_network_of_a_seed_is_the_one_that_is_given_its_values_later_and_draws_from_no_generator_of_torchs() -> None:
+def test_building_with_a_seed_equals_init_weights_and_uses_no_global_generator() -> None:
     before = torch.get_rng_state()
     for name in ("resnet10", "mobilenet_v2", "ssd_resnet34"):
         later = build_model(name, num_classes=5)

@@ -1,4 +1,4 @@
-"""Networks of other packages: their own initial values from our seed, and no randomness that has a history."""
+"""Networks of other packages: initialized from our seed, and without layers that use the global generator."""
 
 from __future__ import annotations
 
@@ -170,6 +170,6 @@ class GeneralizedMean(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout2d(0.0), DenseLayer(0.0), GeneralizedMean(), nn.ReLU()])
-def test_a_layer_that_draws_nothing_is_let_be(offer: Callable[[Create], None], layer: nn.Module) -> None:
+def test_a_layer_without_randomness_is_kept(offer: Callable[[Create], None], layer: nn.Module) -> None:
     offer(layers_with(layer))
     assert build_model("torchvision:tiny", num_classes=5)[2] is not None

@@ -1,4 +1,4 @@
-"""The fast CIFAR network: its size, its shapes, its whitening layer and what is trained."""
+"""FastNet: its size, shapes, whitening layer and trained parameters."""
 
 from __future__ import annotations
 

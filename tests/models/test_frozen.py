@@ -1,4 +1,4 @@
-"""A part of a network is trained, and the rest does not move in any way."""
+"""Frozen parameters and the statistics of frozen norms do not change."""
 
 from __future__ import annotations
 

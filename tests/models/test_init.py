@@ -38,7 +38,7 @@ def test_the_last_layer_has_the_bound_and_the_deviation_of_its_rule(rule: str) -
 
 @pytest.mark.parametrize("name,block", [("mobilenet_v2", InvertedResidual), ("efficientnet_b0", MBConv)])
 @pytest.mark.parametrize("rule", ["never", "always", "no-projection"])
-def test_the_last_norms_that_the_rule_names_start_at_zero(name: str, block: type[nn.Module], rule: str) -> None:
+def test_zero_gamma_applies_to_the_last_norms_of_the_rule(name: str, block: type[nn.Module], rule: str) -> None:
     model = build_model(name, num_classes=10, zero_gamma=rule)
     blocks = [module for module in model.modules() if isinstance(module, MBConv | InvertedResidual)]
     assert all(isinstance(module, block) for module in blocks)

@@ -76,7 +76,7 @@ def test_every_name_can_be_described_and_built() -> None:
     assert all(count(name, 10) > 50_000 for name in names)
 
 
-def test_every_network_takes_every_common_option() -> None:
+def test_every_network_accepts_every_common_option() -> None:
     options = {"norm": "group", "norm_groups": 4, "padding": "same", "conv_init": "tf_fan_in", "linear_init": "glorot"}
     taken = [name for name in model_names() if count(name, 1001, **options, norm_eps=1e-3)]
     assert taken == model_names()

@@ -1,4 +1,4 @@
-"""The single-shot detector is the published network, and takes the trunk of any ResNet."""
+"""SSD is the published network, and can use any ResNet as trunk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ssd_resnet34_has_the_published_parameters() -> None:
     assert (extras, classes + boxes) == (3_574_400, 8_227_830)
 
 
-def test_ssd_resnet34_answers_for_8732_boxes_and_its_stages_fold_to_the_same() -> None:
+def test_ssd_resnet34_has_8732_default_boxes_and_its_stages_equal_its_forward_pass() -> None:
     model = build_model("ssd_resnet34", num_classes=81).eval()
     images = torch.rand(1, 3, 300, 300)
     with torch.no_grad():
@@ -71,7 +71,7 @@ def test_maps_have_the_sides_the_network_gives_them(
     assert codes.shape[1] == sum(side * side * number for side, number in zip(sides, per_cell, strict=True))
 
 
-def test_answers_come_by_map_shape_row_and_column() -> None:
+def test_outputs_are_ordered_by_map_shape_row_and_column() -> None:
     model = build_model("ssd_resnet34", 3, **NARROW).eval()
     head = model.get_submodule("box_heads.1")
     assert isinstance(head, nn.Conv2d) and head.bias is not None
@@ -84,7 +84,7 @@ def test_answers_come_by_map_shape_row_and_column() -> None:
     assert torch.equal(shapes[:, 3, 5], torch.arange(24.0).view(6, 4))
 
 
-def test_extra_layers_and_heads_start_as_keras_draws_them_and_the_trunk_as_published() -> None:
+def test_extra_layers_and_heads_have_kerass_init_and_the_trunk_the_published_one() -> None:
     model = build_model("ssd_resnet34", num_classes=81)
     init_weights(model, seed=5)
     modules = dict(model.named_modules())
