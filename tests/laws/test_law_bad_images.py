@@ -159,7 +159,7 @@ def test_the_count_goes_on_over_a_resume(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(PreemptedError):
         run(damaged, tmp_path / "run", on_event=stop, data__bad_images="skip up to 2")
     assert {e.split for e in met} == {"train"}
-    with pytest.raises(DataError, match=r"3 images cannot be read, and data\.bad_images bears 2"):
+    with pytest.raises(DataError, match=r"3 images cannot be read, and data\.bad_images tolerates 2"):
         run(damaged, tmp_path / "run", resume=True, data__bad_images="skip up to 2")
 
 

@@ -91,10 +91,9 @@ def test_a_step_that_does_not_fit_is_halved_to_groups_and_done_again(
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
     found = train("found", {**settings, "batch.micro": "auto"})
     assert differing(expected, found) == []
-    said = [text for text in notes(found) if "out of memory" in text]
-    assert [text.split(" are")[0] for text in said] == [
-        "out of memory: micro-batches of 64",
-        "out of memory: micro-batches of 32",
+    assert [text for text in notes(found) if "out of memory" in text] == [
+        "out of memory with micro-batches of 64: repeating the step with 32",
+        "out of memory with micro-batches of 32: repeating the step with 16",
     ]
     assert hungry.passes == 2 + 6 * 4
 
@@ -125,7 +124,7 @@ def test_a_halved_micro_batch_is_kept_when_the_run_goes_on(train: Train, monkeyp
 def test_groups_are_not_cut(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     hungry = Hungry(15)
     monkeypatch.setattr(ResNet, "forward", lambda model, images: hungry(model, images))
-    with pytest.raises(ResourceError, match="a group of 16 images does not fit") as caught:
+    with pytest.raises(ResourceError, match="a batch norm group of 16 images does not fit") as caught:
         train("none", {**SHORT, "batch.micro": "auto"})
     assert caught.value.then.startswith("--set memory.activation_checkpointing=auto, or smaller groups")
     assert hungry.passes == 3
