@@ -55,14 +55,14 @@ def has_center(view: Box, box: Box) -> bool:
 def slow_crop(of: F64, section: SsdCropConfig, row_key: int) -> Box:
     """The published rule, read aloud."""
     for attempt in range(1, 10_000):
-        draws = uniforms(row_key, np.array([attempt]), 2 + 4 * section.trials)[0].tolist()
-        if draws[0] < section.no_crop_probability:
+        uniform = uniforms(row_key, np.array([attempt]), 2 + 4 * section.trials)[0].tolist()
+        if uniform[0] < section.no_crop_probability:
             return 0.0, 0.0, 1.0, 1.0
-        bound = section.min_ious[int(draws[1] * len(section.min_ious))]
+        bound = section.min_ious[int(uniform[1] * len(section.min_ious))]
         chosen = None
         low, high = section.scale
         for number in range(section.trials):
-            width, height, x, y = (draws[2 + part * section.trials + number] for part in range(4))
+            width, height, x, y = (uniform[2 + part * section.trials + number] for part in range(4))
             width, height = low + width * (high - low), low + height * (high - low)
             left, top = x * (1 - width), y * (1 - height)
             view = (left, top, left + width, top + height)

@@ -43,7 +43,7 @@ def turned(image: Image.Image, orientation: int) -> bytes:
 
 
 def with_factors(data: bytes, factors: int) -> bytes:
-    """A grey file that says so many samples of what is coded together, of which it has one all the same."""
+    """A grey file with other sampling factors in its header, which have no effect with a single component."""
     at = data.index(b"\xff\xc0") + 11
     return data[:at] + bytes([factors]) + data[at + 1 :]
 
@@ -174,8 +174,8 @@ def test_a_scan_with_other_markers_than_restarts_is_not_plain(kind: str) -> None
     data = PLAIN[kind]
     scan, end = data.index(b"\xff\xda"), data.index(b"\xff\xd9")
     at = next(at for at in range((scan + end) // 2, end) if 0xFF not in data[at - 1 : at + 1])
-    borne = [value for value in range(256) if read_header(data[:at] + bytes([0xFF, value]) + data[at:]) is not None]
-    assert borne == [0, *range(0xD0, 0xD8), 0xD9]
+    plain = [value for value in range(256) if read_header(data[:at] + bytes([0xFF, value]) + data[at:]) is not None]
+    assert plain == [0, *range(0xD0, 0xD8), 0xD9]
     assert all(read_header(data[:length]) is None for length in range(scan + 4, end + 2))
 
 

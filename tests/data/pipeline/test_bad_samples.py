@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.dataset import Sample
@@ -25,10 +24,6 @@ from reconv.recipe.schema import BatchConfig, Recipe
 
 COLOR = PreprocessConfig(size=24, resize=28)
 NUM_STEPS = 8  # of 4 samples: three epochs of the 11 training images
-
-
-def stay(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def make_recipe(workers: int = 0, flip_form: str = "random") -> Recipe:

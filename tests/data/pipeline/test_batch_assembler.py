@@ -9,7 +9,6 @@ import pytest
 import torch
 from data_examples import noise
 from loading_examples import host_train
-from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.dataset import Dataset, select_rows
@@ -29,10 +28,6 @@ from reconv.recipe.units import Duration
 
 PREPROCESS = PreprocessConfig(size=24, resize=28)
 GROWING = ((Duration(0, "ep"), 12), (Duration(50, "%"), 18), (Duration(3, "ep"), 24))
-
-
-def stay(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def make_recipe(crop: str = "random_resized", workers: int = 0, source: str = "auto", **augment: object) -> Recipe:

@@ -191,7 +191,7 @@ def test_the_number_of_buffers_is_bounded(tree: Path, workers: int) -> None:
 
     previous = None
     for step in make_train_loader(dataset, recipe, plan, DataContext(Counting(stay))).steps(0, 100):
-        current, previous = previous, step  # the engine looks at the last batch once more
+        current, previous = previous, step  # the training step still reads the last batch
         del current
     assert 1 <= len(made) <= plan.steps_held
     for batch in EvalLoader(dataset, SPEC, 4, DataContext(Counting(stay)), workers):

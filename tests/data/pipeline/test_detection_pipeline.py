@@ -30,10 +30,6 @@ from reconv.recipe.schema import BatchConfig, Recipe
 SQUARE = PreprocessConfig(size=32, resize=None)
 
 
-def stay(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def many(count: int = 12) -> Listed:
     """Images of several sizes, some encoded, with 0 to 4 boxes."""
     samples: list[tuple[bytes | np.ndarray, Annotation]] = []

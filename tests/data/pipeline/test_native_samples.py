@@ -161,9 +161,9 @@ def test_files_are_read_until_one_does_not_fit(mixed: FolderDataset, tmp_path: P
     paths = [os.fsencode(mixed.path(index)) for index in (1, 3, 5)]
     sizes = [os.path.getsize(path) for path in paths]
     for num_fitting in range(4):
-        room = sum(sizes[:num_fitting]) + (sizes[num_fitting] - 1 if num_fitting < 3 else 0)
-        buffer = np.full(room + 8, 7, np.uint8)
-        ends, found = native.read_files(paths, buffer[:room])
+        capacity = sum(sizes[:num_fitting]) + (sizes[num_fitting] - 1 if num_fitting < 3 else 0)
+        buffer = np.full(capacity + 8, 7, np.uint8)
+        ends, found = native.read_files(paths, buffer[:capacity])
         assert ends.tolist() == np.cumsum(sizes[:num_fitting]).tolist()
         assert found == [(120, 90), (0, 0), (300, 200)][:num_fitting]
         assert (buffer[sum(sizes[:num_fitting]) :] == 7).all()
@@ -178,7 +178,7 @@ def test_an_unreadable_file_takes_no_space_in_the_buffer(mixed: FolderDataset, t
 
 def test_files_are_always_closed(mixed: FolderDataset, tmp_path: Path) -> None:
     paths = [os.fsencode(mixed.path(index)) for index in range(6)] + [os.fsencode(tmp_path)]
-    free = os.dup(0)  # the lowest number that nobody has
+    free = os.dup(0)  # the lowest free descriptor
     os.close(free)
     for first in range(len(paths)):
         native.read_files(paths[first:], np.empty(2**20, np.uint8))

@@ -69,9 +69,9 @@ def test_device_jitter_equals_the_operations_pixel_by_pixel() -> None:
     # Bright enough that no value falls below 0, where Python's conversion is another one.
     images = rng.integers(110, 200, (4, 3, 5, 6), dtype=np.uint8)
     images[3, :, 0, 0] = 140  # a grey pixel
-    drawn = np.array([[0.1, 1.2, 0.6, 0.03], [-0.1, 0.7, 1.5, -0.05], [0, 1, 1, 0], [0.05, 1, 0, 0.5]], np.float32)
-    expected = np.stack([slow(image, *row) for image, row in zip(images.astype(float), drawn.tolist(), strict=True)])
-    result = jitter_on_device(torch.from_numpy(images), torch.from_numpy(drawn), torch.float64)
+    jitter = np.array([[0.1, 1.2, 0.6, 0.03], [-0.1, 0.7, 1.5, -0.05], [0, 1, 1, 0], [0.05, 1, 0, 0.5]], np.float32)
+    expected = np.stack([slow(image, *row) for image, row in zip(images.astype(float), jitter.tolist(), strict=True)])
+    result = jitter_on_device(torch.from_numpy(images), torch.from_numpy(jitter), torch.float64)
     assert result.numpy() == pytest.approx(expected, abs=1e-4)
     assert result[2].numpy() == pytest.approx(images[2].astype(float), abs=1e-9)
 
@@ -80,11 +80,11 @@ def test_extreme_jitter_stays_finite_and_rows_are_independent() -> None:
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.integers(0, 256, (6, 3, 8, 8), dtype=np.uint8))
     images[0], images[1] = 0, 255
-    drawn = torch.tensor([[-0.5, 1.5, 1.5, 0.5]] * 6)
-    whole = jitter_on_device(images, drawn, torch.float32)
+    jitter = torch.tensor([[-0.5, 1.5, 1.5, 0.5]] * 6)
+    whole = jitter_on_device(images, jitter, torch.float32)
     assert torch.isfinite(whole).all()
     for row in range(6):
-        assert torch.equal(jitter_on_device(images[row : row + 1], drawn[row : row + 1], torch.float32)[0], whole[row])
+        assert torch.equal(jitter_on_device(images[row : row + 1], jitter[row : row + 1], torch.float32)[0], whole[row])
 
 
 def test_grey_images_get_brightness_and_contrast_only() -> None:
@@ -99,11 +99,11 @@ def test_device_jitter_covers_its_ranges_and_depends_on_the_position_alone() -> 
             brightness=0.125, contrast=0.5, saturation=0.5, hue=0.05, implementation="tensorflow"
         )
     )
-    drawn = device_color_params(augment.color_jitter, 3, np.arange(4000))
+    jitter = device_color_params(augment.color_jitter, 3, np.arange(4000))
     for column, (low, high) in enumerate([(-0.125, 0.125), (0.5, 1.5), (0.5, 1.5), (-0.05, 0.05)]):
-        assert low <= drawn[:, column].min() < low + 0.01 * (high - low)
-        assert high - 0.01 * (high - low) < drawn[:, column].max() <= high
-    assert np.array_equal(device_color_params(augment.color_jitter, 3, np.array([70, 5])), drawn[[70, 5]])
+        assert low <= jitter[:, column].min() < low + 0.01 * (high - low)
+        assert high - 0.01 * (high - low) < jitter[:, column].max() <= high
+    assert np.array_equal(device_color_params(augment.color_jitter, 3, np.array([70, 5])), jitter[[70, 5]])
     strong = AugmentConfig(color_jitter=ColorJitterConfig(contrast=3, implementation="tensorflow"))
     assert device_color_params(strong.color_jitter, 0, np.arange(100))[:, 1].min() == 0
 

@@ -50,7 +50,7 @@ BOTH = AugmentConfig(hflip=0.5, mixup=MixupConfig(alpha=0.7), cutmix=CutmixConfi
 def make_batch(
     augment: AugmentConfig, groups: tuple[int, ...], step: int = 3, first: int = 0, channels: int = 3
 ) -> Batch:
-    """A batch whose positions start at `first`, with the loader's draws."""
+    """A batch whose positions start at `first`, with the loader's parameters."""
     count = sum(groups)
     positions = np.arange(first, first + count, dtype=np.int64)
     rng = np.random.default_rng(1)

@@ -44,7 +44,7 @@ def test_random_resized_crops_have_the_areas_and_ratios_of_the_recipe() -> None:
     areas, ratios = widths * heights / 1e6, widths / heights
     assert areas.min() > 0.198
     assert areas.max() < 0.802
-    # Large boxes of extreme ratio do not fit and are drawn again, so the mean is a little below the middle.
+    # Large boxes of extreme ratio do not fit and are sampled again, so the mean is a little below the middle.
     assert 0.44 < areas.mean() < 0.5
     assert abs(np.log(ratios).mean()) < 0.03
     assert ratios.min() > 0.49

@@ -17,7 +17,6 @@ import pytest
 import torch
 from box_examples import write_coco, write_voc, write_yolo
 from data_examples import encode, noise
-from torch import Tensor
 
 from reconv.data.convert.convert import convert, make_target
 from reconv.data.convert.open_splits import open_splits
@@ -41,10 +40,6 @@ from reconv.recipe.schema import BatchConfig, Recipe
 
 COLOR = PreprocessConfig(size=24, resize=28)
 GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
-
-
-def stay(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def loader(
