@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from reconv.optim.ema import ModelEma
-from reconv.optim.factory import build_optimizer, optimizer_groups
 from reconv.optim.lars import LARS
 from reconv.optim.optimizer import Optimizer
+from reconv.optim.optimizer_factory import build_optimizer, optimizer_groups
 from reconv.optim.param_groups import DecayGroups, decay_groups, norm_biases
 from reconv.optim.rmsprop import RMSprop
 from reconv.optim.sgd import SGD
