@@ -52,7 +52,7 @@ def test_the_worked_examples_pass_their_own_tests(tmp_path: Path) -> None:
     for file, anchor, text in applied:
         apply(checkout, file, anchor, text)
     tests = [file for file, anchor, _ in applied if file.startswith("tests/") and anchor is None]
-    assert len(tests) == 4  # of a model, a reader, a transform, a kernel and a recipe
+    assert len(tests) == 5  # of a model, a reader, a transform, a kernel and a recipe
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
