@@ -1,4 +1,4 @@
-"""Weights by name, against a real HTTP server on this machine."""
+"""Downloads of weights from an HTTP server on this machine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
     return "torchvision:tiny"
 
 
-def test_a_published_name_is_fetched_once_and_then_comes_from_the_cache(server: Server, tiny: str) -> None:
+def test_published_weights_are_downloaded_once_and_then_cached(server: Server, tiny: str) -> None:
     first = download_weights(tiny, base_url=server.url)
     assert first.path.read_bytes() == BODY
     assert first.path.parent == cache_dir() / "weights"
@@ -89,12 +89,12 @@ def test_a_published_name_is_fetched_once_and_then_comes_from_the_cache(server: 
     assert server.asked == [(f"/models/{FILE}", None)]
 
 
-def test_a_mirror_can_be_named_in_the_environment(server: Server, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_can_be_set_in_the_environment(server: Server, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECONV_WEIGHTS_URL", server.url + "/")
     assert download_weights(tiny).path.read_bytes() == BODY
 
 
-def test_a_cut_download_goes_on_where_it_stopped(server: Server, tiny: str) -> None:
+def test_an_interrupted_download_is_continued(server: Server, tiny: str) -> None:
     server.cut_after_bytes = [70_000]
     seen: list[tuple[int, int | None]] = []
     path = download_weights(tiny, base_url=server.url, progress=lambda there, total: seen.append((there, total))).path
@@ -103,7 +103,7 @@ def test_a_cut_download_goes_on_where_it_stopped(server: Server, tiny: str) -> N
     assert seen[-1] == (len(BODY), len(BODY))
 
 
-def test_another_file_than_the_published_one_is_refused_and_removed(server: Server, tiny: str) -> None:
+def test_a_file_with_another_hash_is_an_error_and_deleted(server: Server, tiny: str) -> None:
     server.body = BODY[:-1] + b"?"
     with pytest.raises(CheckpointError, match=f"not {SHA256[:8]}") as caught:
         download_weights(tiny, base_url=server.url)
@@ -113,7 +113,7 @@ def test_another_file_than_the_published_one_is_refused_and_removed(server: Serv
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 
 
-def test_a_cached_file_that_was_damaged_is_refused(server: Server, tiny: str) -> None:
+def test_a_damaged_cached_file_is_an_error(server: Server, tiny: str) -> None:
     path = download_weights(tiny, base_url=server.url).path
     path.write_bytes(BODY[:-1] + b"?")
     with pytest.raises(CheckpointError, match=r"(?s)not the file that was downloaded.*rm '"):
@@ -122,7 +122,7 @@ def test_a_cached_file_that_was_damaged_is_refused(server: Server, tiny: str) ->
     assert download_weights(tiny, base_url=server.url).path.read_bytes() == BODY
 
 
-def test_an_address_is_checked_against_its_name_its_pin_or_its_first_download(server: Server) -> None:
+def test_a_url_is_checked_by_its_name_its_fragment_or_its_first_download(server: Server) -> None:
     assert "as published" in download_weights(f"{server.url}/{FILE}").note
     assert "as published" in download_weights(f"{server.url}/plain.pth#sha256={SHA256.upper()}").note
     with pytest.raises(CheckpointError, match="not 00000000"):
@@ -138,21 +138,21 @@ def test_an_address_is_checked_against_its_name_its_pin_or_its_first_download(se
         download_weights(f"{server.url}/unknown.pth")
 
 
-def test_files_of_one_name_from_two_places_are_two_files(server: Server) -> None:
+def test_equal_file_names_of_two_urls_are_two_files(server: Server) -> None:
     one = download_weights(f"{server.url}/a/model.pth").path
     server.body = b"other"
     two = download_weights(f"{server.url}/b/model.pth").path
     assert (one.read_bytes(), two.read_bytes()) == (BODY, b"other")
 
 
-def test_processes_that_start_together_fetch_once(server: Server, tiny: str) -> None:
+def test_concurrent_processes_download_once(server: Server, tiny: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: download_weights(tiny, base_url=server.url).path, range(4)))
     assert len(found) == 4 and set(found) == {found[0]}
     assert len(server.asked) == 1
 
 
-def test_without_a_network_the_message_says_what_to_do_instead(tiny: str) -> None:
+def test_an_unreachable_server_is_an_error_with_a_way_out(tiny: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         download_weights(tiny, base_url="http://127.0.0.1:9/closed")
     assert caught.value.code == ExitCode.CHECKPOINT
@@ -160,19 +160,19 @@ def test_without_a_network_the_message_says_what_to_do_instead(tiny: str) -> Non
     assert "use the file" in caught.value.then and "RECONV_WEIGHTS_URL" in caught.value.then
 
 
-def test_what_the_server_does_not_have_is_said_at_once(server: Server) -> None:
+def test_a_missing_file_is_not_retried(server: Server) -> None:
     with pytest.raises(CheckpointError, match="404"):
         download_weights(f"{server.url}/absent.pth")
     assert len(server.asked) == 1
 
 
-def test_a_cache_that_cannot_be_written_gives_code_6(server: Server, tmp_path: Path) -> None:
+def test_an_unwritable_cache_exits_with_code_6(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ResourceError, match="RECONV_CACHE"):
         download_weights(f"{server.url}/{FILE}", cache=tmp_path / "file")
 
 
-def test_every_published_file_is_of_a_network_we_have_and_carries_its_digest() -> None:
+def test_every_published_file_is_of_a_model_we_have_and_has_its_hash() -> None:
     names = set(model_names())
     for name, file in TORCHVISION.items():
         assert name.partition(".")[0] in names
@@ -180,13 +180,13 @@ def test_every_published_file_is_of_a_network_we_have_and_carries_its_digest() -
     assert len(TORCHVISION) == len(set(TORCHVISION.values())) == 28
 
 
-def test_a_mistyped_name_gets_the_nearest_one() -> None:
+def test_a_mistyped_name_suggests_the_nearest_one() -> None:
     with pytest.raises(UsageError, match="torchvision:resnet50") as caught:
         download_weights("torchvision:resnt50")
     assert caught.value.code == ExitCode.USAGE
 
 
-def test_names_that_mean_files_are_not_fetched() -> None:
+def test_file_names_are_not_remote() -> None:
     assert [is_remote(n) for n in ("torchvision:resnet50", "timm:a", "https://a/b.pth", "runs/a", "w.pth")] == [
         True,
         True,
@@ -196,13 +196,13 @@ def test_names_that_mean_files_are_not_fetched() -> None:
     ]
 
 
-def test_timm_weights_without_timm_are_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_weights_without_timm_are_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"(?s)timm is not installed.*pip install timm"):
         download_weights("timm:resnet50")
 
 
-def test_timm_is_asked_where_its_weights_lie(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_gives_the_urls_of_its_weights(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package with timm's interface: its own is large, and is not needed to run."""
     (tmp_path / "timm.py").write_text(
         "from types import SimpleNamespace as Config\n"

@@ -1,4 +1,4 @@
-"""Weights come in from many programs, never run code, and fit or are refused with names."""
+"""Weights of other programs: reading them without running code, and loading them into a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from reconv.checkpoint.average_checkpoints import average_checkpoints, exponential_weights
 from reconv.checkpoint.load_weights import compare_weights, load_weights, read_weights
-from reconv.errors import CheckpointError, ExitCode, UsageError
+from reconv.errors import CheckpointError, ExitCode
 from reconv.models import build_model
 
 FIXTURES = Path(__file__).parent / "interop/fixtures/tensorflow"
@@ -61,9 +60,7 @@ FOREIGN: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_weights_of_other_programs_are_found_in_whatever_they_are_wrapped(
-    tmp_path: Path, kind: str, is_zip: bool
-) -> None:
+def test_weights_of_other_programs_are_unwrapped(tmp_path: Path, kind: str, is_zip: bool) -> None:
     path = tmp_path / "weights.pth"
     torch.save(FOREIGN[kind], path, _use_new_zipfile_serialization=is_zip)
     found = read_weights(path)
@@ -72,13 +69,13 @@ def test_weights_of_other_programs_are_found_in_whatever_they_are_wrapped(
     assert set(found) - set(RIGHT) <= {"n_averaged", "criterion.weight"}
 
 
-def test_raw_weights_can_be_preferred_to_averaged_ones(tmp_path: Path) -> None:
+def test_raw_weights_can_be_preferred_to_ema(tmp_path: Path) -> None:
     torch.save({"state_dict": RIGHT, "state_dict_ema": WRONG}, tmp_path / "w.pth")
     found = read_weights(tmp_path / "w.pth", prefer_ema=False)
     assert torch.equal(found["fc.weight"], RIGHT["fc.weight"])
 
 
-def test_safetensors_are_known_by_their_content(tmp_path: Path) -> None:
+def test_safetensors_are_detected_by_content(tmp_path: Path) -> None:
     for name in ("model.safetensors", "model.pth", "model"):
         save_file(prefixed("module.", RIGHT), tmp_path / name)
         assert read_weights(tmp_path / name).keys() == RIGHT.keys()
@@ -93,7 +90,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "pickle", "deep"])
-def test_a_pickle_that_runs_code_is_refused_by_name_and_nothing_runs(tmp_path: Path, form: str) -> None:
+def test_a_pickle_that_would_run_code_is_rejected_and_nothing_runs(tmp_path: Path, form: str) -> None:
     path, mark = tmp_path / "weights.pth", tmp_path / "executed"
     payload: Any = {"state_dict": RIGHT, "extra": Malicious(mark)}
     if form == "pickle":
@@ -114,13 +111,13 @@ def test_a_pickle_that_runs_code_is_refused_by_name_and_nothing_runs(tmp_path: P
     assert mark.exists(), "the file must be one that does run code where it is let"
 
 
-def test_a_whole_pickled_module_is_refused(tmp_path: Path) -> None:
+def test_a_pickled_module_is_rejected(tmp_path: Path) -> None:
     torch.save(network(), tmp_path / "model.pt")
     with pytest.raises(CheckpointError, match=r"torch\.nn\.modules\.container\.Sequential"):
         read_weights(tmp_path / "model.pt")
 
 
-def test_damaged_files_are_refused_with_their_path(tmp_path: Path) -> None:
+def test_damaged_files_are_errors_with_their_path(tmp_path: Path) -> None:
     torch.save(RIGHT, tmp_path / "good.pth")
     save_file(RIGHT, tmp_path / "good.safetensors")
     num_cases = 0
@@ -136,7 +133,7 @@ def test_damaged_files_are_refused_with_their_path(tmp_path: Path) -> None:
     assert num_cases == 14
 
 
-def test_a_plain_pickle_is_refused_in_our_words_and_without_advice_to_run_it(tmp_path: Path) -> None:
+def test_a_plain_pickle_is_rejected_without_torchs_advice_to_run_it(tmp_path: Path) -> None:
     for protocol in (2, 4):
         (tmp_path / "w.pkl").write_bytes(pickle.dumps({"fc.weight": [1.0, 2.0]}, protocol=protocol))
         with pytest.raises(CheckpointError, match=r"a pickle not written by torch") as caught:
@@ -145,13 +142,13 @@ def test_a_plain_pickle_is_refused_in_our_words_and_without_advice_to_run_it(tmp
 
 
 @pytest.mark.parametrize("payload", [{}, {"epoch": 3}, [1, 2], torch.ones(3), {"state_dict": {}}, {"model": {"a": 1}}])
-def test_a_file_without_named_tensors_says_what_it_found(tmp_path: Path, payload: Any) -> None:
+def test_a_file_without_tensors_is_an_error_with_what_it_has(tmp_path: Path, payload: Any) -> None:
     torch.save(payload, tmp_path / "w.pth")
     with pytest.raises(CheckpointError, match="the file has no weights"):
         read_weights(tmp_path / "w.pth")
 
 
-def test_missing_files_folders_and_doubled_names_are_errors_of_code_4(tmp_path: Path) -> None:
+def test_missing_files_and_duplicate_names_exit_with_code_4(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no such weights file"):
         read_weights(tmp_path / "absent.pth")
     with pytest.raises(CheckpointError, match="cannot be read"):
@@ -161,7 +158,7 @@ def test_missing_files_folders_and_doubled_names_are_errors_of_code_4(tmp_path: 
         read_weights(tmp_path / "w.pth")
 
 
-def test_fit_tells_kept_missing_unexpected_and_reshaped_apart() -> None:
+def test_the_report_has_loaded_missing_unexpected_and_reshaped_tensors() -> None:
     tensors = weights_of(1, num_classes=10)
     del tensors["bn1.running_mean"]
     tensors["head.bias"] = torch.ones(1)
@@ -181,7 +178,7 @@ def test_fit_tells_kept_missing_unexpected_and_reshaped_apart() -> None:
     assert "fc.weight [10, 8] -> [4, 8]" in str(report)
 
 
-def test_apply_keeps_strides_type_and_identity_of_each_parameter() -> None:
+def test_loading_keeps_strides_dtype_and_identity_of_each_parameter() -> None:
     model = network().to(dtype=torch.float64, memory_format=torch.channels_last)
     before = {name: (t.data_ptr(), t.stride(), t.dtype) for name, t in model.state_dict().items()}
     report = load_weights(model, RIGHT, strict=True)
@@ -193,7 +190,7 @@ def test_apply_keeps_strides_type_and_identity_of_each_parameter() -> None:
         assert torch.equal(after[name], tensor.to(after[name].dtype)), name
 
 
-def test_strict_refuses_another_model_and_changes_nothing() -> None:
+def test_strict_loading_of_another_model_changes_nothing() -> None:
     cases = [weights_of(1, num_classes=10), {**RIGHT, "extra": torch.ones(1)}, dict(list(RIGHT.items())[1:])]
     for tensors in cases:
         model = network()
@@ -206,7 +203,7 @@ def test_strict_refuses_another_model_and_changes_nothing() -> None:
     assert len(cases) == 3
 
 
-def test_a_new_head_keeps_its_own_values_when_not_strict() -> None:
+def test_a_new_head_is_unchanged_when_not_strict() -> None:
     model = network(4)
     head = model.state_dict()["fc.weight"].clone()
     report = load_weights(model, weights_of(1, num_classes=1000), strict=False)
@@ -215,12 +212,12 @@ def test_a_new_head_keeps_its_own_values_when_not_strict() -> None:
     assert torch.equal(model.state_dict()["conv1.weight"], RIGHT["conv1.weight"])
 
 
-def test_no_name_in_common_is_refused_even_when_not_strict() -> None:
+def test_no_common_name_is_an_error_even_when_not_strict() -> None:
     with pytest.raises(CheckpointError, match="do not match the model"):
         load_weights(network(), {"features.0.weight": torch.ones(1)}, strict=False)
 
 
-def test_a_backbone_is_unwrapped_only_where_the_network_has_none() -> None:
+def test_a_prefix_is_removed_only_if_the_model_does_not_have_it() -> None:
     wrapped = {**prefixed("backbone.", RIGHT), "projector.weight": torch.ones(2)}
     assert compare_weights(network(), wrapped).is_exact
     detector = nn.ModuleDict({"backbone": network()})
@@ -228,7 +225,7 @@ def test_a_backbone_is_unwrapped_only_where_the_network_has_none() -> None:
 
 
 @pytest.mark.parametrize("head", ["fc.", "linear.", "backbone.fc."])
-def test_a_head_beside_a_backbone_does_not_hide_it(head: str) -> None:
+def test_a_head_without_the_prefix_is_used_too(head: str) -> None:
     model = build_model("resnet8_cifar", num_classes=4)
     tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
     body = {name: t for name, t in tensors.items() if not name.startswith("fc.")}
@@ -240,7 +237,7 @@ def test_a_head_beside_a_backbone_does_not_hide_it(head: str) -> None:
         assert torch.equal(model.state_dict()[name], tensors[name])
 
 
-def test_weights_for_less_than_half_of_a_network_are_told_loudly_and_a_new_head_is_not() -> None:
+def test_loading_less_than_half_of_a_model_is_a_warning() -> None:
     model = build_model("resnet8_cifar", num_classes=4)
     tensors = {name: torch.rand(t.shape) for name, t in model.state_dict().items()}
     few = compare_weights(model, {name: tensors[name] for name in ("fc.weight", "conv1.weight")})
@@ -253,14 +250,14 @@ def test_weights_for_less_than_half_of_a_network_are_told_loudly_and_a_new_head_
 
 
 @pytest.mark.parametrize("prefix", ["net.", "encoder.trunk.", "module.classifier_model."])
-def test_a_network_inside_a_larger_program_is_found_under_whatever_it_was_called(prefix: str) -> None:
+def test_any_common_prefix_is_removed(prefix: str) -> None:
     wrapped = {**prefixed(prefix, RIGHT), "criterion.weight": torch.ones(3)}
     model = network()
     assert load_weights(model, wrapped, strict=True).is_exact
     assert torch.equal(model.state_dict()["fc.weight"], RIGHT["fc.weight"])
 
 
-def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
+def test_a_few_common_names_under_a_prefix_are_not_enough() -> None:
     with pytest.raises(CheckpointError, match="do not match the model"):
         load_weights(
             network(),
@@ -269,12 +266,12 @@ def test_a_few_names_in_common_below_a_prefix_are_no_network() -> None:
         )
 
 
-def test_batch_counters_alone_are_no_match() -> None:
+def test_batch_counters_alone_do_not_match() -> None:
     with pytest.raises(CheckpointError, match="do not match the model"):
         load_weights(network(), {"bn1.num_batches_tracked": torch.tensor(1), "other": torch.ones(1)}, strict=False)
 
 
-def test_linear_and_shortcut_are_synonyms_only_where_the_network_does_not_know_them() -> None:
+def test_synonyms_are_renamed_only_if_the_model_lacks_the_name() -> None:
     ours = build_model("resnet8_cifar", num_classes=4, shortcut="B")
     tensors = ours.state_dict()
     foreign = {
@@ -289,7 +286,7 @@ def test_linear_and_shortcut_are_synonyms_only_where_the_network_does_not_know_t
     assert (report.loaded, set(report.missing)) == (("linear.weight",), {"linear.bias", "fc.weight", "fc.bias"})
 
 
-def test_a_tensorflow_checkpoint_is_read_under_torchvision_names_without_its_background() -> None:
+def test_a_tensorflow_checkpoint_gets_torchvision_names_without_the_background_class() -> None:
     path = FIXTURES / "official"
     whole = read_weights(path)
     assert len(whole["fc.weight"]) == 11
@@ -301,57 +298,6 @@ def test_a_tensorflow_checkpoint_is_read_under_torchvision_names_without_its_bac
     assert torch.equal(without["conv1.weight"], whole["conv1.weight"])
 
 
-def test_files_without_batch_counters_fit_exactly() -> None:
+def test_files_without_batch_counters_match_exactly() -> None:
     old = {name: t for name, t in RIGHT.items() if not name.endswith("num_batches_tracked")}
     assert load_weights(network(), old, strict=True).is_exact
-
-
-def save_weights(folder: Path, num: int) -> list[Path]:
-    paths = [folder / f"{i}.safetensors" for i in range(num)]
-    for i, path in enumerate(paths):
-        save_file(weights_of(i), path)
-    return paths
-
-
-def test_the_mean_of_files_is_the_float64_mean_with_statistics_and_the_last_counter(tmp_path: Path) -> None:
-    found = average_checkpoints(save_weights(tmp_path, 3))
-    assert found.keys() == RIGHT.keys()
-    for name in RIGHT:
-        stack = torch.stack([weights_of(i)[name] for i in range(3)])
-        expected = stack.double().mean(0).float() if stack.is_floating_point() else stack[-1]
-        assert found[name].dtype == RIGHT[name].dtype
-        torch.testing.assert_close(found[name], expected, rtol=1e-7, atol=1e-8)
-    assert "bn1.running_var" in found
-
-
-@pytest.mark.parametrize("decay", [0.5, 0.99, 1.0])
-def test_an_exponential_mean_is_the_recursion_it_stands_for(tmp_path: Path, decay: float) -> None:
-    """V = c0; V = d V + (1 - d) c for each next checkpoint: the first keeps the whole weight of what came before."""
-    found = average_checkpoints(save_weights(tmp_path, 4), exponential_weights(4, decay))
-    for name in ("fc.weight", "bn1.running_var"):
-        value = weights_of(0)[name].double()
-        for i in range(1, 4):
-            value = decay * value + (1 - decay) * weights_of(i)[name].double()
-        torch.testing.assert_close(found[name], value.float(), rtol=1e-6, atol=1e-7)
-    assert exponential_weights(1, decay) == [1.0]
-
-
-def test_the_mean_of_equal_half_precision_files_is_that_file(tmp_path: Path) -> None:
-    tensor = torch.randn(100).to(torch.bfloat16)
-    paths = [tmp_path / f"{i}.safetensors" for i in range(7)]
-    for path in paths:
-        save_file({"w": tensor}, path)
-    assert torch.equal(average_checkpoints(paths)["w"], tensor)
-
-
-def test_averaging_refuses_other_models_nothing_and_wrong_shares(tmp_path: Path) -> None:
-    paths = save_weights(tmp_path, 2)
-    save_file(weights_of(1, num_classes=5), paths[1])
-    with pytest.raises(CheckpointError, match=r"(?s)different models.*fc\.bias"):
-        average_checkpoints(paths)
-    with pytest.raises(UsageError, match="no checkpoints to average"):
-        average_checkpoints([])
-    with pytest.raises(UsageError, match="decay"):
-        exponential_weights(3, 0.0)
-    with pytest.raises(ValueError, match="sum to 1"):
-        average_checkpoints(paths[:1], [0.5])

@@ -1,4 +1,4 @@
-"""What is saved comes back bit for bit, damage is always noticed, and retention keeps what it must."""
+"""Checkpoints load bit for bit, damage is always detected, and pruning keeps what it must."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def test_every_type_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_every_dtype_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     special = torch.tensor([0.0, -0.0, float("nan"), float("inf"), 1e-40, 3.14159, 65504.0])
     tensors = {
         "float32": special,
@@ -66,7 +66,7 @@ def test_every_type_comes_back_bit_for_bit(tmp_path: Path) -> None:
             assert torch.equal(found, tensor), name
 
 
-def test_channels_last_transposed_shared_and_sliced_tensors_come_back_equal(tmp_path: Path) -> None:
+def test_channels_last_transposed_shared_and_sliced_tensors_are_loaded_equal(tmp_path: Path) -> None:
     base = torch.arange(2 * 3 * 4 * 5, dtype=torch.float32).reshape(2, 3, 4, 5)
     tensors = {
         "channels_last": base.to(memory_format=torch.channels_last),
@@ -105,7 +105,7 @@ def test_model_file_depends_on_the_weights_alone(tmp_path: Path) -> None:
     assert manifest.entry_of(encode(changed)) != digest
 
 
-def test_state_comes_back_with_exact_numbers(tmp_path: Path) -> None:
+def test_state_is_loaded_with_exact_numbers(tmp_path: Path) -> None:
     state = {"step": 2**60 + 1, "best": 0.1 + 0.2, "nested": {"list": [1, None, True, "ü"]}, "worst": float("-inf")}
     saved = CheckpointStore(tmp_path).save(7, {"model": {"w": torch.ones(1)}}, state)
     loaded = CheckpointStore(tmp_path).load(saved.path)
@@ -115,13 +115,13 @@ def test_state_comes_back_with_exact_numbers(tmp_path: Path) -> None:
     assert saved.num_bytes == sum((saved.path / name).stat().st_size for name in ("model.safetensors", "state.json"))
 
 
-def test_newest_of_nothing_is_nothing(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_newest_checkpoint(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path / "absent").newest().path is None
     assert CheckpointStore(tmp_path / "absent").steps() == []
     assert CheckpointStore(tmp_path / "absent").prune(keep_last=1) == []
 
 
-def test_newest_is_by_number_and_ignores_strangers(tmp_path: Path) -> None:
+def test_newest_is_by_step_and_ignores_other_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     for step in (999_999_999, 5, 1_000_000_000):
         store.save(step, parts_of(step), {})
@@ -136,7 +136,7 @@ def test_newest_is_by_number_and_ignores_strangers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_noticed_and_the_older_one_found(tmp_path: Path, name: str) -> None:
+def test_every_flipped_bit_is_detected_and_the_older_checkpoint_found(tmp_path: Path, name: str) -> None:
     store = two_checkpoints(tmp_path)
     path = store.path(20) / name
     good = path.read_bytes()
@@ -160,7 +160,7 @@ def test_every_flipped_bit_is_noticed_and_the_older_one_found(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_cut_grown_empty_and_missing_files_are_noticed(tmp_path: Path, name: str) -> None:
+def test_truncated_grown_empty_and_missing_files_are_detected(tmp_path: Path, name: str) -> None:
     store = two_checkpoints(tmp_path)
     path = store.path(20) / name
     good = path.read_bytes()
@@ -179,7 +179,7 @@ def test_cut_grown_empty_and_missing_files_are_noticed(tmp_path: Path, name: str
     assert len(broken) == 6
 
 
-def test_weights_that_the_manifest_does_not_list_are_refused_and_other_files_ignored(tmp_path: Path) -> None:
+def test_unlisted_weights_are_errors_and_other_files_ignored(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     (store.path(20) / "notes.txt").write_text("mine")
     assert store.newest().path == store.path(20)
@@ -189,7 +189,7 @@ def test_weights_that_the_manifest_does_not_list_are_refused_and_other_files_ign
     assert "extra.safetensors" in newest.skipped[0][1]
 
 
-def test_files_swapped_between_checkpoints_are_noticed(tmp_path: Path) -> None:
+def test_files_swapped_between_checkpoints_are_detected(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     shutil.copy(store.path(10) / "ema.safetensors", store.path(20) / "ema.safetensors")
     with pytest.raises(CheckpointError, match=r"ema\.safetensors.*sha256"):
@@ -206,14 +206,14 @@ def test_a_manifest_cannot_point_outside_its_folder(tmp_path: Path) -> None:
         manifest.verify(store.path(20))
 
 
-def test_another_format_is_said_to_be_one(tmp_path: Path) -> None:
+def test_another_format_version_is_an_error(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     path = store.path(20) / "manifest.json"
     path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 2'))
     assert "has format 2, but this version reads format 1" in store.newest().skipped[0][1]
 
 
-def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_skipped(tmp_path: Path) -> None:
     class BadSector(FileSystem):
         def open(self, path: Path) -> io.BufferedReader:
             if path.parent.name == "step-000000020" and path.name == "optimizer.safetensors":
@@ -226,7 +226,7 @@ def test_a_disk_that_cannot_read_a_file_is_fallen_back_from(tmp_path: Path) -> N
     assert "Input/output error" in newest.skipped[0][1]
 
 
-def test_checkpoints_that_may_not_be_listed_are_told_so(tmp_path: Path) -> None:
+def test_an_unreadable_folder_is_an_error(tmp_path: Path) -> None:
     class Forbidden(FileSystem):
         def listdir(self, path: Path) -> list[str]:
             if path.name in forbidden:
@@ -244,7 +244,7 @@ def test_checkpoints_that_may_not_be_listed_are_told_so(tmp_path: Path) -> None:
     assert [path.name for path, _ in newest.skipped] == ["step-000000020"]
 
 
-def test_when_all_are_damaged_newest_says_why_for_each(tmp_path: Path) -> None:
+def test_when_all_are_damaged_newest_has_the_reason_of_each(tmp_path: Path) -> None:
     store = two_checkpoints(tmp_path)
     for step in (10, 20):
         (store.path(step) / "state.json").unlink()
@@ -263,7 +263,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["step-000000010", "step-000000020"]
 
 
-def test_a_part_cannot_be_named_like_a_path(tmp_path: Path) -> None:
+def test_a_path_is_not_a_valid_part_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a valid name for a part"):
         CheckpointStore(tmp_path).save(1, {"../model": {}}, {})
     assert CheckpointStore(tmp_path).newest().path is None
@@ -287,7 +287,7 @@ def five_checkpoints(folder: Path) -> CheckpointStore:
         (0, None, (), [5]),
     ],
 )
-def test_retention_keeps_the_last_the_best_and_the_pinned(
+def test_pruning_keeps_the_last_the_best_and_the_pinned(
     tmp_path: Path, keep_last: int, best: int | None, pinned: tuple[int, ...], left: list[int]
 ) -> None:
     store = five_checkpoints(tmp_path)
@@ -303,7 +303,7 @@ def flip_last_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_retention_never_deletes_the_only_valid_one(tmp_path: Path) -> None:
+def test_pruning_never_deletes_the_only_valid_one(tmp_path: Path) -> None:
     store = five_checkpoints(tmp_path)
     for step in (2, 3, 4, 5):
         flip_last_byte(store.path(step) / "ema.safetensors")
@@ -311,14 +311,14 @@ def test_retention_never_deletes_the_only_valid_one(tmp_path: Path) -> None:
     assert store.newest().path == store.path(1)
 
 
-def test_retention_does_not_count_damaged_ones_as_kept(tmp_path: Path) -> None:
+def test_pruning_does_not_count_damaged_ones(tmp_path: Path) -> None:
     store = five_checkpoints(tmp_path)
     flip_last_byte(store.path(5) / "ema.safetensors")
     assert store.prune(keep_last=2) == [1, 2]
     assert store.newest().path == store.path(4)
 
 
-def test_retention_deletes_nothing_when_nothing_is_valid(tmp_path: Path) -> None:
+def test_pruning_deletes_nothing_if_nothing_is_valid(tmp_path: Path) -> None:
     store = five_checkpoints(tmp_path)
     for step in store.steps():
         flip_last_byte(store.path(step) / "state.json")
@@ -326,7 +326,7 @@ def test_retention_deletes_nothing_when_nothing_is_valid(tmp_path: Path) -> None
     assert store.steps() == [1, 2, 3, 4, 5]
 
 
-def test_retention_keeps_whole_ones_in_place_of_older_torn_ones(tmp_path: Path) -> None:
+def test_pruning_keeps_complete_ones_instead_of_incomplete_ones(tmp_path: Path) -> None:
     store = five_checkpoints(tmp_path)
     torn = store.path(4) / "ema.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])

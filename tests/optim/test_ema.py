@@ -21,7 +21,7 @@ def disturb(model: nn.Module, by: float) -> None:
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
-def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: bool) -> None:
+def test_floats_are_averaged_with_warmup_and_counters_copied(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10).double()
     ema = ModelEma(model, decay=0.9, is_fused=is_fused)
     expected = copy.deepcopy(model.state_dict())
@@ -39,7 +39,7 @@ def test_every_float_is_averaged_by_the_ramp_and_every_counter_copied(is_fused: 
     assert averaged["bn1.num_batches_tracked"] == 4
 
 
-def test_without_ramp_the_decay_is_constant() -> None:
+def test_without_warmup_the_decay_is_constant() -> None:
     model = nn.Linear(1, 1)
     assert ModelEma(model, decay=0.999, warmup=False).decay_at(0) == 0.999
     assert ModelEma(model, decay=0.999).decay_at(0) == 0.1
@@ -47,7 +47,7 @@ def test_without_ramp_the_decay_is_constant() -> None:
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
-def test_a_step_that_is_not_ok_leaves_the_average(is_fused: bool) -> None:
+def test_a_step_that_is_not_ok_leaves_the_ema_unchanged(is_fused: bool) -> None:
     model = build_model("resnet8_cifar", num_classes=10)
     ema = ModelEma(model, decay=0.5, is_fused=is_fused)
     before = copy.deepcopy(ema.state_dict())
@@ -58,7 +58,7 @@ def test_a_step_that_is_not_ok_leaves_the_average(is_fused: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in ema.state_dict().items())
 
 
-def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
+def test_the_copy_is_in_eval_mode_and_has_no_gradients() -> None:
     model = build_model("resnet8_cifar", num_classes=10).train()
     ema = ModelEma(model, decay=0.5)
     assert not any(m.training for m in ema.model.modules())
@@ -66,7 +66,7 @@ def test_the_copy_is_at_evaluation_and_has_no_gradients() -> None:
     assert model.training and all(p.requires_grad for p in model.parameters())
 
 
-def test_a_saved_average_comes_back_in_our_strides() -> None:
+def test_a_loaded_ema_keeps_its_strides() -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     ema = ModelEma(model, decay=0.5)
     strides = {name: value.stride() for name, value in ema.state_dict().items()}
@@ -79,12 +79,12 @@ def test_a_saved_average_comes_back_in_our_strides() -> None:
     assert not torch.equal(ema.state_dict()["conv1.weight"], saved["conv1.weight"])
 
 
-def test_another_networks_average_is_refused() -> None:
+def test_the_ema_of_another_model_is_an_error() -> None:
     with pytest.raises(CheckpointError, match="EMA"):
         ModelEma(nn.Linear(2, 2), decay=0.5).load_state_dict({"weight": torch.zeros(2, 2)})
 
 
-def test_a_fused_average_takes_its_share_from_the_device() -> None:
+def test_a_fused_ema_takes_its_weight_from_the_device() -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     plain, fused = ModelEma(model, decay=0.9), ModelEma(model, decay=0.9, is_fused=True)
     disturb(model, 0.5)

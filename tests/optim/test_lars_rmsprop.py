@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from reconv.errors import UsageError
 from reconv.models import build_model
 from reconv.optim import LARS, SGD, RMSprop, build_optimizer, decay_groups
 from reconv.recipe.schema import OptimizerConfig
@@ -38,7 +37,7 @@ def give_gradients(model: nn.Module, step: int) -> None:
         p.grad = torch.empty_like(p).copy_(noise * (0 if (name, step) == ("0.weight", 3) else 1))
 
 
-def rate(step: int) -> float:
+def lr_at(step: int) -> float:
     return 0.3 / (1 + step)
 
 
@@ -86,8 +85,8 @@ def assert_equals(model: nn.Module, expected: dict[str, Numbers]) -> None:
         )
 
 
-@pytest.mark.parametrize("path", ["foreach", "fused"])
-def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+def test_lars_equals_a_loop_written_from_its_formula(implementation: Any) -> None:
     model = network()
     groups = decay_groups(model, "norm-bias")
     lars = LARS(
@@ -97,26 +96,26 @@ def test_lars_equals_a_loop_written_from_its_formula(path: Any) -> None:
         weight_decay=0.05,
         trust_coefficient=0.02,
         epsilon=1e-3,
-        implementation=path,
+        implementation=implementation,
     )
     weights = {name: flat(p) for name, p in model.named_parameters()}
     velocities = {name: [0.0] * len(w) for name, w in weights.items()}
     for step in range(NUM_STEPS):
         give_gradients(model, step)
         for name, p in model.named_parameters():
-            lars_by_hand(weights[name], flat(p.grad), velocities[name], rate(step), name in ("0.weight", "3.weight"))
-        lars.step(rate(step), OK)
+            lars_by_hand(weights[name], flat(p.grad), velocities[name], lr_at(step), name in ("0.weight", "3.weight"))
+        lars.step(lr_at(step), OK)
     assert_equals(model, weights)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("form", ["torch", "tensorflow"])
-@pytest.mark.parametrize("path", ["foreach", "fused"])
-def test_rmsprop_equals_a_loop_written_from_its_formula(path: Any, form: Any, momentum: float) -> None:
+@pytest.mark.parametrize("implementation", ["foreach", "fused"])
+def test_rmsprop_equals_a_loop_written_from_its_formula(implementation: Any, form: Any, momentum: float) -> None:
     model = network()
     groups = decay_groups(model, "norm")
     rmsprop = RMSprop(
-        groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05, implementation=path
+        groups, form=form, alpha=0.8, epsilon=1e-3, momentum=momentum, weight_decay=0.05, implementation=implementation
     )
     update = rmsprop_by_hand(form, momentum)
     weights = {name: flat(p) for name, p in model.named_parameters()}
@@ -125,13 +124,13 @@ def test_rmsprop_equals_a_loop_written_from_its_formula(path: Any, form: Any, mo
     for step in range(NUM_STEPS):
         give_gradients(model, step)
         for name, p in model.named_parameters():
-            update(weights[name], flat(p.grad), squares[name], velocities[name], rate(step), not name.startswith("1."))
-        rmsprop.step(rate(step), OK)
+            update(weights[name], flat(p.grad), squares[name], velocities[name], lr_at(step), not name.startswith("1."))
+        rmsprop.step(lr_at(step), OK)
     assert_equals(model, weights)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_rmsprop_in_torchs_form_equals_torchs(momentum: float) -> None:
+def test_rmsprop_equals_torchs(momentum: float) -> None:
     model = network()
     twin = copy.deepcopy(model)
     ours = build_optimizer(
@@ -141,15 +140,15 @@ def test_rmsprop_in_torchs_form_equals_torchs(momentum: float) -> None:
     for step in range(NUM_STEPS):
         give_gradients(model, step)
         give_gradients(twin, step)
-        ours.step(rate(step), OK)
-        theirs.param_groups[0]["lr"] = rate(step)
+        ours.step(lr_at(step), OK)
+        theirs.param_groups[0]["lr"] = lr_at(step)
         theirs.step()
     for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("form", ["torch", "tensorflow"])
-def test_a_fused_rmsprop_takes_rate_and_gate_from_the_device_and_a_bad_step_changes_nothing(form: Any) -> None:
+def test_fused_rmsprop_takes_lr_and_ok_from_the_device_and_skips_a_bad_step(form: Any) -> None:
     models = [network().float() for _ in range(2)]
     options: dict[str, Any] = {"form": form, "alpha": 0.8, "epsilon": 1e-3, "momentum": 0.9, "weight_decay": 0.05}
     plain = RMSprop(decay_groups(models[0], "norm"), **options)
@@ -172,8 +171,8 @@ def test_a_fused_rmsprop_takes_rate_and_gate_from_the_device_and_a_bad_step_chan
         torch.testing.assert_close(value, expected[name].detach(), rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_lars_that_skips_everything_is_sgd_at_a_constant_rate() -> None:
-    """With the rate in the gradient or behind the momentum: the same, while the rate does not change."""
+def test_lars_without_decayed_parameters_is_sgd_at_a_constant_lr() -> None:
+    """The lr before or after momentum is the same while it does not change."""
     model = network()
     twin = copy.deepcopy(model)
     skipped = decay_groups(model, "none")
@@ -189,7 +188,7 @@ def test_lars_that_skips_everything_is_sgd_at_a_constant_rate() -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, msg=name)
 
 
-def test_lars_decays_once_and_skips_norms_and_biases_by_default() -> None:
+def test_lars_decays_once_and_excludes_norms_and_biases_by_default() -> None:
     model = network()
     nn.init.ones_(model[3].weight)
     for p in model.parameters():
@@ -214,7 +213,7 @@ NAMES = [f"{kind.name}-{kind.implementation}" for kind in KINDS]
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
-def test_a_bad_step_changes_no_weight_and_no_state_of_any_optimizer(section: OptimizerConfig) -> None:
+def test_a_step_that_is_not_ok_changes_neither_weights_nor_state(section: OptimizerConfig) -> None:
     model = network()
     optimizer = build_optimizer(section, model)
     give_gradients(model, 0)
@@ -231,7 +230,7 @@ def test_a_bad_step_changes_no_weight_and_no_state_of_any_optimizer(section: Opt
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
-def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: OptimizerConfig) -> None:
+def test_loaded_state_keeps_the_strides_and_continues_bitwise(section: OptimizerConfig) -> None:
     model = build_model("resnet8_cifar", num_classes=10).to(memory_format=torch.channels_last)
     first = build_optimizer(section, model)
     for step in range(2):
@@ -252,7 +251,7 @@ def test_restored_state_has_the_parameters_strides_and_goes_on_bitwise(section: 
 
 
 @pytest.mark.parametrize("section", KINDS, ids=NAMES)
-def test_a_step_reads_nothing_back_to_the_host(section: OptimizerConfig) -> None:
+def test_a_step_does_not_synchronize_with_the_host(section: OptimizerConfig) -> None:
     """A tensor without data would raise on any read: `meta` has shapes only."""
     if section.name == "sgd" and section.implementation == "auto":
         section = section.model_copy(update={"implementation": "foreach"})  # the fused kernel has no meta form
@@ -265,26 +264,7 @@ def test_a_step_reads_nothing_back_to_the_host(section: OptimizerConfig) -> None
     optimizer.step(0.1, torch.empty((), dtype=torch.bool, device="meta"))
 
 
-def test_the_vendors_rule_by_name_decays_shortcut_norms_and_the_last_bias() -> None:
-    model = build_model("resnet8_cifar", num_classes=10, shortcut="B")
-    free = decay_groups(model, "nvidia-by-name").no_decay
-    decayed = decay_groups(model, "nvidia-by-name").decay
-    assert sorted(free) == sorted(name for name, _ in model.named_parameters() if "bn" in name)
-    assert len(free) == 2 * 7
-    assert {"layer2.0.downsample.1.weight", "layer2.0.downsample.1.bias", "fc.bias", "conv1.weight"} <= decayed.keys()
-    assert len(free) + len(decayed) == len(list(model.parameters()))
-
-
-@pytest.mark.parametrize("name", ["efficientnet_cifar", "mobilenet_v2"])
-def test_the_vendors_rule_by_name_is_refused_where_no_norm_has_such_a_name(name: str) -> None:
-    model = build_model(name, num_classes=10)
-    with pytest.raises(UsageError, match="matches no norm") as caught:
-        decay_groups(model, "nvidia-by-name")
-    assert "optimizer.weight_decay_exclude=norm" in caught.value.then
-    assert len(decay_groups(model, "norm").no_decay) > 50
-
-
-def test_automatic_path_is_fused_and_foreach_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_fused_and_foreach_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     fused = torch._fused_sgd_
 
@@ -301,3 +281,13 @@ def test_automatic_path_is_fused_and_foreach_is_obeyed(monkeypatch: pytest.Monke
         build_optimizer(section, model).step(0.1, OK)
         found[f"{section.name}-{section.implementation}"] = sum(calls)
     assert found == {"sgd-auto": 6, "sgd-foreach": 0, "lars-auto": 6, "lars-foreach": 0}
+
+
+@pytest.mark.parametrize("kind", ["sgd", "lars", "rmsprop", "rmsprop-tf"])
+def test_zero_grad_frees_the_gradients(kind: str) -> None:
+    model = build_model("resnet8_cifar", num_classes=10)
+    optimizer = build_optimizer(OptimizerConfig.model_validate({"name": kind}), model)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())

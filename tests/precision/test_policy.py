@@ -34,7 +34,7 @@ def test_a_policy_casts_parameters_and_products(mode: str, parameters: torch.dty
 
 
 @pytest.mark.parametrize("mode", ["fp64", "fp32", "bf16"])
-def test_policies_without_a_scale_do_nothing(mode: str) -> None:
+def test_policies_without_loss_scaling_do_nothing(mode: str) -> None:
     policy = policy_of(mode)
     loss = torch.tensor(3.0)
     grads = [torch.ones(2)]
@@ -51,7 +51,7 @@ def scale_of(policy: PrecisionPolicy) -> float:
     return policy.loss_scale.item()
 
 
-def test_scaled_gradients_come_back_exactly() -> None:
+def test_unscaled_gradients_are_exact() -> None:
     policy = policy_of("fp16")
     weight = torch.tensor([0.3, -2.0], requires_grad=True)
     policy.scale((weight * weight).sum()).backward()
@@ -96,14 +96,14 @@ def test_the_scale_stops_growing_at_its_limit() -> None:
     assert scale_of(policy) == MAX_SCALE
 
 
-def test_a_static_scale_stays() -> None:
+def test_a_static_scale_never_changes() -> None:
     policy = policy_of("fp16", 128.0)
     policy.update(NOT_OK)
     assert scale_of(policy) == 128.0
     assert not policy.expects_overflow
 
 
-def test_the_scale_survives_a_checkpoint_and_other_states_are_refused() -> None:
+def test_the_scale_survives_a_checkpoint_and_other_states_are_errors() -> None:
     policy, twin = policy_of("fp16"), policy_of("fp16")
     policy.update(NOT_OK)
     policy.update(OK)
@@ -113,7 +113,7 @@ def test_the_scale_survives_a_checkpoint_and_other_states_are_refused() -> None:
         policy_of("fp32").load_state_dict(policy.state_dict())
 
 
-def test_modes_a_device_lacks_are_refused() -> None:
+def test_unsupported_modes_of_a_device_are_errors() -> None:
     with pytest.raises(UsageError, match="tf32"):
         build_precision(PrecisionConfig(mode="tf32"), "cpu")
     with pytest.raises(UsageError, match="float64"):

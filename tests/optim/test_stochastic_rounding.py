@@ -1,4 +1,4 @@
-"""Stochastic rounding: exact where nothing is to round, right in the mean, the same for the same key."""
+"""Stochastic rounding: exact for representable values, unbiased, and reproducible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OK = torch.tensor(True)
 NOT_OK = torch.tensor(False)
 
 
-def test_every_number_a_half_holds_stays_what_it_is() -> None:
+def test_every_float16_number_is_unchanged() -> None:
     held = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
     held = held[~held.isnan()]
     for draw in (0.0, 1 - 2.0**-24):
@@ -29,7 +29,7 @@ def test_every_number_a_half_holds_stays_what_it_is() -> None:
     assert round_stochastic(torch.tensor([torch.nan]), torch.zeros(1)).isnan().all()
 
 
-def test_a_value_goes_to_either_neighbour_and_its_mean_stays() -> None:
+def test_a_value_is_rounded_to_either_neighbour_without_bias() -> None:
     step = torch.finfo(torch.float16).eps
     values = torch.tensor([1 + step / 4, -1 - step / 4, 3 + step / 2, 1e-6, -70.3, 2.0**-16 * (1 + step / 8)])
     num = 2**14
@@ -72,7 +72,7 @@ def descend(layer: nn.Linear, optimizer: HalfPrecisionOptimizer, num_steps: int,
         optimizer.step(lr, ok)
 
 
-def test_updates_below_half_a_step_add_up_where_plain_rounding_stays_put() -> None:
+def test_updates_below_half_the_spacing_accumulate_unlike_with_nearest_rounding() -> None:
     lr, num_steps = 2.0**-14, 1000  # a half below 1 has steps of 2^-11: each update is an eighth of one
     exact = 1 - lr * num_steps
     layers = {is_stochastic: half_layer() for is_stochastic in (True, False)}
@@ -85,7 +85,7 @@ def test_updates_below_half_a_step_add_up_where_plain_rounding_stays_put() -> No
     assert layers[True].weight.unique().numel() > 10, "weights have draws of their own"
 
 
-def test_draws_depend_on_seed_step_parameter_and_element_alone() -> None:
+def test_random_numbers_depend_only_on_seed_step_parameter_and_element() -> None:
     def weights_after(num_steps: int, seed: int, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
         layer = nn.Conv2d(8, 8, 3, bias=False)
         with torch.no_grad():
@@ -140,7 +140,7 @@ def loss_after(mode: str, rounding: Rounding | None, num_steps: int) -> float:
     return loss.item()
 
 
-def test_half_weights_learn_the_digits_where_plain_rounding_stalls() -> None:
+def test_half_precision_weights_learn_where_nearest_rounding_stalls() -> None:
     first = loss_after("fp32", None, 1)
     full = loss_after("fp32", None, 500)
     stochastic = loss_after("16.16", Rounding(is_stochastic=True), 500)
@@ -173,7 +173,7 @@ def test_a_step_that_is_not_ok_changes_no_bit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_state_that_is_restored_goes_on_with_the_same_bits(kind: str) -> None:
+def test_loaded_state_continues_bitwise(kind: str) -> None:
     whole, stopped = half_layer(), half_layer()
     descend(whole, optimizer_of(whole, is_stochastic=True, section=KINDS[kind]), 6, 0.003)
     first = optimizer_of(stopped, is_stochastic=True, section=KINDS[kind])
@@ -187,7 +187,7 @@ def test_state_that_is_restored_goes_on_with_the_same_bits(kind: str) -> None:
         optimizer_of(stopped, is_stochastic=False, section=KINDS[kind]).load_state_dict(first.state_dict())
 
 
-def test_gradients_are_unscaled_where_a_half_would_lose_them() -> None:
+def test_gradients_are_unscaled_in_float32() -> None:
     layer = half_layer()
     optimizer = optimizer_of(layer, is_stochastic=True)
     layer.weight.grad = torch.full_like(layer.weight, 2.0**-20)
@@ -198,7 +198,7 @@ def test_gradients_are_unscaled_where_a_half_would_lose_them() -> None:
     assert (layer.weight == 1 - 2.0**-10).all()
 
 
-def test_an_average_of_half_weights_is_float32_and_follows_them() -> None:
+def test_the_ema_of_half_precision_weights_is_float32() -> None:
     layer = half_layer()
     average = ModelEma(layer, decay=0.999, warmup=False)
     with torch.no_grad():

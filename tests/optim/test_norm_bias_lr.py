@@ -1,4 +1,4 @@
-"""Norm biases at a multiple of the rate: plain loops agree, decay is as fast, state and saving do not change."""
+"""SGD with a multiple of the learning rate for the biases of norm layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from reconv.errors import RecipeError
-from reconv.optim import build_optimizer, norm_biases
+from reconv.optim import build_optimizer
 from reconv.recipe.loader import load
 from reconv.recipe.schema import OptimizerConfig
 
@@ -24,12 +24,6 @@ def give_gradients(model: nn.Module, step: int) -> None:
     for number, parameter in enumerate(model.parameters()):
         generator = torch.Generator().manual_seed(100 * step + number)
         parameter.grad = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
-
-
-def test_the_biases_of_norms_and_nothing_else_are_named() -> None:
-    assert norm_biases(network()) == ["1.bias"]
-    assert norm_biases(nn.BatchNorm2d(3)) == ["bias"]
-    assert norm_biases(nn.Sequential(nn.BatchNorm2d(3, affine=False))) == []
 
 
 @pytest.mark.parametrize("path", ["foreach", "fused"])
@@ -62,13 +56,13 @@ def test_five_steps_equal_torch_with_a_parameter_group_for_norm_biases(path: str
         torch.testing.assert_close(parameter, named[name], rtol=1e-12, atol=1e-12, msg=name)
 
 
-def test_the_saved_state_does_not_depend_on_the_rate() -> None:
-    plain, fast = (build_optimizer(OptimizerConfig(norm_bias_lr_scale=rate), network()) for rate in (1, 64))
+def test_the_state_dict_does_not_depend_on_the_lr_scale() -> None:
+    plain, fast = (build_optimizer(OptimizerConfig(norm_bias_lr_scale=scale), network()) for scale in (1, 64))
     assert plain.state_dict().keys() == fast.state_dict().keys()
     assert len(plain.grads()) == 0
 
 
-def test_a_step_that_is_not_ok_moves_no_norm_bias() -> None:
+def test_a_step_that_is_not_ok_changes_no_norm_bias() -> None:
     model = network()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     give_gradients(model, 0)
@@ -76,6 +70,6 @@ def test_a_step_that_is_not_ok_moves_no_norm_bias() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_only_sgd_has_a_rate_of_its_own_for_norm_biases() -> None:
+def test_only_sgd_has_an_lr_scale_for_norm_biases() -> None:
     with pytest.raises(RecipeError, match="norm_bias_lr"):
         load("quickstart", [("optimizer.name", "lars", "--set"), ("optimizer.norm_bias_lr_scale", "64", "--set")])

@@ -1,4 +1,4 @@
-"""Weights cast all at once are those that autocast casts one by one, and so are their gradients."""
+"""Casting all weights at once equals autocast bitwise, values and gradients."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_all_weights_are_cast_in_one_call_and_back_in_another() -> None:
     assert found[False][0] - found[True][0] == 2 * (num_weights + 1)  # the last layer has a bias
 
 
-def test_weights_that_are_joined_first_are_cast_before_that() -> None:
+def test_concatenated_weights_are_cast_first() -> None:
     layers = nn.ModuleList([nn.Linear(4, 3, bias=False), nn.Linear(4, 2, bias=False)])
     plain, together = policy_of("bf16"), policy_of("bf16")
     together.cast_weights_once(layers)
@@ -93,7 +93,7 @@ def test_weights_that_are_joined_first_are_cast_before_that() -> None:
     assert len(got) == 3 and all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
-def test_weights_that_are_cast_for_kernels_are_cast_with_the_others() -> None:
+def test_weights_cast_for_kernels_are_cast_with_the_others() -> None:
     layer, images = nn.Conv2d(8, 8, 3, groups=8, bias=False), torch.randn(2, 8, 5, 5, dtype=torch.bfloat16)
     policy, found = policy_of("bf16"), []
     for is_together in (False, True):
@@ -129,7 +129,7 @@ def test_frozen_and_unused_weights_get_no_gradient() -> None:
     assert {name for name, p in model.named_parameters() if p.grad is not None} == {"used.weight", "used.bias"}
 
 
-def test_a_pass_without_gradients_does_not_take_those_of_the_next() -> None:
+def test_a_pass_without_gradients_has_copies_of_its_own() -> None:
     model, policy = nn.Linear(4, 4), policy_of("bf16")
     policy.cast_weights_once(model)
     with policy.autocast():
@@ -139,7 +139,7 @@ def test_a_pass_without_gradients_does_not_take_those_of_the_next() -> None:
     assert model.weight.grad is not None
 
 
-def test_each_pass_sees_the_weights_of_its_moment() -> None:
+def test_each_pass_sees_the_current_weights() -> None:
     model, policy = nn.Linear(4, 4), policy_of("bf16")
     policy.cast_weights_once(model)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_each_pass_sees_the_weights_of_its_moment() -> None:
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16-all"])
-def test_modes_without_autocast_are_left_alone(mode: str) -> None:
+def test_modes_without_autocast_are_unchanged(mode: str) -> None:
     model, policy = network("resnet8_cifar").eval(), policy_of(mode)
     before = passes(policy, model)
     policy.cast_weights_once(model)

@@ -1,0 +1,95 @@
+"""What RUN stands for on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from reconv.checkpoint.locate import find_run, locate
+from reconv.checkpoint.run_dir import BestCheckpoint, RunDir
+from reconv.checkpoint.store import CheckpointStore
+from reconv.errors import CheckpointError, ExitCode
+
+
+def start_run(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = ()) -> RunDir:
+    run = RunDir.create(root, name)
+    run.recipe.write_text("name: quickstart\n")
+    for step in steps:
+        tensors = {"w": torch.full((2,), float(step))}
+        CheckpointStore(run.checkpoints).save(step, {"model": tensors, "ema": tensors}, {})
+    return run
+
+
+def test_a_run_folder_stands_for_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+    run = start_run(tmp_path, steps=(10, 20))
+    found = locate(run.path)
+    assert (found.kind, found.run, found.skipped) == ("run", run, ())
+    assert found.checkpoint == run.checkpoints / "step-000000020"
+    assert found.weights == run.checkpoints / "step-000000020" / "model.safetensors"
+    assert found.ema == run.checkpoints / "step-000000020" / "ema.safetensors"
+    found.weights.write_bytes(b"torn")
+    again = locate(str(run.path))
+    assert again.checkpoint == run.checkpoints / "step-000000010"
+    assert again.skipped[0][0] == run.checkpoints / "step-000000020"
+
+
+def test_best_and_a_step_number_choose_a_checkpoint(tmp_path: Path) -> None:
+    run = start_run(tmp_path, steps=(10, 20))
+    with pytest.raises(CheckpointError, match="no best checkpoint yet"):
+        locate(run.path, which="best")
+    run.write_best(BestCheckpoint(10, "top1", 0.9, "raw"))
+    assert locate(run.path, which="best").checkpoint == run.checkpoints / "step-000000010"
+    assert locate(run.path, which=20).checkpoint == run.checkpoints / "step-000000020"
+    with pytest.raises(CheckpointError, match=r"(?s)no such checkpoint.*the run has steps: 10, 20"):
+        locate(run.path, which=15)
+
+
+def test_a_folder_of_runs_stands_for_its_newest_run(tmp_path: Path) -> None:
+    runs = [start_run(tmp_path, steps=(5,)) for _ in range(10)]
+    RunDir.create(tmp_path, "quickstart")
+    assert find_run(tmp_path / "quickstart") == runs[9]
+    assert locate(tmp_path / "quickstart").run == runs[9]
+
+
+def test_the_run_of_a_checkpoint_folder_or_weights_file_is_found(tmp_path: Path) -> None:
+    run = start_run(tmp_path, steps=(10,))
+    folder = run.checkpoints / "step-000000010"
+    found = locate(folder)
+    assert (found.kind, found.run, found.checkpoint) == ("checkpoint", run, folder)
+    found = locate(folder / "ema.safetensors")
+    assert (found.kind, found.run, found.checkpoint) == ("weights", run, folder)
+    assert found.weights == folder / "ema.safetensors"
+    assert found.ema is None  # the file that was named is the one that is meant
+    assert find_run(folder) == run
+    elsewhere = tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    assert locate(elsewhere).run is None
+    assert locate(elsewhere).checkpoint == elsewhere
+
+
+def test_a_damaged_checkpoint_folder_is_an_error(tmp_path: Path) -> None:
+    folder = start_run(tmp_path, steps=(10,)).checkpoints / "step-000000010"
+    (folder / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"state\.json is missing"):
+        locate(folder)
+
+
+def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = start_run(Path("runs"))
+    (tmp_path / "empty").mkdir()
+    cases = {
+        "quickstart": r"(?s)no such run.*runs/quickstart",
+        "absent": r"(?s)no such run.*reconv train",
+        "empty": "not a run folder",
+        "runs": r"(?s)several recipes.*quickstart",
+        str(run.path): r"(?s)no valid checkpoint.*nothing was saved yet",
+    }
+    for name, message in cases.items():
+        with pytest.raises(CheckpointError, match=message) as caught:
+            locate(name)
+        assert caught.value.code == ExitCode.CHECKPOINT
+        assert caught.value.then
+    assert len(cases) == 5
