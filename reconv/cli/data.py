@@ -146,7 +146,7 @@ def convert(
     from reconv.data.convert.convert import make_target
     from reconv.data.convert.open_splits import open_splits
     from reconv.data.convert.transcode import TranscodeOptions
-    from reconv.environment_checks import Machine, usable_cores
+    from reconv.machine import Machine, usable_cores
     from reconv.recipe.data_fields import DataConfig
 
     options = TranscodeOptions(raw, longest, shortest, quality)
