@@ -11,7 +11,7 @@ enum { LOOKUP = JPEG_LOOKUP_BITS, SKIP = JPEG_SKIP_BITS, MAX_DC_BITS = 11, MAX_A
 
 /* A step: how many bits (0 to 5), how far in the block (8 to 15), the value (16 to 31). Two distances are none, and
  * lead out of any block, so that one comparison finds both: the end of the block, and a code that the lookup does not
- * hold whole. The latter takes no bits, and in place of the value it tells what is known: how many bits follow the code
+ * hold whole. The latter takes no bits, and in place of the value it holds what is known: how many bits follow the code
  * (16 to 19), the code's own length (20 to 23; 0: unknown), and the true distance (24 to 31). */
 enum { END_OF_BLOCK = 128, LONG = 64 };
 

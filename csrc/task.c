@@ -41,7 +41,7 @@ EXPORT int reconv_jpeg_read(
 }
 
 /* A crop of each of those files, into planes of `size` x `size` that follow each other in `out`; `boxes` holds left,
- * top, right and bottom of each, `is_done` says which were made. An empty box is made of nothing. */
+ * top, right and bottom of each, `is_done` is set for those that were filled. A file with an empty box is skipped. */
 EXPORT void reconv_jpeg_crops(
     const uint8_t *buffer, const int64_t *ends, int num_files, const double *boxes, uint8_t *out, int size,
     int is_antialiased, int filter, uint8_t *is_done) {
