@@ -1,4 +1,4 @@
-"""A save or a deletion that is cut short anywhere, or refused by the disk, loses nothing that was saved before."""
+"""A save or a deletion that is interrupted anywhere, or fails on disk errors, loses no earlier checkpoint."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_finished_save_survives_a_power_cut(tmp_path: Path) -> None:
         assert value_in(CheckpointStore(tmp_path / "checkpoints")) == step
 
 
-def test_crash_in_the_very_first_save_leaves_nothing_that_looks_valid(tmp_path: Path) -> None:
+def test_a_crash_in_the_first_save_leaves_nothing_that_looks_valid(tmp_path: Path) -> None:
     num_without = 0
     for crash_at in range(1, 100):
         folder = tmp_path / str(crash_at) / "checkpoints"
@@ -105,7 +105,7 @@ def test_crash_in_the_very_first_save_leaves_nothing_that_looks_valid(tmp_path: 
     assert num_without == NUM_SAVE_CALLS + 2 - 1  # also make and sync the folder; the last sync comes after the rename
 
 
-def test_crash_at_every_call_of_a_sweep_after_a_crashed_replacement(tmp_path: Path) -> None:
+def test_a_crash_at_every_call_of_the_cleanup_after_a_crashed_replacement(tmp_path: Path) -> None:
     num_crashes = 0
     for first_crash in range(1, NUM_RESAVE_CALLS + 1):
         for crash_at in range(1, 100):
@@ -125,7 +125,7 @@ def test_crash_at_every_call_of_a_sweep_after_a_crashed_replacement(tmp_path: Pa
     assert num_crashes >= NUM_RESAVE_CALLS - 3
 
 
-def test_crash_at_every_call_of_retention_keeps_the_newest_and_shows_no_halves(tmp_path: Path) -> None:
+def test_a_crash_at_every_call_of_pruning_keeps_the_newest_and_leaves_nothing_incomplete(tmp_path: Path) -> None:
     num_crashes = 0
     for crash_at in range(1, 100):
         folder = tmp_path / str(crash_at)
@@ -156,7 +156,9 @@ def test_crash_at_every_call_of_retention_keeps_the_newest_and_shows_no_halves(t
         (errno.EACCES, "folder is not writable"),
     ],
 )
-def test_a_refusal_at_every_call_of_a_save_is_explained_and_loses_nothing(tmp_path: Path, code: int, said: str) -> None:
+def test_a_disk_error_at_every_call_of_a_save_is_explained_and_loses_nothing(
+    tmp_path: Path, code: int, said: str
+) -> None:
     num_refusals = 0
     for refuse_at in range(1, 100):
         folder = tmp_path / str(refuse_at)
@@ -180,7 +182,7 @@ def test_a_refusal_at_every_call_of_a_save_is_explained_and_loses_nothing(tmp_pa
     assert num_refusals == NUM_RESAVE_CALLS
 
 
-def test_a_device_that_is_really_full_gives_code_6_with_path_and_free_space(tmp_path: Path) -> None:
+def test_a_full_disk_exits_with_code_6_with_path_and_free_space(tmp_path: Path) -> None:
     save(CheckpointStore(tmp_path), OLD, 1.0)
     with pytest.raises(ResourceError, match=r"(?s)disk is full.*step-000000200.*MB free.*--resume"):
         save(CheckpointStore(tmp_path, FullFileSystem()), NEW, 2.0)
@@ -188,7 +190,7 @@ def test_a_device_that_is_really_full_gives_code_6_with_path_and_free_space(tmp_
     assert os.listdir(tmp_path) == ["step-000000100"]
 
 
-def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_space_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     class SmallDisk(CountingFileSystem):
         def free_bytes(self, path: Path) -> int:
             return 1000

@@ -1,4 +1,4 @@
-"""Real processes, really killed: in the middle of saves, and while they hold the lock."""
+"""Real processes that are killed in the middle of saves, or while they hold the lock."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def read(process: subprocess.Popen[str], word: str) -> list[int]:
     raise AssertionError(f"the program ended before it said {word!r}")
 
 
-def test_sigkill_at_random_moments_of_saving_always_leaves_a_valid_newest(tmp_path: Path) -> None:
+def test_sigkill_at_random_moments_of_saving_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     draw = random.Random(20)
     next_step, num_torn = 1, 0
@@ -114,7 +114,7 @@ def test_sigkill_at_random_moments_of_saving_always_leaves_a_valid_newest(tmp_pa
     assert num_torn > 0, "no kill fell into a save: nothing was tested"
 
 
-def test_a_second_process_is_refused_by_name_and_the_lock_dies_with_the_first(tmp_path: Path) -> None:
+def test_a_second_process_is_rejected_until_the_first_one_dies(tmp_path: Path) -> None:
     with program(HOLDER, str(tmp_path), "alone") as holder:
         assert holder.stdout is not None
         holder.stdout.readline()

@@ -1,4 +1,4 @@
-"""Processes that torchrun starts anew: a run goes on where it was, and what has ended for good is not tried again."""
+"""Restarts by torchrun: a run resumes, and an error that would happen again is not retried."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def words(settings: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_torchrun_goes_on_after_a_rank_was_killed_and_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_torchrun_resumes_after_a_killed_rank_with_the_same_final_weights(tmp_path: Path) -> None:
     """Slow: torchrun starts two processes twice, each of which imports torch."""
     script = tmp_path / "victim.py"
     script.write_text(VICTIM)
@@ -63,7 +63,7 @@ def test_torchrun_goes_on_after_a_rank_was_killed_and_ends_with_the_same_weights
     assert (tmp_path / "killed/events.jsonl").read_text().count('"kind":"attempt"') == 2
 
 
-def test_a_restarted_process_ends_at_once_with_the_code_of_the_first(
+def test_a_restarted_process_exits_at_once_with_the_first_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [("length", "2step", "--set"), ("schedule.warmup", "0ep", "--set")]

@@ -1,6 +1,6 @@
-"""Real processes for tests that need several: started from a server that has torch in memory already.
+"""Real ranks for tests, forked from a server process that has already imported torch.
 
-`import torch` costs seconds a process; a fork server that has done it starts four ranks in a tenth of a second.
+`import torch` takes seconds per process; a fork server that has done it starts four ranks in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 
 def server() -> Any:
-    """The way to start processes that have everything loaded."""
+    """The multiprocessing context of the fork server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["reconv.api", "reconv.distributed.distributed_group", "torch._dynamo"]
@@ -32,7 +32,7 @@ def server() -> Any:
 
 
 def environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun would tell a process."""
+    """The variables that torchrun would set."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -43,18 +43,18 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def _enter(told: Connection, variables: dict[str, str], folder: str, work: Callable[..., Any], args: Any) -> None:
+def _run_rank(results: Connection, variables: dict[str, str], folder: str, work: Callable[..., Any], args: Any) -> None:
     import torch
 
     os.environ.update(variables)
     os.chdir(folder)
     torch.set_num_threads(1)
     try:
-        told.send((True, work(*args)))
+        results.send((True, work(*args)))
     except SystemExit:
         raise
     except BaseException:
-        told.send((False, traceback.format_exc()))
+        results.send((False, traceback.format_exc()))
 
 
 def start(size: int, work: Callable[..., Any], *args: Any) -> list[tuple[Any, Connection]]:
@@ -64,7 +64,7 @@ def start(size: int, work: Callable[..., Any], *args: Any) -> list[tuple[Any, Co
     for rank in range(size):
         here, there = multiprocessing.Pipe(duplex=False)
         variables = environment(rank, size, port) if size > 1 else {}
-        process = server().Process(target=_enter, args=(there, variables, os.getcwd(), work, args))
+        process = server().Process(target=_run_rank, args=(there, variables, os.getcwd(), work, args))
         process.start()
         there.close()
         started.append((process, here))
@@ -75,15 +75,15 @@ def in_ranks(size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What `work(*args)` returns in each of so many ranks; the first failure fails the test with its traceback."""
     started = start(size, work, *args)
     results: dict[int, Any] = {}
-    pending = {told: rank for rank, (_, told) in enumerate(started)}
+    pending = {pipe: rank for rank, (_, pipe) in enumerate(started)}
     try:
         while pending:
             ready = wait(list(pending), timeout=LIMIT_S)
-            assert ready, f"ranks {sorted(pending.values())} said nothing for {LIMIT_S} s"
-            for told in ready:
-                rank = pending.pop(told)  # type: ignore[call-overload]
-                is_fine, value = told.recv()  # type: ignore[union-attr]
-                assert is_fine, f"rank {rank}:\n{value}"
+            assert ready, f"ranks {sorted(pending.values())} returned nothing within {LIMIT_S} s"
+            for pipe in ready:
+                rank = pending.pop(pipe)  # type: ignore[call-overload]
+                has_succeeded, value = pipe.recv()  # type: ignore[union-attr]
+                assert has_succeeded, f"rank {rank}:\n{value}"
                 results[rank] = value
     finally:
         for process, _ in started:
