@@ -42,7 +42,7 @@ def test_iou_and_conversions_equal_the_reference(a: Box, b: Box) -> None:
     assert torch.equal(cxcywh_to_xyxy(xyxy_to_cxcywh(tensor([a]))), tensor([a]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.lists(boxes(min_size=1), min_size=1, max_size=12),
     st.lists(st.lists(boxes(), max_size=5), min_size=1, max_size=4),
@@ -81,7 +81,7 @@ def test_deltas_are_finite_even_for_empty_boxes(box: Box, anchor: Box) -> None:
     assert encode_boxes(tensor([box]), xyxy_to_cxcywh(tensor([anchor])), VARIANCES).isfinite().all()
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=9, max_size=9), min_size=1, max_size=4),
     st.sampled_from([1.0, 2.5, 3.0]),
@@ -95,7 +95,7 @@ def test_hard_negatives_equal_the_reference(images: list[list[tuple[int, bool]]]
     assert hard_negatives(losses, positive, negative_ratio).tolist() == expected
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.lists(boxes(), max_size=8), min_size=1, max_size=5), st.sampled_from([0.3, 0.5, 1.0]))
 def test_nms_equals_the_reference(lists: list[list[Box]], iou_threshold: float) -> None:
     dense = torch.stack([tensor(row, 8) for row in lists])

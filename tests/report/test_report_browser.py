@@ -56,9 +56,10 @@ class Visit:
         assert [url for url in self.requests if not url.startswith("data:")] == [self.address]
 
 
-@pytest.fixture
-def report(tmp_path: Path) -> Path:
-    return write_report(write_run(tmp_path / "quickstart" / "1", resumes=[150], broken_steps=[90]))
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report") / "quickstart" / "1"
+    return write_report(write_run(folder, resumes=[150], broken_steps=[90]))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1280, "light")])
@@ -146,9 +147,10 @@ def test_clicking_a_legend_name_hides_its_line(browser: Browser, report: Path) -
     visit.page.close()
 
 
-def test_the_policy_blocks_requests(browser: Browser, report: Path) -> None:
-    report.write_text(report.read_text().replace("</main>", '<img src="http://localhost:9/x.png"></main>'))
-    visit = Visit(browser, report)
+def test_the_policy_blocks_requests(browser: Browser, report: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(report.read_text().replace("</main>", '<img src="http://localhost:9/x.png"></main>'))
+    visit = Visit(browser, page)
     assert any("Content Security Policy" in error for error in visit.errors)
     visit.page.close()
 
