@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reconv.batch import Batch
-from reconv.metrics.topk import ClassificationMetrics
+from reconv.metrics.topk import ClassificationMetrics, ClassificationState
 
 NUM = 40
 
@@ -55,6 +55,26 @@ def test_mistakes_are_the_wrong_predictions_with_the_highest_loss() -> None:
     assert [mistake.index for mistake in mistakes] == wrong[: len(mistakes)]
     assert len(mistakes) == 16
     assert all(mistake.predicted == int(logits[mistake.index].argmax()) for mistake in mistakes)
+
+
+def test_a_correct_prediction_is_no_mistake_however_high_its_loss() -> None:
+    logits, _ = random_logits(12)
+    logits *= 0.01  # every loss is about ln 12
+    targets = logits.argmax(dim=1)
+    targets[::10] = (targets[::10] + 1) % 12
+    metrics = ClassificationMetrics(12)
+    metrics.update(logits, rows_of(targets, slice(None)))
+    assert {mistake.index for mistake in metrics.mistakes()} == {0, 10, 20, 30}
+
+
+def test_the_loss_does_not_depend_on_the_order_of_ranks() -> None:
+    """1 + 1e-16 + 1e-16 + ... is 1, and 1e-16 + 1e-16 + ... + 1 is not."""
+    first = ClassificationState(1, 0, 0, [[0.0, 1.0]], [])
+    second = ClassificationState(10, 0, 0, [[float(position), 1e-16] for position in range(1, 11)], [])
+    one, other = ClassificationMetrics(3), ClassificationMetrics(3)
+    one.merge([first, second])
+    other.merge([second, first])
+    assert one.compute() == other.compute()
 
 
 def test_top5_of_three_classes_is_1() -> None:
