@@ -39,11 +39,11 @@ def train(settings: Mapping[str, object]) -> Trained:
         step = build_train_step(run, train_state, RunLogger(), annotate=StepTimer(run.device).annotate)
         context = DataContext(BlockingTransfer(run.device.move))
         loader = build_train_loader(run.recipe, run.plan, run.datasets.train, context)
-    losses = []
-    for number, batches in enumerate(loader.steps(0, STEPS)):
-        torch.cuda.set_sync_debug_mode("error" if number >= WARM_STEPS else "default")
-        losses.append(step(number, batches).loss)
-        torch.cuda.set_sync_debug_mode("default")
+        losses = []
+        for number, batches in enumerate(loader.steps(0, STEPS)):
+            torch.cuda.set_sync_debug_mode("error" if number >= WARM_STEPS else "default")
+            losses.append(step(number, batches).loss)
+            torch.cuda.set_sync_debug_mode("default")
     digest = hashlib.sha256()
     for tensor in train_state.network.model.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
