@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reconv.batch import Batch
+from reconv.recipe.schema import OptimizerConfig
 
 from .conftest import Parts, batch
 
@@ -71,3 +75,16 @@ def test_two_micro_batches_are_divided_by_the_weight_of_both() -> None:
     assert torch.allclose(loss_one, loss_split, rtol=1e-14)
     for a, b in zip(whole.model.parameters(), halves.model.parameters(), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-14)
+
+
+def test_a_step_is_sgd_on_the_mean_loss_of_the_batch() -> None:
+    parts = Parts("fp64", OptimizerConfig(momentum=0, weight_decay=0))
+    parts.model.eval()
+    rows, model = batch(8), copy.deepcopy(parts.model)
+    images = rows["images"].double()
+    F.cross_entropy(model(images), rows["targets"]).backward()
+    result = parts.step(0, [Batch({**rows.tensors, "images": images}, rows.positions, (3, 5))])
+    assert bool(result.ok)
+    for new, old in zip(parts.model.parameters(), model.parameters(), strict=True):
+        assert old.grad is not None
+        assert torch.allclose(new, old - 0.1 * old.grad, rtol=0, atol=1e-14)
