@@ -117,7 +117,7 @@ class Facts:
     cache: CacheSize | None = None  # None: samples are not cached
     num_val_left_out: int = 0  # by evaluate.num_samples
     decoder: Decoder = "pillow"  # for augment.decoder: auto
-    gpu_share: float = 0.0  # for data.gpu_decode_fraction: auto
+    gpu_decode_fraction: float = 0.0  # for data.gpu_decode_fraction: auto
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Plan:
     average: AveragingWindow | None = None  # None: checkpoints are not averaged
     cache: CacheSize | None = None  # None: samples are not cached
     decoder: Decoder = "pillow"  # of cropped JPEG files
-    gpu_share: float = 0.0  # fraction of training images that the GPU decodes
+    gpu_decode_fraction: float = 0.0  # fraction of training images that the GPU decodes
     device: str = ""  # kind of device; empty: unknown
     lines: tuple[str, ...] = field(default=())  # the plan as text, for people
 
@@ -227,7 +227,7 @@ def make_plan(recipe: Recipe, facts: Facts) -> Plan:
         sizes=_sizes(recipe, steps_per_epoch, total),
         cache=facts.cache,
         decoder=decoding.decoder(recipe, facts),
-        gpu_share=decoding.gpu_share(recipe, facts),
+        gpu_decode_fraction=decoding.gpu_decode_fraction(recipe, facts),
         device=facts.device,
     )
     refuse_uneven_pipeline(recipe, [micro for rank in range(copies) for micro in plan.micro_batches(rank)], split)
@@ -243,9 +243,9 @@ def with_micro(recipe: Recipe, plan: Plan, num_groups: int, why: str) -> Plan:
     return replace(smaller, lines=(*plan_lines(recipe, smaller), why))
 
 
-def with_gpu_share(recipe: Recipe, plan: Plan, share: float) -> Plan:
-    """The plan with the share of the training images that the GPU decodes."""
-    plan = replace(plan, gpu_share=share)
+def with_gpu_decode_fraction(recipe: Recipe, plan: Plan, fraction: float) -> Plan:
+    """The plan with the fraction of training images that the GPU decodes."""
+    plan = replace(plan, gpu_decode_fraction=fraction)
     return replace(plan, lines=plan_lines(recipe, plan))
 
 

@@ -299,8 +299,8 @@ def _backend(recipe: Recipe, plan: Plan) -> list[str]:
             lines.append("no effect: data.backend (the data needs no decoding workers)")
     elif plan.backend == "gpu":
         lines.append(
-            f"data.backend: gpu; the GPU decodes {plan.gpu_share:.0%} of the training images where it supports "
-            "the file, processes decode the others; a run keeps this fraction"
+            f"data.backend: gpu; the GPU decodes {plan.gpu_decode_fraction:.0%} of the training images where it "
+            "supports the file, processes decode the others; a run keeps this fraction"
         )
     elif data.backend == "auto":
         why = {

@@ -65,8 +65,8 @@ def backend(recipe: Recipe, facts: Facts) -> str:
     return "processes" if _in_processes(recipe, facts) else "threads"
 
 
-def gpu_share(recipe: Recipe, facts: Facts) -> float:
+def gpu_decode_fraction(recipe: Recipe, facts: Facts) -> float:
     """Fraction of training images that the GPU decodes; 0 unless the backend is gpu."""
     if backend(recipe, facts) != "gpu":
         return 0.0
-    return facts.gpu_share if recipe.data.gpu_decode_fraction == "auto" else recipe.data.gpu_decode_fraction
+    return facts.gpu_decode_fraction if recipe.data.gpu_decode_fraction == "auto" else recipe.data.gpu_decode_fraction

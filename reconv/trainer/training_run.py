@@ -43,9 +43,9 @@ from reconv.logging.run_logger import RunLogger, open_run_logger
 from reconv.machine import Machine, available_memory_bytes, cores_per_process, usable_cores
 from reconv.recipe.data_fields import Decoder
 from reconv.recipe.loader import Override, dump
-from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_share
+from reconv.recipe.plan import Facts, Plan, make_plan, with_gpu_decode_fraction
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.data_context import DataWaitLogger, gpu_decode_share, open_data_context
+from reconv.trainer.build.data_context import DataWaitLogger, choose_gpu_decode_fraction, open_data_context
 from reconv.trainer.build.datasets import Datasets, cache_size, data_path, open_datasets, with_cache
 from reconv.trainer.build.loaders import build_bad_samples, build_eval_loader, build_train_loader
 from reconv.trainer.build.network import check_model
@@ -165,7 +165,7 @@ def prepare_run(
         process_group.on_rank0(lambda: check_model(recipe, plan.num_classes))
         device = open_device(args.device, plan.threads, launch_env.local_rank)
         if existing is None or not existing.is_finished:
-            plan = _with_gpu_share(recipe, plan, datasets, device, process_group, restore_point.state)
+            plan = _with_gpu_decode_fraction(recipe, plan, datasets, device, process_group, restore_point.state)
             configure_algorithms(device, recipe.engine)
         notes = (*notes, cpus) if cpus else notes
         yield PreparedRun(
@@ -224,7 +224,7 @@ def _facts(
     )
 
 
-def _with_gpu_share(
+def _with_gpu_decode_fraction(
     recipe: Recipe,
     plan: Plan,
     datasets: Datasets,
@@ -232,11 +232,11 @@ def _with_gpu_share(
     process_group: ProcessGroup,
     state: Mapping[str, Any],
 ) -> Plan:
-    """The plan with the share of images that the GPU decodes: measured now, or that of the checkpoint."""
-    kept = state.get("gpu_share", 0.0) if state else None
-    share = process_group.on_rank0(lambda: gpu_decode_share(recipe, plan, datasets.train, device, kept))
+    """The plan with the fraction of images that the GPU decodes: measured now, or from the checkpoint."""
+    kept = state.get("gpu_decode_fraction", 0.0) if state else None
+    fraction = process_group.on_rank0(lambda: choose_gpu_decode_fraction(recipe, plan, datasets.train, device, kept))
     is_open = plan.backend == "gpu" and recipe.data.gpu_decode_fraction == "auto"
-    return with_gpu_share(recipe, plan, share) if is_open else plan
+    return with_gpu_decode_fraction(recipe, plan, fraction) if is_open else plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,7 +475,7 @@ def _environment(run: PreparedRun) -> dict[str, Any]:
         "device": run.device.describe(),
         "threads": run.plan.threads,
         "JPEG decoder": run.plan.decoder,
-        **({"share of the GPU's JPEG engine": run.plan.gpu_share} if run.plan.gpu_share else {}),
+        **({"fraction decoded by the GPU": run.plan.gpu_decode_fraction} if run.plan.gpu_decode_fraction else {}),
         "host": platform.node(),
         "system": platform.platform(),
         "data": run.datasets.train.origin,

@@ -21,7 +21,7 @@ _STEPS = 16  # a share is a multiple of 1/16
 _REPEATS = 2  # the first one reads files and warms everything up
 
 
-def measure_gpu_share(
+def measure_gpu_decode_fraction(
     dataset: Dataset,
     preprocess: PreprocessConfig,
     augment: AugmentConfig,
@@ -55,10 +55,10 @@ def measure_gpu_share(
     files, boxes = encoded_files(filled[1.0], on_gpu)
     size, antialias = preprocess.size, augment.antialias
     gpu_s = _fastest(lambda: device.crops(files, boxes, size, antialias=antialias, is_cut=True))
-    return balanced_share(decode_s / num, read_s / num, gpu_s / num)
+    return balanced_fraction(decode_s / num, read_s / num, gpu_s / num)
 
 
-def balanced_share(decode_s: float, read_s: float, gpu_s: float) -> float:
+def balanced_fraction(decode_s: float, read_s: float, gpu_s: float) -> float:
     """The share at which workers and GPU take equally long.
 
     Per image: `decode_s` for workers that decode it, `read_s` if they only read it for the GPU, `gpu_s` on the GPU.

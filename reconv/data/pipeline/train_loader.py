@@ -78,7 +78,7 @@ class StreamedLoader:
         self._context = context
         self._bad_samples = bad_samples or BadSamples()
         self._prefetch = recipe.data.prefetch
-        self._gpu_share = plan.gpu_share
+        self._gpu_decode_fraction = plan.gpu_decode_fraction
         self._open_workers = partial(open_workers, plan.backend, plan.workers)
         self._make_pipeline = make_pipeline
         self._pipeline = lru_cache(maxsize=2)(self._make_sized_pipeline)  # prefetching may reach into the next size
@@ -86,7 +86,7 @@ class StreamedLoader:
     def _make_sized_pipeline(self, size: int) -> SamplePipeline:
         preprocess, augment = self._assembler.preprocess(size), self._assembler.augment
         if self._context.gpu_decoder is not None:
-            return GpuDecodePipeline(self._dataset, preprocess, augment, self._gpu_share)
+            return GpuDecodePipeline(self._dataset, preprocess, augment, self._gpu_decode_fraction)
         return self._make_pipeline(self._dataset, preprocess, augment)
 
     def steps(self, start: int, stop: int) -> Iterator[tuple[Batch, ...]]:

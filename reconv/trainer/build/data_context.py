@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from reconv.data.dataset import Dataset
 from reconv.data.pipeline.buffers import with_transfer_dtype
-from reconv.data.pipeline.decode_balance import measure_gpu_share
+from reconv.data.pipeline.decode_balance import measure_gpu_decode_fraction
 from reconv.data.pipeline.gpu_decode import GpuDecoder
 from reconv.data.pipeline.prefetcher import DataContext
 from reconv.data.pipeline.workers.thread_pool import open_workers
@@ -36,7 +36,7 @@ MIN_WAIT_FRACTION = 0.05  # of the time of steps; less than that is noise
 @contextmanager
 def open_data_context(recipe: Recipe, plan: Plan, device: Device, stage_times: StageTimes) -> Iterator[DataContext]:
     """The workers, the transfer to the device and the GPU decoder of one run; closed at the end."""
-    gpu_decoder = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_share > 0 else None
+    gpu_decoder = GpuDecoder(NvJpegDecoder(device.torch)) if plan.gpu_decode_fraction > 0 else None
     workers = open_workers(plan.backend, plan.workers)
     try:
         yield DataContext(with_transfer_dtype(device, recipe.data.transfer_dtype), workers, stage_times, gpu_decoder)
@@ -46,8 +46,10 @@ def open_data_context(recipe: Recipe, plan: Plan, device: Device, stage_times: S
             gpu_decoder.close()
 
 
-def gpu_decode_share(recipe: Recipe, plan: Plan, dataset: Dataset, device: Device, resumed: float | None) -> float:
-    """The share of training images that the GPU decodes: the resumed run's, the recipe's, or measured now.
+def choose_gpu_decode_fraction(
+    recipe: Recipe, plan: Plan, dataset: Dataset, device: Device, resumed: float | None
+) -> float:
+    """The fraction of training images that the GPU decodes: the resumed run's, the recipe's, or measured now.
 
     `resumed` is None for a new run, 0 for one that began without the GPU.
     """
@@ -59,10 +61,12 @@ def gpu_decode_share(recipe: Recipe, plan: Plan, dataset: Dataset, device: Devic
             then="--set data.backend=gpu" if resumed else "leave data.backend as it was, or start a new run",
         )
     if plan.backend != "gpu" or resumed is not None or recipe.data.gpu_decode_fraction != "auto":
-        return resumed or plan.gpu_share
+        return resumed or plan.gpu_decode_fraction
     augment = effective_augment(recipe.augment).model_copy(update={"decoder": plan.decoder})
     preprocess = train_preprocess(recipe.data.preprocess, augment, plan.size_at(0))
-    return measure_gpu_share(dataset, preprocess, augment, NvJpegDecoder(device.torch), plan.workers, recipe.seed)
+    return measure_gpu_decode_fraction(
+        dataset, preprocess, augment, NvJpegDecoder(device.torch), plan.workers, recipe.seed
+    )
 
 
 @dataclass(slots=True)

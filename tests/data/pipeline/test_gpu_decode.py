@@ -20,7 +20,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.pipeline.bad_samples import BadSample, BadSamples
-from reconv.data.pipeline.decode_balance import balanced_share, measure_gpu_share
+from reconv.data.pipeline.decode_balance import balanced_fraction, measure_gpu_decode_fraction
 from reconv.data.pipeline.eval_loader import EvalLoader
 from reconv.data.pipeline.gpu_decode import GpuDecoder, is_on_gpu
 from reconv.data.pipeline.prefetcher import DataContext
@@ -112,7 +112,7 @@ def stream(
         augment=AugmentConfig(decoder="pillow"),
         batch=BatchConfig(size=8, group=4, micro=micro // process_group),
     )
-    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=process_group)), gpu_share=share)
+    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=process_group)), gpu_decode_fraction=share)
     found = []
     for rank in range(process_group):
         with opened(device) as decoder:
@@ -132,7 +132,7 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
     return all(torch.equal(joined(one, name), joined(other, name)) for name in ("images", "targets", "indices"))
 
 
-def test_the_gpu_share_is_exact_and_evenly_spaced() -> None:
+def test_the_gpu_decode_fraction_is_exact_and_evenly_spaced() -> None:
     for share in (1 / 16, 0.3, 7 / 16, 1.0):
         own = is_on_gpu(np.arange(16_000), share)
         assert own.sum() == round(16_000 * share)
@@ -213,24 +213,26 @@ def test_a_gpu_decoder_that_fails_is_an_error(dataset: FolderDataset) -> None:
 
 
 def test_the_share_is_balanced_by_the_time_of_each_side() -> None:
-    assert balanced_share(decode_s=1, read_s=0, gpu_s=1) == 0.5
-    assert balanced_share(decode_s=1, read_s=0.25, gpu_s=0.25) == 15 / 16  # never all: evaluation needs workers too
-    assert balanced_share(decode_s=1e-6, read_s=0, gpu_s=1) == 1 / 16
+    assert balanced_fraction(decode_s=1, read_s=0, gpu_s=1) == 0.5
+    assert balanced_fraction(decode_s=1, read_s=0.25, gpu_s=0.25) == 15 / 16  # never all: evaluation needs workers too
+    assert balanced_fraction(decode_s=1e-6, read_s=0, gpu_s=1) == 1 / 16
 
 
 def test_the_share_is_measured_and_an_error_if_no_file_is_supported(dataset: FolderDataset) -> None:
     augment = AugmentConfig(decoder="pillow")
-    share = measure_gpu_share(dataset, SPEC, augment, PillowDecoder(), num_workers=2, seed=0)
+    share = measure_gpu_decode_fraction(dataset, SPEC, augment, PillowDecoder(), num_workers=2, seed=0)
     assert share * 16 in range(1, 16)
     with pytest.raises(RecipeError, match="supports none of the images"):
-        measure_gpu_share(dataset, PreprocessConfig(size=8, resize=8), augment, PillowDecoder(), num_workers=2, seed=0)
+        measure_gpu_decode_fraction(
+            dataset, PreprocessConfig(size=8, resize=8), augment, PillowDecoder(), num_workers=2, seed=0
+        )
 
 
 def test_the_share_is_measured_without_bad_files(dataset: FolderDataset) -> None:
     whole, without = PillowDecoder(), PillowDecoder()
-    measure_gpu_share(dataset, SPEC, AugmentConfig(decoder="pillow"), whole, num_workers=2, seed=0)
+    measure_gpu_decode_fraction(dataset, SPEC, AugmentConfig(decoder="pillow"), whole, num_workers=2, seed=0)
     Path(dataset.path(4)).write_bytes(b"no image")
-    measure_gpu_share(dataset, SPEC, AugmentConfig(decoder="pillow"), without, num_workers=2, seed=0)
+    measure_gpu_decode_fraction(dataset, SPEC, AugmentConfig(decoder="pillow"), without, num_workers=2, seed=0)
     assert 0 < without.num_files < whole.num_files
 
 

@@ -27,7 +27,12 @@ from reconv.recipe.data_fields import DataConfig, Decoder
 from reconv.recipe.loader import load
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import Recipe
-from reconv.trainer.build.data_context import DataWaitLogger, data_wait_advice, gpu_decode_share, slowest_stage
+from reconv.trainer.build.data_context import (
+    DataWaitLogger,
+    choose_gpu_decode_fraction,
+    data_wait_advice,
+    slowest_stage,
+)
 from reconv.trainer.dry_run import dry_run
 from reconv.trainer.progress import Counters
 
@@ -121,17 +126,21 @@ def test_auto_says_what_it_chose_and_why_not_another() -> None:
 
 def test_the_gpus_share_is_in_the_plan_and_a_run_keeps_it() -> None:
     recipe, plan = plan_of(backend="gpu", gpu_decode_fraction=0.25)
-    assert plan.backend == "gpu" and plan.gpu_share == 0.25
+    assert plan.backend == "gpu" and plan.gpu_decode_fraction == 0.25
     assert any("decodes 25% of the training images" in line for line in plan.lines)
     source, device = open_digits("train"), open_device("cpu")
-    assert gpu_decode_share(recipe, plan, source, device, resumed=None) == 0.25
-    assert gpu_decode_share(recipe, plan, source, device, resumed=0.5) == 0.5
+    assert choose_gpu_decode_fraction(recipe, plan, source, device, resumed=None) == 0.25
+    assert choose_gpu_decode_fraction(recipe, plan, source, device, resumed=0.5) == 0.5
     with pytest.raises(RecipeError, match="began with none of its images"):
-        gpu_decode_share(recipe, plan, source, device, resumed=0.0)
+        choose_gpu_decode_fraction(recipe, plan, source, device, resumed=0.0)
     on_host, plan_on_host = plan_of()
-    assert plan_on_host.gpu_share == 0 == gpu_decode_share(on_host, plan_on_host, source, device, resumed=0.0)
+    assert (
+        plan_on_host.gpu_decode_fraction
+        == 0
+        == choose_gpu_decode_fraction(on_host, plan_on_host, source, device, resumed=0.0)
+    )
     with pytest.raises(RecipeError, match="began with 50% of its images"):
-        gpu_decode_share(on_host, plan_on_host, source, device, resumed=0.5)
+        choose_gpu_decode_fraction(on_host, plan_on_host, source, device, resumed=0.5)
 
 
 def test_a_gpu_back_end_without_a_gpu_is_refused_before_anything_is_read(pictures: Path, tmp_path: Path) -> None:
