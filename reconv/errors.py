@@ -20,9 +20,9 @@ class ExitCode(IntEnum):
     DATA = 3
     CHECKPOINT = 4  # a checkpoint or weights file is missing, corrupt or of another model
     DIVERGED = 5
-    RESOURCES = 6  # out of memory or disk space, or a folder that cannot be written
+    RESOURCES = 6  # out of memory or disk space, or a directory that cannot be written
     RANK_LOST = 7
-    RUN_LOCKED = 8  # another process is using the run folder
+    RUN_LOCKED = 8  # another process is using the run directory
     PREEMPTED = 75  # a checkpoint was saved; requeue the job
     INTERRUPTED = 130  # Ctrl-C before a checkpoint was saved
     TERMINATED = 143  # SIGTERM before a checkpoint was saved
@@ -106,7 +106,7 @@ class RemoteRankError(ReconvError):
 
 
 class RunLockedError(ReconvError):
-    """The folder is in use by another process."""
+    """The run directory is in use by another process."""
 
     code = ExitCode.RUN_LOCKED
 

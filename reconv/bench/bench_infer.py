@@ -194,7 +194,9 @@ def _with_overrides(recipe: Recipe, located: LocatedWeights, overrides: Sequence
     if not overrides:
         return recipe
     if located.run is None:
-        raise UsageError("--set needs a recipe or a run folder", where=str(located.checkpoint), then="leave --set out")
+        raise UsageError(
+            "--set needs a recipe or a run directory", where=str(located.checkpoint), then="leave --set out"
+        )
     return load(str(located.run.recipe), overrides).recipe
 
 

@@ -46,7 +46,7 @@ def bench_args(
 
 @contextmanager
 def open_bench_run(args: RunArgs) -> Iterator[PreparedRun]:
-    """Set up a run without a run folder; only the training set is opened."""
+    """Set up a run without a run directory; only the training set is opened."""
     with prepare_run(args, _open_train_set) as run:
         yield choose_micro_batch(run)
 

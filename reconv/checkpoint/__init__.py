@@ -1,1 +1,1 @@
-"""Run folders, crash-safe checkpoints, and loading of weights from our own and other programs' files."""
+"""Run directories, crash-safe checkpoints, and loading of weights from our own and other programs' files."""

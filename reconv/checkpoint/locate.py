@@ -1,4 +1,4 @@
-"""Finds what RUN stands for on the command line: a run folder, a folder of runs, a checkpoint folder or a weights file.
+"""Finds what RUN on the command line is: a run directory, a directory of runs, a checkpoint or a weights file.
 
 A checkpoint is fully verified before it is returned.
 """
@@ -24,7 +24,7 @@ class LocatedWeights:
     """The weights that RUN stands for."""
 
     kind: Literal["run", "checkpoint", "weights"]
-    run: RunDir | None  # None: a checkpoint or weights outside of a run folder
+    run: RunDir | None  # None: a checkpoint or weights outside of a run directory
     checkpoint: Path | None  # also of a weights file inside a checkpoint; None: a bare weights file
     weights: Path  # of the model; its EMA is in `ema`
     skipped: tuple[tuple[Path, str], ...] = ()  # newer checkpoints that are damaged, and why
@@ -62,7 +62,7 @@ def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest"
 
 
 def find_run(run: str | Path) -> RunDir:
-    """The run folder that RUN stands for, with or without checkpoints; of a folder of runs, the newest."""
+    """The run directory that RUN stands for, with or without checkpoints; of a directory of runs, the newest."""
     path = Path(run)
     if not path.exists():
         like = Path("runs") / path
@@ -84,9 +84,9 @@ def find_run(run: str | Path) -> RunDir:
                 then=f"choose one, such as '{path / recipes[0]}'",
             )
     raise CheckpointError(
-        "not a run folder",
+        "not a run directory",
         where=str(path),
-        why="a run folder has recipe.yaml, a checkpoint folder has manifest.json",
+        why="a run directory has recipe.yaml, a checkpoint directory has manifest.json",
         then="ls runs/*, or train first: reconv train quickstart",
     )
 
@@ -112,7 +112,7 @@ def _containing_checkpoint(path: Path) -> Path | None:
 
 
 def _containing_run(path: Path) -> RunDir | None:
-    """The run that contains a checkpoint folder, or the folder of a weights file."""
+    """The run that contains a checkpoint directory, or the directory of a weights file."""
     path = path.absolute()
     run = RunDir(path.parent.parent if path.parent.name == "checkpoints" else path)
     return run if run.recipe.is_file() else None

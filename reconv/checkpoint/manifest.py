@@ -59,7 +59,7 @@ def render(manifest: Manifest) -> bytes:
 
 
 def read(folder: Path, files: FileSystem | None = None) -> Manifest:
-    """Read the manifest of a checkpoint folder; raises `CheckpointError` when it is missing or damaged."""
+    """Read the manifest of a checkpoint directory; raises `CheckpointError` when it is missing or damaged."""
     path = folder / NAME
     text = _bytes(path, files or FileSystem())
     try:

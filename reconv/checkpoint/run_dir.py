@@ -1,4 +1,4 @@
-"""The run folder: the paths of its files, the numbering of runs, the lock, and `best.json`."""
+"""The run directory: the paths of its files, the numbering of runs, the lock, and `best.json`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class BestCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """The folder of one run."""
+    """The directory of one run."""
 
     path: Path
 
     @classmethod
     def at(cls, path: Path, files: FileSystem | None = None) -> RunDir:
-        """The run folder at a path, created if it does not exist."""
+        """The run directory at a path, created if it does not exist."""
         files = files or FileSystem()
         with disk_errors(path, fs=files):
             files.makedirs(path)
@@ -45,9 +45,9 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, recipe_name: str, files: FileSystem | None = None) -> RunDir:
-        """Create a new run folder `root/recipe_name/n`."""
+        """Create a new run directory `root/recipe_name/n`."""
         if recipe_name in ("", ".", "..") or "/" in recipe_name or "\0" in recipe_name:
-            raise UsageError(f"{recipe_name!r} is not a valid name for a run folder", then="use --out DIR")
+            raise UsageError(f"{recipe_name!r} is not a valid name for a run directory", then="use --out DIR")
         files = files or FileSystem()
         parent = root / recipe_name
         with disk_errors(parent, fs=files):
@@ -130,7 +130,7 @@ class RunDir:
         return steps is None or total_steps is None or int(steps) >= int(total_steps)
 
     def lock(self) -> RunLock:
-        """Lock the run folder for this process; raises `RunLockedError` if another process holds the lock."""
+        """Lock the run directory for this process; raises `RunLockedError` if another process holds the lock."""
         return RunLock(self.lock_file)
 
     def read_best(self) -> BestCheckpoint | None:
@@ -179,7 +179,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RunLock:
-    """The lock of a run folder, held until it is released or the process ends in whatever way."""
+    """The lock of a run directory, held until it is released or the process ends in whatever way."""
 
     def __init__(self, path: Path) -> None:
         with disk_errors(path):
@@ -216,14 +216,14 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise RunLockedError(
-            "the run folder is in use by another process",
+            "the run directory is in use by another process",
             where=str(path.parent),
             why=f"held by {_holder(descriptor)}",
             then="wait for it or stop it, or use another folder with --out DIR",
         ) from error
     except OSError as error:
         raise ResourceError(
-            "the run folder cannot be locked",
+            "the run directory cannot be locked",
             where=str(path),
             why=f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'unknown error')})",
             then="use a folder on a file system that supports locks: --out DIR",

@@ -63,7 +63,7 @@ class LoadedCheckpoint:
 
 
 def folder_name(step: int) -> str:
-    """The name of a step's checkpoint folder."""
+    """The name of a step's checkpoint directory."""
     return f"step-{step:09d}"
 
 
@@ -73,7 +73,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 class CheckpointStore:
-    """The checkpoints of one run folder."""
+    """The checkpoints of one run directory."""
 
     def __init__(self, folder: Path, files: FileSystem | None = None) -> None:
         self.folder = folder
@@ -111,11 +111,11 @@ class CheckpointStore:
         return NewestCheckpoint(None, tuple(skipped))
 
     def load(self, path: Path) -> LoadedCheckpoint:
-        """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
+        """Read a checkpoint directory, checking every byte; raises `CheckpointError`."""
         return load(path, self.files)
 
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint folder, ascending, unchecked."""
+        """The steps that have a checkpoint directory, ascending, unchecked."""
         return sorted({step for step, _ in self._candidates()})
 
     def path(self, step: int) -> Path:
@@ -233,7 +233,7 @@ class CheckpointStore:
 
 
 def load(path: Path, files: FileSystem | None = None) -> LoadedCheckpoint:
-    """Read a checkpoint folder, checking every byte; raises `CheckpointError`."""
+    """Read a checkpoint directory, checking every byte; raises `CheckpointError`."""
     files = files or FileSystem()
     manifest = manifests.verify_sizes(path, files)
     if STATE not in manifest.files:

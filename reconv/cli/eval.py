@@ -38,7 +38,7 @@ def eval_command(
 ) -> None:
     """Evaluate RUN on the validation set. Every image counts exactly once.
 
-    RUN is a run folder, a checkpoint folder or a weights file.
+    RUN is a run directory, a checkpoint directory or a weights file.
 
     \b
     Examples:

@@ -50,8 +50,8 @@ def predict(
 ) -> None:
     """Predict the classes or boxes of images, or of every image in a folder.
 
-    RUN is a run folder, a checkpoint folder or a weights file. Boxes are left, top, right and bottom in pixels. The
-    images are preprocessed as in evaluation; the model's preprocessing is saved with it.
+    RUN is a run directory, a checkpoint directory or a weights file. Boxes are left, top, right and bottom in pixels.
+    The images are preprocessed as in evaluation; the model's preprocessing is saved with it.
 
     \b
     Examples:

@@ -32,7 +32,7 @@ def report(runs: tuple[Path, ...], out: Path | None) -> None:
     for run in runs:
         if not (run / "events.jsonl").is_file():
             raise CheckpointError(
-                f"{run} is not a run folder",
+                f"{run} is not a run directory",
                 where=str(run / "events.jsonl"),
                 why="it has no events.jsonl",
                 then="list the runs: ls -d runs/*/*",

@@ -31,7 +31,7 @@ from reconv.errors import UsageError
 @click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipes)
 @click.option("--data", metavar="DIR", type=click.Path(), help="The dataset, in any known format; default: $DATA_DIR.")
-@click.option("--out", metavar="DIR", type=click.Path(), help="The run folder; default: runs/RECIPE/N.")
+@click.option("--out", metavar="DIR", type=click.Path(), help="The run directory; default: runs/RECIPE/N.")
 @click.option("--resume", is_flag=True, help="Resume the newest unfinished run of this recipe, or the one in --out.")
 @click.option("--epochs", metavar="N", type=click.FloatRange(min=0, min_open=True), help="Number of epochs.")
 @click.option("--batch-size", metavar="N", type=click.IntRange(min=1), help="Global batch size: all devices, one step.")

@@ -391,5 +391,5 @@ def choose_failure(errors: Sequence[RemoteRankError], rank: int, exit_code: int,
         f"rank {rank} {what}",
         where=f"process {pid}",
         why=next(known, "" if was_killed else message),
-        then="see logs/ in the run folder; then run the same command with --resume",
+        then="see logs/ in the run directory; then run the same command with --resume",
     )

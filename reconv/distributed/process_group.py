@@ -42,7 +42,7 @@ class ProcessGroup:
 
     @property
     def is_rank0(self) -> bool:
-        """Whether this process writes the run folder and prints to the terminal."""
+        """Whether this process writes the run directory and prints to the terminal."""
         return self.rank == 0
 
     def all_reduce(self, value: Number) -> Number:

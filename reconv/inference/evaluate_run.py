@@ -42,7 +42,7 @@ def evaluate(
         if is_given:
             raise UsageError(f"--all and {option} cannot be combined", then="omit one of them")
     if located.run is None:
-        raise UsageError(f"--all needs a run folder, and {run} is not one", where=str(run))
+        raise UsageError(f"--all needs a run directory, and {run} is not one", where=str(run))
     return _evaluate_all(located, data=data, device=device, weights=weights, batch_size=batch_size, log=log)
 
 

@@ -134,7 +134,7 @@ class Predictor:
         device: str = "auto",
         log: LogFunction = no_log,
     ) -> Predictor:
-        """Load a run folder, a checkpoint folder, a weights file or published weights.
+        """Load a run directory, a checkpoint directory, a weights file or published weights.
 
         `weights` is `auto` (EMA where there is one), `raw`, `ema` or `averaged`. A bare weights file needs `recipe`.
         """

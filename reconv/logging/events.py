@@ -95,7 +95,7 @@ class EvalFinished(Event):
 class CheckpointSaved(Event):
     kind: ClassVar[str] = "checkpoint"
     step: int
-    path: str  # relative to the run folder
+    path: str  # relative to the run directory
     num_bytes: int
     wall_s: float  # until it was complete on disk
     reason: str  # interval, best, keep_at, stop, end
@@ -148,11 +148,11 @@ class LogMessage(Event):
 
 @dataclass(frozen=True, slots=True)
 class ImageLogged(Event):
-    """An image was written to the run folder, for the report."""
+    """An image was written to the run directory, for the report."""
 
     kind: ClassVar[str] = "image"
     title: str
-    path: str  # relative to the run folder
+    path: str  # relative to the run directory
     captions: tuple[str, ...] = ()
     step: int = 0
     columns: int = 0  # 0: one image; else the columns of a grid of equal tiles, one caption per tile
@@ -322,7 +322,7 @@ def read_events(path: Path) -> list[Event]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise UsageError(
-            "this is not a run folder", where=str(path), why="it has no events.jsonl", then="ls runs/*/*"
+            "this is not a run directory", where=str(path), why="it has no events.jsonl", then="ls runs/*/*"
         ) from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     events = []

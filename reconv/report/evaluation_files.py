@@ -1,5 +1,7 @@
-"""Files of evaluations in a run folder, replaced atomically: `evaluations.csv` has the metrics of every checkpoint that
-`reconv eval --all` evaluated, `detection.json` the analysis of a detector's last evaluation.
+"""Files of evaluations in a run directory, replaced atomically.
+
+`evaluations.csv` has the metrics of every checkpoint that `reconv eval --all` evaluated, `detection.json` the analysis
+of a detector's last evaluation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The report: one self-contained HTML page about a run, or a comparison of several.
 
-The same run folders give the same bytes, and the page loads nothing from the network.
+The same run directories give the same bytes, and the page loads nothing from the network.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from reconv.report.summary import summarize_record
 
 
 def render(run_dirs: Sequence[Path]) -> str:
-    """The page: the report of one run folder, or the comparison of several."""
+    """The page: the report of one run directory, or the comparison of several."""
     if not run_dirs:
-        raise UsageError("no run folder was given", then="reconv report runs/RECIPE/1")
+        raise UsageError("no run directory was given", then="reconv report runs/RECIPE/1")
     records = [load_run_record(run_dir) for run_dir in run_dirs]
     if len(records) == 1:
         return _report(records[0])
@@ -29,7 +29,7 @@ def render(run_dirs: Sequence[Path]) -> str:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into the run folder and return its path."""
+    """Write `report.html` into the run directory and return its path."""
     path = run_dir / "report.html"
     write_atomic(path, render([run_dir]))
     return path

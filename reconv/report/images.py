@@ -1,6 +1,6 @@
 """Images embedded in a report: grids are cut into tiles, large images are scaled down.
 
-Only image files inside the run folder are embedded, and all images of a page stay within a size budget.
+Only image files inside the run directory are embedded, and all images of a page stay within a size budget.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run folder as data, for the summary and the report: events by kind, attempts, recipe and evaluation files."""
+"""A run directory as data, for the summary and the report: events by kind, attempts, recipe and evaluation files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Everything in a run folder; events that a later attempt replaced are excluded."""
+    """Everything in a run directory; events that a later attempt replaced are excluded."""
 
     folder: Path
     recipe: Mapping[str, Any]
@@ -66,7 +66,7 @@ class RunRecord:
 
     @property
     def label(self) -> str:
-        """The run's name among others: the last two parts of its folder, as in quickstart/1."""
+        """The run's name among others: the last two parts of its path, as in quickstart/1."""
         return "/".join(self.folder.resolve().parts[-2:])
 
     @property
@@ -90,7 +90,7 @@ class RunRecord:
 
 
 def load_run_record(run_dir: Path) -> RunRecord:
-    """Read a run folder."""
+    """Read a run directory."""
     events = read_events(run_dir / "events.jsonl")
     kept = latest_by_step(events)
     text, recipe = _read_recipe(run_dir / "recipe.yaml")

@@ -1,4 +1,4 @@
-"""The summary of a run, `summary.json`: its result, speed and cost, as a function of the run folder."""
+"""The summary of a run, `summary.json`: its result, speed and cost, as a function of the run directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _USUAL_METRICS = ("top1", "ap", "voc10", "loss")
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
-    """The content of `summary.json` for a run folder."""
+    """The content of `summary.json` for a run directory."""
     return summarize_record(load_run_record(run_dir))
 
 

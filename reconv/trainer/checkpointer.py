@@ -163,7 +163,7 @@ def snapshot(parts: Mapping[str, Mapping[str, Tensor]], device: Device) -> Calla
 
 
 def checkpoint_metadata(run: TrainingRun, train_state: TrainState) -> dict[str, Any]:
-    """What a checkpoint stores besides tensors and counters: enough to evaluate and predict without its run folder."""
+    """What a checkpoint stores besides tensors and counters: enough to evaluate and predict without the run."""
     plan, datasets = run.plan, run.datasets
     return {
         "format": 1,

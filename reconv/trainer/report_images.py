@@ -95,7 +95,7 @@ class ReportImages(Callback):
         self._log_grid("mistakes.png", batch["images"], "Worst mistakes", captions, step)
 
     def _log_grid(self, name: str, images: Tensor, title: str, captions: tuple[str, ...], step: int) -> None:
-        """Write a grid of images to the run folder and log it for the report."""
+        """Write a grid of images to the run directory and log it for the report."""
         folder = self.run.run_dir.images
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(grid(images, GRID_COLUMNS))

@@ -1,4 +1,4 @@
-"""Resuming a run: which run folder a command means, whether it may be resumed, and from which checkpoint.
+"""Resuming a run: which run directory a command means, whether it may be resumed, and from which checkpoint.
 
 A folder that holds a run is written to only with --resume, with a recipe that leaves it the same run, and by the
 process that has its lock.
@@ -29,7 +29,7 @@ PERMANENT = (ExitCode.USAGE, ExitCode.DATA, ExitCode.CHECKPOINT, ExitCode.DIVERG
 
 @dataclass(frozen=True, slots=True)
 class ExistingRun:
-    """A run that is resumed, with its folder locked."""
+    """A run that is resumed, with its directory locked."""
 
     run_dir: RunDir
     notes: tuple[str, ...]  # settings that have changed
@@ -97,14 +97,14 @@ def open_existing(
 
 
 def create_run_dir(recipe: Recipe, *, out: Path | None, runs: Path, stack: ExitStack, launch_env: LaunchEnv) -> RunDir:
-    """Create the folder of a new run and lock it until the stack is closed."""
+    """Create the directory of a new run and lock it until the stack is closed."""
     run_dir = RunDir.create(runs, recipe.name) if out is None else RunDir.at(out)
     lock_run_dir(run_dir, stack, launch_env)
     return run_dir
 
 
 def lock_run_dir(run_dir: RunDir, stack: ExitStack, launch_env: LaunchEnv) -> None:
-    """Lock a run folder, and refuse to restart a run that has ended with a permanent error."""
+    """Lock a run directory, and refuse to restart a run that has ended with a permanent error."""
     stack.enter_context(run_dir.lock())
     stack.push(_record_permanent_error(run_dir, launch_env))
 

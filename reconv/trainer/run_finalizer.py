@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The folder of a run, its summary and its exit code."""
+    """The run directory, its summary and its exit code."""
 
     folder: Path
     summary: dict[str, Any]

@@ -4,8 +4,8 @@
         run.trainer().fit()
     print(run.result.summary)
 
-What cannot be planned or built leaves no run folder behind. Once there is one, the run ends with a `RunEnded` event, a
-summary and a report, whatever happens.
+What cannot be planned or built leaves no run directory behind. Once there is one, the run ends with a `RunEnded` event,
+a summary and a report, whatever happens.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def train(
     runs: str | Path = "runs",
     command: Sequence[str] = (),
 ) -> RunResult:
-    """Train a recipe, a preset's name or a YAML file, and return its run folder and summary."""
+    """Train a recipe, a preset's name or a YAML file, and return its run directory and summary."""
     if on_event is not None and must_launch(devices, read_launch_env()):
         raise UsageError(
-            "on_event cannot observe several processes", then="read events.jsonl of the run folder instead"
+            "on_event cannot observe several processes", then="read events.jsonl of the run directory instead"
         )
     out = None if out is None else Path(out)
     args = RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, nic, console, tuple(command))
@@ -114,7 +114,7 @@ def _train(args: RunArgs, on_event: Callable[[Event], None] | None) -> RunResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
-    """A run without a folder: what training and benchmarks share."""
+    """A run without a run directory: what training and benchmarks share."""
 
     recipe: Recipe
     plan: Plan
@@ -184,7 +184,7 @@ def _open_existing(
     args: RunArgs, recipe: Recipe, datasets: Datasets, process_group: ProcessGroup, stack: ExitStack
 ) -> tuple[ExistingRun | None, RestorePoint, tuple[str, ...]]:
     """The run to resume, locked until the stack is closed, its checkpoint, and notes for the log."""
-    process_group.set_phase("opening the run folder")
+    process_group.set_phase("opening the run directory")
     if not args.resume:
         process_group.on_rank0(lambda: check_out_is_free(args.out, resume=False))
         return None, RestorePoint(), ()
@@ -241,7 +241,7 @@ def _with_gpu_decode_fraction(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun(PreparedRun):
-    """A run with its folder and logger; `trainer` builds what trains it."""
+    """A run with its directory and logger; `trainer` builds what trains it."""
 
     run_dir: RunDir
     logger: RunLogger
@@ -264,7 +264,7 @@ class TrainingRun(PreparedRun):
         console: str | None = None,
         on_event: Callable[[Event], None] | None = None,
     ) -> AbstractContextManager[TrainingRun]:
-        """Set up a run of a recipe, a preset's name or a YAML file; its folder is `out` or a new one in `runs`."""
+        """Set up a run of a recipe, a preset's name or a YAML file; its directory is `out` or a new one in `runs`."""
         out = None if out is None else Path(out)
         return cls.from_args(
             RunArgs(str(recipe), tuple(overrides), data, out, resume, Path(runs), device, console=console), on_event
@@ -438,7 +438,7 @@ def _check_recipe(run: PreparedRun) -> None:
 
 
 def _open_run_dir(args: RunArgs, run: PreparedRun, stack: ExitStack) -> RunDir:
-    """The folder of the resumed run or a new one, with the recipe of this attempt."""
+    """The directory of the resumed run or a new one, with the recipe of this attempt."""
     if run.existing is not None:
         run_dir = run.existing.run_dir
     else:

@@ -55,7 +55,7 @@ def test_the_json_file_has_every_field_of_the_contract() -> None:
     assert result["device"].startswith("cpu")
     assert result["versions"]["torch"] == torch.__version__
     assert result["recipe"]["optimizer"]["momentum"] == 0.9
-    assert [path.name for path in Path().iterdir()] == ["result.json"]  # no run folder
+    assert [path.name for path in Path().iterdir()] == ["result.json"]  # no run directory
 
 
 def opened(recipe: str, input: Input, overrides: Sequence[Override]) -> PreparedRun:

@@ -22,7 +22,7 @@ def start_run(root: Path, name: str = "quickstart", *, steps: tuple[int, ...] = 
     return run
 
 
-def test_a_run_folder_stands_for_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+def test_a_run_directory_stands_for_its_newest_valid_checkpoint(tmp_path: Path) -> None:
     run = start_run(tmp_path, steps=(10, 20))
     found = locate(run.path)
     assert (found.kind, found.run, found.skipped) == ("run", run, ())
@@ -83,7 +83,7 @@ def test_other_paths_are_errors_with_a_next_step(tmp_path: Path, monkeypatch: py
     cases = {
         "quickstart": r"(?s)no such run.*runs/quickstart",
         "absent": r"(?s)no such run.*reconv train",
-        "empty": "not a run folder",
+        "empty": "not a run directory",
         "runs": r"(?s)several recipes.*quickstart",
         str(run.path): r"(?s)no valid checkpoint.*nothing was saved yet",
     }

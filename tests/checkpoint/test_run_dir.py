@@ -1,4 +1,4 @@
-"""Run folders: numbering, the lock, and best.json."""
+"""Run directories: numbering, the lock, and best.json."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_processes_that_start_together_get_different_folders(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp"])
 def test_a_path_is_not_a_valid_run_name(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="not a valid name for a run folder"):
+    with pytest.raises(UsageError, match="not a valid name for a run directory"):
         RunDir.create(tmp_path, name)
 
 
@@ -62,7 +62,7 @@ def test_an_unwritable_root_exits_with_code_6(tmp_path: Path) -> None:
         assert caught.value.where == str(tmp_path / "a")
 
 
-def test_a_file_in_place_of_the_run_folder_is_an_error(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_run_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     for wanted in (tmp_path / "out", tmp_path / "out" / "deeper" / "still"):
         with pytest.raises(ResourceError, match="a file is where a folder should be") as caught:

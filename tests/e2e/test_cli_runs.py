@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_short_options_reach_the_recipe_and_the_run_folder(tmp_path: Path) -> None:
+def test_short_options_reach_the_recipe_and_the_run_directory(tmp_path: Path) -> None:
     options = ["--epochs", "1", "--batch-per-device", "32", "--lr", "0.05", "--workers", "0", "--seed", "7"]
     _run(
         ["train", "quickstart", "--set", "data.subset_percent=10", *options, "--out", "here", "--json", "summary.json"]

@@ -67,8 +67,8 @@ def train(settings: dict[str, str], out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "reconv", "train", "quickstart", "--out", str(out), "--quiet", *fields, *more]
 
 
-def weights(run_folder: Path) -> bytes:
-    return (run_folder / "checkpoints/step-000000012/model.safetensors").read_bytes()
+def weights(run_directory: Path) -> bytes:
+    return (run_directory / "checkpoints/step-000000012/model.safetensors").read_bytes()
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="apt-get install openmpi-bin")

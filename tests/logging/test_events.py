@@ -131,7 +131,7 @@ def test_kinds_and_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_an_event_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a run folder"):
+    with pytest.raises(UsageError, match="not a run directory"):
         read_events(tmp_path / "events.jsonl")
 
 

@@ -221,7 +221,7 @@ def test_an_axis_fits_any_two_values(values: tuple[float, float]) -> None:
         assert 2 <= sum("grid" in (a.get("class") or "") for _, a in tags.elements) <= 12
 
 
-def test_only_images_inside_the_run_folder_are_embedded(tmp_path: Path) -> None:
+def test_only_images_inside_the_run_directory_are_embedded(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "secret.png")

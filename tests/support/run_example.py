@@ -1,4 +1,4 @@
-"""Invented run folders for tests, written through the real event log, with curves like those of a real run."""
+"""Invented run directories for tests, written through the real event log, with curves like those of a real run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def write_run(
     exit_code: int | None = 0,
     with_images: bool = True,
 ) -> Path:
-    """A run folder of a run that learned digits; `resumes` are steps at which it was killed and resumed."""
+    """A run directory of a run that learned digits; `resumes` are steps at which it was killed and resumed."""
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE.format(seed=seed, lr=lr, expected=expected))
     total = int(epochs * STEPS_PER_EPOCH)

@@ -39,12 +39,12 @@ class ExportedRun:
 
     @property
     def label(self) -> str:
-        """The run's name among others: the last two parts of its folder, as in quickstart/1."""
+        """The run's name among others: the last two parts of its path, as in quickstart/1."""
         return "/".join(self.run_dir.resolve().parts[-2:])
 
     @property
     def run_id(self) -> str:
-        """An id that all attempts of the run share, even if its folder is moved."""
+        """An id that all attempts of the run share, even if its directory is moved."""
         first = self.first_attempt
         text = f"{first.time_s} {first.command} {sorted(first.environment.items())}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""An MLflow run in a database in the run folder's `mlflow/`, or at MLFLOW_TRACKING_URI; a resume continues it."""
+"""An MLflow run in a database in the run directory's `mlflow/`, or at MLFLOW_TRACKING_URI; a resume continues it."""
 
 from __future__ import annotations
 

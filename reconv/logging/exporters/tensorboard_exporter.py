@@ -1,4 +1,4 @@
-"""TensorBoard scalars, hyperparameters and images, in the run folder's `tensorboard/`.
+"""TensorBoard scalars, hyperparameters and images, in the run directory's `tensorboard/`.
 
 Steps that a resume discards are purged, so curves show the last attempt.
 """

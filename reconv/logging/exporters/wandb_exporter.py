@@ -1,4 +1,4 @@
-"""A Weights & Biases run in the run folder's `wandb/`, offline unless WANDB_MODE=online (upload: `wandb sync`)."""
+"""A Weights & Biases run in the run directory's `wandb/`, offline unless WANDB_MODE=online (upload: `wandb sync`)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def check_weights_exist(recipe: Recipe) -> None:
 
 
 def check_weights_readable(recipe: Recipe) -> None:
-    """Refuse local initial weights that cannot be read, before a run folder is created.
+    """Refuse local initial weights that cannot be read, before a run directory is created.
 
     Reading them twice takes 0.1 s for a ResNet-50. Remote weights are checked when they are downloaded.
     """

@@ -166,7 +166,7 @@ def test_all_attempts_of_a_run_share_one_wandb_id(calls: Path) -> None:
     assert [call["exit_code"] for call in _calls(calls, "finish")] == [1, 0, 0]
 
 
-def test_mlflow_continues_the_run_in_the_run_folder(calls: Path) -> None:
+def test_mlflow_continues_the_run_in_the_run_directory(calls: Path) -> None:
     with pytest.raises(KilledError):
         _train("mlflow", kill_at=5)
     run = _train("mlflow", resume=True)

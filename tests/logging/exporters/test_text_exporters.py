@@ -113,7 +113,7 @@ Export = Callable[[Sequence[Event]], Path]
 
 @pytest.fixture
 def export(tmp_path: Path) -> Export:
-    """A function that passes events to the exporters of one run folder, as one process would."""
+    """A function that passes events to the exporters of one run directory, as one process would."""
     folder = tmp_path / "run"
     folder.mkdir()
 

@@ -31,7 +31,7 @@ Run = Callable[..., Path]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Train the quickstart recipe for some steps; the run folder."""
+    """Train the quickstart recipe for some steps; the run directory."""
 
     def train(name: str, resume: bool = False, on_event: Callable[[Event], None] | None = None, **given: str) -> Path:
         settings = {**SHORT, **{field.replace("__", "."): value for field, value in given.items()}}
@@ -265,7 +265,7 @@ def test_weights_of_another_network_are_refused_when_the_rest_would_be_frozen(tm
         )
 
 
-def test_a_decay_rule_that_fits_no_norm_leaves_no_run_folder(tmp_path: Path) -> None:
+def test_a_decay_rule_that_fits_no_norm_leaves_no_run_directory(tmp_path: Path) -> None:
     given = [("model.name", "mobilenet_v2", "--model"), ("optimizer.weight_decay_exclude", "nvidia-by-name", "--set")]
     with pytest.raises(UsageError, match="nvidia-by-name"):
         reconv.train("synthetic", out=tmp_path / "run", overrides=given)
