@@ -91,7 +91,7 @@ def open_process_group(launch_env: LaunchEnv | None = None, device: str = "cpu")
     """Join the process group that the launcher describes; a single process without a launcher."""
     launch_env = read_launch_env() if launch_env is None else launch_env
     if launch_env.world_size == 1:
-        return ProcessGroup.single()
+        return ProcessGroup(launch_env)
     from reconv.distributed.distributed_group import join
 
     return join(launch_env, device)
