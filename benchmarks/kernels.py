@@ -95,7 +95,7 @@ def plain_calls(a: NormInput, groups: tuple[int, ...]) -> Calls:
     rows, dy = channel_rows(a.x, groups), torch.randn_like(a.x)
     sums = norm.gradient_sums(dy, None, a, None, None, None, rows, "relu")
     return {
-        "normalise": (2, lambda: norm.write_output(a, None, None, rows, "relu")),
+        "normalize": (2, lambda: norm.write_output(a, None, None, rows, "relu")),
         "sums": (2, lambda: norm.gradient_sums(dy, None, a, None, None, None, rows, "relu")),
         "gradient": (3, lambda: norm.input_gradients(dy, a, None, sums, rows, "relu")),
     }
@@ -110,7 +110,7 @@ def join_calls(a: NormInput, groups: tuple[int, ...], has_norm: bool) -> Calls:
     norm.write_output(a, added, bits, rows, "relu")
     sums = norm.gradient_sums(first, second, a, normed, bits, dz, rows, "relu")
     return {
-        "normalise": (3 + 1 / 16, lambda: norm.write_output(a, added, bits, rows, "relu")),
+        "normalize": (3 + 1 / 16, lambda: norm.write_output(a, added, bits, rows, "relu")),
         "sums": (4 + has_norm + 1 / 16, lambda: norm.gradient_sums(first, second, a, normed, bits, dz, rows, "relu")),
         "gradient": (3 + 2 * has_norm, lambda: norm.input_gradients(dz, a, normed, sums, rows, "none")),
     }

@@ -5,13 +5,13 @@
 VOC has JPEGImages, Annotations and ImageSets/Main; torchvision must be installed, with its compiled operations. Ours is
 `reconv.train` on `ssd-resnet34-voc`, so RUN is an ordinary run folder; --init gives weights for its backbone. Theirs is
 `ssd300_vgg16(weights=None, weights_backbone=None)` with its own matching, losses and post-processing, fed by our loader
-with the same order, crops, flips and colours (overrides of `augment` and `data` apply to both). Both see the same
+with the same order, crops, flips and colors (overrides of `augment` and `data` apply to both). Both see the same
 number of images, with SGD, momentum 0.9, weight decay 5e-4, bf16 with losses in fp32, a warm-up over 8 % and a cosine
 to zero; each has its own learning rate (for 32 images) and batch size, theirs those of torchvision's reference (0.002,
 32). Both give up to 200 boxes with a score above 0.01 for each validation image resized to 300 x 300, and the same
 function computes the VOC metrics.
 
-Two changes are meant to help torchvision's: inputs are normalised to a standard deviation near 1 (its default, 0 to
+Two changes are meant to help torchvision's: inputs are normalized to a standard deviation near 1 (its default, 0 to
 255, suits the pretrained backbone, and made the first gradient of one random batch eight times as long); gradients are
 clipped to a norm of 35, since a backbone without norms might diverge. Neither was compared with leaving it out.
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from reconv.cli import reconv as command_line
 from reconv.errors import UsageError
-from reconv.models import _TABLE as SPECS
+from reconv.models import _SPECS as SPECS
 from reconv.recipe.presets import preset_names
 from reconv.recipe.schema import Recipe
 

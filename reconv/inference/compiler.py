@@ -1,8 +1,8 @@
 """Compiling a model for inference: one flat fx graph with fused operations.
 
-Fused are a convolution with what follows it, a gate with what follows it or with the 1x1 convolution that alone reads
-it, and max-pools whose indices are unused. The graph returns the model's outputs for any batch size of one image shape,
-dtype and memory format.
+A convolution is fused with the sum and activation after it; a gate with the sum and activation after it, or with a 1x1
+convolution that is its only consumer; max-pools whose indices are unused are replaced. The graph returns the model's
+outputs for any batch size of one image shape, dtype and memory format.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compile_inference(model: nn.Module, images: Tensor) -> tuple[Callable[[Tenso
     graph = traced.graph
     _free_batch_size(graph)
     if any(_mutates(node) and not _is_private(node) for node in graph.nodes):
-        return _finish(traced), 0  # a shared tensor is changed in place: nothing may be reordered
+        return _finish(traced), 0  # a shared tensor is modified in place: reordering is unsafe
     for node in _calls(graph, aten.max_pool2d_with_indices.default):
         _replace_max_pool(graph, node)
     for node in _calls(graph, aten.mean.dim):
@@ -69,26 +69,26 @@ def _finish(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _free_batch_size(graph: fx.Graph) -> None:
-    """Remove the example's batch size from the graph: from shapes, from redundant as_strided_, and from group norms."""
+    """Remove the example's batch size from the graph: from views, redundant as_strided_ and group norms."""
     for node in list(graph.nodes):
         if node.target in _VIEWS and node.args[1][0] == _TRACE_BATCH:
             node.args = (node.args[0], [-1, *_tensor_meta(node).shape[1:]])
         elif node.target is aten.as_strided_.default and tuple(node.args[1]) == tuple(_tensor_meta(node.args[0]).shape):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-        elif node.target is aten.native_group_norm.default and (reads := _first_output_reads(node)):
+        elif node.target is aten.native_group_norm.default and (users := _first_output_users(node)):
             x, weight, bias, _, _, _, groups, eps = node.args
             with graph.inserting_after(node):
                 norm = graph.call_function(F.group_norm, (x, groups, weight, bias, eps))
-            _replace(graph, [node, *reads], norm, reads[0])
+            _replace(graph, [node, *users], norm, users[0])
 
 
-def _first_output_reads(node: fx.Node) -> list[fx.Node]:
-    """The reads of an operation's outputs, that of the first output in front; empty if other outputs are used."""
-    if not node.users or not all(read.target is operator.getitem for read in node.users):
+def _first_output_users(node: fx.Node) -> list[fx.Node]:
+    """The users of the node's outputs, the first output's user first; empty if other outputs are used."""
+    if not node.users or not all(user.target is operator.getitem for user in node.users):
         return []
-    first, *others = sorted(node.users, key=lambda read: int(str(read.args[1])))
-    return [] if first.args[1] != 0 or any(read.users for read in others) else [first, *others]
+    first, *others = sorted(node.users, key=lambda user: int(str(user.args[1])))
+    return [] if first.args[1] != 0 or any(user.users for user in others) else [first, *others]
 
 
 def _replace_max_pool(graph: fx.Graph, pool: fx.Node) -> None:
@@ -96,17 +96,17 @@ def _replace_max_pool(graph: fx.Graph, pool: fx.Node) -> None:
     defaults: tuple[Any, ...] = (None, None, [], [0], [1], False)
     x, kernel, stride, padding, dilation, ceil = pool.args + defaults[len(pool.args) :]
     stride = stride or kernel
-    reads = _first_output_reads(pool)
+    users = _first_output_users(pool)
     is_square = all(len(set(sides)) == 1 for sides in (kernel, stride, padding)) and set(dilation) == {1}
-    if not reads or not is_square or kernel[0] > _MAX_WINDOW or len(_tensor_meta(x).shape) != 4:
+    if not users or not is_square or kernel[0] > _MAX_WINDOW or len(_tensor_meta(x).shape) != 4:
         return
     with graph.inserting_after(pool):
         values = graph.call_function(max_pool, (x, kernel[0], stride[0], padding[0], ceil))
-    _replace(graph, [pool, *reads], values, reads[0])
+    _replace(graph, [pool, *users], values, users[0])
 
 
 def _replace(graph: fx.Graph, old: list[fx.Node], new: fx.Node, last: fx.Node) -> None:
-    """Replace `old` nodes by `new`, which takes the uses of `last`; nothing else reads the old nodes."""
+    """Replace `old` nodes by `new`, which takes the uses of `last`; the old nodes have no other users."""
     new.meta = dict(last.meta)
     last.replace_all_uses_with(new)
     for node in reversed(old):
@@ -137,9 +137,9 @@ def _replace_concat(graph: fx.Graph, cat: fx.Node) -> None:
 
 
 def _fuse_gate(graph: fx.Graph, gated: fx.Node) -> None:
-    """Fuse the product of images and their gate with the sum and activation that alone read it.
+    """Fuse the product of images and their gate with the sum and activation that are its only consumers.
 
-    A gate that only a 1x1 convolution reads is left to `_fuse_conv`.
+    A gate whose only consumer is a 1x1 convolution is left to `_fuse_conv`.
     """
     found = _gate(gated)
     after = _only_user(gated)
@@ -151,15 +151,15 @@ def _fuse_gate(graph: fx.Graph, gated: fx.Node) -> None:
 
 
 def _fuse_conv(graph: fx.Graph, conv: fx.Node) -> bool:
-    """Fuse a convolution that has a bias with the sum and activation that alone read it, and a 1x1 with the gate before
-    it; returns whether that was possible."""
+    """Fuse a convolution that has a bias with the sum and activation that are its only consumers, and a 1x1 with the
+    gate before it; returns whether that was possible."""
     args: tuple[Any, ...] = conv.args
     x, weight, bias, stride, padding, dilation, is_transposed, _, groups = args
     if bias is None or is_transposed or len(_tensor_meta(conv).shape) != 4:
         return False
     chain, other, act = _chain(conv)
     gate = None
-    if _is_pointwise(conv) and (found := _gate(x)) is not None:  # read by nothing else: see `_fuse_gate`
+    if _is_pointwise(conv) and (found := _gate(x)) is not None:  # its only consumer: see `_fuse_gate`
         chain.insert(0, x)
         x, gate = found
     shape = ConvConfig(tuple(stride), tuple(padding), tuple(dilation), groups, act)
@@ -169,7 +169,7 @@ def _fuse_conv(graph: fx.Graph, conv: fx.Node) -> bool:
 
 
 def _chain(first: fx.Node) -> tuple[list[fx.Node], fx.Node | None, Epilogue]:
-    """An operation with the sum and activation that alone read it; the other summand; the activation."""
+    """An operation with the sum and activation that are its only consumers; the other summand; the activation."""
     chain: list[fx.Node] = [first]
     other: fx.Node | None = None
     act: Epilogue = "none"
@@ -239,7 +239,7 @@ def _mutates(node: fx.Node) -> bool:
 
 
 def _is_private(node: fx.Node) -> bool:
-    """Whether an operation changes exactly one tensor, which owns its memory and has no other reader."""
+    """Whether an operation changes exactly one tensor, which owns its memory and has no other users."""
     assert isinstance(node.target, torch._ops.OpOverload)
     taken = zip(node.target._schema.arguments, node.args, strict=False)  # keyword arguments come last
     written = [value for argument, value in taken if argument.is_write]
@@ -247,7 +247,7 @@ def _is_private(node: fx.Node) -> bool:
 
 
 def _owns_memory(node: fx.Node) -> bool:
-    """Whether a tensor has one reader and is not a view of another."""
+    """Whether a tensor has at most one user and is not a view of another."""
     if len(node.users) > 1 or node.op == "get_attr":
         return False
     source = node.args[0] if node.target is operator.getitem else node

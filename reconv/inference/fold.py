@@ -1,6 +1,7 @@
 """Folding batch norms into the convolutions before them, for inference.
 
-The folded copy has the outputs of the original in evaluation. A norm whose convolution feeds anything else is kept.
+The folded copy computes the same outputs as the original in eval mode. A norm is kept if its convolution has other
+consumers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from reconv.models.external import BatchNormAct2d
 
 
 def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module, int]:
-    """An evaluation copy of the model with batch norms folded, and how many were; `shape` is that of one image."""
+    """A copy of the model in eval mode with its batch norms folded, and their number; `shape` is that of one image."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
     pairs = _find_pairs(model, shape)
     for conv_name, norm_name in pairs:
@@ -32,7 +33,7 @@ def fold_batch_norms(model: nn.Module, shape: Sequence[int]) -> tuple[nn.Module,
 
 
 def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
-    """Put the norm into the convolution's weight and bias, computed in float64."""
+    """Fold the norm into the convolution's weight and bias, computed in float64."""
     assert norm.running_mean is not None and norm.running_var is not None
     dtype = conv.weight.dtype
     scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()
@@ -44,7 +45,7 @@ def _fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
 
 
 def _find_pairs(model: nn.Module, shape: Sequence[int]) -> list[tuple[str, str]]:
-    """Names of each convolution and the norm that alone reads its output, from a pass on the meta device."""
+    """Names of each convolution and the norm that is its only consumer, from a forward pass on the meta device."""
     traced = copy.deepcopy(model).to("meta")
     outputs: dict[int, str] = {}
     alive: list[Tensor] = []  # an id is unique only while its tensor lives

@@ -21,7 +21,7 @@ ROWS_PER_THREAD = 8
 _CHANNELS_PER_THREAD = 8  # 16 bytes in half precision
 _WARP_THREADS = 32
 _CHANNEL_BLOCKS = (64, 32, 16)
-_MIN_UTILISATION = 0.9
+_MIN_UTILIZATION = 0.9
 _TILES_PER_PROGRAM = 2
 _INTERPRETED_SMS = 1
 _INTERPRETED_SHARED_BYTES = 224 * 1024
@@ -54,7 +54,7 @@ class ChannelRows:
         """Channels of a tile, a power of two: the largest that leaves few threads without a channel."""
         widest = min(_CHANNEL_BLOCKS[0], 1 << (self.channels - 1).bit_length())
         blocks = [block for block in (*_CHANNEL_BLOCKS, widest) if block <= widest]
-        return max(blocks, key=lambda block: (min(self._used(block), _MIN_UTILISATION), block))
+        return max(blocks, key=lambda block: (min(self._used(block), _MIN_UTILIZATION), block))
 
     def _used(self, block: int) -> float:
         """The share of threads that have a channel."""

@@ -27,10 +27,10 @@ def batch_norm(
     for part in x.split(list(groups)):
         count = part.numel() // part.shape[1]
         mean = part.mean((0, 2, 3))
-        centred = part - mean.view(1, -1, 1, 1)
-        variance = centred.square().mean((0, 2, 3))
+        centered = part - mean.view(1, -1, 1, 1)
+        variance = centered.square().mean((0, 2, 3))
         rstd = (variance + eps).rsqrt()
-        outputs.append(centred * (rstd * weight).view(1, -1, 1, 1) + bias.view(1, -1, 1, 1))
+        outputs.append(centered * (rstd * weight).view(1, -1, 1, 1) + bias.view(1, -1, 1, 1))
         unbiased = variance * (count / (count - 1)) if count > 1 else running_var
         records.append(torch.stack([mean, unbiased]).detach())
     return torch.cat(outputs), torch.stack(records)

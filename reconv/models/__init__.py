@@ -29,13 +29,13 @@ __all__ = [
     "stages_of",
 ]
 
-_TABLE: Mapping[str, Spec] = {
-    **resnet.TABLE,
-    **mobilenet.TABLE,
-    **googlenet.TABLE,
-    **efficientnet.TABLE,
-    **fastnet.TABLE,
-    **ssd.TABLE,
+_SPECS: Mapping[str, Spec] = {
+    **resnet.SPECS,
+    **mobilenet.SPECS,
+    **googlenet.SPECS,
+    **efficientnet.SPECS,
+    **fastnet.SPECS,
+    **ssd.SPECS,
 }
 
 
@@ -48,7 +48,7 @@ _NEEDS_NORM: Mapping[str, tuple[str, ...]] = {
 
 def model_names() -> list[str]:
     """Every name that `build_model` knows, apart from timm:NAME and torchvision:NAME."""
-    return list(_TABLE)
+    return list(_SPECS)
 
 
 def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options: Any) -> nn.Module:
@@ -65,13 +65,13 @@ def build_model(name: str, num_classes: int = 1000, *, seed: int = 0, **options:
 
 def model_spec(name: str, num_classes: int = 1000, **options: Any) -> Spec:
     """The checked spec of one of our networks."""
-    spec = _TABLE.get(name)
+    spec = _SPECS.get(name)
     if spec is None:
-        close = difflib.get_close_matches(name, _TABLE, n=1)
+        close = difflib.get_close_matches(name, _SPECS, n=1)
         raise UsageError(
             f"there is no model called {name!r}",
             why=f"did you mean {close[0]}?" if close else "",
-            then="choose one of: " + ", ".join(_TABLE) + "; or timm:NAME, torchvision:NAME",
+            then="choose one of: " + ", ".join(_SPECS) + "; or timm:NAME, torchvision:NAME",
         )
     valid = [field.name for field in fields(spec)]
     unknown = sorted(set(options) - set(valid))

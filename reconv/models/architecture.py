@@ -33,7 +33,7 @@ class InitScheme:
 
     conv: str = "fan_out"
     linear: str = "torch"
-    zero_norms: frozenset[str] = frozenset()  # names of the norms whose weight starts at zero
+    zero_init_norms: frozenset[str] = frozenset()  # names of the norms whose weight starts at zero
     glorot_convs: frozenset[str] = frozenset()  # names of convolutions with Keras' default (Glorot) instead
 
 
@@ -91,7 +91,7 @@ class Spec:
 
     num_classes: int = 1000  # 1001 if label 0 is the background
     in_channels: int = 3
-    norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalised
+    norm: Literal["batch", "group", "layer", "proxy"] = "batch"  # proxy: group norm, proxy-normalized
     norm_groups: int | None = (
         None  # for group and proxy; at most one per channel; null: the largest that fits, up to 32
     )

@@ -147,7 +147,7 @@ class EfficientNet(ReconvModel):
         self.features = nn.Sequential(*features)
         self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(channels, spec.num_classes))
         self._set_drop_connect()
-        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_init_norms=self._zero_init_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
@@ -174,7 +174,7 @@ class EfficientNet(ReconvModel):
         for i, block in enumerate(blocks):
             block.drop_connect.rate = self.spec.drop_connect * i / len(blocks)
 
-    def _zero_norms(self) -> frozenset[str]:
+    def _zero_init_norms(self) -> frozenset[str]:
         """The norms whose weight starts at zero."""
         blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, MBConv))
         return zero_gamma_norms(
@@ -194,7 +194,7 @@ def _size(
     )
 
 
-TABLE: Mapping[str, EfficientNetSpec] = {
+SPECS: Mapping[str, EfficientNetSpec] = {
     "efficientnet_b0": _size(1.0, 1.0, 0.2),
     "efficientnet_b1": _size(1.0, 1.1, 0.2),
     "efficientnet_b2": _size(1.1, 1.2, 0.3),

@@ -104,7 +104,7 @@ class FastNet(ReconvModel):
         return [("whitening", self.whitening), *groups, ("head", self.head)]
 
     def whiten(self, images: Tensor) -> None:
-        """Set the first layer's filters from normalised training images [n, channels, height, width]."""
+        """Set the first layer's filters from normalized training images [n, channels, height, width]."""
         filters = whitening_filters(images)
         with torch.no_grad():
             self.whitening.weight.copy_(torch.cat([filters, -filters]))
@@ -127,4 +127,4 @@ def _shift_only(norm: nn.Module, act: nn.Module) -> tuple[nn.Module, nn.Module]:
     return norm, act
 
 
-TABLE: Mapping[str, FastNetSpec] = {"fastnet_cifar": FastNetSpec()}
+SPECS: Mapping[str, FastNetSpec] = {"fastnet_cifar": FastNetSpec()}

@@ -207,4 +207,4 @@ def _on_first(module: nn.Module) -> Callable[[Any], Any]:
     return apply
 
 
-TABLE: Mapping[str, GoogLeNetSpec] = {"googlenet": GoogLeNetSpec()}
+SPECS: Mapping[str, GoogLeNetSpec] = {"googlenet": GoogLeNetSpec()}

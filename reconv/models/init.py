@@ -62,7 +62,7 @@ def _init_parameter(
     generator = torch.Generator().manual_seed(key & 0x7FFFFFFFFFFFFFFF)
     values = torch.empty(parameter.shape, dtype=torch.float32)
     if isinstance(module, NORMS):
-        starts_at_one = own_name == "weight" and name not in rule.zero_norms
+        starts_at_one = own_name == "weight" and name not in rule.zero_init_norms
         return values.fill_(1.0 if starts_at_one else 0.0)
     if isinstance(module, nn.Conv2d):
         return _init_conv(values, module, own_name, "glorot" if name in rule.glorot_convs else rule.conv, generator)

@@ -103,7 +103,7 @@ class MobileNetV2(ReconvModel):
         layers.append(spec.conv_norm_act(channels, top, 1))
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(top, spec.num_classes))
-        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_norms=self._zero_norms())
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_init_norms=self._zero_init_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
@@ -119,7 +119,7 @@ class MobileNetV2(ReconvModel):
         logits: Tensor = self.classifier(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
 
-    def _zero_norms(self) -> frozenset[str]:
+    def _zero_init_norms(self) -> frozenset[str]:
         """The norms whose weight starts at zero."""
         blocks = ((name, module) for name, module in self.named_modules() if isinstance(module, InvertedResidual))
         return zero_gamma_norms(
@@ -127,4 +127,4 @@ class MobileNetV2(ReconvModel):
         )
 
 
-TABLE: Mapping[str, MobileNetV2Spec] = {"mobilenet_v2": MobileNetV2Spec()}
+SPECS: Mapping[str, MobileNetV2Spec] = {"mobilenet_v2": MobileNetV2Spec()}

@@ -1,9 +1,9 @@
-"""ResNets: one set of blocks, and every member of the family as a table entry.
+"""ResNets: the blocks, and the spec of every variant.
 
-He et al., 2015 (v1: the bottleneck's first 1x1 has the stride; v1.5: its 3x3 has it) and 2016 (v2: norm and
+He et al., 2015 (v1: the stride is in the bottleneck's first 1x1; v1.5: in its 3x3) and 2016 (v2: norm and
 activation come before each convolution); Xie et al., 2016 (ResNeXt: grouped 3x3); Zagoruyko and Komodakis, 2016
-(wide); Hu et al., 2017 (squeeze and excitation). Parameter names are torchvision's, so that weights go both ways; the
-CIFAR forms use the same names with three stages.
+(wide); Hu et al., 2017 (squeeze and excitation). Parameter names are torchvision's, so weights can be exchanged with
+torchvision; the CIFAR variants use the same names with three stages.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class ResNetSpec(Spec):
     version: Literal["v1", "v1.5", "v2"] = "v1.5"
     width: int = 64  # channels of the first stage, doubled at each next one
     groups: int = 1  # of the bottleneck's 3x3
-    width_per_group: int = 64  # of the bottleneck's 3x3, at 64 planes
-    stem: Literal["imagenet", "cifar", "deep"] = "imagenet"  # 7x7/2 and pool; one 3x3; three 3x3, /2, and pool
-    shortcut: Literal["A", "B"] = "B"  # where shapes change: zero padding, or a projection
-    project_first: bool = False  # a projection in the first stage too, as in TensorFlow's models
-    zero_gamma: ZeroGamma = "never"  # whose last norm's weight starts at zero; no-projection: bottlenecks only
+    width_per_group: int = 64  # of the bottleneck's 3x3, as in torchvision (base_width)
+    # imagenet: 7x7 stride 2 + max-pool; cifar: 3x3; deep: three 3x3 (ResNet-D), stride 2 + max-pool
+    stem: Literal["imagenet", "cifar", "deep"] = "imagenet"
+    shortcut: Literal["A", "B"] = "B"  # option A (zero padding) or B (1x1 projection) of the paper
+    project_first: bool = False  # a projection shortcut in the first stage too, as in TensorFlow's models
+    zero_gamma: ZeroGamma = "never"  # which blocks zero-initialize their last norm weight
     se_units: int = 0  # hidden units of squeeze and excitation; 0: none
     se_ratio: int = 0  # or the block's channels divided by this
 
@@ -45,7 +46,7 @@ class ResNetSpec(Spec):
             raise UsageError("groups and width_per_group belong to bottleneck blocks, and this ResNet has basic ones")
         if self.version == "v2" and self.zero_gamma != "never":
             raise UsageError(
-                "zero_gamma does not go with version v2",
+                "zero_gamma cannot be used with version v2",
                 why="there an activation follows the norm, and a ReLU of zero passes no gradient",
             )
         if self.se_units and self.se_ratio:
@@ -65,7 +66,7 @@ class ResNetSpec(Spec):
         return SqueezeExcitation(channels, units, nn.ReLU(inplace=True)) if units else nn.Identity()
 
     def make_downsample(self, in_channels: int, out_channels: int, stride: int, is_first: bool) -> nn.Module | None:
-        """What fits the shortcut to a block's output; None where shapes agree."""
+        """The module that matches the shortcut's shape to the block's output; None if the shapes already match."""
         if stride == 1 and in_channels == out_channels and not (self.project_first and is_first):
             return None
         if self.shortcut == "A":
@@ -77,16 +78,16 @@ class ResNetSpec(Spec):
 
 
 class PadShortcut(nn.Module):
-    """Shortcut A: every second pixel, and zeros for the channels that the input does not have."""
+    """Shortcut option A: strided subsampling and zero-padded channels."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        self.extra = out_channels - in_channels
+        self.pad_channels = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
         x = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+        return F.pad(x, (0, 0, 0, 0, self.pad_channels // 2, self.pad_channels - self.pad_channels // 2))
 
 
 class BasicBlock(nn.Module):
@@ -204,7 +205,7 @@ BLOCKS: Mapping[tuple[str, bool], type[BasicBlock | Bottleneck | PreBasicBlock |
 }
 
 
-class ResNetTrunk(ReconvModel):
+class ResNetBackbone(ReconvModel):
     """Stem and stages of blocks; the first block of each stage has the stage's stride."""
 
     out_channels: int
@@ -213,7 +214,7 @@ class ResNetTrunk(ReconvModel):
         super().__init__()
         self.spec = spec
         self.conv1 = _stem_conv(spec)
-        self.bn1, self.act1 = _norm_act(spec, spec.width, exists=spec.version != "v2")
+        self.bn1, self.act1 = _norm_act(spec, spec.width, enabled=spec.version != "v2")
         self.maxpool = nn.Identity() if spec.stem == "cifar" else spec.make_max_pool(3, 2, padding=1)
         block = BLOCKS[spec.block, spec.version == "v2"]
         channels = spec.width
@@ -225,7 +226,7 @@ class ResNetTrunk(ReconvModel):
                 blocks.append(block(spec, channels, planes, stride if j == 0 else 1, is_first=j == 0))
                 channels = planes * block.expansion
             self.add_module(name, nn.Sequential(*blocks))
-        self.bn_last, self.act_last = _norm_act(spec, channels, exists=spec.version == "v2")
+        self.bn_last, self.act_last = _norm_act(spec, channels, enabled=spec.version == "v2")
         self.out_channels = channels
 
     def features(self, images: Tensor) -> Tensor:
@@ -245,7 +246,7 @@ class ResNetTrunk(ReconvModel):
         x = self.act_last(self.bn_last(x))
         return x
 
-    def trunk_stages(self) -> list[tuple[str, nn.Module]]:
+    def backbone_stages(self) -> list[tuple[str, nn.Module]]:
         """The stem and every block."""
         blocks = [
             (f"{name}.{index}", block)
@@ -254,8 +255,8 @@ class ResNetTrunk(ReconvModel):
         ]
         return [("stem", Stage(self.stem, self.conv1, self.bn1)), *blocks]
 
-    def zero_norms(self) -> frozenset[str]:
-        """The norms whose weight starts at zero; Graphcore's rule, no-projection, skips basic blocks."""
+    def zero_init_norms(self) -> frozenset[str]:
+        """The norms whose weight is initialized to zero; Graphcore's rule, no-projection, skips basic blocks."""
         rule = self.spec.zero_gamma
         return frozenset(
             f"{name}.{block.last_norm}"
@@ -265,13 +266,13 @@ class ResNetTrunk(ReconvModel):
         )
 
 
-class ResNet(ResNetTrunk):
-    """The trunk, global average pooling and one linear layer."""
+class ResNet(ResNetBackbone):
+    """The backbone, global average pooling and one linear layer."""
 
     def __init__(self, spec: ResNetSpec) -> None:
         super().__init__(spec, strides=(1, *(2,) * (len(spec.depths) - 1)))
         self.fc = nn.Linear(self.out_channels, spec.num_classes)
-        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_norms=self.zero_norms())
+        self.init_scheme = InitScheme(spec.conv_init, spec.linear_init, zero_init_norms=self.zero_init_norms())
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [n, classes] of images [n, channels, height, width]."""
@@ -279,7 +280,7 @@ class ResNet(ResNetTrunk):
 
     def stages(self) -> list[tuple[str, nn.Module]]:
         """The stem, every block, the head."""
-        return [*self.trunk_stages(), ("head", Stage(self.head, self.bn_last, self.fc))]
+        return [*self.backbone_stages(), ("head", Stage(self.head, self.bn_last, self.fc))]
 
     def head(self, x: Tensor) -> Tensor:
         """Logits of the last block's output."""
@@ -288,8 +289,8 @@ class ResNet(ResNetTrunk):
         return logits
 
 
-def _norm_act(spec: ResNetSpec, channels: int, exists: bool) -> tuple[nn.Module, nn.Module]:
-    return spec.make_norm_act(channels, nn.ReLU(inplace=True)) if exists else (nn.Identity(), nn.Identity())
+def _norm_act(spec: ResNetSpec, channels: int, enabled: bool) -> tuple[nn.Module, nn.Module]:
+    return spec.make_norm_act(channels, nn.ReLU(inplace=True)) if enabled else (nn.Identity(), nn.Identity())
 
 
 def _stem_conv(spec: ResNetSpec) -> nn.Module:
@@ -322,37 +323,37 @@ def _cifar_bottleneck(depth: int) -> ResNetSpec:
     return ResNetSpec(block="bottleneck", depths=(n, n, n), width=16, stem="cifar", num_classes=10)
 
 
-def _cifar_next(depth: int, width: int = 16) -> ResNetSpec:
+def _cifar_resnext(depth: int, width: int = 16) -> ResNetSpec:
     """ResNeXt 32x4d for 32x32 images; the wide form starts at 64 channels."""
     return replace(_cifar_bottleneck(depth), groups=32, width_per_group=4, width=width)
 
 
 _BASIC = ResNetSpec(block="basic", depths=(2, 2, 2, 2))
 _BOTTLENECK = ResNetSpec(block="bottleneck", depths=(3, 4, 6, 3))
-_NEXT = replace(_BOTTLENECK, groups=32, width_per_group=4)
-_101 = (3, 4, 23, 3)
-_152 = (3, 8, 36, 3)
+_RESNEXT = replace(_BOTTLENECK, groups=32, width_per_group=4)
+_DEPTHS_101 = (3, 4, 23, 3)
+_DEPTHS_152 = (3, 8, 36, 3)
 
 # Depth 56 is both 6n+2 and 9n+2: resnet56_cifar is the published basic one.
-TABLE: Mapping[str, ResNetSpec] = {
+SPECS: Mapping[str, ResNetSpec] = {
     "resnet10": replace(_BASIC, depths=(1, 1, 1, 1)),
     "resnet14": replace(_BOTTLENECK, depths=(1, 1, 1, 1)),
     "resnet18": _BASIC,
     "resnet26": replace(_BOTTLENECK, depths=(2, 2, 2, 2)),
     "resnet34": replace(_BASIC, depths=(3, 4, 6, 3)),
     "resnet50": _BOTTLENECK,
-    "resnet101": replace(_BOTTLENECK, depths=_101),
-    "resnet152": replace(_BOTTLENECK, depths=_152),
+    "resnet101": replace(_BOTTLENECK, depths=_DEPTHS_101),
+    "resnet152": replace(_BOTTLENECK, depths=_DEPTHS_152),
     "resnet200": replace(_BOTTLENECK, depths=(3, 24, 36, 3)),
-    "resnext14_32x4d": replace(_NEXT, depths=(1, 1, 1, 1)),
-    "resnext26_32x4d": replace(_NEXT, depths=(2, 2, 2, 2)),
-    "resnext50_32x4d": _NEXT,
-    "resnext101_32x4d": replace(_NEXT, depths=_101),
-    "resnext152_32x4d": replace(_NEXT, depths=_152),
-    "resnext101_32x8d": replace(_NEXT, depths=_101, width_per_group=8),
+    "resnext14_32x4d": replace(_RESNEXT, depths=(1, 1, 1, 1)),
+    "resnext26_32x4d": replace(_RESNEXT, depths=(2, 2, 2, 2)),
+    "resnext50_32x4d": _RESNEXT,
+    "resnext101_32x4d": replace(_RESNEXT, depths=_DEPTHS_101),
+    "resnext152_32x4d": replace(_RESNEXT, depths=_DEPTHS_152),
+    "resnext101_32x8d": replace(_RESNEXT, depths=_DEPTHS_101, width_per_group=8),
     "wide_resnet50_2": replace(_BOTTLENECK, width_per_group=128),
-    "wide_resnet101_2": replace(_BOTTLENECK, depths=_101, width_per_group=128),
-    "se_resnext101_32x4d": replace(_NEXT, depths=_101, se_units=16),
+    "wide_resnet101_2": replace(_BOTTLENECK, depths=_DEPTHS_101, width_per_group=128),
+    "se_resnext101_32x4d": replace(_RESNEXT, depths=_DEPTHS_101, se_units=16),
     "resnet8_cifar": _cifar_basic(8),
     "resnet14_cifar": _cifar_basic(14),
     "resnet20_cifar": _cifar_basic(20),
@@ -366,11 +367,11 @@ TABLE: Mapping[str, ResNetSpec] = {
     "resnet47_bottleneck_cifar": _cifar_bottleneck(47),
     "resnet56_bottleneck_cifar": _cifar_bottleneck(56),
     "resnet65_bottleneck_cifar": _cifar_bottleneck(65),
-    "resnext11_cifar": _cifar_next(11),
-    "resnext29_cifar": _cifar_next(29),
-    "resnext38_cifar": _cifar_next(38),
-    "resnext47_cifar": _cifar_next(47),
-    "resnext56_cifar": _cifar_next(56),
-    "resnext65_cifar": _cifar_next(65),
-    "resnext29_wide_cifar": _cifar_next(29, width=64),
+    "resnext11_cifar": _cifar_resnext(11),
+    "resnext29_cifar": _cifar_resnext(29),
+    "resnext38_cifar": _cifar_resnext(38),
+    "resnext47_cifar": _cifar_resnext(47),
+    "resnext56_cifar": _cifar_resnext(56),
+    "resnext65_cifar": _cifar_resnext(65),
+    "resnext29_wide_cifar": _cifar_resnext(29, width=64),
 }

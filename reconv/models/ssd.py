@@ -1,7 +1,7 @@
 """SSD (Liu et al., 2015) on a ResNet: feature maps of decreasing size, with a class head and a box head on each.
 
-The trunk's parameters have the names of its ResNet, so that ResNet weights load. Predictions are ordered by map, then
-by shape of the default box, then by row, then by column.
+The backbone has the parameter names of its ResNet, so ResNet weights can be loaded. Predictions are ordered by map,
+then by shape of the default box, then by row, then by column.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from reconv.models.architecture import (
     flatten_predictions,
 )
 from reconv.models.layers.conv import SameConv2d, SameMaxPool2d
-from reconv.models.resnet import TABLE as RESNETS
-from reconv.models.resnet import ResNetSpec, ResNetTrunk
+from reconv.models.resnet import SPECS as RESNETS
+from reconv.models.resnet import ResNetBackbone, ResNetSpec
 
-NUM_STAGES = 3  # of the trunk
+NUM_STAGES = 3  # of the backbone
 STRIDES = (1, 2, 1)  # of the stages: the third keeps the second's size
 
 Maps = tuple[Tensor, ...]
@@ -39,9 +39,9 @@ Maps = tuple[Tensor, ...]
 class SSDSpec(Spec):
     """The options of an SSD; `num_classes` includes the background."""
 
-    trunk: str = "resnet34"  # any ResNet, up to its third stage
-    depths: tuple[int, ...] | None = None  # blocks of the three stages; null: the trunk's own
-    width: int | None = None  # channels of the first stage; null: the trunk's own
+    backbone: str = "resnet34"  # any ResNet, up to its third stage
+    depths: tuple[int, ...] | None = None  # blocks of the three stages; null: the backbone's own
+    width: int | None = None  # channels of the first stage; null: the backbone's own
     boxes_per_cell: tuple[int, ...] = (4, 6, 6, 6, 4, 4)  # default boxes per cell of each map
     extra_widths: tuple[int, ...] = (512, 512, 256, 256, 256)  # channels of the extra maps
     num_halved: int = 3  # extra maps that halve the size; each of the others is two pixels smaller
@@ -49,22 +49,22 @@ class SSDSpec(Spec):
     # activations shrink 60-fold over five maps, which slows learning of large objects from scratch.
     extra_norms: bool = False
     pool: Literal["same", "torch"] = "same"  # padding of the stem's max-pool; same: as published
-    conv_init: ConvInit = "tf_fan_in"  # of the trunk
+    conv_init: ConvInit = "tf_fan_in"  # of the backbone
     zero_gamma: ZeroGamma = "always"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.trunk not in RESNETS:
+        if self.backbone not in RESNETS:
             raise UsageError(
-                f"model option trunk cannot be {self.trunk!r}", then=f"choose one of: {', '.join(RESNETS)}"
+                f"model option backbone cannot be {self.backbone!r}", then=f"choose one of: {', '.join(RESNETS)}"
             )
         if self.depths is not None and len(self.depths) != NUM_STAGES:
-            raise UsageError(f"model option depths has {len(self.depths)} stages", why=f"a trunk has {NUM_STAGES}")
+            raise UsageError(f"model option depths has {len(self.depths)} stages", why=f"the backbone has {NUM_STAGES}")
         if self.num_classes < 2:
             raise UsageError("a detector has at least two classes", why="one of them is the background")
         if len(self.extra_widths) != len(self.boxes_per_cell) - 1:
             raise UsageError(
-                f"model option extra_widths has {len(self.extra_widths)} maps after the trunk's, "
+                f"model option extra_widths has {len(self.extra_widths)} maps after the backbone's, "
                 f"but there are boxes for {len(self.boxes_per_cell)} maps in all",
                 why="each map after the first has one entry in extra_widths",
                 then="give one width fewer than there are lists in detection.anchors.aspect_ratios",
@@ -74,9 +74,9 @@ class SSDSpec(Spec):
         """The network, with torch's default initialization."""
         return SSD(self)
 
-    def trunk_spec(self) -> ResNetSpec:
-        """The ResNet whose first stages are the trunk."""
-        whole = RESNETS[self.trunk]
+    def backbone_spec(self) -> ResNetSpec:
+        """The ResNet whose first stages are the backbone."""
+        whole = RESNETS[self.backbone]
         common = {name: getattr(self, name) for name in Spec.__dataclass_fields__}
         return replace(
             whole,
@@ -88,7 +88,7 @@ class SSDSpec(Spec):
 
     def map_sides(self, size: int) -> tuple[int, ...]:
         """The side of each map for square inputs; raises UsageError if a map would be empty."""
-        side = -(-size // self._trunk_stride())
+        side = -(-size // self._backbone_stride())
         sides = [side]
         for i in range(len(self.extra_widths)):
             side = -(-side // 2) if i < self.num_halved else side - 2
@@ -108,11 +108,11 @@ class SSDSpec(Spec):
         Halved maps keep the pixel grid they came from; the others divide the input evenly, as published.
         """
         sides = self.map_sides(size)
-        stride = self._trunk_stride()
+        stride = self._backbone_stride()
         return tuple(stride * 2**i / size if i <= self.num_halved else 1 / side for i, side in enumerate(sides))
 
-    def _trunk_stride(self) -> int:
-        return (1 if RESNETS[self.trunk].stem == "cifar" else 4) * math.prod(STRIDES)
+    def _backbone_stride(self) -> int:
+        return (1 if RESNETS[self.backbone].stem == "cifar" else 4) * math.prod(STRIDES)
 
 
 class Extra(nn.Sequential):
@@ -139,13 +139,13 @@ class Extra(nn.Sequential):
         return spec.make_norm_act(channels, relu) if spec.extra_norms else (nn.Identity(), relu)
 
 
-class SSD(ResNetTrunk):
-    """The trunk's map and the extra maps, with a class head and a box head on each."""
+class SSD(ResNetBackbone):
+    """The backbone's map and the extra maps, with a class head and a box head on each."""
 
     head_patterns = ("extras.*", "class_heads.*", "box_heads.*")
 
     def __init__(self, spec: SSDSpec) -> None:
-        super().__init__(spec.trunk_spec(), STRIDES)
+        super().__init__(spec.backbone_spec(), STRIDES)
         if spec.pool == "same" and isinstance(self.maxpool, nn.MaxPool2d):
             self.maxpool = SameMaxPool2d(3, 2)
         self.num_classes = spec.num_classes
@@ -160,7 +160,7 @@ class SSD(ResNetTrunk):
         self.box_heads = nn.ModuleList(nn.Conv2d(c, b * 4, 3, padding=1) for c, b in pairs)
         added = (f"{name}.{child}" for name, part in self._added() for child, _ in part.named_modules())
         self.init_scheme = InitScheme(
-            spec.conv_init, spec.linear_init, zero_norms=self.zero_norms(), glorot_convs=frozenset(added)
+            spec.conv_init, spec.linear_init, zero_init_norms=self.zero_init_norms(), glorot_convs=frozenset(added)
         )
 
     def forward(self, images: Tensor) -> SSDOutput:
@@ -174,7 +174,7 @@ class SSD(ResNetTrunk):
         """The stem, every block, each extra map, the heads; from the first map on, a tuple of maps is passed on."""
         first = ("maps", Stage(lambda x: (self.final_norm(x),), self.bn_last))
         extras = [(f"extras.{i}", Stage(_append_map(extra), extra)) for i, extra in enumerate(self.extras)]
-        return [*self.trunk_stages(), first, *extras, ("heads", Stage(self.heads, self.class_heads, self.box_heads))]
+        return [*self.backbone_stages(), first, *extras, ("heads", Stage(self.heads, self.class_heads, self.box_heads))]
 
     def heads(self, maps: Maps) -> SSDOutput:
         """Box deltas and class logits from the feature maps."""
@@ -192,4 +192,4 @@ def _append_map(extra: nn.Module) -> Callable[[Maps], Maps]:
     return lambda maps: (*maps, extra(maps[-1]))
 
 
-TABLE: Mapping[str, SSDSpec] = {"ssd_resnet34": SSDSpec(num_classes=81)}
+SPECS: Mapping[str, SSDSpec] = {"ssd_resnet34": SSDSpec(num_classes=81)}

@@ -1,7 +1,7 @@
 """The GPU's JPEG decoder gives nearly the crops of the host's.
 
-The JPEG standard leaves the inverse transform a level of room, and nvJPEG repeats subsampled colours where libjpeg
-interpolates them: most pixels are equal or one level apart, edges of strong colours by many. The crop kernel alone, on
+The JPEG standard leaves the inverse transform a level of room, and nvJPEG repeats subsampled colors where libjpeg
+interpolates them: most pixels are equal or one level apart, edges of strong colors by many. The crop kernel alone, on
 the same decoded pixels, may be one level away from the plain version.
 """
 
@@ -28,7 +28,7 @@ NUM_IMAGES, BATCH = 64, 32
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of smooth images with a little noise, as JPEG files with subsampled colours."""
+    """Two classes of smooth images with a little noise, as JPEG files with subsampled colors."""
     root, random = tmp_path_factory.mktemp("jpeg"), np.random.default_rng(0)
     for number in range(NUM_IMAGES):
         height, width = random.integers(200, 500, 2)
@@ -70,7 +70,7 @@ def test_batches_decoded_on_the_gpu_are_near_those_of_the_host(tree: Path, train
     assert on_gpu.shape == on_host.shape
     assert len(on_gpu) == NUM_IMAGES
     difference = (on_gpu - on_host).abs()
-    assert 0 < difference.mean() <= 1.5  # in grey levels
+    assert 0 < difference.mean() <= 1.5  # in gray levels
     assert difference.mean((1, 2, 3)).max() <= 5
 
 

@@ -78,7 +78,7 @@ def test_outputs_equal_the_models(name: str, options: dict[str, Any], size: int,
 
 
 def test_a_detector_returns_all_of_its_tensors() -> None:
-    options = {"trunk": "resnet10", "width": 8, "extra_widths": [16, 16, 8], "boxes_per_cell": [4, 6, 6, 4]}
+    options = {"backbone": "resnet10", "width": 8, "extra_widths": [16, 16, 8], "boxes_per_cell": [4, 6, 6, 4]}
     model = build_model("ssd_resnet34", num_classes=3, **options)
     init_weights(model, 0)
     model, _ = fold_batch_norms(model.double(), (3, 64, 64))

@@ -161,7 +161,7 @@ def test_only_a_fused_block_returns_a_dual_use() -> None:
 
 def test_a_fused_detector_trains_like_the_plain_one() -> None:
     torch.manual_seed(0)
-    options = {"trunk": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16], "boxes_per_cell": [4, 6]}
+    options = {"backbone": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16], "boxes_per_cell": [4, 6]}
     plain = build_model("ssd_resnet34", num_classes=5, **options).to(memory_format=torch.channels_last).train()
     nn.init.constant_(plain.get_parameter("layer3.0.bn2.weight"), 1.0)
     kernels = copy.deepcopy(plain)

@@ -75,7 +75,13 @@ def gated() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 1), MBConv(EfficientNetSpec(), 8, 16, expansion=2, kernel=3, stride=1))
 
 
-NARROW = {"trunk": "resnet10", "width": 8, "depths": [1, 1, 1], "extra_widths": [16, 16], "boxes_per_cell": [4, 6, 4]}
+NARROW = {
+    "backbone": "resnet10",
+    "width": 8,
+    "depths": [1, 1, 1],
+    "extra_widths": [16, 16],
+    "boxes_per_cell": [4, 6, 4],
+}
 NETWORKS = {
     "residual": lambda: build_model("resnet14", num_classes=4, width=8, depths=[2]),
     "squeezing": lambda: build_model("resnet10", num_classes=4, width=8, depths=[2], se_ratio=4),
@@ -168,7 +174,7 @@ from reconv.models.efficientnet import EfficientNetSpec, MBConv
 from reconv.kernels.fuse import fuse
 from reconv.kernels.trace_kernels import trace_kernels
 
-for name, options in (("resnet14", {}), ("ssd_resnet34", {"trunk": "resnet10"})):
+for name, options in (("resnet14", {}), ("ssd_resnet34", {"backbone": "resnet10"})):
     model = build_model(name, num_classes=4, **options).to(memory_format=torch.channels_last)
     fuse(model)
     assert trace_kernels(model, (3, 300, 300), torch.bfloat16, nullcontext())

@@ -11,7 +11,7 @@ from reconv.models.fastnet import FastNet, whitening_filters
 
 
 def correlated_images(num_images: int = 64, side: int = 12) -> Tensor:
-    """Smooth colourful noise: neighbouring pixels and channels go together, as in photographs."""
+    """Smooth colorful noise: neighboring pixels and channels go together, as in photographs."""
     generator = torch.Generator().manual_seed(3)
     noise = torch.randn(num_images, 3, side + 1, side + 1, generator=generator)
     smooth = noise[..., 1:, 1:] + 0.7 * noise[..., :-1, 1:] + 0.7 * noise[..., 1:, :-1]

@@ -1,4 +1,4 @@
-"""SSD is the published network, and can use any ResNet as trunk."""
+"""SSD is the published network, and can use any ResNet as backbone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reconv.models.architecture import SSDOutput
 from reconv.models.frozen import freeze_except, head_patterns
 from reconv.models.ssd import SSDSpec
 
-NARROW = {"trunk": "resnet10", "width": 8, "extra_widths": [16, 16, 16], "boxes_per_cell": [4, 6, 6, 4]}
+NARROW = {"backbone": "resnet10", "width": 8, "extra_widths": [16, 16, 16], "boxes_per_cell": [4, 6, 6, 4]}
 
 
 def parameters(model: nn.Module, prefix: str = "") -> int:
@@ -84,7 +84,7 @@ def test_outputs_are_ordered_by_map_shape_row_and_column() -> None:
     assert torch.equal(shapes[:, 3, 5], torch.arange(24.0).view(6, 4))
 
 
-def test_extra_layers_and_heads_have_kerass_init_and_the_trunk_the_published_one() -> None:
+def test_extra_layers_and_heads_have_kerass_init_and_the_backbone_the_published_one() -> None:
     model = build_model("ssd_resnet34", num_classes=81)
     init_weights(model, seed=5)
     modules = dict(model.named_modules())
@@ -97,8 +97,8 @@ def test_extra_layers_and_heads_have_kerass_init_and_the_trunk_the_published_one
         bound = math.sqrt(6 / (fan_in + fan_out))
         assert 0.98 * bound < conv.weight.abs().max() <= bound, name
         assert conv.bias is not None and not conv.bias.any()
-    trunk = model.get_parameter("layer3.1.conv1.weight")
-    assert trunk.std().item() == pytest.approx(math.sqrt(1 / (256 * 9)), rel=0.01)
+    backbone = model.get_parameter("layer3.1.conv1.weight")
+    assert backbone.std().item() == pytest.approx(math.sqrt(1 / (256 * 9)), rel=0.01)
     blocks = [f"layer{i + 1}.{j}" for i, depth in enumerate((3, 4, 6)) for j in range(depth)]
     assert not any(model.get_parameter(f"{block}.bn2.weight").any() for block in blocks)
     assert all(bool(model.get_parameter(f"{block}.bn1.weight").all()) for block in blocks)
@@ -122,11 +122,11 @@ def test_norms_keep_the_first_values_of_the_extra_maps_at_one_scale_and_other_we
     assert all(name.startswith("extras.") for name in added)
 
 
-@pytest.mark.parametrize("trunk", ["resnet18", "resnet50", "resnext14_32x4d", "resnet8_cifar"])
-def test_weights_of_a_resnet_fill_the_trunk_of_its_detector(trunk: str) -> None:
-    classifier = build_model(trunk, num_classes=7)
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "resnext14_32x4d", "resnet8_cifar"])
+def test_weights_of_a_resnet_fill_the_backbone_of_its_detector(backbone: str) -> None:
+    classifier = build_model(backbone, num_classes=7)
     init_weights(classifier, seed=9)
-    detector = build_model("ssd_resnet34", 4, trunk=trunk, extra_widths=[8], boxes_per_cell=[2, 2])
+    detector = build_model("ssd_resnet34", 4, backbone=backbone, extra_widths=[8], boxes_per_cell=[2, 2])
     report = load_weights(detector, classifier.state_dict(), strict=False)
     new = [name for name in report.missing if not name.startswith(("extras.", "class_heads.", "box_heads."))]
     assert new == [] and report.reshaped == ()
@@ -136,7 +136,7 @@ def test_weights_of_a_resnet_fill_the_trunk_of_its_detector(trunk: str) -> None:
     )
 
 
-def test_freezing_keeps_the_trunk_and_trains_all_that_was_added() -> None:
+def test_freezing_keeps_the_backbone_and_trains_all_that_was_added() -> None:
     model = build_model("ssd_resnet34", 3, **NARROW)
     trained = freeze_except(model, head_patterns(model))
     assert trained.num_trained == sum(parameters(model, part) for part in ("extras", "class_heads", "box_heads"))
@@ -146,7 +146,7 @@ def test_freezing_keeps_the_trunk_and_trains_all_that_was_added() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"trunk": "mobilenet_v2"},
+        {"backbone": "mobilenet_v2"},
         {"depths": [1, 1]},
         {"num_classes": 1},
         {"extra_widths": [8]},

@@ -22,7 +22,7 @@ from reconv.kernels.reference import Activation
 
 ACTIVATION_IDS = {"none": 0, "relu": 1, "relu6": 2, "silu": 3}
 _SUM_ACTIVATIONS = ("none", "relu")
-_PLAIN, _SUM, _SUM_OF_NORMS = range(3)
+_NO_RESIDUAL, _ADD, _ADD_NORM = range(3)
 
 # Measured on an H200 over shapes of ResNet-50 (docs/results/gpu-kernels.md). Where values are
 # reduced or packed, ptxas interleaves loads with arithmetic and few are in flight: there tiles are prefetched, by few
@@ -239,9 +239,9 @@ def write_output(
     if isinstance(other, Tensor):
         added = (other, *added[1:])
     launch(
-        device.normalise, rows.grid(config),
+        device.normalize, rows.grid(config),
         *operand.tensors(), *added, y, y if bits is None or not bits.numel() else bits, *row_counts(rows),
-        rows.num_tiles(config), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
+        rows.num_tiles(config), ACT=ACTIVATION_IDS[act], RESIDUAL=_residual_kind(other),
         STAGES=rows.stages(config, operand.x, added[0]), **tile_constants(rows, config),
     )  # fmt: skip
     return y
@@ -265,7 +265,7 @@ def gradient_sums(
     splits = rows.splits(config)
     sums = torch.empty(3, rows.num_groups, rows.channels, dtype=torch.float32, device=gradient.device)
     partials = torch.empty(rows.num_groups * splits * 3 * rows.channels, dtype=torch.float32, device=gradient.device)
-    kind = _PLAIN if bits is None else _SUM if other is None else _SUM_OF_NORMS
+    kind = _NO_RESIDUAL if bits is None else _ADD if other is None else _ADD_NORM
     x, stats = (operand if other is None else other).tensors()[:2]
     read = [gradient, operand.x, *([] if gradient2 is None else [gradient2])]
     launch(
@@ -273,7 +273,7 @@ def gradient_sums(
         gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), x, stats,
         x if bits is None or not bits.numel() else bits, x if dz is None else dz, sums, partials,
         counters(rows.num_counts, gradient.device), *row_counts(rows), rows.num_tiles(config),
-        ACT=ACTIVATION_IDS[act], JOIN=kind, TWO=gradient2 is not None, KEEP=dz is not None,
+        ACT=ACTIVATION_IDS[act], RESIDUAL=kind, TWO_GRADS=gradient2 is not None, WRITE_DZ=dz is not None,
         STAGES=rows.stages(config, *read), **tile_constants(rows, config),
     )  # fmt: skip
     return sums
@@ -289,7 +289,7 @@ def input_gradients(
     launch(
         device.gradient, rows.grid(config),
         dz, *operand.tensors(), *(operand if other is None else other).tensors()[:3], sums, dx,
-        dx if dother is None else dother, *row_counts(rows), ACT=ACTIVATION_IDS[act], JOIN=_sum_kind(other),
+        dx if dother is None else dother, *row_counts(rows), ACT=ACTIVATION_IDS[act], RESIDUAL=_residual_kind(other),
         STAGES=rows.stages(config, dz, operand.x), **tile_constants(rows, config),
     )  # fmt: skip
     return dx, dother
@@ -300,5 +300,5 @@ def sum_groups(sums: Tensor, parameter: Tensor) -> Tensor:
     return (sums[0] if sums.shape[0] == 1 else sums.sum(0)).to(parameter.dtype)
 
 
-def _sum_kind(other: NormInput | Tensor | None) -> int:
-    return _PLAIN if other is None else _SUM_OF_NORMS if isinstance(other, NormInput) else _SUM
+def _residual_kind(other: NormInput | Tensor | None) -> int:
+    return _NO_RESIDUAL if other is None else _ADD_NORM if isinstance(other, NormInput) else _ADD

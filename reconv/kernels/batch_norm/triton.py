@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 NONE, RELU, RELU6, SILU = (tl.constexpr(i) for i in range(4))
-PLAIN, SUM, SUM_OF_NORMS = (tl.constexpr(i) for i in range(3))
+NO_RESIDUAL, ADD, ADD_NORM = (tl.constexpr(i) for i in range(3))  # norm(x), + other, + norm(other)
 ROWS_PER_THREAD: tl.constexpr = tl.constexpr(8)
 MEAN, VARIANCE, RSTD, STATISTICS = (tl.constexpr(i) for i in range(4))
 _MERGED: tl.constexpr = tl.constexpr(64)  # partial sums per load: each load waits for the L2 cache
@@ -62,7 +62,7 @@ def _sigmoid(z):
 
 
 @triton.jit
-def activated(z, ACT: tl.constexpr):
+def apply_activation(z, ACT: tl.constexpr):
     """The activation of z; NaN is propagated."""
     if ACT == RELU:
         z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -74,7 +74,7 @@ def activated(z, ACT: tl.constexpr):
 
 
 @triton.jit
-def deactivated(gradient, z, ACT: tl.constexpr):
+def activation_grad(gradient, z, ACT: tl.constexpr):
     """The gradient of the activation's input."""
     if ACT == RELU:
         gradient = tl.where(z <= 0.0, 0.0, gradient)
@@ -115,7 +115,7 @@ def merged_sum(partials, place, num_sums, channels, channel, exists, BLOCK: tl.c
 
 
 @triton.jit
-def leave(partials, place, num_sums, channels, channel, exists, value):
+def store_partial(partials, place, num_sums, channels, channel, exists, value):
     """Store this program's partial sum."""
     mine = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
     tl.store(partials + (mine * num_sums + place) * channels + channel, value, mask=exists)
@@ -134,7 +134,7 @@ def _bits_exist(exists, LANES: tl.constexpr):
 
 
 @triton.jit
-def leave_bits(bits, z, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
+def store_relu_mask(bits, z, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """Store the ReLU mask of a tile: set where the value passes or is NaN."""
     passed = tl.where(z <= 0.0, 0, 1) << (tl.arange(0, ROWS_PER_THREAD * LANES) // LANES)[:, None]
     slot = _bits_at(tile, tiles, channels, channel, LANES)
@@ -142,7 +142,7 @@ def leave_bits(bits, z, tile, tiles, channels, channel, exists, LANES: tl.conste
 
 
 @triton.jit
-def passed_by_bits(bits, gradient, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
+def apply_relu_mask(bits, gradient, tile, tiles, channels, channel, exists, LANES: tl.constexpr, BLOCK: tl.constexpr):
     """The gradient of a tile, masked by its ReLU."""
     slot = _bits_at(tile, tiles, channels, channel, LANES)
     passed = tl.load(bits + slot, mask=_bits_exist(exists, LANES), other=0).to(tl.int32)
@@ -181,8 +181,8 @@ def statistics(
         value = tl.where(mask, value - shift[None, :], 0.0)
         total += fold(value, LANES, BLOCK)
         squares += fold(value * value, LANES, BLOCK)
-    leave(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
-    leave(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
+    store_partial(partials, 0, 2, channels, channel, exists, tl.sum(total, 0))
+    store_partial(partials, 1, 2, channels, channel, exists, tl.sum(squares, 0))
     if is_last(counters):
         count = (end - start).to(tl.float32)
         mean = merged_sum(partials, 0, 2, channels, channel, exists, BLOCK) / count
@@ -198,9 +198,9 @@ def statistics(
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def normalise(
+def normalize(
     x, stats, weight, bias, other, other_stats, other_weight, other_bias, y, bits, eighths, num_rows, group_rows,
-    tiles, ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    tiles, ACT: tl.constexpr, RESIDUAL: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """act(norm(x)), act(norm(x) + other) or act(norm(x) + norm(other)); a sum with ReLU also stores its mask."""
@@ -212,7 +212,7 @@ def normalise(
     mean = row_of(stats + MEAN * channels, channel, exists)
     scale = row_of(weight, channel, exists) * row_of(stats + RSTD * channels, channel, exists)
     shift = row_of(bias, channel, exists)
-    if JOIN == SUM_OF_NORMS:
+    if RESIDUAL == ADD_NORM:
         other_stats += group * STATISTICS * channels
         other_mean = row_of(other_stats + MEAN * channels, channel, exists)
         other_scale = row_of(other_weight, channel, exists) * row_of(other_stats + RSTD * channels, channel, exists)
@@ -224,24 +224,24 @@ def normalise(
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(x + at, mask=mask, other=0.0)
-        if JOIN != PLAIN:
+        if RESIDUAL != NO_RESIDUAL:
             added = tl.load(other + at, mask=mask, other=0.0)
         z = (value.to(tl.float32) - mean) * scale + shift
-        if JOIN != PLAIN:
+        if RESIDUAL != NO_RESIDUAL:
             added = added.to(tl.float32)
-            if JOIN == SUM_OF_NORMS:
+            if RESIDUAL == ADD_NORM:
                 added = (added - other_mean) * other_scale
             z += added
             if ACT == RELU:
-                leave_bits(bits, z, tile, tiles, channels, channel, exists, LANES, BLOCK)
-        tl.store(y + at, activated(z, ACT).to(y.dtype.element_ty), mask=mask)
+                store_relu_mask(bits, z, tile, tiles, channels, channel, exists, LANES, BLOCK)
+        tl.store(y + at, apply_activation(z, ACT).to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient_sums(
     gradient, gradient2, x, stats, weight, bias, other, other_stats, bits, dz, sums, partials, counters, eighths,
-    num_rows, group_rows, tiles, ACT: tl.constexpr, JOIN: tl.constexpr, TWO: tl.constexpr, KEEP: tl.constexpr,
-    LANES: tl.constexpr, BLOCK: tl.constexpr,
+    num_rows, group_rows, tiles, ACT: tl.constexpr, RESIDUAL: tl.constexpr, TWO_GRADS: tl.constexpr,
+    WRITE_DZ: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Sums over a group of dz, dz * xhat and, for a sum of norms, dz * xhat of the other; optionally writes dz.
@@ -254,10 +254,10 @@ def gradient_sums(
     stats += tl.program_id(2) * STATISTICS * channels
     mean = row_of(stats + MEAN * channels, channel, exists)
     rstd = row_of(stats + RSTD * channels, channel, exists)
-    if JOIN == PLAIN:
+    if RESIDUAL == NO_RESIDUAL:
         scale = row_of(weight, channel, exists) * rstd
         shift = row_of(bias, channel, exists)
-    if JOIN == SUM_OF_NORMS:
+    if RESIDUAL == ADD_NORM:
         other_stats += tl.program_id(2) * STATISTICS * channels
         other_mean = row_of(other_stats + MEAN * channels, channel, exists)
         other_rstd = row_of(other_stats + RSTD * channels, channel, exists)
@@ -271,34 +271,34 @@ def gradient_sums(
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        if TWO:
+        if TWO_GRADS:
             value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
         # A masked value has gradient 0, so it adds nothing whatever x - mean is there.
-        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
-        if JOIN == PLAIN:
-            value = deactivated(value, centred * scale + shift, ACT)
+        centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        if RESIDUAL == NO_RESIDUAL:
+            value = activation_grad(value, centered * scale + shift, ACT)
         elif ACT == RELU:
-            value = passed_by_bits(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
-        if KEEP:
+            value = apply_relu_mask(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
+        if WRITE_DZ:
             kept = value.to(dz.dtype.element_ty)
             tl.store(dz + at, kept, mask=mask)
             value = kept.to(tl.float32)  # sum the rounded values that the second pass will read
         plain_sum += fold(value, LANES, BLOCK)
-        with_x += fold(value * centred, LANES, BLOCK)
-        if JOIN == SUM_OF_NORMS:
-            other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            with_other += fold(value * other_centred, LANES, BLOCK)
-    leave(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
-    leave(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
-    if JOIN == SUM_OF_NORMS:
-        leave(partials, 2, 3, channels, channel, exists, tl.sum(with_other, 0))
+        with_x += fold(value * centered, LANES, BLOCK)
+        if RESIDUAL == ADD_NORM:
+            other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
+            with_other += fold(value * other_centered, LANES, BLOCK)
+    store_partial(partials, 0, 3, channels, channel, exists, tl.sum(plain_sum, 0))
+    store_partial(partials, 1, 3, channels, channel, exists, tl.sum(with_x, 0))
+    if RESIDUAL == ADD_NORM:
+        store_partial(partials, 2, 3, channels, channel, exists, tl.sum(with_other, 0))
     if is_last(counters):
         groups = tl.num_programs(2)
         out = sums + tl.program_id(2) * channels + channel
         tl.store(out, merged_sum(partials, 0, 3, channels, channel, exists, BLOCK), mask=exists)
         merged = merged_sum(partials, 1, 3, channels, channel, exists, BLOCK)
         tl.store(out + groups * channels, merged * tl.reshape(rstd, [BLOCK]), mask=exists)
-        if JOIN == SUM_OF_NORMS:
+        if RESIDUAL == ADD_NORM:
             merged = merged_sum(partials, 2, 3, channels, channel, exists, BLOCK)
             tl.store(out + 2 * groups * channels, merged * tl.reshape(other_rstd, [BLOCK]), mask=exists)
 
@@ -306,7 +306,7 @@ def gradient_sums(
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
     dz, x, stats, weight, bias, other, other_stats, other_weight, sums, dx, dother, eighths, num_rows, group_rows,
-    ACT: tl.constexpr, JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    ACT: tl.constexpr, RESIDUAL: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx from the output gradient (or, without activation, from dz), and for a sum of norms also the other's."""
@@ -323,7 +323,7 @@ def gradient(
     shift = row_of(bias, channel, exists)
     offset = row_of(sums, channel, exists) / count
     slope = row_of(sums + groups * channels, channel, exists) / count * rstd
-    if JOIN == SUM_OF_NORMS:
+    if RESIDUAL == ADD_NORM:
         other_stats += group * STATISTICS * channels
         other_mean = row_of(other_stats + MEAN * channels, channel, exists)
         other_rstd = row_of(other_stats + RSTD * channels, channel, exists)
@@ -335,11 +335,11 @@ def gradient(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         value = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32)
-        value = deactivated(value, centred * scale + shift, ACT) - offset
-        tl.store(dx + at, (scale * (value - centred * slope)).to(dx.dtype.element_ty), mask=mask)
-        if JOIN == SUM_OF_NORMS:
-            other_centred = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
-            result = other_scale * (value - other_centred * other_slope)
+        value = activation_grad(value, centered * scale + shift, ACT) - offset
+        tl.store(dx + at, (scale * (value - centered * slope)).to(dx.dtype.element_ty), mask=mask)
+        if RESIDUAL == ADD_NORM:
+            other_centered = tl.load(other + at, mask=mask, other=0.0).to(tl.float32) - other_mean
+            result = other_scale * (value - other_centered * other_slope)
             tl.store(dother + at, result.to(dother.dtype.element_ty), mask=mask)

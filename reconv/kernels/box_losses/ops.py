@@ -123,13 +123,13 @@ def match_anchors_fused(truth: GroundTruthBatch) -> Tensor:
     """The index of each anchor's ground-truth box [n, num_anchors] int32; negative where there is none."""
     n, num_rows = truth.labels.shape
     num_anchors, on = len(truth.anchors_cxcywh), truth.labels.device
-    claimed = torch.empty(n, num_rows, dtype=torch.int32, device=on)
+    best_anchors = torch.empty(n, num_rows, dtype=torch.int32, device=on)
     rows = torch.empty(n, num_anchors, dtype=torch.int32, device=on)
-    inputs = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), claimed)
+    inputs = (truth.boxes_xyxy.contiguous(), truth.num_boxes, truth.anchors_cxcywh.contiguous(), best_anchors)
     # Without FMA, ties and the threshold are those of the plain operations, which round products before adding.
     known = {"LANES": _LANES, "enable_fp_fusion": False}
     programs = min(num_rows, _CLAIM_PROGRAMS)
-    launch(device.claim, (programs, n), *inputs, num_rows, num_anchors, **known)
+    launch(device.best_anchor_per_box, (programs, n), *inputs, num_rows, num_anchors, **known)
     grid = (-(-num_anchors // _LANES), n)
     launch(device.match, grid, *inputs, rows, num_rows, num_anchors, truth.threshold, **known)
     return rows

@@ -37,7 +37,7 @@ def _overlap(box, left, top, right, bottom):
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def claim(boxes, num_boxes, anchors_cxcywh, claimed, num_rows, num_anchors, LANES: tl.constexpr):
+def best_anchor_per_box(boxes, num_boxes, anchors_cxcywh, best_anchors, num_rows, num_anchors, LANES: tl.constexpr):
     """The anchor with the highest IoU for each ground-truth box, the first of equals; `num_anchors` if it overlaps
     none."""
     image = tl.program_id(1)
@@ -52,11 +52,11 @@ def claim(boxes, num_boxes, anchors_cxcywh, claimed, num_rows, num_anchors, LANE
             where = tl.where(overlap > most, anchor, where)
             most = tl.maximum(overlap, most)
         first = tl.min(tl.where(most == tl.max(most, 0), where, num_anchors), 0)
-        tl.store(claimed + image * num_rows + row, first)
+        tl.store(best_anchors + image * num_rows + row, first)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def match(boxes, num_boxes, anchors_cxcywh, claimed, rows, num_rows, num_anchors, threshold, LANES: tl.constexpr):
+def match(boxes, num_boxes, anchors_cxcywh, best_anchors, rows, num_rows, num_anchors, threshold, LANES: tl.constexpr):
     """The row of each anchor's ground-truth box, or `UNUSED`."""
     image = tl.program_id(1)
     count = tl.load(num_boxes + image).to(tl.int32)
@@ -65,20 +65,20 @@ def match(boxes, num_boxes, anchors_cxcywh, claimed, rows, num_rows, num_anchors
     left, top, right, bottom = _corners(anchors_cxcywh, anchor, exists)
     most = tl.full([LANES], -1.0, tl.float32)
     best = tl.zeros([LANES], tl.int32)
-    claimant = tl.zeros([LANES], tl.int32) + num_rows
+    forced_box = tl.zeros([LANES], tl.int32) + num_rows
     for row in range(count):
         overlap = _overlap(boxes + (image * num_rows + row) * 4, left, top, right, bottom)
         best = tl.where(overlap > most, row, best)
         most = tl.maximum(overlap, most)
-        claims = tl.load(claimed + image * num_rows + row) == anchor
-        claimant = tl.where(claims & (claimant == num_rows), row, claimant)
-    is_claimed = claimant < num_rows
-    found = tl.where(is_claimed, claimant, tl.where(most >= threshold, best, UNUSED))
+        is_best_anchor = tl.load(best_anchors + image * num_rows + row) == anchor
+        forced_box = tl.where(is_best_anchor & (forced_box == num_rows), row, forced_box)
+    is_forced = forced_box < num_rows
+    found = tl.where(is_forced, forced_box, tl.where(most >= threshold, best, UNUSED))
     tl.store(rows + image * num_anchors + anchor, found, mask=exists)
 
 
 @triton.jit
-def _wanted_codes(boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance):
+def _target_deltas(boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance):
     """The target box deltas of positive anchors, four columns."""
     x = tl.load(anchors_cxcywh + anchor * 4, mask=positive, other=0.0)
     y = tl.load(anchors_cxcywh + anchor * 4 + 1, mask=positive, other=0.0)
@@ -88,29 +88,29 @@ def _wanted_codes(boxes, row, anchors_cxcywh, anchor, positive, centre_variance,
     top = tl.load(boxes + row * 4 + 1, mask=positive, other=0.0)
     right = tl.load(boxes + row * 4 + 2, mask=positive, other=1.0)
     bottom = tl.load(boxes + row * 4 + 3, mask=positive, other=1.0)
-    across = ((left + right) / 2 - x) / w / centre_variance
-    down = ((top + bottom) / 2 - y) / h / centre_variance
+    across = ((left + right) / 2 - x) / w / center_variance
+    down = ((top + bottom) / 2 - y) / h / center_variance
     wider = tl.log((tl.maximum(right - left, 0.0) + EPSILON) / w) / size_variance
     taller = tl.log((tl.maximum(bottom - top, 0.0) + EPSILON) / h) / size_variance
     return across, down, wider, taller
 
 
 @triton.jit
-def _off(x, at, bias, column, wanted, positive):
+def _delta_error(x, at, bias, column, target, positive):
     """The difference of a column of box deltas from its target."""
     code = tl.load(x + at + column, mask=positive, other=0.0).to(tl.float32)
-    return code + tl.load(bias + column, mask=positive, other=0.0) - wanted
+    return code + tl.load(bias + column, mask=positive, other=0.0) - target
 
 
 @triton.jit
-def _smooth(off):
+def _smooth_l1(error):
     """Smooth L1."""
-    far = tl.abs(off)
+    far = tl.abs(error)
     return tl.where(far < 1.0, 0.5 * far * far, far - 0.5)
 
 
 @triton.jit
-def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexpr):
+def _anchor_offsets(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexpr):
     """For this program's anchors of a map: which exist, their shapes, their index in the output order, and the offsets
     of their logits and box deltas."""
     box = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -124,11 +124,11 @@ def _places(num_cells, per_cell, num_classes, channels, first, ROWS: tl.constexp
 @triton.jit(do_not_specialize=_COUNTS)
 def losses(
     x, class_bias, box_bias, rows, boxes, labels, anchors_cxcywh, by_class, by_box, log_sums, num_rows, num_anchors,
-    num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance, ROWS: tl.constexpr,
+    num_cells, per_cell, num_classes, channels, first, center_variance, size_variance, ROWS: tl.constexpr,
     CLASSES: tl.constexpr,
 ):  # fmt: skip
     """Cross-entropy and, for positive anchors, smooth L1 of each anchor of a map."""
-    exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    exists, shape, anchor, logits, codes = _anchor_offsets(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
     number = tl.arange(0, CLASSES)[None, :]
@@ -147,13 +147,14 @@ def losses(
     tl.store(by_class + at, log_sum - own, mask=exists)
     tl.store(log_sums + at, log_sum, mask=exists)
 
-    across, down, wider, taller = _wanted_codes(
-        boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
+    across, down, wider, taller = _target_deltas(
+        boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance
     )
     own_bias = box_bias + shape * 4
-    loss = _smooth(_off(x, codes, own_bias, 0, across, positive)) + _smooth(_off(x, codes, own_bias, 1, down, positive))
-    loss += _smooth(_off(x, codes, own_bias, 2, wider, positive))
-    loss += _smooth(_off(x, codes, own_bias, 3, taller, positive))
+    loss = _smooth_l1(_delta_error(x, codes, own_bias, 0, across, positive))
+    loss += _smooth_l1(_delta_error(x, codes, own_bias, 1, down, positive))
+    loss += _smooth_l1(_delta_error(x, codes, own_bias, 2, wider, positive))
+    loss += _smooth_l1(_delta_error(x, codes, own_bias, 3, taller, positive))
     tl.store(by_box + at, tl.where(positive, loss, 0.0), mask=exists)
 
 
@@ -189,7 +190,7 @@ def hard_negatives(
         is_enough = tl.sum((key >= (least | bit)).to(tl.int32), 0) >= num_wanted
         least = tl.where(is_enough, least | bit, least)
         bit = bit >> 1
-    hard = key >= least  # none if none is wanted: `least` is then all ones, above every key
+    hard = key >= least  # none if none are requested: `least` is then all ones, above every key
 
     tl.store(rows + image * num_anchors + place, tl.full([BLOCK], HARD, tl.int32), mask=hard)
     loss = (key >> BITS).to(tl.int32).to(tl.float32, bitcast=True)
@@ -197,20 +198,20 @@ def hard_negatives(
 
 
 @triton.jit
-def _store_slope(dx, at, off, positive, factor):
+def _store_delta_grad(dx, at, error, positive, factor):
     """The gradient of a column of box deltas."""
-    slope = tl.minimum(tl.maximum(off, -1.0), 1.0) * factor
+    slope = tl.minimum(tl.maximum(error, -1.0), 1.0) * factor
     tl.store(dx + at, slope.to(dx.dtype.element_ty), mask=positive)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def gradient(
     x, class_bias, box_bias, rows, boxes, labels, anchors_cxcywh, log_sums, shares, dclass_loss, dbox_loss, dx,
-    num_rows, num_anchors, num_cells, per_cell, num_classes, channels, first, centre_variance, size_variance,
+    num_rows, num_anchors, num_cells, per_cell, num_classes, channels, first, center_variance, size_variance,
     ROWS: tl.constexpr, CLASSES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a map, zero but for selected anchors: only those are read and written."""
-    exists, shape, anchor, logits, codes = _places(num_cells, per_cell, num_classes, channels, first, ROWS)
+    exists, shape, anchor, logits, codes = _anchor_offsets(num_cells, per_cell, num_classes, channels, first, ROWS)
     image = tl.program_id(1)
     at = image * num_anchors + anchor
     row = tl.load(rows + at, mask=exists, other=UNUSED)
@@ -228,12 +229,12 @@ def gradient(
         slope *= tl.load(dclass_loss + image) * share
         tl.store(dx + logits[:, None] + number, slope.to(dx.dtype.element_ty), mask=mask)
 
-        across, down, wider, taller = _wanted_codes(
-            boxes, row, anchors_cxcywh, anchor, positive, centre_variance, size_variance
+        across, down, wider, taller = _target_deltas(
+            boxes, row, anchors_cxcywh, anchor, positive, center_variance, size_variance
         )
         factor = tl.load(dbox_loss + image) * share
         own_bias = box_bias + shape * 4
-        _store_slope(dx, codes, _off(x, codes, own_bias, 0, across, positive), positive, factor)
-        _store_slope(dx, codes + 1, _off(x, codes, own_bias, 1, down, positive), positive, factor)
-        _store_slope(dx, codes + 2, _off(x, codes, own_bias, 2, wider, positive), positive, factor)
-        _store_slope(dx, codes + 3, _off(x, codes, own_bias, 3, taller, positive), positive, factor)
+        _store_delta_grad(dx, codes, _delta_error(x, codes, own_bias, 0, across, positive), positive, factor)
+        _store_delta_grad(dx, codes + 1, _delta_error(x, codes, own_bias, 1, down, positive), positive, factor)
+        _store_delta_grad(dx, codes + 2, _delta_error(x, codes, own_bias, 2, wider, positive), positive, factor)
+        _store_delta_grad(dx, codes + 3, _delta_error(x, codes, own_bias, 3, taller, positive), positive, factor)

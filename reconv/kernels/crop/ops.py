@@ -72,8 +72,8 @@ def _weights(low: float, high: float, length: int, size: int, antialias: bool) -
     """Resize weights [size, length] from `length` pixels to `size`."""
     scale = (high - low) / size
     stretch = max(scale, 1.0) if antialias else 1.0
-    centre = low + (torch.arange(size, dtype=torch.float64) + 0.5) * scale
-    distance = (torch.arange(length, dtype=torch.float64) + 0.5 - centre[:, None]).abs() / stretch
+    center = low + (torch.arange(size, dtype=torch.float64) + 0.5) * scale
+    distance = (torch.arange(length, dtype=torch.float64) + 0.5 - center[:, None]).abs() / stretch
     weights = (1 - distance).clamp(min=0)
     return weights / weights.sum(1, keepdim=True)
 

@@ -9,9 +9,9 @@ import triton.language as tl
 
 
 @triton.jit
-def _weight(at, length, centre, narrowing):
+def _weight(at, length, center, narrowing):
     """Weights of the pixels at `at` along a side of a box; zero outside it."""
-    far = tl.abs(at.to(tl.float32) + 0.5 - centre) * narrowing
+    far = tl.abs(at.to(tl.float32) + 0.5 - center) * narrowing
     return tl.where((at >= 0) & (at < length), tl.maximum(1.0 - far, 0.0), 0.0)
 
 
@@ -37,9 +37,9 @@ def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: t
     tile = tl.program_id(0)
     pixel = tl.arange(0, TALL * WIDE)
     y, x = tile // tiles_across * TALL + pixel // WIDE, tile % tiles_across * WIDE + pixel % WIDE
-    centre_x, centre_y = box_left + (x.to(tl.float32) + 0.5) * across, box_top + (y.to(tl.float32) + 0.5) * down
-    first_x = tl.floor(centre_x - stretch_x + 0.5).to(tl.int32)
-    first_y = tl.floor(centre_y - stretch_y + 0.5).to(tl.int32)
+    center_x, center_y = box_left + (x.to(tl.float32) + 0.5) * across, box_top + (y.to(tl.float32) + 0.5) * down
+    first_x = tl.floor(center_x - stretch_x + 0.5).to(tl.int32)
+    first_y = tl.floor(center_y - stretch_y + 0.5).to(tl.int32)
     is_there = (y < size) & (x < size)
     red = tl.zeros([TALL * WIDE], tl.float32)
     green = tl.zeros([TALL * WIDE], tl.float32)
@@ -47,11 +47,11 @@ def crop(table, boxes, out, size, tiles_across, ANTIALIAS: tl.constexpr, TALL: t
     total = tl.zeros([TALL * WIDE], tl.float32)
     for v in range((2 * stretch_y).to(tl.int32) + 1):
         line = first_y + v
-        of_line = _weight(line, tall, centre_y, narrowing_y)
+        of_line = _weight(line, tall, center_y, narrowing_y)
         start = (top + line) * width + left
         for h in range((2 * stretch_x).to(tl.int32) + 1):
             column = first_x + h
-            weight = of_line * _weight(column, wide, centre_x, narrowing_x)
+            weight = of_line * _weight(column, wide, center_x, narrowing_x)
             at, mask = picture + (start + column), is_there & (weight > 0)
             red += weight * tl.load(at, mask=mask, other=0).to(tl.float32)
             green += weight * tl.load(at + height * width, mask=mask, other=0).to(tl.float32)

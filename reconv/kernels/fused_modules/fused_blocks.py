@@ -29,7 +29,7 @@ from reconv.models.efficientnet import EfficientNet, MBConv
 from reconv.models.googlenet import BasicConv2d, Inception
 from reconv.models.layers.conv import ConvNormAct, SqueezeExcitation
 from reconv.models.mobilenet import InvertedResidual
-from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet, ResNetTrunk
+from reconv.models.resnet import BasicBlock, Bottleneck, PreBasicBlock, PreBottleneck, ResNet, ResNetBackbone
 
 _IDENTITY = nn.Identity()
 
@@ -86,7 +86,7 @@ class FusedPreBottleneck(PreBottleneck):
         return out
 
 
-class FusedResNetTrunk(ResNetTrunk):
+class FusedResNetBackbone(ResNetBackbone):
     def stem(self, images: Tensor) -> Any:
         return norm_act_pool(self.bn1, self.conv1(images), self.act1, self.maxpool)
 
@@ -94,7 +94,7 @@ class FusedResNetTrunk(ResNetTrunk):
         return norm_act(self.bn_last, x, self.act_last)
 
 
-class FusedResNet(FusedResNetTrunk, ResNet):
+class FusedResNet(FusedResNetBackbone, ResNet):
     def head(self, x: Tensor | DualUse) -> Tensor:
         return super().head(single(x))
 

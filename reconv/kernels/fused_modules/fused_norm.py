@@ -23,34 +23,34 @@ from reconv.models.layers.batch_norm import BatchNorm2d
 if TYPE_CHECKING:
     from reconv.kernels.batch_norm.ops import NormParams
 
-# Importing any of the operations' modules imports Triton, so that happens only after `supports` said yes.
+# Importing any of the operations' modules imports Triton, so they are imported only once `supports` is true.
 
 
 class DualUse(NamedTuple):
-    """One value for two uses, each with a gradient of its own: the backward kernel adds them as it reads them."""
+    """A block output read by the main path and the shortcut; their gradients are summed inside the backward kernel."""
 
     main: Tensor
     shortcut: Tensor
 
 
 def dual(x: Tensor | DualUse) -> DualUse:
-    """A block's input for its two paths."""
+    """The input of a block's main path and shortcut."""
     return x if isinstance(x, DualUse) else DualUse(x, x)
 
 
 def single(x: Tensor | DualUse) -> Tensor:
-    """A value for one use."""
+    """The tensor itself, for a single consumer."""
     return x.main if isinstance(x, DualUse) else x
 
 
 class FusedBatchNorm2d(BatchNorm2d):
-    """Batch norm that kernels compute in training."""
+    """Batch norm computed by Triton kernels in training."""
 
     def forward_groups(self, x: Tensor, groups: tuple[int, ...]) -> Tensor:
         return self.forward_act(x, "none") if self.supports(x) else super().forward_groups(x, groups)
 
     def supports(self, *tensors: Tensor) -> bool:
-        """Whether kernels compute this norm, and what follows it, of these tensors."""
+        """Whether the kernels can compute this norm, and the operations fused with it, for these tensors."""
         return (
             self.training
             and not self.frozen
@@ -61,32 +61,32 @@ class FusedBatchNorm2d(BatchNorm2d):
         )
 
     def forward_act(self, x: Tensor, act: Activation) -> Tensor:
-        """The activation of the norm of x, by kernels."""
+        """act(norm(x)), computed by the kernels."""
         from reconv.kernels.batch_norm.ops import batch_norm_act
 
-        y, statistics = batch_norm_act(x, self.parameters_of_kernels(), self.group_sizes(), act)
+        y, statistics = batch_norm_act(x, self.norm_params(), self.group_sizes(), act)
         self.record(statistics)
         return y
 
-    def parameters_of_kernels(self) -> NormParams:
-        """The tensors that kernels read."""
+    def norm_params(self) -> NormParams:
+        """The norm's parameters as the kernels take them."""
         from reconv.kernels.batch_norm.ops import NormParams
 
         assert self.running_var is not None
         return NormParams(self.weight, self.bias, self.running_var, self.eps)
 
     def group_sizes(self) -> tuple[int, ...]:
-        """The samples of each group of the current batch."""
+        """The number of samples in each group of the current batch."""
         assert self.groups is not None
         return self.groups
 
     def record(self, statistics: Tensor) -> None:
-        """Keep mean and unbiased variance of statistics [groups, 3, channels] for the running statistics."""
+        """Store mean and unbiased variance from statistics [groups, 3, channels] for the running statistics."""
         self.batch_stats = statistics[:, :2].unbind()
 
 
 class FusedBatchNormAct2d(FusedBatchNorm2d, BatchNormAct2d):
-    """The same for another package's norm that ends in an activation, which is computed apart."""
+    """The same for an external model's norm with a built-in activation, which is computed separately."""
 
 
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
@@ -110,7 +110,7 @@ def norm_act_concat(norms: Sequence[FusedBatchNorm2d], x: Tensor, act: Activatio
     """The activations of several norms over consecutive channels of x, by one kernel, split again."""
     from reconv.kernels.batch_norm.ops import NormParams, batch_norm_act
 
-    parameters = [norm.parameters_of_kernels() for norm in norms]
+    parameters = [norm.norm_params() for norm in norms]
     weight, bias, running_var = (
         torch.cat([getattr(own, name) for own in parameters]) for name in ("weight", "bias", "running_var")
     )
@@ -125,7 +125,7 @@ def norm_act_concat(norms: Sequence[FusedBatchNorm2d], x: Tensor, act: Activatio
 def norm_add_act(
     norm: nn.Module, x: Tensor, shortcut: Tensor, downsample: nn.Module | None, act: nn.Module
 ) -> Tensor | DualUse:
-    """act(norm(x) + shortcut), where `downsample` fits the shortcut to x; its own norm is fused too."""
+    """act(norm(x) + shortcut), where `downsample` matches the shortcut's shape to x; its norm is fused too."""
     name = _ACTIVATIONS.get(type(act))
     if isinstance(norm, FusedBatchNorm2d) and name in ("none", "relu") and norm.supports(x):
         other, other_norm = _before_norm(shortcut, downsample, norm)
@@ -155,11 +155,11 @@ def _add_norms(
 ) -> DualUse:
     from reconv.kernels.batch_norm.ops import batch_norm_add_act, batch_norm_add_norm_act
 
-    own, groups = norm.parameters_of_kernels(), norm.group_sizes()
+    own, groups = norm.norm_params(), norm.group_sizes()
     if other_norm is None:
         main, shortcut, statistics = batch_norm_add_act(x, own, other, groups, act)
     else:
-        theirs = other_norm.parameters_of_kernels()
+        theirs = other_norm.norm_params()
         main, shortcut, statistics, other_statistics = batch_norm_add_norm_act(x, own, other, theirs, groups, act)
         other_norm.record(other_statistics)
     norm.record(statistics)
@@ -173,9 +173,7 @@ def norm_act_pool(norm: nn.Module, x: Tensor, act: nn.Module, pool: nn.Module) -
     if isinstance(norm, FusedBatchNorm2d) and is_stem and window is not None and norm.supports(x):
         from reconv.kernels.norm_max_pool.ops import batch_norm_relu_max_pool
 
-        main, shortcut, statistics = batch_norm_relu_max_pool(
-            x, norm.parameters_of_kernels(), norm.group_sizes(), window
-        )
+        main, shortcut, statistics = batch_norm_relu_max_pool(x, norm.norm_params(), norm.group_sizes(), window)
         norm.record(statistics)
         return DualUse(main, shortcut)
     out: Tensor = pool(norm_act(norm, x, act))
@@ -190,7 +188,7 @@ def norm_act_conv1x1(norm: nn.Module, x: Tensor, act: nn.Module, conv: nn.Module
 
         if conv.stride == (1, 1) and conv.bias is None and supports(x, conv.weight):
             filters = conv.weight.to(x.dtype)
-            y, statistics = batch_norm_act_conv1x1(x, norm.parameters_of_kernels(), filters, norm.group_sizes(), name)
+            y, statistics = batch_norm_act_conv1x1(x, norm.norm_params(), filters, norm.group_sizes(), name)
             norm.record(statistics)
             return y
     out: Tensor = conv(norm_act(norm, x, act))
@@ -204,9 +202,7 @@ def norm_act_squeeze_excite(norm: nn.Module, x: Tensor, act: nn.Module, se: nn.M
         from reconv.kernels.norm_squeeze_excite.ops import batch_norm_act_squeeze_excite
 
         assert isinstance(se, FusedSqueezeExcitation)
-        y, statistics = batch_norm_act_squeeze_excite(
-            x, norm.parameters_of_kernels(), norm.group_sizes(), name, se.gate
-        )
+        y, statistics = batch_norm_act_squeeze_excite(x, norm.norm_params(), norm.group_sizes(), name, se.gate)
         norm.record(statistics)
         return y
     out: Tensor = se(norm_act(norm, x, act))
@@ -221,7 +217,7 @@ def norm_squeeze_excite_add_relu(norm: nn.Module, x: Tensor, se: nn.Module, shor
 
         assert isinstance(se, FusedSqueezeExcitation)
         main, again, statistics = batch_norm_squeeze_excite_add_relu(
-            x, norm.parameters_of_kernels(), shortcut, norm.group_sizes(), se.gate
+            x, norm.norm_params(), shortcut, norm.group_sizes(), se.gate
         )
         norm.record(statistics)
         return DualUse(main, again)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reconv.kernels import dispatch
-from reconv.kernels.fused_modules.fused_blocks import FusedResNetTrunk
+from reconv.kernels.fused_modules.fused_blocks import FusedResNetBackbone
 from reconv.kernels.fused_modules.fused_norm import DualUse, dual, norm_act, single
 from reconv.models.architecture import SSDOutput, flatten_predictions
 from reconv.models.layers.conv import SameConv2d
@@ -62,7 +62,7 @@ def _without_bias(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return out
 
 
-class FusedSSD(FusedResNetTrunk, SSD):
+class FusedSSD(FusedResNetBackbone, SSD):
     """A detector that computes the two heads of each map as one convolution in training."""
 
     def heads(self, maps: tuple[Tensor | DualUse, ...]) -> Any:

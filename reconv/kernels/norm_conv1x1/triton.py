@@ -12,13 +12,13 @@ from reconv.kernels.batch_norm.triton import (
     MEAN,
     RSTD,
     STATISTICS,
-    activated,
+    activation_grad,
+    apply_activation,
     bounds,
     channels_of,
-    deactivated,
     is_last,
-    leave,
     merged_sum,
+    store_partial,
 )
 
 _COUNTS = ["eighths", "num_rows", "group_rows", "out_eighths"]
@@ -61,7 +61,7 @@ def project(
         )
         _mean, _rstd, factor, summand = _line(stats, weight, bias, channels, channel, exists)
         z = value.to(tl.float32) * factor[None, :] + summand[None, :]
-        total = tl.dot(activated(z, ACT).to(some.dtype), some, total, input_precision="ieee")
+        total = tl.dot(apply_activation(z, ACT).to(some.dtype), some, total, input_precision="ieee")
     mask = (row < end) & (out < out_channels)[None, :]
     tl.store(y + row * out_channels + out[None, :], total.to(y.dtype.element_ty), mask=mask)
 
@@ -100,16 +100,18 @@ def gradient_sums(
         value = value.to(tl.float32)
         z = value * factor[None, :] + summand[None, :]
         # A masked row has gradient 0, so it adds nothing whatever z is there.
-        dz = deactivated(tl.dot(given, some, input_precision="ieee"), z, ACT)
+        dz = activation_grad(tl.dot(given, some, input_precision="ieee"), z, ACT)
         plain_sum += dz
         with_x += dz * (value - mean[None, :])
         # In this order: the other way round Triton 3.6 does not pipeline the loads.
-        of_filters = tl.dot(tl.trans(given), activated(z, ACT).to(given.dtype), of_filters, input_precision="ieee")
+        of_filters = tl.dot(
+            tl.trans(given), apply_activation(z, ACT).to(given.dtype), of_filters, input_precision="ieee"
+        )
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * out_channels + out
     mask = (out < out_channels)[:, None] & exists[None, :]
     tl.store(filter_sums + place[:, None] * channels + channel[None, :], of_filters, mask=mask)
-    leave(partials, 0, 2, channels, channel, exists, tl.sum(plain_sum, 0))
-    leave(partials, 1, 2, channels, channel, exists, tl.sum(with_x, 0))
+    store_partial(partials, 0, 2, channels, channel, exists, tl.sum(plain_sum, 0))
+    store_partial(partials, 1, 2, channels, channel, exists, tl.sum(with_x, 0))
     if is_last(counters):
         into = sums + tl.program_id(2) * channels + channel
         tl.store(into, merged_sum(partials, 0, 2, channels, channel, exists, BLOCK), mask=exists)
@@ -141,6 +143,8 @@ def gradient(
         )
         at, mask = row * channels + channel[None, :], (row < end) & exists[None, :]
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        dz = deactivated(tl.dot(given, some, input_precision="ieee"), value * factor[None, :] + summand[None, :], ACT)
+        dz = activation_grad(
+            tl.dot(given, some, input_precision="ieee"), value * factor[None, :] + summand[None, :], ACT
+        )
         result = factor[None, :] * (dz - offset[None, :] - (value - mean[None, :]) * slope[None, :])
         tl.store(dx + at, result.to(dx.dtype.element_ty), mask=mask)

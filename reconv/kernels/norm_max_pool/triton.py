@@ -98,5 +98,5 @@ def pool_gradient(
             dz += tl.where(where == (place_v * 3 + place_h)[:, None], value, 0.0)
         at = row[:, None] * channels + channel[None, :]
         mask = (row < end)[:, None] & exists[None, :]
-        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
-        tl.store(dx + at, (scale * (dz - offset - centred * slope)).to(dx.dtype.element_ty), mask=mask)
+        centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        tl.store(dx + at, (scale * (dz - offset - centered * slope)).to(dx.dtype.element_ty), mask=mask)

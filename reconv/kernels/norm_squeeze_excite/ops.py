@@ -143,7 +143,8 @@ class _Excite(Function):
         launch(
             device.scale, images.grid(config), x, stats, weight, bias, gate, x if other is None else other, y,
             bits if is_sum else y, images.rows.channels // 8, images.pixels, images.group_images,
-            images.rows.num_groups, num_tiles, ACT=ACTIVATION_IDS[shared.act], JOIN=int(is_sum), **images.tile(config),
+            images.rows.num_groups, num_tiles, ACT=ACTIVATION_IDS[shared.act], RESIDUAL=int(is_sum),
+            **images.tile(config),
         )  # fmt: skip
         ctx.save_for_backward(x, stats, weight, bias, bits)
         ctx.shared, ctx.is_sum = shared, is_sum
@@ -166,7 +167,7 @@ class _Excite(Function):
             device.image_sums, images.grid(config, splits=1),
             gradient, gradient if gradient2 is None else gradient2, *operand.tensors(), bits if ctx.is_sum else dz,
             dz, dgate, shared.sums, *images.counts(), images.rows.num_groups, images.num_tiles(config),
-            ACT=ACTIVATION_IDS[shared.act], JOIN=int(ctx.is_sum), TWO=int(gradient2 is not None),
+            ACT=ACTIVATION_IDS[shared.act], RESIDUAL=int(ctx.is_sum), TWO_GRADS=int(gradient2 is not None),
             STAGES=images.stages(config, *read), **images.tile(config),
         )  # fmt: skip
         return dz, None, None, None, dgate, dz if ctx.is_sum else None, None

@@ -15,13 +15,13 @@ from reconv.kernels.batch_norm.triton import (
     ROWS_PER_THREAD,
     RSTD,
     STATISTICS,
-    activated,
+    activation_grad,
+    apply_activation,
+    apply_relu_mask,
     channels_of,
-    deactivated,
     fold,
-    leave_bits,
-    passed_by_bits,
     row_of,
+    store_relu_mask,
     tile_of,
 )
 
@@ -63,14 +63,14 @@ def means(
     for tile in tl.range(0, tl.cdiv(pixels, ROWS_PER_THREAD * LANES), num_stages=STAGES):
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
-        centred = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32) - mean
+        centered = tl.load(x + row * channels + channel[None, :], mask=mask, other=0.0).to(tl.float32) - mean
         inner = tl.where(mask, 1.0, 0.0)
         if ACT != NONE:
-            z = centred * scale + shift
-            inner = deactivated(inner, z, ACT)
-            total += fold(tl.where(mask, activated(z, ACT), 0.0), LANES, BLOCK)
+            z = centered * scale + shift
+            inner = activation_grad(inner, z, ACT)
+            total += fold(tl.where(mask, apply_activation(z, ACT), 0.0), LANES, BLOCK)
             slope += fold(inner, LANES, BLOCK)
-        with_x += fold(inner * centred, LANES, BLOCK)
+        with_x += fold(inner * centered, LANES, BLOCK)
     at = image * channels + channel
     inner_x = tl.sum(with_x, 0)
     if ACT == NONE:
@@ -86,9 +86,9 @@ def means(
 @triton.jit(do_not_specialize=_COUNTS)
 def scale(
     x, stats, weight, bias, gate, other, y, bits, eighths, pixels, group_images, groups, tiles, ACT: tl.constexpr,
-    JOIN: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    RESIDUAL: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """act(norm(x)) times its image's gate; with `JOIN`, the ReLU of that plus the other, which also stores its mask."""
+    """act(norm(x)) times the image's gate; with `RESIDUAL`, the ReLU of its sum with `other`, whose mask is stored."""
     channels = eighths * 8
     group = _group(group_images, groups)
     channel, exists, start, end, mean, _rstd, factor, shift = _image(stats, weight, bias, eighths, pixels, group, BLOCK)
@@ -98,25 +98,25 @@ def scale(
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        if JOIN:
+        if RESIDUAL:
             added = tl.load(other + at, mask=mask, other=0.0).to(tl.float32)
-        value = activated((value - mean) * factor + shift, ACT) * opened
-        if JOIN:
+        value = apply_activation((value - mean) * factor + shift, ACT) * opened
+        if RESIDUAL:
             value += added
-            leave_bits(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
-            value = activated(value, RELU)
+            store_relu_mask(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
+            value = apply_activation(value, RELU)
         tl.store(y + at, value.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
 def image_sums(
     gradient, gradient2, x, stats, weight, bias, bits, dz, dgate, sums, eighths, pixels, images, group_images, groups,
-    tiles, ACT: tl.constexpr, JOIN: tl.constexpr, TWO: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
+    tiles, ACT: tl.constexpr, RESIDUAL: tl.constexpr, TWO_GRADS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gate's gradient, and sums over each image's pixels of dz * act'(norm(x)) and of that times x - mean.
 
-    dz is the gradient of the gated activation; with `JOIN` it is masked by the ReLU and written.
+    dz is the gradient of the gated activation; with `RESIDUAL` it is masked by the ReLU and written.
     """
     channels = eighths * 8
     group, image = _group(group_images, groups), tl.program_id(2)
@@ -129,20 +129,20 @@ def image_sums(
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
         value = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        if TWO:
+        if TWO_GRADS:
             value += tl.load(gradient2 + at, mask=mask, other=0.0).to(tl.float32)
-        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
-        if JOIN:
-            value = passed_by_bits(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
+        centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        if RESIDUAL:
+            value = apply_relu_mask(bits, value, tile, tiles, channels, channel, exists, LANES, BLOCK)
             kept = value.to(dz.dtype.element_ty)
             tl.store(dz + at, kept, mask=mask)
             value = kept.to(tl.float32)  # sum the rounded values that the next pass will read
-        z = centred * scale + shift
-        inner = deactivated(value, z, ACT)
+        z = centered * scale + shift
+        inner = activation_grad(value, z, ACT)
         plain_sum += fold(inner, LANES, BLOCK)
-        with_x += fold(inner * centred, LANES, BLOCK)
+        with_x += fold(inner * centered, LANES, BLOCK)
         if ACT != NONE:
-            of_gate += fold(value * activated(z, ACT), LANES, BLOCK)
+            of_gate += fold(value * apply_activation(z, ACT), LANES, BLOCK)
     at = image * channels + channel
     first, second = tl.sum(plain_sum, 0), tl.sum(with_x, 0)
     if ACT == NONE:
@@ -204,7 +204,7 @@ def gradient(
         row = tile_of(start, tile, LANES)
         mask = (row < end) & exists[None, :]
         at = row * channels + channel[None, :]
-        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
+        centered = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean
         value = tl.load(dz + at, mask=mask, other=0.0).to(tl.float32) * opened + share
-        value = deactivated(value, centred * scale + shift, ACT) - offset
-        tl.store(dx + at, (scale * (value - centred * slope)).to(dx.dtype.element_ty), mask=mask)
+        value = activation_grad(value, centered * scale + shift, ACT) - offset
+        tl.store(dx + at, (scale * (value - centered * slope)).to(dx.dtype.element_ty), mask=mask)

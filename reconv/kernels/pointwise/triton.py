@@ -7,7 +7,7 @@ thread's vector of eight values is always of one pixel.
 import triton
 import triton.language as tl
 
-from reconv.kernels.batch_norm.triton import activated
+from reconv.kernels.batch_norm.triton import apply_activation
 
 SIGMOID: tl.constexpr = tl.constexpr(4)  # of a gate; the others are batch_norm's
 
@@ -17,7 +17,7 @@ def epilogue(value, ACT: tl.constexpr):
     """The activation at the end of an operation."""
     if ACT == SIGMOID:
         return 1.0 / (1.0 + tl.exp(-value))
-    return activated(value, ACT)
+    return apply_activation(value, ACT)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Norms that do not look at the batch: proxy-normalised group norm, and the number of groups that fits a network.
+"""Norms that do not look at the batch: proxy-normalized group norm, and the number of groups that fits a network.
 
 Every norm has `weight` and `bias` under the same names, so a network's keys do not depend on the choice of norm.
 """
@@ -18,9 +18,9 @@ _NUM_QUANTILES = 200
 
 
 class ProxyNorm(nn.GroupNorm):
-    """Group norm and an activation, normalised once more by the moments of a Gaussian proxy's activations.
+    """Group norm and an activation, normalized once more by the moments of a Gaussian proxy's activations.
 
-    Labatie et al., 2021: with y the group-normalised input and a = act(w * y + b), the output is
+    Labatie et al., 2021: with y the group-normalized input and a = act(w * y + b), the output is
     (a - mean) / sqrt(var + eps), with the moments of a computed over proxies y' = (1 + proxy_scale) * gauss +
     proxy_shift in place of y. It prevents channels from becoming constant where the norm does not see the batch.
     Before a residual sum, where no activation follows, networks use plain group norm instead.
@@ -41,7 +41,7 @@ class ProxyNorm(nn.GroupNorm):
         return self.renormalize(self.act(super().forward(x)))
 
     def renormalize(self, activations: Tensor) -> Tensor:
-        """Normalise activations [n, channels, height, width] by the moments of the proxy's."""
+        """Normalize activations [n, channels, height, width] by the moments of the proxy's."""
         kind = "cpu" if activations.is_meta else activations.device.type  # autocast does not know the meta device
         with torch.autocast(kind, enabled=False):
             proxy = (1 + self.proxy_scale) * self.quantiles.to(self.weight.dtype) + self.proxy_shift

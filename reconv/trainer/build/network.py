@@ -34,8 +34,8 @@ from reconv.models.activation_checkpoint import (
 from reconv.models.fastnet import FastNet
 from reconv.models.layers.batch_norm import LayerState
 from reconv.models.pipeline_split import check_splits
+from reconv.models.ssd import SPECS as DETECTORS
 from reconv.models.ssd import SSD, SSDSpec
-from reconv.models.ssd import TABLE as DETECTORS
 from reconv.optim.param_groups import decay_groups
 from reconv.precision import PrecisionPolicy, build_precision
 from reconv.recipe.schema import Recipe

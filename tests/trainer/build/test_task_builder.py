@@ -155,7 +155,7 @@ def test_a_validation_picture_that_is_damaged_is_left_out_where_the_recipe_bears
         reconv.train("quickstart-detection", out=tmp_path / "other", overrides=given, device="cpu")
 
 
-def test_weights_of_another_trunk_are_refused_with_what_would_fit(tmp_path: Path) -> None:
+def test_weights_of_another_backbone_are_rejected_with_a_suggestion(tmp_path: Path) -> None:
     safetensors.torch.save_file({"fc.weight": torch.zeros(10, 8)}, tmp_path / "other.safetensors")
     given = small(model__init=str(tmp_path / "other.safetensors"))
     with pytest.raises(ReconvError, match="the weights do not match the model") as caught:
