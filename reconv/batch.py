@@ -42,7 +42,7 @@ class Batch:
         return self.split(1)
 
     def split(self, num_groups: int) -> Iterator[Batch]:
-        """Batches of so many groups each, the last perhaps of fewer."""
+        """Batches of `num_groups` groups each; the last may have fewer."""
         start = 0
         for first in range(0, len(self.groups), num_groups):
             groups = self.groups[first : first + num_groups]

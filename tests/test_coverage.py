@@ -39,14 +39,14 @@ make_coverage = _script()
 
 
 def uses(row: dict[str, Any]) -> Iterator[str]:
-    """What a row tells people to type or write."""
+    """The commands and settings that a row names."""
     for text in (row.get("how", ""), *row.get("options", {}).values()):
         if isinstance(text, str):
             yield from make_coverage.split_uses(text)[0]
 
 
 def command_exists(words: list[str]) -> bool:
-    """Whether `verb [subverb] [--option [value]]` can be typed after `reconv`."""
+    """Whether `command [subcommand] [--option [value]]` can be typed after `reconv`."""
     command: click.Command = command_line
     for word in words:
         if word.startswith("-"):

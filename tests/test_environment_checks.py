@@ -114,7 +114,7 @@ def test_more_threads_than_cores_is_noted_with_what_to_export(machine: Machine) 
 
 
 @pytest.mark.parametrize("name", ["jemalloc", "tcmalloc", "mimalloc"])
-def test_a_preloaded_allocator_is_recognised(machine: Machine, name: str) -> None:
+def test_a_preloaded_allocator_is_recognized(machine: Machine, name: str) -> None:
     _write(machine.proc / "self/maps", f"7f00-7f01 r-xp 00000000 00:00 0 /usr/lib/lib{name}.so.2\n")
     assert allocator_name(machine) == name
     assert _check(machine, "allocator").level == "ok"

@@ -163,8 +163,8 @@ def _print_classes(report: CheckReport) -> None:
 
 
 def _print_issue(issue: DataIssue, whys: Mapping[str, str]) -> None:
-    colour = "red" if issue.level == "error" else "yellow"
-    click.secho(f"{issue.level}: {issue.text} ({issue.total:,})", fg=colour)
+    color = "red" if issue.level == "error" else "yellow"
+    click.secho(f"{issue.level}: {issue.text} ({issue.total:,})", fg=color)
     for path in issue.paths[:_PATHS_SHOWN]:
         click.echo(f"    {whys.get(path, path)}")
     if issue.paths[_PATHS_SHOWN:]:

@@ -36,7 +36,7 @@ class Sampler:
         return step * self._global_batch + np.arange(self._global_batch, dtype=np.int64)
 
     def epoch_of(self, positions: I64) -> I64:
-        """The epoch of each position, from 0; with `wrap` an epoch may end in the middle of a batch."""
+        """The epoch of each position, from 0; with `drop_last: false` an epoch may end in the middle of a batch."""
         return positions // self._epoch_samples
 
     def indices(self, step: int) -> I64:

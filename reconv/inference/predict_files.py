@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reconv.data.decode.pillow import decode_image
-from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
+from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.readers.folder import is_image_name
 from reconv.data.storage.local import read
 from reconv.errors import DataError, UsageError
@@ -81,7 +81,7 @@ def _save_images(predictions: Sequence[Prediction], targets: Sequence[Path]) -> 
         if prediction.boxes is None or prediction.path is None:
             yield prediction
             continue
-        boxes = [DrawnBox(b.box_xyxy, f"{b.name} {b.score:.0%}", class_colour(b.label)) for b in prediction.boxes]
+        boxes = [DrawnBox(b.box_xyxy, f"{b.name} {b.score:.0%}", class_color(b.label)) for b in prediction.boxes]
         image = draw_boxes(decode_image(read(prediction.path), 3, str(prediction.path)), boxes)
         with disk_errors(target.parent, "choose another folder with --save-images DIR"):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reconv.batch import Batch
 from reconv.data.inspect.contact_sheet import ContactSheet, contact_sheets
-from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
+from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.inspect.lenient_open import find_box_reader
 from reconv.data.pipeline.bad_samples import BadSamples
 from reconv.data.pipeline.eval_loader import EvalLoader
@@ -138,7 +138,7 @@ def _with_boxes(tile: Image.Image, boxes: Tensor, labels: Tensor, names: Sequenc
     is_box = labels > 0
     pairs = zip(scaled[is_box].tolist(), (labels[is_box] - 1).tolist(), strict=True)
     return draw_boxes(
-        tile, [DrawnBox((x0, y0, x1, y1), names[label], class_colour(label)) for (x0, y0, x1, y1), label in pairs]
+        tile, [DrawnBox((x0, y0, x1, y1), names[label], class_color(label)) for (x0, y0, x1, y1), label in pairs]
     )
 
 

@@ -79,43 +79,51 @@ def _needs_of_images(recipe: Recipe) -> Iterator[tuple[bool, str, tuple[str, ...
     augment, cutmix = recipe.augment, recipe.augment.cutmix
     spec, as_is = recipe.data.preprocess, "augment.train_like_eval is true"
     crops = ("padding", "padding_mode", "scale", "ratio", "attempts", "fallback", "antialias")
-    yield not augment.train_like_eval, as_is, _of("augment", "crop", "hflip", "hflip_mode", *crops)
+    yield not augment.train_like_eval, as_is, _field_names("augment", "crop", "hflip", "hflip_mode", *crops)
     by_image = "data.preprocess.per_image_standardization is true"
     # Grayscale images cannot have the default means, which are for three channels.
-    yield not spec.per_image_standardization or spec.channels == 1, by_image, _of("data.preprocess", "mean", "std")
+    yield (
+        not spec.per_image_standardization or spec.channels == 1,
+        by_image,
+        _field_names("data.preprocess", "mean", "std"),
+    )
     yield not spec.per_image_standardization, by_image, ("data.preprocess.divide_by",)
     crop = f"augment.crop is {augment.crop}"
-    yield augment.crop == "random", crop, _of("augment", "padding", "padding_mode")
-    yield augment.crop == "random_resized", crop, _of("augment", "scale", "ratio", "attempts", "fallback", "antialias")
+    yield augment.crop == "random", crop, _field_names("augment", "padding", "padding_mode")
+    yield (
+        augment.crop == "random_resized",
+        crop,
+        _field_names("augment", "scale", "ratio", "attempts", "fallback", "antialias"),
+    )
     interpolation = augment.interpolation or spec.interpolation
     yield interpolation != "nearest", "training images are resized by nearest", ("augment.antialias",)
     yield recipe.data.backend == "gpu", f"data.backend is {recipe.data.backend}", ("data.gpu_decode_fraction",)
     reason = why_not_native(augment, spec)
     yield reason is None, reason or "", ("augment.decoder",)
     box_crop = ("no_crop_probability", "min_ious", "iou_with", "scale", "max_aspect_ratio", "trials")
-    yield augment.crop == "ssd", crop, _of("augment.ssd_crop", *box_crop)
+    yield augment.crop == "ssd", crop, _field_names("augment.ssd_crop", *box_crop)
     yield augment.zoom_out.probability > 0, "augment.zoom_out.probability is 0", ("augment.zoom_out.max_scale",)
     yield augment.color_jitter.enabled, "augment.color_jitter is off", ("augment.color_jitter.implementation",)
-    boxes = _of("data", "bad_boxes", "empty_images", "difficult_boxes")
+    boxes = _field_names("data", "bad_boxes", "empty_images", "difficult_boxes")
     boxes += tuple(name for name in _defaults() if name.startswith("detection."))
     yield recipe.task == "detection", "task is classification", boxes
     yield augment.hflip > 0, "augment.hflip is 0", ("augment.hflip_mode",)
     policy = f"augment.auto_augment is {augment.auto_augment}"
-    yield augment.auto_augment == "randaugment", policy, _of("augment.randaugment", "num_ops", "magnitude")
+    yield augment.auto_augment == "randaugment", policy, _field_names("augment.randaugment", "num_ops", "magnitude")
     yield augment.auto_augment != "none", policy, ("augment.fill",)
     yield (
         augment.random_erasing.probability > 0,
         "augment.random_erasing.probability is 0",
-        _of("augment.random_erasing", "scale", "ratio"),
+        _field_names("augment.random_erasing", "scale", "ratio"),
     )
     yield (
         augment.mixup.enabled,
         "augment.mixup.alpha is 0",
-        _of("augment.mixup", "mode", "partner", "lam_at_least_half"),
+        _field_names("augment.mixup", "mode", "partner", "lam_at_least_half"),
     )
     off = "alpha is 0" if cutmix.mode == "beta" else "lam is 1"
-    yield cutmix.enabled, f"augment.cutmix.{off}", _of("augment.cutmix", "mode", "roll")
+    yield cutmix.enabled, f"augment.cutmix.{off}", _field_names("augment.cutmix", "mode", "roll")
 
 
-def _of(section: str, *names: str) -> tuple[str, ...]:
+def _field_names(section: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{section}.{name}" for name in names)

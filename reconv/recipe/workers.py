@@ -37,13 +37,13 @@ def workers(recipe: Recipe, facts: Facts) -> int:
         return recipe.data.num_workers
     if _is_in_memory(recipe, facts):
         return 0
-    return min(facts.cores, AUTO_PROCESSES if _in_processes(recipe, facts) else AUTO_THREADS)
+    return min(facts.cores, AUTO_PROCESSES if _uses_processes(recipe, facts) else AUTO_THREADS)
 
 
-def _in_processes(recipe: Recipe, facts: Facts) -> bool:
+def _uses_processes(recipe: Recipe, facts: Facts) -> bool:
     """Whether workers are processes: as set, else where threads would wait for the GIL.
 
-    Many threads do, and without the native decoder even two.
+    Many threads contend for the GIL; without the native decoder even two do.
     """
     data = recipe.data
     if data.backend != "auto":
@@ -62,7 +62,7 @@ def backend(recipe: Recipe, facts: Facts) -> str:
         return "caller"
     if recipe.data.backend != "auto":
         return recipe.data.backend
-    return "processes" if _in_processes(recipe, facts) else "threads"
+    return "processes" if _uses_processes(recipe, facts) else "threads"
 
 
 def gpu_decode_fraction(recipe: Recipe, facts: Facts) -> float:

@@ -70,7 +70,7 @@ def write_cifar() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def decoder_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The JPEG decoder, compiled from the datasets beside these tests whatever is installed."""
+    """The JPEG decoder, compiled from this source tree whatever is installed."""
     library = tmp_path_factory.mktemp("native") / "_jpeg.so"
     build = runpy.run_path(str(Path(__file__).resolve().parents[2] / "hatch_build.py"))
     problem = build["compile_library"](library)

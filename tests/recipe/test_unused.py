@@ -63,8 +63,8 @@ def test_a_field_without_effect_is_listed(sections: dict[str, Any], notice: str)
 def test_fields_in_use_and_defaults_are_not_listed() -> None:
     assert notices() == []
     assert notices(augment={"mixup": {"alpha": 0.2, "mode": "sample"}}, ema={"decay": 0.9, "warmup": False}) == []
-    grey = {"channels": 1, "per_image_standardization": True, "mean": [0.5], "std": [0.5]}
-    assert notices(data={"preprocess": grey}) == []
+    gray = {"channels": 1, "per_image_standardization": True, "mean": [0.5], "std": [0.5]}
+    assert notices(data={"preprocess": gray}) == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "mps", "hpu"])

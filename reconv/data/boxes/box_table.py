@@ -106,8 +106,8 @@ class BoxTable:
         boxes, area = self.boxes_xyxy[rows], self.area[rows]
         if self.is_relative:
             boxes, area = boxes * np.array([width, height] * 2, np.float32), area * np.float32(width * height)
-        of = (self.labels[rows], self.is_crowd[rows], self.difficult[rows], area)
-        return Annotation(boxes, *of, self.image_ids[index], height, width)
+        columns = (self.labels[rows], self.is_crowd[rows], self.difficult[rows], area)
+        return Annotation(boxes, *columns, self.image_ids[index], height, width)
 
     def image_of_box(self) -> I64:
         """[k]: the image index of each box."""

@@ -135,7 +135,7 @@ def resize_view(
 def resize_view_natively(
     data: bytes, view: View, image_size: tuple[int, int], out: U8, interpolation: str, fill: tuple[int, ...]
 ) -> bool:
-    """`resize_view` of a file by the compiled decoder into `out` [3, size, size], within a grey level.
+    """`resize_view` of a file by the compiled decoder into `out` [3, size, size], within a gray level.
 
     False: the image is not of `image_size` (width, height), or the decoder does not support the file.
     """

@@ -21,11 +21,11 @@ DEFAULT_QUALITY = 90
 _REPAIR_QUALITY = 100  # for images that are re-encoded only because they are not RGB JPEGs
 # A restart marker after every row of blocks costs two bytes and lets a crop skip the rows above it.
 _JPEG_OPTIONS = {"restart_marker_rows": 1}
-_GREY_MODES = ("1", "L", "LA", "F")
+_GRAY_MODES = ("1", "L", "LA", "F")
 # Formats that every reader of folders and tars takes; others become PNG there.
 _EXTENSIONS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "BMP": "bmp", "TIFF": "tif"}
 
-Encoding = Literal["any", "file", "jpeg"]  # pixels or an encoded file; an encoded file; an RGB or grey JPEG
+Encoding = Literal["any", "file", "jpeg"]  # pixels or an encoded file; an encoded file; an RGB or gray JPEG
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def _transcode_file(sample: Sample, data: bytes, options: TranscodeOptions, enco
     is_rare = encoding == "file" and kind not in _EXTENSIONS
     if new_size is None and not repair and not is_rare and not options.raw and options.quality is None:
         return TranscodedSample(sample, _EXTENSIONS.get(kind, ""), is_changed=False)
-    is_grey = mode in _GREY_MODES or mode.startswith("I")
-    image = decode_image(data, 1 if is_grey and not repair else 3, sample.name)
+    is_gray = mode in _GRAY_MODES or mode.startswith("I")
+    image = decode_image(data, 1 if is_gray and not repair else 3, sample.name)
     # The EXIF orientation is applied by decoding, so the size is known only now.
     new_size = _limited_size(*image.size, options)
     image = image if new_size is None else image.resize(new_size, Image.Resampling.LANCZOS)

@@ -1,8 +1,8 @@
 """The header of a plain JPEG file, and cutting such a file down to the rows that a crop needs.
 
-Plain is a file that every decoder turns into the same pixels: baseline, a single complete scan, grey or YCbCr, no
+Plain is a file that every decoder turns into the same pixels: baseline, a single complete scan, gray or YCbCr, no
 rotation by EXIF or XMP, and nothing before the scan that libjpeg warns of. (After a warning simplejpeg takes an error
-for a warning too, and returns uninitialised memory.) Pillow decodes all other files.
+for a warning too, and returns uninitialized memory.) Pillow decodes all other files.
 """
 
 from __future__ import annotations

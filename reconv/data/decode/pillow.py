@@ -1,6 +1,6 @@
 """Decoding with Pillow: any supported image file to upright 8-bit pixels.
 
-An alpha channel is dropped and 16-bit grey is cut to its upper 8 bits. A file that does not decode is a `DataError`
+An alpha channel is dropped and 16-bit gray is cut to its upper 8 bits. A file that does not decode is a `DataError`
 that names it.
 """
 

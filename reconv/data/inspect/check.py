@@ -22,7 +22,7 @@ from PIL import Image
 from reconv.data.boxes.annotations import AnnotationError, DetectionDataset
 from reconv.data.dataset import I64, Dataset, Sample, Split
 from reconv.data.decode.pillow import decode_image, to_image
-from reconv.data.inspect.draw_boxes import DrawnBox, class_colour, draw_boxes
+from reconv.data.inspect.draw_boxes import DrawnBox, class_color, draw_boxes
 from reconv.data.inspect.lenient_open import DataIssue, Report, open_leniently, printable
 from reconv.data.pipeline.detection_pipeline import decode_annotated
 from reconv.errors import DataError
@@ -374,7 +374,7 @@ def _tile(sample: Sample, names: Sequence[str]) -> Image.Image:
     if annotation is None:
         return to_image(sample.data, 3, sample.name)
     boxes = [
-        DrawnBox((left, top, right, bottom), names[label] if label >= 0 else "?", class_colour(label))
+        DrawnBox((left, top, right, bottom), names[label] if label >= 0 else "?", class_color(label))
         for (left, top, right, bottom), label in zip(
             annotation.boxes_xyxy.tolist(), annotation.labels.tolist(), strict=True
         )

@@ -1,4 +1,4 @@
-"""PNG images for reports: a grid of images, or contact_sheets contact sheets."""
+"""PNG images for reports: a grid of images, or contact sheets with titles and captions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def contact_sheets(sheets: Sequence[ContactSheet], tile_px: int = 96, columns: i
 
 
 def _fit(image: Image.Image, side_px: int) -> Image.Image:
-    """The image centred in a grey square."""
+    """The image centered in a gray square."""
     scale = side_px / max(image.size)
     if scale >= 1:
         size, how = (image.width * int(scale), image.height * int(scale)), Image.Resampling.NEAREST

@@ -8,27 +8,27 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
-GOOD: Colour = (0, 158, 115)  # distinguishable with red-green colour blindness
-BAD: Colour = (213, 94, 0)
-NEUTRAL: Colour = (120, 120, 120)
-_GOLDEN = 0.618034  # of the colour wheel: classes next to each other get very different hues
+GOOD: Color = (0, 158, 115)  # distinguishable with red-green color blindness
+BAD: Color = (213, 94, 0)
+NEUTRAL: Color = (120, 120, 120)
+_GOLDEN = 0.618034  # of the color wheel: classes next to each other get very different hues
 _SIDE_PER_LINE_PX = 300
 _SIDE_PER_LETTER_PX = 40
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnBox:
-    """A box in pixels, its label and its colour."""
+    """A box in pixels, its label and its color."""
 
     box_xyxy: tuple[float, float, float, float]
     text: str
-    colour: Colour
+    color: Color
 
 
-def class_colour(label: int) -> Colour:
-    """The colour of a class."""
+def class_color(label: int) -> Color:
+    """The color of a class."""
     red, green, blue = colorsys.hsv_to_rgb(label * _GOLDEN % 1.0, 0.85, 0.85)
     return round(255 * red), round(255 * green), round(255 * blue)
 
@@ -41,7 +41,7 @@ def draw_boxes(image: Image.Image, boxes: Sequence[DrawnBox]) -> Image.Image:
     line_px = max(2, round(side_px / _SIDE_PER_LINE_PX))
     font = ImageFont.load_default(max(12, side_px / _SIDE_PER_LETTER_PX))
     for box in reversed(boxes):
-        pen.rectangle(_clip(box.box_xyxy, image_copy.size), outline=box.colour, width=line_px)
+        pen.rectangle(_clip(box.box_xyxy, image_copy.size), outline=box.color, width=line_px)
     for box in reversed(boxes):
         if box.text:
             _draw_label(pen, image_copy.size, box, font)
@@ -67,11 +67,11 @@ def _draw_label(
     width, height = right - left + 4, bottom - top + 4
     x = max(0.0, min(x, size[0] - width))
     y = y - height if y >= height else y
-    pen.rectangle((x, y, x + width, y + height), fill=box.colour)
-    pen.text((x + 2 - left, y + 2 - top), box.text, fill=_text_colour(box.colour), font=font)
+    pen.rectangle((x, y, x + width, y + height), fill=box.color)
+    pen.text((x + 2 - left, y + 2 - top), box.text, fill=_text_color(box.color), font=font)
 
 
-def _text_colour(background: Colour) -> Colour:
+def _text_color(background: Color) -> Color:
     """Black or white, whichever has more contrast."""
     luminance = 0.299 * background[0] + 0.587 * background[1] + 0.114 * background[2]
     return (0, 0, 0) if luminance > 140 else (255, 255, 255)

@@ -120,7 +120,7 @@ class BadSamples:
 def replacements(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
     """Every sample once, in an order of its own for each (seed, epoch, index): the first good one is the replacement.
 
-    A stride through the whole dataset rather than the neighbours, which in a sorted folder have the same class and
+    A stride through the whole dataset rather than the neighbors, which in a sorted folder have the same class and
     may be bad for the same reason.
     """
     base = key(seed, "stand-in", epoch, index)  # the stream's name decides the bits

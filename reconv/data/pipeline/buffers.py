@@ -96,7 +96,7 @@ class BufferField:
 
 
 def buffer_layout(columns: Sequence[Column], num_rows: int) -> tuple[tuple[BufferField, ...], int]:
-    """The fields of the columns for so many rows, and the bytes that all of them take."""
+    """The fields of the columns for `num_rows` rows, and their total size in bytes."""
     fields, start = [], 0
     for column in columns:
         dtype, shape = np.dtype(column.dtype), (num_rows, *column.shape)

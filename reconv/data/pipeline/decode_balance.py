@@ -1,6 +1,6 @@
-"""Measures which share of the training images a GPU should decode so that it and the host's workers end together.
+"""Measures what fraction of the training images a GPU should decode so that it and the host's workers end together.
 
-A run keeps the measured share for good: the pixels of the two decoders differ.
+A run keeps the measured fraction for good: the pixels of the two decoders differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reconv.errors import DataError, RecipeError
 from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 
 _NUM_IMAGES = 64
-_STEPS = 16  # a share is a multiple of 1/16
+_STEPS = 16  # a fraction is a multiple of 1/16
 _REPEATS = 2  # the first one reads files and warms everything up
 
 
@@ -29,18 +29,18 @@ def measure_gpu_decode_fraction(
     num_workers: int,
     seed: int,
 ) -> float:
-    """The share that the GPU should decode beside so many workers, from 1/16 to 15/16."""
+    """The fraction that the GPU should decode beside `num_workers` workers, from 1/16 to 15/16."""
     num = min(_NUM_IMAGES, len(dataset))
     indices = np.arange(num, dtype=np.int64) * len(dataset) // num
     filled: dict[float, NamedArrays] = {}
 
-    def fill(share: float) -> None:
-        pipeline = GpuDecodePipeline(dataset, preprocess, augment, share)
-        filled[share] = {column.name: column.empty(num) for column in pipeline.columns}
+    def fill(fraction: float) -> None:
+        pipeline = GpuDecodePipeline(dataset, preprocess, augment, fraction)
+        filled[fraction] = {column.name: column.empty(num) for column in pipeline.columns}
         params = pipeline.params(seed, np.arange(num))
         for rows in (slice(row, row + 1) for row in range(num)):
             with suppress(DataError):  # the loader reports bad files, or tolerates them
-                pipeline(indices[rows], select_rows(params, rows), select_rows(filled[share], rows))
+                pipeline(indices[rows], select_rows(params, rows), select_rows(filled[fraction], rows))
 
     decode_s = _fastest(lambda: fill(0.0)) / num_workers
     read_s = _fastest(lambda: fill(1.0)) / num_workers
@@ -59,12 +59,12 @@ def measure_gpu_decode_fraction(
 
 
 def balanced_fraction(decode_s: float, read_s: float, gpu_s: float) -> float:
-    """The share at which workers and GPU take equally long.
+    """The fraction at which workers and GPU take equally long.
 
     Per image: `decode_s` for workers that decode it, `read_s` if they only read it for the GPU, `gpu_s` on the GPU.
     """
-    share = decode_s / max(decode_s - read_s + gpu_s, 1e-12)
-    return min(max(round(share * _STEPS), 1), _STEPS - 1) / _STEPS
+    fraction = decode_s / max(decode_s - read_s + gpu_s, 1e-12)
+    return min(max(round(fraction * _STEPS), 1), _STEPS - 1) / _STEPS
 
 
 def _fastest(work: Callable[[], object]) -> float:

@@ -33,7 +33,7 @@ from reconv.recipe.data_fields import AugmentConfig, PreprocessConfig
 from reconv.recipe.schema import Recipe
 
 _MIN_ROWS_PER_TASK = 4
-_GREY = 128
+_GRAY = 128
 
 
 def make_detection_pipeline(recipe: Recipe) -> MakeSamplePipeline:
@@ -156,7 +156,7 @@ def decode_annotated(sample: Sample, annotation: Annotation, channels: int) -> I
 
 
 def mean_color(preprocess: PreprocessConfig) -> tuple[int, ...]:
-    """The fill outside an image: the color that becomes 0 for the network; grey if each image has its own mean."""
+    """The fill outside an image: the color that becomes 0 for the network; gray if each image has its own mean."""
     if preprocess.per_image_standardization:
-        return (_GREY,) * preprocess.channels
+        return (_GRAY,) * preprocess.channels
     return tuple(round(mean * preprocess.divide_by) for mean in preprocess.mean)

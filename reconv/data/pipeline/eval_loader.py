@@ -45,7 +45,7 @@ class EvalLoader:
         self._pipeline: SamplePipeline = (
             make_pipeline(dataset, preprocess, None)
             if context.gpu_decoder is None
-            else GpuDecodePipeline(dataset, preprocess, None, share=1.0)
+            else GpuDecodePipeline(dataset, preprocess, None, fraction=1.0)
         )
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class EvalLoader:
         return self.after(0)
 
     def after(self, steps_done: int) -> Iterator[Batch]:
-        """The batches after so many training steps; bad samples are left out, where they are tolerated."""
+        """The batches, evaluated after `steps_done` training steps; tolerated bad samples are left out."""
         gpu_decoder = self._context.gpu_decoder
         with Prefetcher.open(self._dataset, self._context, self._open_workers, EVAL_AHEAD) as prefetcher:
             for pending in prefetcher.stream(self._batches, partial(self._start, prefetcher)):

@@ -1,7 +1,7 @@
-"""JPEG decoding on a GPU beside the host's workers: a share of the rows stays encoded, in a buffer of its own, and the
-GPU decodes, crops and resizes it.
+"""JPEG decoding on a GPU beside the host's workers: a fraction of the rows stays encoded, in a buffer of its own, and
+the GPU decodes, crops and resizes it.
 
-Which rows those are is a function of position, share and the file's own bytes, never of time, workers or ranks. A
+Which rows those are is a function of position, fraction and the file's own bytes, never of time, workers or ranks. A
 file that the GPU's decoder rejects is decoded, or reported, by the host.
 """
 
@@ -37,10 +37,10 @@ ENCODED_BYTES = "encoded_bytes"  # int64 [n]: the length of the file; 0: the hos
 CROP_BOX = "crop_box"  # float64 [n, 4]: left, top, right, bottom of what is resized
 
 
-def is_on_gpu(positions: I64, share: float) -> npt.NDArray[np.bool_]:
+def is_on_gpu(positions: I64, fraction: float) -> npt.NDArray[np.bool_]:
     """Whether the GPU decodes each position: evenly spaced, so that all batches have the same number of them."""
-    before = np.floor(positions * share)
-    on_gpu: npt.NDArray[np.bool_] = np.floor((positions + 1) * share) > before
+    before = np.floor(positions * fraction)
+    on_gpu: npt.NDArray[np.bool_] = np.floor((positions + 1) * fraction) > before
     return on_gpu
 
 
@@ -53,18 +53,18 @@ class GpuResize:
 
 
 class GpuDecodePipeline:
-    """A `DecodePipeline` that leaves a share of the rows encoded; `augment` is None for evaluation.
+    """A `DecodePipeline` that leaves a fraction of the rows encoded; `augment` is None for evaluation.
 
     The host decodes what is not a plain JPEG file in color, or does not fit in the space of an image.
     """
 
     def __init__(
-        self, dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None, share: float
+        self, dataset: Dataset, preprocess: PreprocessConfig, augment: AugmentConfig | None, fraction: float
     ) -> None:
         self._dataset = dataset
         self._preprocess = preprocess
         self._augment = augment
-        self._share = share
+        self._fraction = fraction
         self._host = DecodePipeline(dataset, preprocess, augment)
         self._capacity = preprocess.channels * preprocess.size**2
         self.resize = GpuResize(True, False) if augment is None else GpuResize(augment.antialias, True)
@@ -77,7 +77,7 @@ class GpuDecodePipeline:
         )
 
     def params(self, seed: int, positions: I64) -> NamedArrays:
-        return {**self._host.params(seed, positions), ON_GPU: is_on_gpu(positions, self._share)}
+        return {**self._host.params(seed, positions), ON_GPU: is_on_gpu(positions, self._fraction)}
 
     def __call__(self, indices: I64, params: NamedArrays, rows: NamedArrays) -> None:
         rows[ENCODED_BYTES][:] = 0

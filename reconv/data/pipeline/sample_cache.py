@@ -29,7 +29,7 @@ class CacheBudget:
         return self._used_bytes
 
     def take(self, num_bytes: int) -> bool:
-        """Take so many bytes for good; False if they do not fit."""
+        """Reserve `num_bytes` for good; False if they do not fit."""
         with self._lock:
             if self._used_bytes + num_bytes > self.limit_bytes:
                 return False

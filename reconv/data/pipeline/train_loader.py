@@ -47,7 +47,7 @@ def make_train_loader(
 ) -> TrainLoader:
     """The loader of a recipe's data.
 
-    With the context's GPU decoder, the plan's share of the images is decoded there, otherwise all by the host.
+    The context's GPU decoder decodes the plan's `gpu_decode_fraction` of the images; without one the host decodes all.
     """
     assembler = BatchAssembler(len(dataset), recipe, plan, rank)
     if dataset.kind == SyntheticDeviceDataset.kind:

@@ -10,14 +10,14 @@ from pathlib import Path
 from reconv.data.readers.cifar import LAYOUTS, CifarLayout
 from reconv.data.readers.csv_table import find_tables
 from reconv.data.readers.detection.box_tfrecord import BOX_TFRECORD
-from reconv.data.readers.detection.coco import recognise_coco
-from reconv.data.readers.detection.voc import recognise_voc
-from reconv.data.readers.detection.yolo import recognise_yolo
+from reconv.data.readers.detection.coco import detect_coco
+from reconv.data.readers.detection.voc import detect_voc
+from reconv.data.readers.detection.yolo import detect_yolo
 from reconv.data.readers.folder import is_image_name, split_folder
 from reconv.data.readers.hf import SPLITS_FILE
 from reconv.data.readers.imagenet.imagenet_archives import has_imagenet_archives
 from reconv.data.readers.packed import is_packed
-from reconv.data.readers.shards.shard_dataset import recognise_shards
+from reconv.data.readers.shards.shard_dataset import detect_shards
 from reconv.data.readers.tar import TAR
 from reconv.data.readers.tfrecord import TFRECORD
 from reconv.data.storage.local import listing, unreadable
@@ -42,7 +42,7 @@ def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
     _check_folder(path)
     candidates = [found for found in _candidates(path) if wanted in ("auto", found.kind)]
     if not candidates:
-        raise _not_recognised(path, wanted)
+        raise _not_detected(path, wanted)
     kinds = sorted({found.kind for found in candidates})
     if len(kinds) > 1:
         raise DataError(
@@ -63,9 +63,9 @@ def detect(path: Path, wanted: str = "auto") -> DetectedDataset:
 
 
 def _candidates(path: Path) -> list[DetectedDataset]:
-    """Everything recognised on the first level that has any."""
+    """Everything recognized on the first level that has any."""
     for level in range(_LEVELS_DOWN + 1):
-        found = [hit for folder in _folders_at(path, level) for hit in _recognise(folder)]
+        found = [hit for folder in _folders_at(path, level) for hit in _detect_in(folder)]
         if found:
             # Both formats of CIFAR hold the same samples; binary loads faster, and LAYOUTS lists it first.
             order = {layout.folder: rank for rank, layout in enumerate(LAYOUTS)}
@@ -73,7 +73,7 @@ def _candidates(path: Path) -> list[DetectedDataset]:
     return []
 
 
-def _recognise(folder: Path) -> Iterator[DetectedDataset]:
+def _detect_in(folder: Path) -> Iterator[DetectedDataset]:
     for layout in LAYOUTS:
         first = layout.train[0]
         # CIFAR-100's files are just called `train` and `test`, so the file with the class names must be there too.
@@ -82,13 +82,13 @@ def _recognise(folder: Path) -> Iterator[DetectedDataset]:
             yield DetectedDataset(layout.kind, folder, why, layout)
     if is_packed(folder):
         yield DetectedDataset("packed", folder, "it has train-*.packed")
-    yield from list(_recognise_boxes(folder)) or _recognise_images(folder)
+    yield from list(_detect_boxes(folder)) or _detect_images(folder)
 
 
-def _recognise_boxes(folder: Path) -> Iterator[DetectedDataset]:
+def _detect_boxes(folder: Path) -> Iterator[DetectedDataset]:
     """Detection layouts; checked first because their folders look like those of other layouts."""
     try:
-        for kind, reason in (("coco", recognise_coco), ("voc", recognise_voc), ("yolo", recognise_yolo)):
+        for kind, reason in (("coco", detect_coco), ("voc", detect_voc), ("yolo", detect_yolo)):
             if (why := reason(folder)) is not None:
                 yield DetectedDataset(kind, folder, why)
     except DataError as error:
@@ -96,13 +96,13 @@ def _recognise_boxes(folder: Path) -> Iterator[DetectedDataset]:
             raise
 
 
-def _recognise_images(folder: Path) -> Iterator[DetectedDataset]:
+def _detect_images(folder: Path) -> Iterator[DetectedDataset]:
     """Classification layouts; a train/ folder that holds nothing else is an image folder."""
     train = split_folder(folder, "train")
     try:
         inner = listing(train)[1] if train is not None else []
         namings = (TFRECORD, TAR, BOX_TFRECORD)
-        reasons = [(naming.kind, why) for naming in namings if (why := recognise_shards(naming, folder)) is not None]
+        reasons = [(naming.kind, why) for naming in namings if (why := detect_shards(naming, folder)) is not None]
         shards = list(dict(reversed(reasons)).items())
         tables = find_tables(folder)
     except DataError as error:
@@ -171,13 +171,13 @@ def _find_image(path: Path) -> str | None:
     return None
 
 
-def _not_recognised(path: Path, wanted: str) -> DataError:
+def _not_detected(path: Path, wanted: str) -> DataError:
     names = ", ".join(f"{layout.folder}/" for layout in LAYOUTS)
     others = sorted({found.kind for found in _candidates(path)})
     why = (
         f"it holds {', '.join(others)}" if others else f"looked two levels down for train/, shards, CSV files, {names}"
     )
-    what = f"no data recognised in {path}" if wanted == "auto" else f"no {wanted} in {path}"
+    what = f"no data recognized in {path}" if wanted == "auto" else f"no {wanted} in {path}"
     then = (
         f"reconv data get {wanted} {path}"
         if wanted.startswith("cifar")

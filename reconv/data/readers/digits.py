@@ -18,7 +18,7 @@ _INK_MAX = 16
 
 
 def open_digits(split: Split) -> ArrayDataset:
-    """The digits of one split, as grey images of 8 x 8 pixels."""
+    """The digits of one split, as gray images of 8 x 8 pixels."""
     packed = resources.files("reconv.data.readers").joinpath("digits.npz").read_bytes()
     with np.load(io.BytesIO(packed), allow_pickle=False) as file:
         ink, targets = file["ink"], file["targets"]

@@ -5,7 +5,7 @@ ImageNet policy that EfficientNet's authors published with their code, strengths
 solarizing with one sign. randaugment: Cubuk et al. 2020 (arXiv 1909.13719), 14 operations with equal probability,
 strengths in 31 levels.
 
-Geometric operations take the nearest pixel and fill with grey. They are applied before the flip on the device, which
+Geometric operations take the nearest pixel and fill with gray. They are applied before the flip on the device, which
 does not matter: each has both signs with equal probability.
 """
 
@@ -22,7 +22,7 @@ from reconv.data.dataset import I64, NamedArrays
 from reconv.random import key, uniforms
 from reconv.recipe.data_fields import AugmentConfig
 
-ImageOp = Callable[[Image.Image, float, int], Image.Image]  # image, strength, grey level of the fill
+ImageOp = Callable[[Image.Image, float, int], Image.Image]  # image, strength, gray level of the fill
 
 # Names of the parameters.
 SUB_POLICY = "sub_policy"  # int64 [n]: AutoAugment's pair of operations
@@ -75,17 +75,17 @@ def auto_augment(image: Image.Image, augment: AugmentConfig, params: NamedArrays
     return image
 
 
-def apply_operation(image: Image.Image, operation: Operation, negated: bool, grey: int) -> Image.Image:
+def apply_operation(image: Image.Image, operation: Operation, negated: bool, gray: int) -> Image.Image:
     strength = -operation.strength if operation.signed and negated else operation.strength
-    return OPERATIONS[operation.name](image, strength, grey)
+    return OPERATIONS[operation.name](image, strength, gray)
 
 
-def _affine(image: Image.Image, matrix: tuple[float, ...], grey: int) -> Image.Image:
-    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=_fill(image, grey))
+def _affine(image: Image.Image, matrix: tuple[float, ...], gray: int) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=_fill(image, gray))
 
 
-def _fill(image: Image.Image, grey: int) -> int | tuple[int, ...]:
-    return grey if image.mode == "L" else (grey,) * len(image.getbands())
+def _fill(image: Image.Image, gray: int) -> int | tuple[int, ...]:
+    return gray if image.mode == "L" else (gray,) * len(image.getbands())
 
 
 def _solarize_add(image: Image.Image, strength: float, _: int) -> Image.Image:
@@ -96,12 +96,12 @@ def _solarize_add(image: Image.Image, strength: float, _: int) -> Image.Image:
 
 OPERATIONS: Mapping[str, ImageOp] = {
     "identity": lambda image, _, __: image,
-    "shear-x": lambda image, by, grey: _affine(image, (1, by, 0, 0, 1, 0), grey),
-    "shear-y": lambda image, by, grey: _affine(image, (1, 0, 0, by, 1, 0), grey),
-    "translate-x": lambda image, by, grey: _affine(image, (1, 0, int(by * image.width), 0, 1, 0), grey),
-    "translate-y": lambda image, by, grey: _affine(image, (1, 0, 0, 0, 1, int(by * image.height)), grey),
-    "translate-y-pixels": lambda image, by, grey: _affine(image, (1, 0, 0, 0, 1, by), grey),
-    "rotate": lambda image, by, grey: image.rotate(by, fillcolor=_fill(image, grey)),
+    "shear-x": lambda image, by, gray: _affine(image, (1, by, 0, 0, 1, 0), gray),
+    "shear-y": lambda image, by, gray: _affine(image, (1, 0, 0, by, 1, 0), gray),
+    "translate-x": lambda image, by, gray: _affine(image, (1, 0, int(by * image.width), 0, 1, 0), gray),
+    "translate-y": lambda image, by, gray: _affine(image, (1, 0, 0, 0, 1, int(by * image.height)), gray),
+    "translate-y-pixels": lambda image, by, gray: _affine(image, (1, 0, 0, 0, 1, by), gray),
+    "rotate": lambda image, by, gray: image.rotate(by, fillcolor=_fill(image, gray)),
     "brightness": lambda image, by, _: ImageEnhance.Brightness(image).enhance(1 + by),
     "color": lambda image, by, _: ImageEnhance.Color(image).enhance(1 + by),
     "contrast": lambda image, by, _: ImageEnhance.Contrast(image).enhance(1 + by),

@@ -46,7 +46,7 @@ def random_flips(augment: AugmentConfig, seed: int, positions: I64) -> npt.NDArr
 
 
 def alternating_flips(augment: AugmentConfig, seed: int, indices: I64, epochs: I64) -> npt.NDArray[np.bool_]:
-    """Whether each image is flipped: by a coin of its own in even epochs, the other way in odd ones."""
+    """Whether each image is flipped: at random in even epochs, and the opposite in the following odd epoch."""
     in_even_epochs = uniforms(key(seed, "flip"), indices, 1)[:, 0] < augment.hflip
     flips: npt.NDArray[np.bool_] = in_even_epochs != (epochs % 2 == 1)
     return flips

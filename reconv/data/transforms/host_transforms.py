@@ -146,7 +146,7 @@ def _decode_box(data: bytes, header: JpegHeader, box: PixelBox, name: str) -> U8
 def resize_into(pixels: U8, interpolation: Interpolation, antialias: bool, out: U8) -> None:
     """Resize pixels [height, width, channels] into `out` [channels, h, w]; without `antialias` pixels are sampled.
 
-    torch resizes color three times as fast as Pillow, on average 0.04 grey levels away from it.
+    torch resizes color three times as fast as Pillow, on average 0.04 gray levels away from it.
     """
     height, width = out.shape[1:]
     if pixels.shape[:2] == (height, width):

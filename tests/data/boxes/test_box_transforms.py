@@ -53,7 +53,7 @@ def has_center(view: Box, box: Box) -> bool:
 
 
 def slow_crop(of: F64, section: SsdCropConfig, row_key: int) -> Box:
-    """The published rule, read aloud."""
+    """Reference implementation of the published crop, one box at a time."""
     for attempt in range(1, 10_000):
         uniform = uniforms(row_key, np.array([attempt]), 2 + 4 * section.trials)[0].tolist()
         if uniform[0] < section.no_crop_probability:
@@ -154,7 +154,7 @@ def test_resized_views_show_the_image_and_the_fill_around_it() -> None:
     assert relative_to(view, compose_views(view, (0.1, 0.2, 0.3, 0.4))) == pytest.approx((0.1, 0.2, 0.3, 0.4))
 
 
-def test_a_grey_image_is_filled_with_one_value() -> None:
+def test_a_gray_image_is_filled_with_one_value() -> None:
     image = Image.fromarray(np.full((10, 10), 200, np.uint8))
     wide = np.asarray(resize_view(image, (0.0, 0.0, 2.0, 2.0), 20, BILINEAR, (5,)))
     assert wide[0, 0] == 200 and wide[19, 19] == 5

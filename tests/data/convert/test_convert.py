@@ -286,19 +286,19 @@ def test_images_are_downscaled_and_never_upscaled(tree: Path, tmp_path: Path, op
     assert limited > 0 or not (options.longest or options.shortest)
 
 
-def test_grey_stays_grey_and_exif_orientation_is_applied(tmp_path: Path) -> None:
+def test_gray_stays_gray_and_exif_orientation_is_applied(tmp_path: Path) -> None:
     folder = tmp_path / "tree"
     for split in ("train", "val"):
         (folder / split / "a").mkdir(parents=True)
-        (folder / split / "a" / "grey.png").write_bytes(encode(noise(40, 20, 1, 0)[:, :, 0]))
+        (folder / split / "a" / "gray.png").write_bytes(encode(noise(40, 20, 1, 0)[:, :, 0]))
         exif = Image.Exif()
         exif[0x0112] = 6
         (folder / split / "a" / "side.jpg").write_bytes(encode(noise(40, 20, 3, 1), "JPEG", exif=exif))
     run(folder, tmp_path / "raw", "packed", TranscodeOptions(raw=True))
-    grey, side = (PackedDataset(tmp_path / "raw", "train")[index].data for index in range(2))
-    assert isinstance(grey, np.ndarray) and isinstance(side, np.ndarray)
-    assert (grey.shape, side.shape) == ((40, 20, 1), (20, 40, 3))
-    assert np.array_equal(grey, noise(40, 20, 1, 0))
+    gray, side = (PackedDataset(tmp_path / "raw", "train")[index].data for index in range(2))
+    assert isinstance(gray, np.ndarray) and isinstance(side, np.ndarray)
+    assert (gray.shape, side.shape) == ((40, 20, 1), (20, 40, 3))
+    assert np.array_equal(gray, noise(40, 20, 1, 0))
 
 
 def test_pixels_stay_pixels_or_become_png(tmp_path: Path, write_cifar: Callable[..., Path]) -> None:

@@ -46,7 +46,7 @@ def plan(facts: str = "native", source: str = "folder", **sections: object) -> P
 @marked
 def test_only_crops_of_jpeg_files_differ_and_only_a_little() -> None:
     params = crop_params(NATIVE, 3, np.arange(20))
-    files = {"JPEG": encoded(photograph(120, 90)), "grey": encoded(photograph(120, 90), mode="L")}
+    files = {"JPEG": encoded(photograph(120, 90)), "gray": encoded(photograph(120, 90), mode="L")}
     others = {
         "progressive": encoded(photograph(120, 90), progressive=True),
         "PNG": encode(photograph(120, 90)),

@@ -43,7 +43,7 @@ def turned(image: Image.Image, orientation: int) -> bytes:
 
 
 def with_factors(data: bytes, factors: int) -> bytes:
-    """A grey file with other sampling factors in its header, which have no effect with a single component."""
+    """A gray file with other sampling factors in its header, which have no effect with a single component."""
     at = data.index(b"\xff\xc0") + 11
     return data[:at] + bytes([factors]) + data[at + 1 :]
 
@@ -52,11 +52,11 @@ PLAIN = {
     "4:4:4": jpeg(blurred(90, 131, 1), subsampling="4:4:4"),
     "4:2:2": jpeg(blurred(90, 131, 2), subsampling="4:2:2"),
     "4:2:0": jpeg(blurred(91, 130, 3), subsampling="4:2:0", quality=60),
-    "grey": jpeg(blurred(90, 131, 4, 1)),
+    "gray": jpeg(blurred(90, 131, 4, 1)),
     "restarts": jpeg(blurred(90, 131, 5), restart_marker_rows=1),
     "restarts in 4:4:4": jpeg(blurred(91, 130, 13), restart_marker_rows=1, subsampling="4:4:4"),
-    "restarts in grey": jpeg(blurred(90, 131, 14, 1), restart_marker_rows=1),
-    "restarts in odd grey": with_factors(jpeg(blurred(90, 131, 15, 1), restart_marker_rows=1), 0x22),
+    "restarts in gray": jpeg(blurred(90, 131, 14, 1), restart_marker_rows=1),
+    "restarts in odd gray": with_factors(jpeg(blurred(90, 131, 15, 1), restart_marker_rows=1), 0x22),
     "restarts in whole blocks": jpeg(blurred(96, 128, 16), restart_marker_rows=1),
     "upright by its Exif": turned(blurred(90, 131, 6), 1),
     "after its end": jpeg(blurred(90, 131, 7)) + b"trailing bytes",
@@ -72,7 +72,7 @@ OTHERS = {
 }
 
 
-SEGMENTED = {kind: 8 if "4:4:4" in kind or "grey" in kind else 16 for kind in PLAIN if kind.startswith("restarts")}
+SEGMENTED = {kind: 8 if "4:4:4" in kind or "gray" in kind else 16 for kind in PLAIN if kind.startswith("restarts")}
 
 
 @pytest.mark.parametrize("kind", PLAIN)

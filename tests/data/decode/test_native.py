@@ -44,7 +44,7 @@ FORMS = {
     "4:4:4": {"subsampling": "4:4:4"},
     "4:2:2": {"subsampling": "4:2:2"},
     "4:2:0": {"subsampling": "4:2:0"},
-    "grey": {"mode": "L"},
+    "gray": {"mode": "L"},
     "restart by blocks": {"restart_marker_blocks": 3},
     "restart by rows": {"restart_marker_rows": 1, "subsampling": "4:4:4"},
     "own codes": {"optimize": True},
@@ -54,7 +54,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_pixels_are_those_of_pillow_within_half_a_grey_level(form: str) -> None:
+def test_pixels_are_those_of_pillow_within_half_a_gray_level(form: str) -> None:
     rng = np.random.default_rng(5)
     worst = 0.0
     for width, height in ((200, 131), (97, 150), (64, 64), (333, 40)):
@@ -183,7 +183,7 @@ LEFT_TO_PILLOW = {
     "arithmetic codes": replaced(PLAIN, segment_at(PLAIN, 0xC0) - 3, b"\xc9"),
     "no height": replaced(PLAIN, segment_at(PLAIN, 0xC0) + 1, b"\0\0"),
     "other sampling": replaced(PLAIN, segment_at(PLAIN, 0xC0) + 7, b"\x41"),
-    "16-bit quantisers": replaced(PLAIN, segment_at(PLAIN, 0xDB), b"\x10"),
+    "16-bit quantizers": replaced(PLAIN, segment_at(PLAIN, 0xDB), b"\x10"),
     "no such table": replaced(PLAIN, segment_at(PLAIN, 0xDA) + 2, b"\x33"),
     "PNG": b"\x89PNG\r\n\x1a\n" + bytes(64),
     "empty": b"",

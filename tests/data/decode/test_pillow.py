@@ -31,22 +31,22 @@ def saved(image: Image.Image, format: str, **options: object) -> bytes:
 
 
 def test_every_mode_becomes_three_or_one_channels() -> None:
-    color, grey = Image.fromarray(COLOR), Image.fromarray(GRADIENT)
+    color, gray = Image.fromarray(COLOR), Image.fromarray(GRADIENT)
     palette = color.quantize(32)
     transparent = palette.copy()
     transparent.info["transparency"] = bytes(range(32))
     with_alpha = color.copy()
-    with_alpha.putalpha(grey)
+    with_alpha.putalpha(gray)
     files = {
         "rgb": encode(COLOR),
-        "grey": encode(GRADIENT),
-        "grey-jpeg": saved(grey, "JPEG"),
-        "bilevel": saved(grey.convert("1"), "PNG"),
+        "gray": encode(GRADIENT),
+        "gray-jpeg": saved(gray, "JPEG"),
+        "bilevel": saved(gray.convert("1"), "PNG"),
         "cmyk-jpeg": saved(color.convert("CMYK"), "JPEG"),
         "palette": saved(palette, "PNG"),
         "palette-with-transparency": saved(transparent, "PNG"),
         "rgba": saved(with_alpha, "PNG"),
-        "grey-alpha": saved(with_alpha.convert("LA"), "PNG"),
+        "gray-alpha": saved(with_alpha.convert("LA"), "PNG"),
         "16-bit": encode(GRADIENT.astype(np.uint16) * 257),
         "16-bit-tiff": encode(GRADIENT.astype(np.uint16) * 257, "TIFF"),
         "32-bit-tiff": encode(GRADIENT.astype(np.int32) * 257, "TIFF"),
@@ -60,7 +60,7 @@ def test_every_mode_becomes_three_or_one_channels() -> None:
         assert decode(data, 3).dtype == np.uint8, name
     for name in ("rgb", "rgba", "webp", "bmp"):
         assert np.array_equal(decode(files[name], 3), COLOR), name
-    for name in ("grey", "16-bit", "16-bit-tiff", "32-bit-tiff", "float-tiff"):
+    for name in ("gray", "16-bit", "16-bit-tiff", "32-bit-tiff", "float-tiff"):
         assert np.array_equal(decode(files[name], 3), np.repeat(GRADIENT[:, :, None], 3, axis=2)), name
         assert np.array_equal(decode(files[name], 1)[:, :, 0], GRADIENT), name
     assert np.abs(decode(files["cmyk-jpeg"], 3).astype(int) - COLOR).mean() < 4

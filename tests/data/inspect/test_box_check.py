@@ -202,7 +202,7 @@ def test_show_draws_the_boxes_the_model_sees(coco: Path, tmp_path: Path) -> None
     assert command("show", coco, "--recipe", tmp_path / "my.yaml", "--out", out, "--images", 3) == 0
     with Image.open(out) as sheet:
         pixels = np.asarray(sheet.convert("RGB"))
-    from reconv.data.inspect.draw_boxes import class_colour
+    from reconv.data.inspect.draw_boxes import class_color
 
     for label in range(2):
-        assert (pixels == class_colour(label)).all(-1).sum() > 50
+        assert (pixels == class_color(label)).all(-1).sum() > 50

@@ -23,7 +23,7 @@ def test_a_grid_shows_every_image_enlarged_in_row_order() -> None:
     assert (sheet[66:, 132:] == 255).all()
 
 
-def test_large_and_grey_images_keep_their_size() -> None:
+def test_large_and_gray_images_keep_their_size() -> None:
     assert Image.open(io.BytesIO(grid(torch.zeros(1, 1, 100, 80, dtype=torch.uint8)))).size == (80, 100)
     with pytest.raises(ValueError, match="at least one"):
         grid(torch.zeros(0, 3, 8, 8, dtype=torch.uint8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from reconv.data.inspect.draw_boxes import BAD, GOOD, DrawnBox, class_colour, draw_boxes
+from reconv.data.inspect.draw_boxes import BAD, GOOD, DrawnBox, class_color, draw_boxes
 
 
 def _pixels(*boxes: DrawnBox, size: tuple[int, int] = (100, 80), mode: str = "RGB") -> np.ndarray:
@@ -30,11 +30,11 @@ def test_boxes_and_labels_are_clipped_to_the_image() -> None:
     assert (named.sum(axis=2) > 600).any()  # letters in white
 
 
-def test_the_first_of_overlapping_boxes_is_on_top_and_grey_images_become_rgb() -> None:
+def test_the_first_of_overlapping_boxes_is_on_top_and_gray_images_become_rgb() -> None:
     pixels = _pixels(DrawnBox((20, 30, 60, 70), "", GOOD), DrawnBox((20, 30, 60, 70), "", BAD), mode="L")
     assert tuple(pixels[30, 40]) == GOOD
 
 
-def test_neighbouring_classes_have_distinct_colours() -> None:
-    colours = np.array([class_colour(label) for label in range(81)])
-    assert (np.abs(colours[1:] - colours[:-1]).sum(axis=1) > 60).all()
+def test_neighboring_classes_have_distinct_colors() -> None:
+    colors = np.array([class_color(label) for label in range(81)])
+    assert (np.abs(colors[1:] - colors[:-1]).sum(axis=1) > 60).all()

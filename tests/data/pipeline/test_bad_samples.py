@@ -167,14 +167,14 @@ def test_a_dataset_of_bad_files_is_an_error(tree: Path) -> None:
 
 
 def test_a_wrong_label_is_never_tolerated(tree: Path) -> None:
-    class Mislabelled(FolderDataset):
+    class Mislabeled(FolderDataset):
         def __getitem__(self, index: int) -> Sample:
             sample = super().__getitem__(index)
             return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
 
     for workers in (0, 2):
         with pytest.raises(DataError, match="label 3 out of range"):
-            stream(Mislabelled(tree, "train"), make_recipe(workers), BadSamples(100))
+            stream(Mislabeled(tree, "train"), make_recipe(workers), BadSamples(100))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 8])

@@ -32,7 +32,7 @@ def stay(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def ring(limit: int = 3) -> BufferPool:
+def make_pool(limit: int = 3) -> BufferPool:
     return BufferPool(BlockingTransfer(stay), private_buffer, limit)
 
 
@@ -44,7 +44,7 @@ def setup(tree: Path, workers: int = 2, prefetch: int = 2) -> tuple[FolderDatase
 
 
 def test_columns_of_a_buffer_do_not_overlap() -> None:
-    view = ring().acquire(COLUMNS, 3, 4)
+    view = make_pool().acquire(COLUMNS, 3, 4)
     assert {name: (array.shape, array.dtype.str) for name, array in view.rows.items()} == {
         "images": ((3, 3, 5, 5), "|u1"),
         "targets": ((3,), "<i8"),
@@ -66,7 +66,7 @@ HOLDERS: dict[str, Callable[[np.ndarray], object]] = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_buffer_is_not_reused_while_a_view_of_it_is_alive(holder: str) -> None:
-    buffers = ring()
+    buffers = make_pool()
     view = buffers.acquire(COLUMNS, 4, 4)
     view.rows["images"][...] = 7
     held = HOLDERS[holder](view.rows["images"])

@@ -56,14 +56,14 @@ def recipe_of(workers: int = 0, size: int = 4, **augment: object) -> Recipe:
     )
 
 
-def steps(dataset: Listed, recipe: Recipe, start: int, stop: int, process_group: int = 1) -> list[dict[str, Tensor]]:
-    plan = make_plan(recipe, Facts(len(dataset), 1, 3, world_size=process_group))
+def steps(dataset: Listed, recipe: Recipe, start: int, stop: int, world_size: int = 1) -> list[dict[str, Tensor]]:
+    plan = make_plan(recipe, Facts(len(dataset), 1, 3, world_size=world_size))
     make = make_detection_pipeline(recipe)
     streams = [
         list(
             make_train_loader(dataset, recipe, plan, DataContext.on_host(), rank, make_pipeline=make).steps(start, stop)
         )
-        for rank in range(process_group)
+        for rank in range(world_size)
     ]
     whole = []
     for step in range(stop - start):
@@ -72,11 +72,11 @@ def steps(dataset: Listed, recipe: Recipe, start: int, stop: int, process_group:
     return whole
 
 
-@pytest.mark.parametrize(("workers", "process_group", "start"), [(2, 1, 0), (0, 2, 0), (3, 1, 3)])
-def test_batches_do_not_depend_on_workers_ranks_or_the_first_step(workers: int, process_group: int, start: int) -> None:
+@pytest.mark.parametrize(("workers", "world_size", "start"), [(2, 1, 0), (0, 2, 0), (3, 1, 3)])
+def test_batches_do_not_depend_on_workers_ranks_or_the_first_step(workers: int, world_size: int, start: int) -> None:
     dataset = many()
     expected = steps(dataset, recipe_of(), 0, 6)[start:]
-    found = steps(dataset, recipe_of(workers), start, 6, process_group)
+    found = steps(dataset, recipe_of(workers), start, 6, world_size)
     assert len(found) == 6 - start
     for one, other in zip(expected, found, strict=True):
         assert set(one) == {"images", "boxes", "labels", "num_boxes", "indices", "flips"}

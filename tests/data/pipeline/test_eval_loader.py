@@ -19,19 +19,19 @@ from reconv.data.readers.folder import FolderDataset
 from reconv.errors import DataError
 from reconv.recipe.data_fields import PreprocessConfig
 
-GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+GRAY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 
 
 COLOR = PreprocessConfig(size=24, resize=28)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 8])
-@pytest.mark.parametrize("process_group", [1, 2, 3, 7])
-def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, process_group: int) -> None:
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, world_size: int) -> None:
     dataset = FolderDataset(tree, "train")
     dealt: list[Batch] = []
-    for rank in range(process_group):
-        loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), workers, rank, process_group)
+    for rank in range(world_size):
+        loader = EvalLoader(dataset, COLOR, 4, DataContext.on_host(), workers, rank, world_size)
         batches = list(loader)
         assert len(batches) == len(loader)
         dealt += batches
@@ -44,10 +44,10 @@ def test_evaluation_sees_each_sample_exactly_once(tree: Path, workers: int, proc
 
 def test_evaluation_images_are_those_of_the_eval_transform() -> None:
     dataset = open_digits("val")
-    (batch,) = list(EvalLoader(dataset, GREY, 1000, DataContext.on_host()))
+    (batch,) = list(EvalLoader(dataset, GRAY, 1000, DataContext.on_host()))
     sample = dataset[17]
     assert isinstance(sample.data, np.ndarray)
-    assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GREY))
+    assert np.array_equal(batch["images"][17].numpy(), host_eval(sample.data, GRAY))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -64,12 +64,12 @@ def test_of_several_bad_rows_the_first_is_reported(tmp_path: Path, workers: int)
 
 
 def test_a_label_out_of_range_is_an_error_that_names_the_sample(tree: Path) -> None:
-    class Mislabelled(FolderDataset):
+    class Mislabeled(FolderDataset):
         def __getitem__(self, index: int) -> Sample:
             sample = super().__getitem__(index)
             return Sample(sample.data, 3 if index == 2 else sample.target, sample.name)
 
-    dataset = Mislabelled(tree, "val")
+    dataset = Mislabeled(tree, "val")
     with pytest.raises(DataError, match="label 3 out of range") as caught:
         list(EvalLoader(dataset, COLOR, 2, DataContext.on_host(), 2))
     assert caught.value.where == dataset.path(2)

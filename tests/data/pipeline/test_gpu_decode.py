@@ -36,7 +36,7 @@ from reconv.recipe.schema import BatchConfig, Recipe
 
 SIZE = 48
 SPEC = PreprocessConfig(size=SIZE, resize=SIZE)
-ODD = {3: "PNG", 5: "grey", 8: "progressive", 9: "large"}  # files that the GPU does not get, by index
+ODD = {3: "PNG", 5: "gray", 8: "progressive", 9: "large"}  # files that the GPU does not get, by index
 NUM = 14
 BRIGHTER = 3  # added by this decoder, to tell its rows from those of the host
 
@@ -75,7 +75,7 @@ def dataset(tmp_path: Path) -> FolderDataset:
             Image.fromarray(pixels).save(file, "PNG")
         data = {
             "PNG": file.getvalue(),
-            "grey": encoded(pixels, "L", quality=60),
+            "gray": encoded(pixels, "L", quality=60),
             "progressive": encoded(pixels, quality=60, progressive=True),
             "large": encoded(np.random.default_rng(1).integers(0, 256, (90, 90, 3), dtype=np.uint8), quality=95),
         }.get(kind) or encoded(pixels, quality=60)
@@ -96,25 +96,25 @@ def opened(device: PillowDecoder | None) -> Iterator[GpuDecoder | None]:
 def stream(
     dataset: FolderDataset,
     device: PillowDecoder | None,
-    share: float = 0.5,
+    fraction: float = 0.5,
     *,
     start: int = 0,
     stop: int = 5,
     workers: Workers | None = None,
     bad_samples: BadSamples | None = None,
     micro: int = 8,
-    process_group: int = 1,
+    world_size: int = 1,
 ) -> list[Batch]:
     """Steps of eight rows, the ranks' micro-batches after each other."""
     recipe = Recipe(
         seed=3,
         data=DataConfig(preprocess=SPEC, drop_last=False, num_workers=2),
         augment=AugmentConfig(decoder="pillow"),
-        batch=BatchConfig(size=8, group=4, micro=micro // process_group),
+        batch=BatchConfig(size=8, group=4, micro=micro // world_size),
     )
-    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=process_group)), gpu_decode_fraction=share)
+    plan = replace(make_plan(recipe, Facts(NUM, 1, 1, world_size=world_size)), gpu_decode_fraction=fraction)
     found = []
-    for rank in range(process_group):
+    for rank in range(world_size):
         with opened(device) as decoder:
             context = replace(DataContext.on_host(), workers=workers, gpu_decoder=decoder)
             loader = make_train_loader(dataset, recipe, plan, context, rank, bad_samples)
@@ -133,15 +133,15 @@ def same(one: list[Batch], other: list[Batch]) -> bool:
 
 
 def test_the_gpu_decode_fraction_is_exact_and_evenly_spaced() -> None:
-    for share in (1 / 16, 0.3, 7 / 16, 1.0):
-        own = is_on_gpu(np.arange(16_000), share)
-        assert own.sum() == round(16_000 * share)
+    for fraction in (1 / 16, 0.3, 7 / 16, 1.0):
+        own = is_on_gpu(np.arange(16_000), fraction)
+        assert own.sum() == round(16_000 * fraction)
         counts = own.reshape(-1, 160).sum(1)
         assert counts.max() - counts.min() <= 1
     assert not is_on_gpu(np.arange(100), 0.0).any()
 
 
-def test_the_gpu_decodes_its_share_and_the_host_all_other_rows(dataset: FolderDataset) -> None:
+def test_the_gpu_decodes_its_fraction_and_the_host_all_other_rows(dataset: FolderDataset) -> None:
     device = PillowDecoder()
     with_gpu, without = stream(dataset, device), stream(dataset, None)
     assert with_gpu[0].tensors.keys() == without[0].tensors.keys()
@@ -166,7 +166,7 @@ def test_batches_do_not_depend_on_workers_ranks_micro_batches_or_first_step(
         workers.close()
     assert same(stream(dataset, PillowDecoder(), workers=processes), expected)
     assert same(stream(dataset, PillowDecoder(), micro=4), expected)
-    assert same(stream(dataset, PillowDecoder(), process_group=2), expected)
+    assert same(stream(dataset, PillowDecoder(), world_size=2), expected)
     later = stream(dataset, PillowDecoder(), start=2)
     assert same(later, expected[-len(later) :]) and len(later) == 3
 
@@ -181,7 +181,7 @@ def test_files_that_the_gpu_rejects_are_decoded_by_the_host(dataset: FolderDatas
     assert torch.equal(joined(found, "images")[~back], joined(device, "images")[~back])
 
 
-def test_a_bad_file_is_reported_by_the_host_and_its_neighbours_stay_on_the_gpu(dataset: FolderDataset) -> None:
+def test_a_bad_file_is_reported_by_the_host_and_its_neighbors_stay_on_the_gpu(dataset: FolderDataset) -> None:
     whole = stream(dataset, PillowDecoder(), 1.0)
     broken = Path(dataset.path(4))
     broken.write_bytes(b"no image")
@@ -212,23 +212,23 @@ def test_a_gpu_decoder_that_fails_is_an_error(dataset: FolderDataset) -> None:
         stream(dataset, Broken())
 
 
-def test_the_share_is_balanced_by_the_time_of_each_side() -> None:
+def test_the_fraction_is_balanced_by_the_time_of_each_side() -> None:
     assert balanced_fraction(decode_s=1, read_s=0, gpu_s=1) == 0.5
     assert balanced_fraction(decode_s=1, read_s=0.25, gpu_s=0.25) == 15 / 16  # never all: evaluation needs workers too
     assert balanced_fraction(decode_s=1e-6, read_s=0, gpu_s=1) == 1 / 16
 
 
-def test_the_share_is_measured_and_an_error_if_no_file_is_supported(dataset: FolderDataset) -> None:
+def test_the_fraction_is_measured_and_an_error_if_no_file_is_supported(dataset: FolderDataset) -> None:
     augment = AugmentConfig(decoder="pillow")
-    share = measure_gpu_decode_fraction(dataset, SPEC, augment, PillowDecoder(), num_workers=2, seed=0)
-    assert share * 16 in range(1, 16)
+    fraction = measure_gpu_decode_fraction(dataset, SPEC, augment, PillowDecoder(), num_workers=2, seed=0)
+    assert fraction * 16 in range(1, 16)
     with pytest.raises(RecipeError, match="supports none of the images"):
         measure_gpu_decode_fraction(
             dataset, PreprocessConfig(size=8, resize=8), augment, PillowDecoder(), num_workers=2, seed=0
         )
 
 
-def test_the_share_is_measured_without_bad_files(dataset: FolderDataset) -> None:
+def test_the_fraction_is_measured_without_bad_files(dataset: FolderDataset) -> None:
     whole, without = PillowDecoder(), PillowDecoder()
     measure_gpu_decode_fraction(dataset, SPEC, AugmentConfig(decoder="pillow"), whole, num_workers=2, seed=0)
     Path(dataset.path(4)).write_bytes(b"no image")

@@ -36,11 +36,11 @@ def dataset() -> ArrayDataset:
     return ArrayDataset("cifar10", pixels, np.arange(NUM_IMAGES) % 10, tuple("abcdefghij"), "noise")
 
 
-def recipe_of(resident: str, augment: AugmentConfig, size: int = 8, drop_last: bool = False) -> Recipe:
+def recipe_of(preload: str, augment: AugmentConfig, size: int = 8, drop_last: bool = False) -> Recipe:
     preprocess = PreprocessConfig(size=size, resize=None)
     return Recipe(
         seed=11,
-        data=DataConfig(preprocess=preprocess, drop_last=drop_last, preload=resident, num_workers=0),  # type: ignore[arg-type]
+        data=DataConfig(preprocess=preprocess, drop_last=drop_last, preload=preload, num_workers=0),  # type: ignore[arg-type]
         augment=augment,
         batch=BatchConfig(size=12, group=3, micro=6),
     )

@@ -33,7 +33,7 @@ from reconv.recipe.data_fields import AugmentConfig, DataConfig, MixupConfig, Pr
 from reconv.recipe.plan import Facts, Plan, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
 
-GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+GRAY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 
 
 COLOR = PreprocessConfig(size=24, resize=28)
@@ -87,7 +87,7 @@ def same(left: list[dict[str, Tensor]], right: list[dict[str, Tensor]]) -> bool:
 @pytest.mark.parametrize("crop", ["none", "random", "random_resized"])
 def test_batches_do_not_depend_on_workers_ranks_micro_batches_or_first_step(tree: Path, kind: str, crop: str) -> None:
     dataset: Dataset = FolderDataset(tree, "train") if kind == "folder" else open_digits("train")
-    preprocess = COLOR if kind == "folder" else GREY
+    preprocess = COLOR if kind == "folder" else GRAY
     expected = steps(dataset, make_recipe(preprocess, crop, 12, 3, 12), 0, 5)
     assert expected[0]["images"].shape == (12, preprocess.channels, preprocess.size, preprocess.size)
     assert expected[0]["images"].dtype == torch.uint8
@@ -217,7 +217,7 @@ def test_synthetic_device_data_is_one_batch_that_is_repeated() -> None:
         moved.append(tuple(tensor.shape))
         return tensor
 
-    data = DataConfig(source="synthetic-device", num_samples=32, num_classes=4, preprocess=GREY)
+    data = DataConfig(source="synthetic-device", num_samples=32, num_classes=4, preprocess=GRAY)
     recipe = Recipe(data=data, augment=AugmentConfig(crop="none"), batch=BatchConfig(size=8, group=2, micro=4))
     dataset = open_dataset("synthetic-device", None, "train", data)
     plan = plan_of(recipe, dataset)
@@ -273,7 +273,7 @@ class Squares:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pipeline_can_have_any_columns_and_bad_rows_are_replaced_in_all_of_them(workers: int) -> None:
     dataset = ArrayDataset("made", np.zeros((9, 1, 4, 4), np.uint8), np.zeros(9, np.int64), ("a",), "made")
-    recipe = make_recipe(GREY, "none", 4, workers=workers)
+    recipe = make_recipe(GRAY, "none", 4, workers=workers)
     plan = plan_of(recipe, dataset)
     loader = make_train_loader(
         dataset, recipe, plan, DataContext.on_host(), bad_samples=BadSamples(1), make_pipeline=lambda *_: Squares()
@@ -290,7 +290,7 @@ def test_a_pipeline_can_have_any_columns_and_bad_rows_are_replaced_in_all_of_the
     (whole,) = list(
         EvalLoader(
             dataset,
-            GREY,
+            GRAY,
             9,
             DataContext.on_host(),
             workers,

@@ -44,12 +44,12 @@ def test_a_model_with_a_background_class_trains(tmp_path: Path) -> None:
     given = [("data.background_class", "true", "--set"), ("length", "2ep", "--set")]
     result = reconv.train("quickstart", out=tmp_path / "run", overrides=given)
     assert float(result.summary["value"]) > 0.8
-    [prediction] = reconv.predict(result.folder, [_picture(tmp_path)], top=11)
+    [prediction] = reconv.predict(result.folder, [_write_image(tmp_path)], top=11)
     assert "background" in {score.name for score in prediction.classes}
 
 
-def _picture(folder: Path) -> Path:
+def _write_image(folder: Path) -> Path:
     from PIL import Image
 
-    Image.new("L", (8, 8), 100).save(folder / "grey.png")
-    return folder / "grey.png"
+    Image.new("L", (8, 8), 100).save(folder / "gray.png")
+    return folder / "gray.png"

@@ -75,7 +75,7 @@ def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[...,
         ("empty", "auto", "is empty", "reconv data get cifar10"),
         ("cifar.tar.gz", "auto", "not unpacked", "tar -xf"),
         ("notes.txt", "auto", "is a file", "--data"),
-        ("other", "auto", "no data recognised", "train/ and val/"),
+        ("other", "auto", "no data recognized", "train/ and val/"),
         ("ten", "cifar100", "it holds cifar10", "reconv data get cifar100"),
     ]
     for name, wanted, why, then in cases:
@@ -90,7 +90,7 @@ def test_each_wrong_path_is_explained(tmp_path: Path, write_cifar: Callable[...,
 def test_images_in_no_known_layout_are_explained(tmp_path: Path, place: str) -> None:
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).touch()
-    with pytest.raises(DataError, match="no data recognised") as caught:
+    with pytest.raises(DataError, match="no data recognized") as caught:
         detect(tmp_path)
     assert f"images ({place})" in caught.value.why and "train/CLASS/" in caught.value.why
     with pytest.raises(DataError) as caught:

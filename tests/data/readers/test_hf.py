@@ -64,7 +64,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save(root: Path, splits: dict[str, int], names: dict[str, list[str]] | None = None) -> Path:
-    """As `save_to_disk` leaves it, except that the stand-in's rows are JSON."""
+    """As `save_to_disk` leaves it, except that the rows of the fake package are JSON."""
     for split, count in splits.items():
         (root / split).mkdir(parents=True)
         features = {"id": "Value", "img": "Image", "fine": (names or {}).get(split, ["ant", "bee"])}

@@ -23,7 +23,7 @@ from reconv.data.transforms.auto_augment import (
 )
 from reconv.recipe.data_fields import AugmentConfig, RandAugmentConfig
 
-GREY = 128
+GRAY = 128
 
 
 def colors(width: int = 40, height: int = 32) -> Image.Image:
@@ -50,14 +50,14 @@ def test_value_operations_are_those_of_pillow() -> None:
         "invert": (0, ImageOps.invert(image)),
     }
     for name, (strength, wanted) in expected.items():
-        result = OPERATIONS[name](image, strength, GREY)
+        result = OPERATIONS[name](image, strength, GRAY)
         assert np.array_equal(pixels(result), pixels(wanted)), name
         assert (name == "identity") == np.array_equal(pixels(result), pixels(image)), name
     geometric = {"shear-x", "shear-y", "translate-x", "translate-y", "translate-y-pixels", "rotate", "solarize-add"}
     assert expected.keys() | geometric == OPERATIONS.keys()
 
 
-def test_translations_move_pixels_and_fill_with_grey() -> None:
+def test_translations_move_pixels_and_fill_with_gray() -> None:
     image = colors(40, 32)
     before = pixels(image)
     across = pixels(OPERATIONS["translate-x"](image, 0.25, 7))
@@ -72,26 +72,26 @@ def test_translations_move_pixels_and_fill_with_grey() -> None:
 def test_shears_move_each_row_or_column_by_its_distance() -> None:
     image = colors(40, 32)
     before = pixels(image)
-    sheared = pixels(OPERATIONS["shear-x"](image, 0.25, GREY))
+    sheared = pixels(OPERATIONS["shear-x"](image, 0.25, GRAY))
     for row in (0, 10, 31):
         shift = int(0.5 + 0.25 * (row + 0.5))
         assert np.array_equal(sheared[row, : 40 - shift], before[row, shift:])
-    turned = pixels(OPERATIONS["shear-y"](image.transpose(Image.Transpose.TRANSPOSE), 0.25, GREY))
+    turned = pixels(OPERATIONS["shear-y"](image.transpose(Image.Transpose.TRANSPOSE), 0.25, GRAY))
     assert np.array_equal(turned.transpose(1, 0, 2), sheared)
 
 
 def test_rotation_is_about_the_center_and_fills_corners() -> None:
     image = colors(32, 32)
     assert np.array_equal(
-        pixels(OPERATIONS["rotate"](image, 90, GREY)), pixels(image.transpose(Image.Transpose.ROTATE_90))
+        pixels(OPERATIONS["rotate"](image, 90, GRAY)), pixels(image.transpose(Image.Transpose.ROTATE_90))
     )
-    assert pixels(OPERATIONS["rotate"](image, 45, GREY))[0, 0].tolist() == [GREY] * 3
-    assert pixels(OPERATIONS["rotate"](image.convert("L"), 45, GREY))[0, 0] == GREY
+    assert pixels(OPERATIONS["rotate"](image, 45, GRAY))[0, 0].tolist() == [GRAY] * 3
+    assert pixels(OPERATIONS["rotate"](image.convert("L"), 45, GRAY))[0, 0] == GRAY
 
 
 def test_solarize_add_changes_dark_pixels_only() -> None:
     ramp = Image.fromarray(np.arange(256, dtype=np.uint8)[None].repeat(2, 0))
-    result = pixels(OPERATIONS["solarize-add"](ramp, 110, GREY))[0]
+    result = pixels(OPERATIONS["solarize-add"](ramp, 110, GRAY))[0]
     assert np.array_equal(result[:128], np.arange(128) + 110)
     assert np.array_equal(result[128:], np.arange(128, 256))
 
@@ -99,9 +99,9 @@ def test_solarize_add_changes_dark_pixels_only() -> None:
 def test_a_signed_strength_goes_both_ways() -> None:
     image, rotate = colors(), Operation("rotate", 20.0, signed=True)
     for negated, degrees in ((False, 20), (True, -20)):
-        wanted = image.rotate(degrees, fillcolor=(GREY,) * 3)
-        assert np.array_equal(pixels(apply_operation(image, rotate, negated, GREY)), pixels(wanted))
-    unsigned = (apply_operation(image, Operation("posterize", 4), negated, GREY) for negated in (False, True))
+        wanted = image.rotate(degrees, fillcolor=(GRAY,) * 3)
+        assert np.array_equal(pixels(apply_operation(image, rotate, negated, GRAY)), pixels(wanted))
+    unsigned = (apply_operation(image, Operation("posterize", 4), negated, GRAY) for negated in (False, True))
     assert ImageChops.difference(*unsigned).getbbox() is None
 
 
@@ -133,7 +133,7 @@ def test_randaugments_strengths_grow_with_the_magnitude() -> None:
     unchanged = [
         o.name
         for o in rand_operations(0)
-        if np.array_equal(pixels(apply_operation(image, o, False, GREY)), pixels(image)) and o.name != "identity"
+        if np.array_equal(pixels(apply_operation(image, o, False, GRAY)), pixels(image)) and o.name != "identity"
     ]
     assert set(unchanged) == least.keys() - {"identity", "autocontrast", "equalize"}
 
@@ -149,7 +149,7 @@ def test_autoaugment_applies_the_chosen_pair() -> None:
     # Pair 2: equalize with probability 0.8, equalize with probability 0.6.
     assert np.array_equal(augmented(2, (0.79, 0.61), (True, True)), pixels(ImageOps.equalize(image)))
     assert np.array_equal(augmented(2, (0.81, 0.61), (True, True)), pixels(image))
-    wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
+    wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GRAY,) * 3)
     assert np.array_equal(augmented(0, (0.39, 0.59), (True, False)), pixels(wanted))
 
 
@@ -160,7 +160,7 @@ def test_randaugment_applies_n_operations_in_order() -> None:
     )
     posterize, rotate = 10, 5
     params = {OP_INDEX: np.array([posterize, rotate]), OP_NEGATED: np.array([True, False])}
-    wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GREY,) * 3)
+    wanted = ImageOps.posterize(image, 4).rotate(30, fillcolor=(GRAY,) * 3)
     assert np.array_equal(pixels(auto_augment(image, augment, params)), pixels(wanted))
 
 

@@ -68,7 +68,7 @@ def test_device_jitter_equals_the_operations_pixel_by_pixel() -> None:
     rng = np.random.default_rng(0)
     # Bright enough that no value falls below 0, where Python's conversion is another one.
     images = rng.integers(110, 200, (4, 3, 5, 6), dtype=np.uint8)
-    images[3, :, 0, 0] = 140  # a grey pixel
+    images[3, :, 0, 0] = 140  # a gray pixel
     jitter = np.array([[0.1, 1.2, 0.6, 0.03], [-0.1, 0.7, 1.5, -0.05], [0, 1, 1, 0], [0.05, 1, 0, 0.5]], np.float32)
     expected = np.stack([slow(image, *row) for image, row in zip(images.astype(float), jitter.tolist(), strict=True)])
     result = jitter_on_device(torch.from_numpy(images), torch.from_numpy(jitter), torch.float64)
@@ -87,7 +87,7 @@ def test_extreme_jitter_stays_finite_and_rows_are_independent() -> None:
         assert torch.equal(jitter_on_device(images[row : row + 1], jitter[row : row + 1], torch.float32)[0], whole[row])
 
 
-def test_grey_images_get_brightness_and_contrast_only() -> None:
+def test_gray_images_get_brightness_and_contrast_only() -> None:
     images = torch.tensor([[[[0, 100], [100, 200]]]], dtype=torch.uint8)
     result = jitter_on_device(images, torch.tensor([[0.1, 0.5, 0.0, 0.3]]), torch.float64)
     assert result.flatten().tolist() == pytest.approx([75.5, 125.5, 125.5, 175.5], abs=1e-4)

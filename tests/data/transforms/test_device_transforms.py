@@ -32,7 +32,7 @@ SIZE = 16
 COLOR = PreprocessConfig(size=SIZE, resize=None)
 
 
-GREY = PreprocessConfig(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
+GRAY = PreprocessConfig(size=SIZE, resize=None, channels=1, mean=(0.5,), std=(0.25,))
 
 
 MIXUP = AugmentConfig(hflip=0, mixup=MixupConfig(alpha=0.7))
@@ -209,12 +209,12 @@ def test_batches_of_the_loader_are_mixed_alike_at_any_micro_batch() -> None:
     outputs = []
     for micro in (8, 16, 32):
         recipe = Recipe(
-            data=DataConfig(preprocess=GREY, num_workers=0),
+            data=DataConfig(preprocess=GRAY, num_workers=0),
             augment=BOTH.model_copy(update={"crop": "pad"}),
             batch=BatchConfig(size=32, group=8, micro=micro),
         )
         plan = make_plan(recipe, Facts(len(dataset), 1, 10))
-        prepare = TrainPreprocess(GREY, recipe.augment, 10, torch.float32)
+        prepare = TrainPreprocess(GRAY, recipe.augment, 10, torch.float32)
         (step,) = list(make_train_loader(dataset, recipe, plan, DataContext.on_host()).steps(7, 8))
         assert len(step) == 32 // micro
         ready = [prepare(batch, 7) for batch in step]
@@ -224,7 +224,7 @@ def test_batches_of_the_loader_are_mixed_alike_at_any_micro_batch() -> None:
 
 
 def test_denormalize_gives_back_the_pixels() -> None:
-    for preprocess, channels in ((COLOR, 3), (GREY, 1)):
+    for preprocess, channels in ((COLOR, 3), (GRAY, 1)):
         batch = make_batch(AugmentConfig(hflip=0), (4,), channels=channels)
         for dtype in (torch.float32, torch.float64):
             assert torch.equal(

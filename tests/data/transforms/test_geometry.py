@@ -66,7 +66,7 @@ def test_more_attempts_find_a_box_where_ten_fail() -> None:
         missed[attempts] = sum(box == (0, 0, 90, 1000) for box in boxes)
     assert missed[10] > 100
     assert missed[100] < missed[10] / 10
-    # Without a fitting box: the largest centred one, or the whole image.
+    # Without a fitting box: the largest centered one, or the whole image.
     never = dict.fromkeys((CROP_AREA, CROP_RATIO), np.full(10, 0.999)) | {CROP_POSITION: np.full(2, 0.999)}
     assert random_resized_crop_box(90, 1000, never, AugmentConfig()) == (0, 440, 90, 560)
     assert random_resized_crop_box(90, 1000, never, AugmentConfig(fallback="whole")) == (0, 0, 90, 1000)

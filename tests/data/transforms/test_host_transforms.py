@@ -53,8 +53,8 @@ def test_an_image_of_the_right_size_is_unchanged() -> None:
     image = noise(32, 32, 3, 2)
     for resize in (None, 32):
         assert np.array_equal(host_eval(image, PreprocessConfig(size=32, resize=resize)), image.transpose(2, 0, 1))
-    grey = host_eval(image, PreprocessConfig(size=32, resize=None, channels=1, mean=(0.5,), std=(0.5,)))
-    assert np.array_equal(grey[0], np.asarray(Image.fromarray(image).convert("L")))
+    gray = host_eval(image, PreprocessConfig(size=32, resize=None, channels=1, mean=(0.5,), std=(0.5,)))
+    assert np.array_equal(gray[0], np.asarray(Image.fromarray(image).convert("L")))
 
 
 def test_the_shorter_side_before_the_center_crop() -> None:

@@ -94,7 +94,7 @@ def upright_size(data: bytes, name: str) -> tuple[int, int]:
 
 
 def resolve_path(root: str, path: str) -> str:
-    """A path relative to a root, normalised; annotation files may use backslashes."""
+    """A path relative to a root, normalized; annotation files may use backslashes."""
     return os.path.normpath(os.path.join(root, path.replace("\\", "/")))
 
 

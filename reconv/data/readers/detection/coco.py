@@ -32,7 +32,7 @@ _MAX_SIDE_PX = 2**31 - 1  # that a table can hold
 _UNUSED_KEYS = ("segmentation", "rle", "keypoints")  # most of the file
 
 
-def recognise_coco(folder: Path) -> str | None:
+def detect_coco(folder: Path) -> str | None:
     """Why the folder is in COCO's layout; None if it is not."""
     found = _candidates(folder, "train")
     return f"it has {found[0].relative_to(folder)}" if found else None

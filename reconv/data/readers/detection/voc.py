@@ -30,7 +30,7 @@ _MAX_SIDE_PX = 2**31  # that a table can hold
 _FLAG = re.compile(r"\s+(-1|0|1)$")
 
 
-def recognise_voc(folder: Path) -> str | None:
+def detect_voc(folder: Path) -> str | None:
     """Why the folder is in VOC's layout; None if it is not."""
     is_voc = (folder / _IMAGES).is_dir() and (folder / _ANNOTATIONS).is_dir()
     return f"it has {_IMAGES}/ and {_ANNOTATIONS}/" if is_voc else None

@@ -32,7 +32,7 @@ _SPLIT_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val"
 _IMAGES, _LABELS = "images", "labels"
 
 
-def recognise_yolo(folder: Path) -> str | None:
+def detect_yolo(folder: Path) -> str | None:
     """Why the folder is in YOLO's layout; None if it is not."""
     _, folders = listing(folder)
     if _IMAGES in folders and _LABELS in folders:

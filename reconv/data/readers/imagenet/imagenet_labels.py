@@ -48,9 +48,9 @@ def validation_synsets(labels: Path, files: Sequence[str], class_names: Sequence
         )
         if synsets[file] not in known:
             raise _labels_error(where, f"line {number + 1}: {synsets[file]} is not a class of the training archive")
-    unlabelled = sorted(set(files) - set(synsets))
-    if unlabelled:
-        raise _labels_error(where, f"no label for {unlabelled[0]} ({len(unlabelled):,} such images)")
+    unlabeled = sorted(set(files) - set(synsets))
+    if unlabeled:
+        raise _labels_error(where, f"no label for {unlabeled[0]} ({len(unlabeled):,} such images)")
     return synsets
 
 

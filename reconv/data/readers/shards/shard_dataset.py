@@ -47,7 +47,7 @@ class ShardFiles:
     names: tuple[str, ...]
 
 
-def recognise_shards(naming: ShardNaming, folder: Path) -> str | None:
+def detect_shards(naming: ShardNaming, folder: Path) -> str | None:
     """Why the folder has shards of this format; None if it has none."""
     first = first_shard(naming, folder)
     return None if first is None else f"it has {first.relative_to(folder.parent)}"

@@ -88,7 +88,7 @@ def peek_features(window: ReadWindow, start: int, length: int, wanted: Sequence[
 
 
 def encode_example(features: Mapping[str, Values]) -> bytes:
-    """A serialised tf.train.Example with its features sorted by name."""
+    """A serialized tf.train.Example with its features sorted by name."""
     entries = b""
     for name in sorted(features):
         entry = encode_bytes_field(1, name.encode()) + encode_bytes_field(2, _encode_feature(features[name]))

@@ -39,7 +39,7 @@ from reconv.recipe.plan import Facts, make_plan
 from reconv.recipe.schema import BatchConfig, Recipe
 
 COLOR = PreprocessConfig(size=24, resize=28)
-GREY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
+GRAY = PreprocessConfig(size=12, resize=None, channels=1, mean=(0.5,), std=(0.5,))
 
 
 def loader(
@@ -65,7 +65,7 @@ def test_batches_are_those_of_threads(tree: Path, tmp_path: Path, processes: Pro
         dataset = PackedDataset(tmp_path, "train")
     spec = COLOR
     if kind == "digits":
-        dataset, spec = open_digits("train"), GREY
+        dataset, spec = open_digits("train"), GRAY
     expected = [step[0] for step in loader(dataset, None, spec).steps(0, 6)]
     found = [step[0] for step in loader(dataset, processes, spec).steps(0, 6)]
     for left, right in zip(expected, found, strict=True):
@@ -202,7 +202,7 @@ def test_the_index_is_sent_once_and_lies_in_shared_memory(tmp_path: Path, proces
     processes.share(dataset)
     assert processes.shared_bytes >= before + dataset.index_bytes
     held = processes.shared_bytes
-    list(loader(dataset, processes, GREY).steps(0, 2))
+    list(loader(dataset, processes, GRAY).steps(0, 2))
     assert processes.shared_bytes == held  # the pipeline refers to the dataset that was sent before
 
 

@@ -78,7 +78,7 @@ def write_meta(path: Path, compressed: bool = True) -> None:
 
 
 def write_labels(folder: Path, label_format: str) -> Path:
-    """What says which class each validation image has, in each label_format it is found in."""
+    """Write the labels of the validation images in a format; the path of the file or folder."""
     names = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, 5)]
     path = folder / "labels.txt"
     if label_format == "list":
