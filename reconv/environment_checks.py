@@ -184,8 +184,8 @@ def _cpu_model(machine: Machine) -> str:
     text = read_system_file(machine.proc / "cpuinfo") or ""
     model = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
-    words = set(flags[1].split()) if flags else set()
-    units = [flag for flag in _CPU_FLAGS if flag in words]
+    cpu_flags = set(flags[1].split()) if flags else set()
+    units = [flag for flag in _CPU_FLAGS if flag in cpu_flags]
     name = model[1].strip() if model else platform.processor() or platform.machine()
     return f"{name} ({', '.join(units)})" if units else name
 

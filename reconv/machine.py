@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where system files are read from; tests use folders of their own."""
+    """The directories and environment from which facts about the machine are read; tests use their own."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")

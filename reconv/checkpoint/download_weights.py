@@ -79,7 +79,7 @@ class DownloadedWeights:
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name stands for weights that may have to be downloaded."""
+    """Whether a name refers to weights that may have to be downloaded."""
     return name.startswith((*_REMOTE, *_PACKAGES))
 
 

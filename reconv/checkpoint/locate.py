@@ -21,7 +21,7 @@ EMA = f"ema{SUFFIX}"
 
 @dataclass(frozen=True, slots=True)
 class LocatedWeights:
-    """The weights that RUN stands for."""
+    """The checkpoint or weights that RUN refers to, and their run."""
 
     kind: Literal["run", "checkpoint", "weights"]
     run: RunDir | None  # None: a checkpoint or weights outside of a run directory
@@ -37,7 +37,7 @@ class LocatedWeights:
 
 
 def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest") -> LocatedWeights:
-    """Find the checkpoint or weights that RUN stands for; `which` chooses among the checkpoints of a run."""
+    """Find the checkpoint or weights that RUN refers to; `which` chooses among the checkpoints of a run."""
     path = Path(run)
     if is_tensorflow(path):
         return LocatedWeights("weights", None, None, path)
@@ -62,7 +62,7 @@ def locate(run: str | Path, *, which: Literal["newest", "best"] | int = "newest"
 
 
 def find_run(run: str | Path) -> RunDir:
-    """The run directory that RUN stands for, with or without checkpoints; of a directory of runs, the newest."""
+    """The run directory that RUN refers to, with or without checkpoints; of a directory of runs, the newest."""
     path = Path(run)
     if not path.exists():
         like = Path("runs") / path

@@ -119,14 +119,14 @@ class CheckpointStore:
         return sorted({step for step, _ in self._candidates()})
 
     def path(self, step: int) -> Path:
-        """The folder of a step, which may not exist."""
+        """The directory of a step, which may not exist."""
         return self.folder / folder_name(step)
 
-    def prune(self, keep_last: int, best_step: int | None = None, pinned: Collection[int] = ()) -> list[int]:
-        """Delete all but the last, the best and the pinned checkpoints, after a full check of one that is kept."""
+    def prune(self, keep_last: int, best_step: int | None = None, keep_steps: Collection[int] = ()) -> list[int]:
+        """Delete all but the last, the best and those of `keep_steps`, after a full check of one that is kept."""
         with disk_errors(self.folder, fs=self.files):
             self.remove_leftovers()
-            kept = {best_step, *pinned}
+            kept = {best_step, *keep_steps}
             verified: int | None = None
             num_last = 0
             for step, path in self._candidates():
@@ -158,7 +158,7 @@ class CheckpointStore:
                 self.files.rmtree(hidden)
 
     def _candidates(self) -> list[tuple[int, Path]]:
-        """Every folder that may be a checkpoint, newest step first; a replaced one comes after its replacement."""
+        """Every directory that may be a checkpoint, newest step first; a replaced one comes after its replacement."""
         found: list[tuple[int, int, Path]] = []
         try:
             names = self._names()

@@ -34,7 +34,7 @@ class Detections:
 
 @dataclass(frozen=True, slots=True)
 class PostprocessConfig:
-    """Which raw outputs become detections."""
+    """Settings of post-processing: which raw outputs become detections."""
 
     score_threshold: float = 0.05  # exclusive
     nms_iou: float = 0.5

@@ -20,7 +20,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @cache
 def disable_broken_amx() -> bool:
-    """Make oneDNN avoid AMX where using it would kill the process; whether that was necessary."""
+    """Make oneDNN avoid AMX where using it would kill the process. Returns whether that was necessary."""
     if ISA_LIMIT in os.environ or not _reports_amx() or _amx_works():
         return False
     os.environ[ISA_LIMIT] = ISA_WITHOUT_AMX

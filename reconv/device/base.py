@@ -22,7 +22,7 @@ from reconv.recipe.schema import EngineConfig
 
 
 class Device(Protocol):
-    """What differs between devices."""
+    """The interface of a device: everything that differs between CPU, CUDA, MPS and HPU."""
 
     kind: str  # cpu, cuda, mps or hpu
     channels_last: bool  # whether convolutions prefer this memory format

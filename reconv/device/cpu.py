@@ -16,7 +16,7 @@ from reconv.device.amx import disable_broken_amx
 
 
 class Cpu:
-    """Nothing is asynchronous on the CPU, so most of the protocol does nothing."""
+    """The CPU as a device. Nothing is asynchronous, so most methods do nothing."""
 
     kind = "cpu"
     channels_last = False

@@ -82,7 +82,7 @@ class Cuda:
         return tensor.to(self.torch, non_blocking=True)
 
     def pin(self, memory: Tensor) -> Callable[[], None]:
-        """Page-lock host memory, so that copies from it overlap with computation; the result unlocks it."""
+        """Page-lock host memory, so that copies from it overlap with computation. Returns the call that unlocks it."""
         address, runtime = memory.data_ptr(), torch.cuda.cudart()
         torch.cuda.check_error(runtime.cudaHostRegister(address, memory.numel(), 0))
 

@@ -38,7 +38,7 @@ _exit_barriers: list[Finalize] = []
 
 @dataclass(slots=True)
 class _PendingMax:
-    """Numbers that are reduced while the next step runs."""
+    """An all-reduce (maximum) that runs during the next step."""
 
     numbers: Tensor
     work: dist.Work
@@ -46,7 +46,7 @@ class _PendingMax:
 
 @dataclass(frozen=True, slots=True)
 class DistributedProcessGroup(ProcessGroup):
-    """One of several ranks."""
+    """The process group of several ranks, by torch.distributed."""
 
     device: torch.device = field(kw_only=True)
     monitor: FailureMonitor = field(kw_only=True)

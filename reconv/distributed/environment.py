@@ -22,7 +22,7 @@ FAILURE_DIR_VARIABLE = "RECONV_FAILURE_DIR"  # set for the processes of --device
 
 @dataclass(frozen=True, slots=True)
 class LaunchEnv:
-    """Where this process stands among the processes of a run, and where rank 0 listens."""
+    """The rank and world size of this process, and the address of rank 0, as set by the launcher."""
 
     rank: int = 0
     world_size: int = 1
@@ -55,7 +55,7 @@ def read_launch_env(environment: Mapping[str, str] | None = None) -> LaunchEnv:
 
 
 def must_launch(devices: int | None, launch_env: LaunchEnv) -> bool:
-    """Whether `--devices` asks this process to start others; an error if a launcher has already done so."""
+    """Whether `--devices` asks this process to start others. Raises an error if a launcher has already done so."""
     if devices is not None and launch_env.world_size > 1:
         raise UsageError(
             f"--devices {devices} cannot be combined with {launch_env.launcher}, "

@@ -9,8 +9,8 @@
                 -> STOPPED
     ABORTING    A thread prints the error, passes the exit barrier and exits the process.
     STOPPED     Sends no more heartbeats; its silence is not a loss.
-                -> EXITED      After a finished run rank 0 waits a little for those who still use its store. Otherwise
-                               the rank passes the exit barrier.
+                -> EXITED      After a finished run rank 0 waits a little for the ranks that still use its
+                               store. Otherwise the rank passes the exit barrier.
     EXITED      The process may end.
 
 The exit barrier waits until every other rank has reported what it has to report, is silent, or cannot be reached:
@@ -63,6 +63,8 @@ _ON_ALL_RANKS = (ExitCode.PREEMPTED, ExitCode.DIVERGED, ExitCode.INTERRUPTED, Ex
 
 
 class RankState(Enum):
+    """The states of a rank, described above."""
+
     RUNNING = auto()
     DIAGNOSING = auto()
     ABORTING = auto()
@@ -92,9 +94,11 @@ class FailureMonitor:
         self._state = RankState.RUNNING
         self._state_changed = threading.Condition()
         self._stop_beating = threading.Event()
-        self._reported: RemoteRankError | None = None  # by another rank; remembered, for the store may go with it
+        self._reported: RemoteRankError | None = (
+            None  # by another rank; kept, because the store may disappear with that rank
+        )
         self._reading = threading.Lock()
-        heartbeat.send()  # at once: a rank that dies within the first second is known by name too
+        heartbeat.send()  # at once: a rank that dies within the first second can be named too
         self._watching = threading.Thread(target=self._watch_ranks, name="reconv-heartbeat", daemon=True)
         self._watching.start()
         threading.Thread(target=self._watch_store, name="reconv-store-watch", daemon=True).start()
@@ -108,7 +112,7 @@ class FailureMonitor:
         self._heartbeat.phase = phase
 
     def _enter(self, state: RankState) -> bool:
-        """Change the state if the transition exists; whether it does."""
+        """Change the state if the transition exists. Returns whether it does."""
         with self._state_changed:
             if state not in _TRANSITIONS[self._state]:
                 return False
@@ -185,7 +189,7 @@ class FailureMonitor:
                 os._exit(found.code)
 
     def _announce(self, error: ReconvError) -> None:
-        """Print the error of a process that is aborted, or leave it for the launching process."""
+        """Print the error of a process that is aborted, or write it to a file for the launching process."""
         if self._launch_env.failure_dir:
             write_failure(Path(self._launch_env.failure_dir), self._launch_env.rank, error)
         elif not error.is_reported:
@@ -195,11 +199,11 @@ class FailureMonitor:
     # -> STOPPED -> EXITED
 
     def report(self, error: ReconvError) -> bool:
-        """Put the error that ends this rank into the store; whether another rank prints the same error here."""
+        """Put the error that ends this rank into the store. Returns whether another rank prints the same error here."""
         record = {"rank": self._launch_env.rank, "host": platform.node(), **error.to_dict()}
         try:
             first = json.loads(self._heartbeat.put_first(_FAILED, json.dumps(record)))
-        except RuntimeError:  # the store is gone: its owner is what is lost
+        except RuntimeError:  # rank 0, which hosts the store, is lost
             return False
         is_same = first["what"] == error.what or error.code == ExitCode.RANK_LOST
         return first["rank"] != self._launch_env.rank and is_same and self._is_printed_here(first)
@@ -216,7 +220,7 @@ class FailureMonitor:
         self._heartbeat.send(is_stopped=True)
 
     def finish(self) -> None:
-        """Stop after a finished run; rank 0, which serves the store, waits a little for those who still need it."""
+        """Stop after a finished run; rank 0, which hosts the store, waits a little for ranks that still need it."""
         self.stop()
         deadline_s = time.monotonic() + _EXIT_GRACE_S
         while self._launch_env.rank == 0 and time.monotonic() < deadline_s:
@@ -242,7 +246,7 @@ class FailureMonitor:
         self._store = None
 
     def _all_peers(self, is_ready: Callable[[Beat], bool], timeout_s: float) -> bool:
-        """Whether every other rank is ready, has been silent for so long, or can no longer be reached."""
+        """Whether every other rank is ready, has been silent for `timeout_s`, or can no longer be reached."""
         if self._store_lost(_SHORT_TIMEOUT_S) is not None or not self._heartbeat.receive():
             return True
         return all(
@@ -253,7 +257,7 @@ class FailureMonitor:
     # What has failed
 
     def _find_failure(self, timeout_s: float, receive: bool = False) -> ReconvError | None:
-        """The error that another rank has reported, or the rank that has been silent for so long."""
+        """The error that another rank has reported, or the rank that has been silent for `timeout_s`."""
         with self._reading:
             if receive:
                 self._heartbeat.receive()
@@ -275,7 +279,7 @@ class FailureMonitor:
         return self._reported
 
     def _is_printed_here(self, record: Mapping[str, Any]) -> bool:
-        """Whether what another rank prints is seen by the reader of this one: rank 0 may run on another machine."""
+        """Whether the user of this rank sees what the other rank prints: rank 0 may run on another machine."""
         return self._launch_env.rank != 0 or record["host"] == platform.node()
 
     def _silent_rank(self, timeout_s: float) -> RankLostError | None:
@@ -367,14 +371,14 @@ def report_failures(process_group: ProcessGroup) -> Iterator[None]:
 
 
 def write_failure(folder: Path, rank: int, error: ReconvError) -> None:
-    """Leave the error that ends this rank; the first one stands."""
+    """Write the error that ends this rank, unless it has already written one."""
     file = folder / f"{rank}.json"
     if not file.exists():
         write_atomic(file, json.dumps(error.to_dict()))
 
 
 def read_failures(folder: Path) -> list[RemoteRankError]:
-    """The errors that the ranks have left, those first that another rank does not report too."""
+    """The errors that the ranks have written, errors not already reported by another rank first."""
     errors = [RemoteRankError.from_dict(json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
     return sorted(errors, key=lambda error: error.is_reported)
 

@@ -27,7 +27,7 @@ _NUM_FRAMES = 6
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The last heartbeat of a rank."""
+    """A heartbeat: what a rank was doing when it sent it."""
 
     count: int
     phase: str
@@ -79,7 +79,7 @@ class Heartbeat:
             return
 
     def receive(self) -> bool:
-        """Update `peers`; whether the store has replied."""
+        """Update `peers`. Returns whether the store has replied."""
         try:
             present = [rank for rank in self.peers if self._store.check([str(rank)])]
             texts = self._store.multi_get([str(rank) for rank in present]) if present else []
@@ -93,11 +93,11 @@ class Heartbeat:
         return True
 
     def store_silent_s(self) -> float:
-        """How long ago the store last replied. Over a cut cable, a request is neither answered nor refused."""
+        """How long ago the store last replied. Over a broken connection a request gets no reply and raises no error."""
         return time.monotonic() - self._replied_s
 
     def put_first(self, key: str, text: str) -> str:
-        """Store a text unless another rank has done so already; returns the one that is stored."""
+        """Store a text unless another rank has done so already. Returns the one that is stored."""
         return self._store.compare_set(key, "", text).decode()
 
     def get(self, key: str) -> str:

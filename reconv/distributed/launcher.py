@@ -33,7 +33,7 @@ _POLL_S = 0.1
 
 
 def launch(num_processes: int, work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` in so many processes; returns the result of rank 0, or raises the error of a rank.
+    """Run `work(*args)` in `num_processes` processes. Returns the result of rank 0, or raises the error of a rank.
 
     `work` must be a module-level function; its arguments and its result are pickled.
     """
@@ -102,11 +102,11 @@ def forward_signals_during(start: Callable[[], None]) -> list[int]:
     A rank that is asked to stop saves a checkpoint and exits. Returns the signals that came.
     """
     received: list[int] = []
-    signalled: set[int] = set()
+    signaled: set[int] = set()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        signalled.clear()
+        signaled.clear()
 
     launcher = threading.Thread(target=start, name="reconv-launcher")
     is_main = threading.current_thread() is threading.main_thread()
@@ -116,16 +116,16 @@ def forward_signals_during(start: Callable[[], None]) -> list[int]:
         while launcher.is_alive():
             launcher.join(_POLL_S)
             if received:  # repeatedly: processes may have been started since
-                _terminate_children(signalled)
+                _terminate_children(signaled)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
     return received
 
 
-def _terminate_children(signalled: set[int]) -> None:
+def _terminate_children(signaled: set[int]) -> None:
     """Send SIGTERM, once, to each process; a terminal's SIGINT reaches all of them by itself."""
     for child in multiprocessing.active_children():
-        if child.pid is not None and child.pid not in signalled:
-            signalled.add(child.pid)
+        if child.pid is not None and child.pid not in signaled:
+            signaled.add(child.pid)
             os.kill(child.pid, signal.SIGTERM)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class OrderedReduceStrategy(DataParallelStrategy):
-    """The gradients of single groups are added in group order, from rank to rank.
+    """The strategy that adds the gradients of single groups in group order, from rank to rank.
 
     Rank 0 accumulates its groups as a single process does. Each next rank keeps the gradients of its groups apart,
     adds them in order to the sum it receives, and sends that on; the last rank broadcasts the result.

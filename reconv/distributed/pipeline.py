@@ -29,7 +29,7 @@ Autocast = Callable[[], AbstractContextManager[None]]
 
 
 class PipelineStrategy(ParallelStrategy):
-    """The step of one stage of a pipeline."""
+    """The strategy of pipeline parallelism: each rank runs one stage of the model."""
 
     is_pipeline = True
 

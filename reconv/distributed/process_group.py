@@ -24,7 +24,7 @@ Outcome = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """A single process, and the interface of several."""
+    """The ranks of a run and their collectives. This class is the group of a single process."""
 
     launch_env: LaunchEnv = SINGLE_PROCESS
 
@@ -50,7 +50,7 @@ class ProcessGroup:
         return value
 
     def all_reduce_max(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """The maximum of each number over all ranks; with several ranks that of the previous call, so no one waits."""
+        """The maximum of each number over all ranks; with several ranks that of the previous call, so no rank waits."""
         return tuple(numbers)
 
     def all_gather(self, item: T) -> list[T]:
@@ -73,14 +73,14 @@ class ProcessGroup:
         """Announce what this rank does from now on, for the error message should it be lost."""
 
     def on_lost_rank(self, heartbeat_timeout_s: float, callback: Callable[[ReconvError], None]) -> None:
-        """Call back before this process is aborted because another rank was silent for so long, or has failed."""
+        """Call back before this process is aborted because another rank was silent for that time, or has failed."""
 
     def diagnose(self, error: BaseException) -> ReconvError | None:
         """The failure of another rank, if that is what has caused an error here."""
         return None
 
     def report_failure(self, error: ReconvError) -> bool:
-        """Send what ends this process to the other ranks; whether one of them prints the same error."""
+        """Send the error that ends this rank to the others. Returns whether one of them prints the same error."""
         return False
 
     def close(self, outcome: Outcome = "finished") -> None:
@@ -88,7 +88,7 @@ class ProcessGroup:
 
 
 def open_process_group(launch_env: LaunchEnv | None = None, device: str = "cpu") -> ProcessGroup:
-    """Join the process group that the launcher describes; a single process without a launcher."""
+    """Join the process group that the launcher describes. Without a launcher it has this process only."""
     launch_env = read_launch_env() if launch_env is None else launch_env
     if launch_env.world_size == 1:
         return ProcessGroup(launch_env)

@@ -19,7 +19,7 @@ GroupStats = Sequence[tuple[int, Tensor]]  # of each batch-norm group: number of
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """How a model is cut into pipeline stages."""
+    """Settings of pipeline parallelism: how a model is split into stages, and their schedule."""
 
     split: Callable[[nn.Module], Sequence[Sequence[tuple[str, nn.Module]]]]  # the named modules of each stage
     schedule: str  # gpipe, 1f1b or sequential
@@ -27,7 +27,7 @@ class PipelineConfig:
 
 @dataclass(frozen=True, slots=True)
 class StrategyConfig:
-    """How the ranks divide a step."""
+    """Settings of the parallel strategy: how the ranks divide a step."""
 
     ordered: bool = False  # add gradients in group order: bitwise equal to a single process
     num_passes: tuple[int, ...] = (1,)  # forward passes of each rank
@@ -47,7 +47,7 @@ class GradientTraffic:
 
 
 class ParallelStrategy:
-    """The training step of a single process."""
+    """How the ranks run a training step together. This class is the strategy of a single process."""
 
     rank = 0
     world_size = 1

@@ -16,7 +16,7 @@ _WARMUP_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class ThroughputRates:
-    """Throughput over an interval; None if no step of it was timed."""
+    """Throughput over an interval; the rates are None if no step of it was timed."""
 
     images_per_s: float | None
     compute_images_per_s: float | None
@@ -24,7 +24,7 @@ class ThroughputRates:
 
 
 class RunClock:
-    """Measures steps, waits and pauses as they happen."""
+    """Measures throughput, data waits and the remaining time of a run."""
 
     def __init__(self, warmup_steps: int = _WARMUP_STEPS, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now

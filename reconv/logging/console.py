@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class EventHandler(Protocol):
-    """Receives every event of a run."""
+    """The interface of a console: receives every event of a run."""
 
     def on_event(self, event: Event) -> None: ...
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ def final_lines(summary: Mapping[str, Any], run_dir: Path | None) -> list[str]:
 
 
 class JsonConsole:
-    """Every event, and finally the summary, as one JSON object per line."""
+    """Prints every event, and finally the summary, as one JSON object per line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -132,7 +132,7 @@ class JsonConsole:
 
 
 class QuietConsole:
-    """Only the result."""
+    """Prints only the result."""
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
@@ -150,7 +150,7 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """One line per event, for files, pipes and terminals that cannot move the cursor."""
+    """Prints one line per event, for files, pipes and terminals that cannot move the cursor."""
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
         self._stream = stream
@@ -173,7 +173,7 @@ class PlainConsole:
 class LiveConsole:
     """A live display: events scroll up, the progress bar and current metrics stay below.
 
-    It refreshes with events and has no thread, which signals and forks could meet.
+    It refreshes with events and has no thread, which signals and forks could disturb.
     """
 
     def __init__(self, stream: TextIO, run_dir: Path | None) -> None:
@@ -200,9 +200,9 @@ class LiveConsole:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self.close()
-        colour = {"met": "green", "finished": "green", "missed": "yellow"}.get(fmt.state(summary), "red")
+        color = {"met": "green", "finished": "green", "missed": "yellow"}.get(fmt.state(summary), "red")
         first, *rest = final_lines(summary, self._lines.run_dir)
-        self._console.print(first, style=f"bold {colour}", markup=False, soft_wrap=True)
+        self._console.print(first, style=f"bold {color}", markup=False, soft_wrap=True)
         for line in rest:
             self._console.print(line, markup=False, soft_wrap=True)
 
@@ -255,7 +255,7 @@ def _style(event: Event) -> str:
 
 
 class ConsoleLines:
-    """The lines of text for each event, and what they need to know of earlier events."""
+    """Formats events as lines of text, with the state of earlier events that they need."""
 
     def __init__(self, run_dir: Path | None) -> None:
         self.run_dir = run_dir

@@ -65,7 +65,7 @@ class DetectionMatches:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchOutcomes:
-    """Masks [D]; a detection that is in none of them is a false positive that found nothing."""
+    """How each of D detections counts, as masks [D]; one that is in no mask is a false positive that found nothing."""
 
     true_positive: Bools
     duplicate: Bools  # of an object that a better-scored detection found

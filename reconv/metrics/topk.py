@@ -33,7 +33,7 @@ class Mistake:
 
 @dataclass(frozen=True, slots=True)
 class ClassificationState:
-    """What one rank has accumulated."""
+    """The accumulated sums of one rank, to be merged with those of others."""
 
     num_samples: int
     correct1: int
@@ -43,7 +43,7 @@ class ClassificationState:
 
 
 class ClassificationMetrics:
-    """Accumulates on the device; `compute` reads the sums once."""
+    """Accumulates loss, top-1 and top-5 accuracy on the device; `compute` reads the sums once."""
 
     def __init__(self, num_classes: int) -> None:
         self.num_samples = 0

@@ -15,7 +15,9 @@ from reconv.precision.accumulate import to_accumulate_dtype
 
 
 class ModelEma:
-    """ema = d * ema + (1 - d) * weights, with d = min(decay, (1 + step) / (10 + step)) under warmup.
+    """Exponential moving average of a model's weights.
+
+    ema = d * ema + (1 - d) * weights, with d = min(decay, (1 + step) / (10 + step)) under warmup.
 
     Floating-point tensors are averaged, others (counters) copied. The EMA of half-precision weights is float32: its
     updates are smaller than the spacing of the weights' own dtype.

@@ -14,7 +14,9 @@ from reconv.optim.sgd import MOMENTUM, Implementation, sgd_update
 
 
 class LARS(BaseOptimizer):
-    """r = trust_coefficient * |w| / (|g| + decay * |w| + epsilon), or 1 where either norm is 0;
+    """LARS: layer-wise adaptive learning rates for SGD with momentum.
+
+    r = trust_coefficient * |w| / (|g| + decay * |w| + epsilon), or 1 where either norm is 0;
     v = momentum * v + lr * r * (g + decay * w); w -= v. Parameters without decay have r = 1.
     """
 
@@ -45,7 +47,7 @@ class LARS(BaseOptimizer):
             sgd_update(
                 group.params,
                 grads,
-                group.slots.get(MOMENTUM, []),
+                group.state_tensors.get(MOMENTUM, []),
                 1.0,
                 0.0,
                 ok,

@@ -16,11 +16,11 @@ from torch import Tensor
 from reconv.errors import CheckpointError
 from reconv.optim.param_groups import DecayGroups
 
-_OFFLOAD_CHUNK_BYTES = 64 << 20  # of one slot, on the device at a time
+_OFFLOAD_CHUNK_BYTES = 64 << 20  # of one kind of state, on the device at a time
 
 
 class Optimizer(Protocol):
-    """What training asks of an optimizer."""
+    """The interface of an optimizer."""
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None: ...
     def zero_grad(self) -> None: ...
@@ -35,13 +35,13 @@ class ParamGroup:
 
     params: list[Tensor]
     grads: list[Tensor]
-    slots: dict[str, list[Tensor]]  # state tensors by slot name
+    state_tensors: dict[str, list[Tensor]]  # by kind: momentum, mean square
     is_decayed: bool
     lr_scale: float = 1.0
 
 
 class BaseOptimizer:
-    """Parameters by name, and one tensor per slot (momentum, mean square) for each of them.
+    """Base class: parameters by name, and for each of them one state tensor per kind (momentum, mean square).
 
     A state tensor keeps its parameter's shape, dtype and strides: the fused CPU kernels walk memory and silently
     compute garbage when strides differ.
@@ -50,18 +50,18 @@ class BaseOptimizer:
     def __init__(
         self, groups: DecayGroups, initial: Mapping[str, float], lr_scales: Mapping[str, float] | None = None
     ) -> None:
-        """`initial` has the slots and their first values; `lr_scales` multiply the learning rate of some parameters."""
+        """`initial` has the initial value of each kind of state; `lr_scales` multiply the rate of some parameters."""
         self._lr_scales = lr_scales or {}
         self._groups = [(groups.decay, True), (groups.no_decay, False)]
-        self._slots = {
-            slot: {
+        self._state_tensors = {
+            kind: {
                 name: torch.full_like(parameter, value, requires_grad=False)
                 for parameters, _ in self._groups
                 for name, parameter in parameters.items()
             }
-            for slot, value in initial.items()
+            for kind, value in initial.items()
         }
-        self._offloaded_from: torch.device | None = None  # None: state lies on the device of the parameters
+        self._offloaded_from: torch.device | None = None  # None: state is on the device of the parameters
 
     def step(self, lr: float | Tensor, ok: Tensor) -> None:
         """Update every parameter that has a gradient, or none if not ok."""
@@ -69,12 +69,12 @@ class BaseOptimizer:
 
     def offload(self) -> None:
         """Keep the state in host memory; it is copied to the device and back for each update, chunk by chunk."""
-        tensors = [tensor for slot in self._slots.values() for tensor in slot.values()]
+        tensors = [tensor for by_name in self._state_tensors.values() for tensor in by_name.values()]
         self._offloaded_from = tensors[0].device if tensors else None
-        for slot in self._slots.values():
-            for name, tensor in slot.items():
+        for by_name in self._state_tensors.values():
+            for name, tensor in by_name.items():
                 host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.device.type == "cuda")
-                slot[name] = host.copy_(tensor)
+                by_name[name] = host.copy_(tensor)
 
     def grads(self) -> list[Tensor]:
         """The gradients that exist."""
@@ -96,12 +96,12 @@ class BaseOptimizer:
                 for names in [all_names] if self._offloaded_from is None else _chunks(all_names, parameters):
                     params = [parameters[name] for name in names]
                     grads = [p.grad for p in params if p.grad is not None]
-                    stored = {slot: [tensors[name] for name in names] for slot, tensors in self._slots.items()}
-                    on_device = {slot: [self._to_device(t) for t in tensors] for slot, tensors in stored.items()}
+                    stored = {kind: [tensors[name] for name in names] for kind, tensors in self._state_tensors.items()}
+                    on_device = {kind: [self._to_device(t) for t in tensors] for kind, tensors in stored.items()}
                     yield ParamGroup(list(params), grads, on_device, is_decayed, lr_scale)
                     if self._offloaded_from is not None:
-                        for slot, tensors in stored.items():
-                            for host, updated in zip(tensors, on_device[slot], strict=True):
+                        for kind, tensors in stored.items():
+                            for host, updated in zip(tensors, on_device[kind], strict=True):
                                 host.copy_(updated, non_blocking=True)
 
     def _to_device(self, tensor: Tensor) -> Tensor:
@@ -111,8 +111,8 @@ class BaseOptimizer:
         return torch.empty_like(tensor, device=self._offloaded_from, pin_memory=False).copy_(tensor, non_blocking=True)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Every state tensor as SLOT.PARAMETER."""
-        return {f"{slot}.{name}": t for slot, tensors in self._slots.items() for name, t in tensors.items()}
+        """Every state tensor as KIND.PARAMETER."""
+        return {f"{kind}.{name}": t for kind, tensors in self._state_tensors.items() for name, t in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy saved state into place, keeping our strides."""

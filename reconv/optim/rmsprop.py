@@ -21,7 +21,9 @@ SQUARE = "square"
 
 
 class RMSprop(BaseOptimizer):
-    """g += decay * w; s = alpha * s + (1 - alpha) * g * g, then, with momentum m:
+    """RMSprop with momentum, in the variants of torch and TensorFlow.
+
+    g += decay * w; s = alpha * s + (1 - alpha) * g * g, then, with momentum m:
 
     torch: v = m * v + g / (sqrt(s) + epsilon); w -= lr * v. tensorflow: v = m * v + lr * g / sqrt(s + epsilon); w -= v.
     """
@@ -56,29 +58,29 @@ class RMSprop(BaseOptimizer):
             update(group, grads, lr, ok)
 
     def _update(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
-        squares = torch._foreach_mul(group.slots[SQUARE], self._alpha)
+        squares = torch._foreach_mul(group.state_tensors[SQUARE], self._alpha)
         torch._foreach_addcmul_(squares, grads, grads, value=1 - self._alpha)
         updates = torch._foreach_div(grads, self._denominators(squares))
         if self._form == "tensorflow":
             updates = tuple(scaled(updates, lr))
         if self._momentum:
-            momentum_buffers = group.slots[MOMENTUM]
+            momentum_buffers = group.state_tensors[MOMENTUM]
             updates = torch._foreach_add(updates, momentum_buffers, alpha=self._momentum)
             copy_if_ok(updates, momentum_buffers, ok)
-        copy_if_ok(squares, group.slots[SQUARE], ok)
+        copy_if_ok(squares, group.state_tensors[SQUARE], ok)
         final_lr = 1.0 if self._form == "tensorflow" else lr
         copy_if_ok(descended(group.params, list(updates), final_lr), group.params, ok)
 
     def _update_fused(self, group: ParamGroup, grads: list[Tensor], lr: float | Tensor, ok: Tensor) -> None:
         """The same in a handful of passes: a lerp of the mean square towards g * g, then fused SGD."""
-        squares = group.slots[SQUARE]
+        squares = group.state_tensors[SQUARE]
         grads = [match_strides(g, p) for g, p in zip(grads, group.params, strict=True)]
         fused_lerp(squares, torch._foreach_mul(grads, grads), 1 - self._alpha, ok)
         updates = list(torch._foreach_div(grads, self._denominators(squares)))
         final_lr = lr
         if self._form == "tensorflow":
             updates, final_lr = scaled(updates, lr), 1.0
-        momentum_buffers = group.slots.get(MOMENTUM, [])
+        momentum_buffers = group.state_tensors.get(MOMENTUM, [])
         fused_sgd(group.params, updates, momentum_buffers, final_lr, 0.0, ok, momentum=self._momentum)
 
     def _denominators(self, squares: Sequence[Tensor]) -> list[Tensor]:

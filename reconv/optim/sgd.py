@@ -18,7 +18,9 @@ MOMENTUM = "momentum"
 
 
 class SGD(BaseOptimizer):
-    """torch.optim.SGD: g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v with nesterov).
+    """SGD with momentum, as in torch.optim.SGD.
+
+    g += decay * w; v = momentum * v + g; w -= lr * v (or g + momentum * v with nesterov).
 
     Buffers start at zero, which gives torch's first step (v = g) without a special case. A parameter in `lr_scales`
     has a multiple of lr and the same effective decay as the others: lr * decay does not change.
@@ -46,7 +48,7 @@ class SGD(BaseOptimizer):
             sgd_update(
                 group.params,
                 group.grads,
-                group.slots.get(MOMENTUM, []),
+                group.state_tensors.get(MOMENTUM, []),
                 lr * group.lr_scale,
                 self._weight_decay / group.lr_scale if group.is_decayed else 0.0,
                 ok,

@@ -27,7 +27,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line; non-finite values break it."""
+    """One line of a chart; non-finite values break it."""
 
     label: str
     points: tuple[Point, ...]
@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """An event at a position on the x axis."""
+    """An event marked at a position on the x axis."""
 
     x: float
     kind: str  # resume, nonfinite
@@ -47,7 +47,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """An expected value and its tolerance."""
+    """An expected value and its tolerance, shaded in the chart."""
 
     value: float
     tolerance: float
@@ -56,7 +56,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The content of one figure."""
+    """The data of one chart."""
 
     title: str
     format: str  # number, percent or count

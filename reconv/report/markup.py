@@ -12,7 +12,7 @@ _SHAPES = frozenset({"line", "rect", "circle", "path", "polygon"})  # inside SVG
 
 
 class Html(str):
-    """Text that is already markup."""
+    """A string of HTML, which is not escaped again."""
 
     __slots__ = ()
 

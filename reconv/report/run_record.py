@@ -31,7 +31,7 @@ E = TypeVar("E", bound=Event)
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the process and what it did; of a killed one, as far as it was logged."""
+    """One start of the process and what it did; if it was killed, what it had logged by then."""
 
     start: AttemptStarted
     end: RunEnded | None  # None: killed, or still running
@@ -94,28 +94,28 @@ def load_run_record(run_dir: Path) -> RunRecord:
     events = read_events(run_dir / "events.jsonl")
     kept = latest_by_step(events)
     text, recipe = _read_recipe(run_dir / "recipe.yaml")
-    plan = next(iter(_of(kept, RunPlanned)), None)
+    plan = next(iter(_events_of_type(kept, RunPlanned)), None)
     return RunRecord(
         folder=run_dir,
         recipe=recipe,
         recipe_text=text,
         plan=plan,
         attempts=tuple(_attempts(events, plan.global_batch_size if plan else 0)),
-        progress=tuple(sorted(_of(kept, TrainProgress), key=lambda e: e.step)),
-        evaluations=tuple(sorted(_of(kept, EvalFinished), key=lambda e: (e.step, e.weights))),
-        checkpoints=tuple(sorted(_of(kept, CheckpointSaved), key=lambda e: e.step)),
-        non_finite=tuple(sorted(_of(kept, NonFiniteStep), key=lambda e: e.step)),
-        bad_images=tuple(sorted(_of(kept, BadImageSkipped), key=lambda e: (e.step, e.split, e.index))),
-        images=tuple(_of(kept, ImageLogged)),
-        messages=tuple(_of(kept, LogMessage)),
-        data_wait=next(iter(_of(kept, DataWait)), None),
+        progress=tuple(sorted(_events_of_type(kept, TrainProgress), key=lambda e: e.step)),
+        evaluations=tuple(sorted(_events_of_type(kept, EvalFinished), key=lambda e: (e.step, e.weights))),
+        checkpoints=tuple(sorted(_events_of_type(kept, CheckpointSaved), key=lambda e: e.step)),
+        non_finite=tuple(sorted(_events_of_type(kept, NonFiniteStep), key=lambda e: e.step)),
+        bad_images=tuple(sorted(_events_of_type(kept, BadImageSkipped), key=lambda e: (e.step, e.split, e.index))),
+        images=tuple(_events_of_type(kept, ImageLogged)),
+        messages=tuple(_events_of_type(kept, LogMessage)),
+        data_wait=next(iter(_events_of_type(kept, DataWait)), None),
         scores=tuple(read_scores(run_dir)),
         detection=read_detection_analysis(run_dir),
     )
 
 
-def _of(events: Sequence[Event], kind: type[E]) -> list[E]:
-    return [event for event in events if isinstance(event, kind)]
+def _events_of_type(events: Sequence[Event], event_type: type[E]) -> list[E]:
+    return [event for event in events if isinstance(event, event_type)]
 
 
 def _read_recipe(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -141,8 +141,8 @@ def _attempts(events: Sequence[Event], global_batch_size: int) -> list[Attempt]:
 def _attempt(events: Sequence[Event], global_batch_size: int) -> Attempt:
     start = events[0]
     assert isinstance(start, AttemptStarted)
-    end = next(iter(_of(events, RunEnded)), None)
-    progress = _of(events, TrainProgress)
+    end = next(iter(_events_of_type(events, RunEnded)), None)
+    progress = _events_of_type(events, TrainProgress)
     steps = [start.from_step, *(e.step for e in events if isinstance(e, TrainProgress | CheckpointSaved))]
     last_step = end.step if end else max(steps)
     peak_memory_bytes = max([end.peak_memory_bytes if end else 0, *(e.memory_bytes for e in progress)])

@@ -73,7 +73,7 @@ class Checkpointer:
         if due_by_clock or plan.save.due(step, plan.total_steps):
             return "interval"
         if step in plan.keep_steps:
-            return "pinned"
+            return "keep_at"
         return "best" if improved and self._run.recipe.save.keep_best else ""
 
     def save(self, counters: Counters, reason: str) -> None:

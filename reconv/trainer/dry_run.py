@@ -178,7 +178,7 @@ def _estimate_s(
 
 
 def _disk_bytes(recipe: Recipe, plan: Plan, checkpoint_bytes: int | None) -> int | None:
-    """The most that kept checkpoints will need: the last, the best, the pinned and those to be averaged.
+    """The most that kept checkpoints will need: the last, the best, those of keep_at and those to be averaged.
 
     All of them may be different ones: what the best evaluation or a signal has saved is not averaged.
     """

@@ -277,7 +277,7 @@ def five_checkpoints(folder: Path) -> CheckpointStore:
 
 
 @pytest.mark.parametrize(
-    ("keep_last", "best", "pinned", "left"),
+    ("keep_last", "best", "keep_steps", "left"),
     [
         (2, None, (), [4, 5]),
         (1, 2, (), [2, 5]),
@@ -287,11 +287,11 @@ def five_checkpoints(folder: Path) -> CheckpointStore:
         (0, None, (), [5]),
     ],
 )
-def test_pruning_keeps_the_last_the_best_and_the_pinned(
-    tmp_path: Path, keep_last: int, best: int | None, pinned: tuple[int, ...], left: list[int]
+def test_pruning_keeps_the_last_the_best_and_the_kept_steps(
+    tmp_path: Path, keep_last: int, best: int | None, keep_steps: tuple[int, ...], left: list[int]
 ) -> None:
     store = five_checkpoints(tmp_path)
-    deleted = store.prune(keep_last=keep_last, best_step=best, pinned=pinned)
+    deleted = store.prune(keep_last=keep_last, best_step=best, keep_steps=keep_steps)
     assert store.steps() == left
     assert sorted(deleted + left) == [1, 2, 3, 4, 5]
     assert all(store.load(store.path(step)).step == step for step in left)

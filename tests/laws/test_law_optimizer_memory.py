@@ -82,7 +82,7 @@ def test_state_on_the_host_is_not_where_the_parameters_are() -> None:
         parameter.grad = torch.ones_like(parameter)
     for group in optimizer.param_groups():
         stored = optimizer.state_dict()
-        assert {t.data_ptr() for t in group.slots["momentum"]}.isdisjoint(t.data_ptr() for t in stored.values())
+        assert {t.data_ptr() for t in group.state_tensors["momentum"]}.isdisjoint(t.data_ptr() for t in stored.values())
     assert all(tensor.data_ptr() != before[name] for name, tensor in optimizer.state_dict().items())
 
 

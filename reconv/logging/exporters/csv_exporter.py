@@ -15,7 +15,7 @@ Row = Mapping[str, object]
 
 
 class CsvExporter:
-    """Rebuilds both tables at the start of an attempt, then appends rows."""
+    """Writes two CSV tables: rebuilds them at the start of an attempt, then appends rows."""
 
     def __init__(self, run: ExportedRun) -> None:
         self._batch = run.recipe.batch.size

@@ -19,7 +19,7 @@ _PARAMS_PER_CALL = 100
 
 
 class MlflowExporter:
-    """One MLflow run for all attempts."""
+    """Writes the metrics of all attempts to one MLflow run."""
 
     def __init__(self, run: ExportedRun) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read at import

@@ -24,7 +24,7 @@ _EPOCH_SLACK = 1e-9  # rounding error of steps / steps_per_epoch
 
 
 class MlperfExporter:
-    """Rebuilds the log at the start of an attempt, then appends lines."""
+    """Writes the MLPerf log: rebuilds it at the start of an attempt, then appends lines."""
 
     def __init__(self, run: ExportedRun) -> None:
         self._path = run.run_dir / "mlperf.log"

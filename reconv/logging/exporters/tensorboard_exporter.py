@@ -15,7 +15,7 @@ _FLUSH_S = 10
 
 
 class TensorBoardExporter:
-    """Writes one event file per attempt."""
+    """Writes TensorBoard event files, one per attempt."""
 
     def __init__(self, run: ExportedRun) -> None:
         tensorboard: Any = importlib.import_module("torch.utils.tensorboard")

@@ -11,7 +11,7 @@ from reconv.logging.exporters.exporter import ExportedRun, series
 
 
 class WandbExporter:
-    """All attempts share one run id."""
+    """Logs to Weights & Biases; all attempts share one run id."""
 
     def __init__(self, run: ExportedRun) -> None:
         mode = os.environ.get("WANDB_MODE") or "offline"

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  // The same names stand for the same formats in svg.py.
+  // The formats of the same names are in charts.py.
   const formats = {
     number: (v) => (v !== 0 && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6) ? v.toExponential(3) : String(Number(v.toPrecision(4)))),
     percent: (v) => (100 * v).toFixed(2) + " %",
